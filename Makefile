@@ -1,0 +1,41 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`. Both install what they need first.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export RAY_AUTH_MODE ?= disabled
+
+.PHONY: setup demo test test-long check bench clean
+
+setup: $(VENV)/.installed
+
+# torch comes first and by name: a bare range would pull the newest build with gigabytes of CUDA packages.
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/shoal demo $(DEMO_ARGS)
+
+test: setup
+	PYTHON=$(BIN)/python sh tests/browser/install.sh
+	$(BIN)/python -m pytest $(TEST_ARGS) -m "not long"
+
+test-long: setup
+	PYTHON=$(BIN)/python sh tests/browser/install.sh
+	$(BIN)/python -m pytest $(TEST_ARGS) -m "long"
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

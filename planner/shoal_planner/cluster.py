@@ -1,0 +1,249 @@
+"""ClusterSnapshot: which devices there are at one moment. Sorted by node id: equal clusters are equal values."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shoal_planner.errors import InvalidField
+from shoal_planner.strict import read
+
+GIB = 1024**3
+_NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z._-]{0,61}[a-z0-9A-Z])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class DeviceRef:
+    """One device: `index` counts from 0 within its node. Written `node:index`."""
+
+    node: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine with `devices` equal devices of type `device` (a name of the catalogue or of `overrides`).
+
+    `device_group` devices share links of `group_bytes_per_s`; devices of one node talk at `intra_bytes_per_s`;
+    each of `nics` network interfaces carries `inter_bytes_per_s`.
+    """
+
+    id: str
+    device: str
+    devices: int
+    host_memory_bytes: int
+    intra_bytes_per_s: float
+    inter_bytes_per_s: float
+    disk_bytes: int = 0
+    device_group: int = 1
+    group_bytes_per_s: float | None = None
+    nics: int = 1
+    zone: str = "default"
+    spot: bool = False
+    price_per_hour: float = 0.0
+    reclaim_at_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.id):
+            raise InvalidField(
+                "id", self.id, "must be 1 to 63 letters, digits, '.', '_' or '-', with a letter or digit at both ends"
+            )
+        for name in ("devices", "nics", "device_group"):
+            if getattr(self, name) < 1:
+                raise InvalidField(name, getattr(self, name), "must be at least 1")
+        for name in ("intra_bytes_per_s", "inter_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidField(name, getattr(self, name), "must be more than zero")
+        for name in ("host_memory_bytes", "disk_bytes", "price_per_hour"):
+            if getattr(self, name) < 0:
+                raise InvalidField(name, getattr(self, name), "must be zero or more")
+
+    def refs(self) -> tuple[DeviceRef, ...]:
+        return tuple(DeviceRef(node=self.id, index=index) for index in range(self.devices))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOverride:
+    """Figures that replace or add to the catalogue's entry of the same name; None keeps the catalogue's."""
+
+    name: str
+    memory_bytes: int | None = None
+    tflops_fp32: float | None = None
+    tflops_bf16: float | None = None
+    memory_bytes_per_s: float | None = None
+    efficiency: float | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What connects two zones, in either direction."""
+
+    from_zone: str
+    to_zone: str
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSnapshot:
+    nodes: tuple[Node, ...]
+    overrides: tuple[DeviceOverride, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.nodes, key=lambda node: node.id))
+        object.__setattr__(self, "nodes", ordered)
+        for before, after in itertools.pairwise(ordered):
+            if before.id == after.id:
+                raise InvalidField("nodes", after.id, "two nodes have this id")
+
+    def node(self, node_id: str) -> Node:
+        """Raises KeyError."""
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        raise KeyError(node_id)
+
+    def without(self, node_ids: Iterable[str]) -> ClusterSnapshot:
+        gone = frozenset(node_ids)
+        return dataclasses.replace(self, nodes=tuple(node for node in self.nodes if node.id not in gone))
+
+    @property
+    def num_devices(self) -> int:
+        return sum(node.devices for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NodeEntry:
+    name: str
+    device: str
+    devices: int = 1
+    count: int = 1
+    intra_gb_per_s: float = 10.0
+    inter_gbit_per_s: float = 10.0
+    zone: str = "default"
+    spot: bool = False
+    price_per_hour: float = 0.0
+    nics: int = 1
+    host_memory_gib: float = 64.0
+    disk_gib: float = 100.0
+    device_group: int = 1
+    group_gb_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise InvalidField("count", self.count, "must be at least 1")
+
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(
+            Node(
+                id=f"{self.name}-{index}",
+                device=self.device,
+                devices=self.devices,
+                host_memory_bytes=int(self.host_memory_gib * GIB),
+                disk_bytes=int(self.disk_gib * GIB),
+                intra_bytes_per_s=self.intra_gb_per_s * 1e9,
+                inter_bytes_per_s=self.inter_gbit_per_s * 1e9 / 8,
+                device_group=self.device_group,
+                group_bytes_per_s=None if self.group_gb_per_s is None else self.group_gb_per_s * 1e9,
+                nics=self.nics,
+                zone=self.zone,
+                spot=self.spot,
+                price_per_hour=self.price_per_hour,
+            )
+            for index in range(self.count)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceEntry:
+    memory_gib: float | None = None
+    tflops_bf16: float | None = None
+    tflops_fp32: float | None = None
+    memory_gb_per_s: float | None = None
+    efficiency: float | None = None
+    threads: int | None = None
+
+    def override(self, name: str) -> DeviceOverride:
+        return DeviceOverride(
+            name=name,
+            memory_bytes=None if self.memory_gib is None else int(self.memory_gib * GIB),
+            tflops_fp32=self.tflops_fp32,
+            tflops_bf16=self.tflops_bf16,
+            memory_bytes_per_s=None if self.memory_gb_per_s is None else self.memory_gb_per_s * 1e9,
+            efficiency=self.efficiency,
+            threads=self.threads,
+        )
+
+
+def parse_cluster(value: object) -> ClusterSnapshot:
+    """The cluster in a mapping of the published format (`nodes`, `devices`, `links`). Raises InvalidField.
+
+    Whether the device types are known is not checked here but where their figures are looked up (catalogue).
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidField("cluster", value, "must be a mapping with the key 'nodes'")
+    for key in value:
+        if key not in ("nodes", "devices", "links"):
+            raise InvalidField(str(key), value[key], "is not a known field; known: nodes, devices, links")
+    entries = value.get("nodes")
+    if not isinstance(entries, list | tuple) or not entries:
+        raise InvalidField("nodes", entries, "must be a list of at least one node")
+    nodes: list[Node] = []
+    for index, entry in enumerate(entries):
+        read_entry = read(_NodeEntry, entry, f"nodes[{index}]")
+        try:
+            nodes.extend(read_entry.nodes())
+        except InvalidField as error:
+            raise InvalidField(f"nodes[{index}].{error.field}", error.value, error.problem) from error
+    return ClusterSnapshot(
+        nodes=tuple(nodes), overrides=_overrides(value.get("devices") or {}), links=_links(value.get("links") or ())
+    )
+
+
+def _overrides(value: object) -> tuple[DeviceOverride, ...]:
+    if not isinstance(value, Mapping):
+        raise InvalidField("devices", value, "must be a mapping of device names to figures")
+    return tuple(
+        read(_DeviceEntry, entry, f"devices.{name}").override(str(name)) for name, entry in sorted(value.items())
+    )
+
+
+def _links(value: object) -> tuple[Link, ...]:
+    if not isinstance(value, list | tuple):
+        raise InvalidField("links", value, "must be a list")
+    return tuple(_link(entry, f"links[{index}]") for index, entry in enumerate(value))
+
+
+def _link(entry: object, path: str) -> Link:
+    names = ("from", "to", "gbit_per_s", "latency_ms")
+    if not isinstance(entry, Mapping) or set(entry) != set(names):
+        raise InvalidField(path, entry, f"must have exactly the fields {', '.join(names)}")
+    for name in ("gbit_per_s", "latency_ms"):
+        if isinstance(entry[name], bool) or not isinstance(entry[name], int | float) or entry[name] < 0:
+            raise InvalidField(f"{path}.{name}", entry[name], "must be a number, zero or more")
+    if not entry["gbit_per_s"]:
+        raise InvalidField(f"{path}.gbit_per_s", entry["gbit_per_s"], "must be more than zero")
+    return Link(
+        from_zone=str(entry["from"]),
+        to_zone=str(entry["to"]),
+        bytes_per_s=entry["gbit_per_s"] * 1e9 / 8,
+        latency_s=entry["latency_ms"] / 1e3,
+    )
+
+
+def snapshot_to_mapping(snapshot: ClusterSnapshot) -> dict[str, object]:
+    """Plain JSON values; the inverse of `snapshot_from_mapping`."""
+    return dataclasses.asdict(snapshot)
+
+
+def snapshot_from_mapping(value: object) -> ClusterSnapshot:
+    """Raises InvalidField."""
+    return read(ClusterSnapshot, value)

@@ -1,0 +1,44 @@
+"""What can go wrong in the planner.
+
+    ValueError
+      InvalidField        a field of a job, cluster or plan has a value that cannot be used
+    Exception
+      NoPlanFits          the job is well formed, but no plan on this cluster fits
+
+Both cross process borders, so they take positional arguments and pickle as they are.
+"""
+
+from __future__ import annotations
+
+
+class InvalidField(ValueError):
+    """A value that the caller gave cannot be used.
+
+    `field` is the dotted path of the field (`model.heads`), `value` what stood there, `problem` a clause that
+    completes the sentence "FIELD = VALUE: PROBLEM".
+    """
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        super().__init__(field, value, problem)
+        self.field = field
+        self.value = value
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.field} = {_show(self.value)}: {self.problem}"
+
+
+class NoPlanFits(Exception):
+    """No plan of this job fits the cluster; `constraint` is the binding one, as a sentence for the user."""
+
+    def __init__(self, constraint: str) -> None:
+        super().__init__(constraint)
+        self.constraint = constraint
+
+    def __str__(self) -> str:
+        return self.constraint
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

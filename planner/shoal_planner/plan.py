@@ -1,0 +1,297 @@
+"""Plan: which device runs which layers, on how many samples. A frozen value; `plan_id` is the hash of its structure.
+
+Owns the invariants that hold on any cluster. Whether a plan *fits* a cluster and a job is judged by the cost model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal_planner.cluster import DeviceRef
+from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec
+from shoal_planner.strict import read
+
+Level = Literal["none", "group", "node", "cluster"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """`tp` devices of one node that together run their stage on `samples` of each micro-batch."""
+
+    node: str
+    devices: tuple[int, ...]
+    tp: int = 1
+    samples: int = 1
+    state_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.tp < 1 or len(self.devices) != self.tp:
+            raise InvalidField("devices", list(self.devices), f"must name as many devices as tp ({self.tp})")
+        if len(set(self.devices)) != len(self.devices):
+            raise InvalidField("devices", list(self.devices), "names a device twice")
+        if self.samples < 1:
+            raise InvalidField(
+                "samples", self.samples, "must be at least 1 (devices that only hold state are not supported yet)"
+            )
+        if not self.state_share > 0:
+            raise InvalidField("state_share", self.state_share, "must be more than zero")
+
+    def refs(self) -> tuple[DeviceRef, ...]:
+        return tuple(DeviceRef(node=self.node, index=index) for index in self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Consecutive transformer blocks [first, last); the embedding goes with the first stage, final norm and head with
+    the last one of a pipeline. Replicas share each micro-batch in their order."""
+
+    layers: tuple[tuple[int, int], ...]
+    replicas: tuple[Replica, ...]
+    recompute: Literal["none"] = "none"
+
+    def __post_init__(self) -> None:
+        if len(self.layers) != 1:
+            raise InvalidField(
+                "layers",
+                [list(chunk) for chunk in self.layers],
+                "must be one chunk (interleaved schedules are not supported yet)",
+            )
+        first, last = self.layers[0]
+        if not 0 <= first <= last:
+            raise InvalidField(
+                "layers",
+                [list(chunk) for chunk in self.layers],
+                "must be a chunk [first, last) with 0 <= first <= last",
+            )
+        if not self.replicas:
+            raise InvalidField("replicas", [], "must have at least one entry")
+
+    @property
+    def first(self) -> int:
+        return self.layers[0][0]
+
+    @property
+    def last(self) -> int:
+        return self.layers[0][1]
+
+    @property
+    def samples(self) -> int:
+        return sum(replica.samples for replica in self.replicas)
+
+    def sample_range(self, replica: int) -> tuple[int, int]:
+        """The half-open range of samples of each micro-batch that this replica runs."""
+        first = sum(other.samples for other in self.replicas[:replica])
+        return first, first + self.replicas[replica].samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Runs `micro_batches` micro-batches of `micro_batch` samples in every step."""
+
+    micro_batch: int
+    micro_batches: int
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise InvalidField(name, getattr(self, name), "must be at least 1")
+        if not self.stages:
+            raise InvalidField("stages", [], "must have at least one entry")
+        expected = 0
+        for index, stage in enumerate(self.stages):
+            if stage.first != expected:
+                raise InvalidField(
+                    f"stages[{index}].layers",
+                    [list(stage.layers[0])],
+                    f"must begin at layer {expected}: a pipeline covers every layer once, in order",
+                )
+            expected = stage.last
+            if stage.samples != self.micro_batch:
+                raise InvalidField(
+                    f"stages[{index}].replicas",
+                    stage.samples,
+                    f"samples must add up to micro_batch ({self.micro_batch})",
+                )
+
+    @property
+    def samples(self) -> int:
+        return self.micro_batch * self.micro_batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Over what each kind of state is split. Optimizer state is always split among all holders of a weight."""
+
+    weights: Level = "none"
+    gradients: Level = "none"
+    optimizer: Level = "cluster"
+
+    def __post_init__(self) -> None:
+        for name, only in (("weights", "none"), ("gradients", "none"), ("optimizer", "cluster")):
+            if getattr(self, name) != only:
+                raise InvalidField(name, getattr(self, name), f"only {only!r} is supported yet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Where the predicted seconds of a step go; they add up to `step_s`."""
+
+    compute_s: float = 0.0
+    bubble_s: float = 0.0
+    tensor_s: float = 0.0
+    pipeline_s: float = 0.0
+    gradient_s: float = 0.0
+    optimizer_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """`memory_bytes` maps devices (`node:index`) to their peak; pairs, so that it stays hashable."""
+
+    step_s: float
+    tokens_per_s: float
+    mfu: float
+    price_per_million_tokens: float
+    terms: Terms
+    memory_bytes: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a rank stands in a plan. Ranks count through pipelines, stages, replicas and tp ranks, in that order."""
+
+    rank: int
+    device: DeviceRef
+    pipeline: int
+    stage: int
+    replica: int
+    tp_rank: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    pipelines: tuple[Pipeline, ...]
+    schedule: Literal["1f1b"] = "1f1b"
+    copies: int = 1
+    sharding: Sharding = Sharding()
+    prediction: Prediction | None = None
+    unused: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.pipelines:
+            raise InvalidField("pipelines", [], "must have at least one entry")
+        if self.copies < 0:
+            raise InvalidField("copies", self.copies, "must be zero or more")
+        lasts = {pipeline.stages[-1].last for pipeline in self.pipelines}
+        if len(lasts) > 1:
+            raise InvalidField("pipelines", sorted(lasts), "must all end at the same layer")
+        seen: set[DeviceRef] = set()
+        for place in self.places():
+            if place.device in seen:
+                raise InvalidField("pipelines", str(place.device), "uses this device twice")
+            seen.add(place.device)
+
+    @property
+    def num_layers(self) -> int:
+        return self.pipelines[0].stages[-1].last
+
+    @property
+    def global_batch(self) -> int:
+        return sum(pipeline.samples for pipeline in self.pipelines)
+
+    @property
+    def plan_id(self) -> str:
+        """The hash of the structure alone: predictions, reasons and unused devices do not count."""
+        text = json.dumps(_structure(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def places(self) -> Iterator[RankPlace]:
+        counter = itertools.count()
+        for p, pipeline in enumerate(self.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                for r, replica in enumerate(stage.replicas):
+                    for t, device in enumerate(replica.refs()):
+                        yield RankPlace(
+                            rank=next(counter), device=device, pipeline=p, stage=s, replica=r, tp_rank=t, tp=replica.tp
+                        )
+
+    def devices(self) -> frozenset[DeviceRef]:
+        return frozenset(place.device for place in self.places())
+
+
+def check_plan(plan: Plan, job: JobSpec) -> None:
+    """Whether the plan is one of this job. Raises InvalidField."""
+    if plan.num_layers != job.model.layers:
+        raise InvalidField("pipelines", plan.num_layers, f"must cover the {job.model.layers} layers of the model")
+    if plan.global_batch != job.train.global_batch:
+        raise InvalidField(
+            "pipelines", plan.global_batch, f"micro-batches must add up to global_batch ({job.train.global_batch})"
+        )
+    for place in plan.places():
+        if job.model.heads % place.tp or job.model.num_kv_heads % place.tp:
+            raise InvalidField(
+                "tp", place.tp, f"must divide heads ({job.model.heads}) and kv_heads ({job.model.num_kv_heads})"
+            )
+
+
+def plan_to_mapping(plan: Plan) -> dict[str, object]:
+    """The published form of a plan: plain JSON values."""
+    mapping = {"plan_id": plan.plan_id, "reason": plan.reason, **_structure(plan), "unused": list(plan.unused)}
+    if plan.prediction is not None:
+        predicted = dataclasses.asdict(plan.prediction)
+        predicted["memory_bytes"] = dict(plan.prediction.memory_bytes)
+        mapping["predicted"] = predicted
+    return mapping
+
+
+def _structure(plan: Plan) -> dict[str, object]:
+    structure = {
+        "schedule": plan.schedule,
+        "copies": plan.copies,
+        "sharding": dataclasses.asdict(plan.sharding),
+        "pipelines": [dataclasses.asdict(pipeline) for pipeline in plan.pipelines],
+    }
+    plain: dict[str, object] = json.loads(json.dumps(structure))  # tuples become lists
+    return plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanDocument:
+    """What may stand in a plan file: the structure, and what other tools or we add to it."""
+
+    pipelines: tuple[Pipeline, ...]
+    schedule: Literal["1f1b"] = "1f1b"
+    copies: int = 1
+    sharding: Sharding = Sharding()
+    unused: tuple[str, ...] = ()
+    reason: str = ""
+
+
+_ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates")
+
+
+def parse_plan(value: object) -> Plan:
+    """The plan in a mapping of the published form; figures that a search added are ignored. Raises InvalidField."""
+    if isinstance(value, Mapping):
+        if value.get("groups"):
+            raise InvalidField("groups", value["groups"], "collectives per group are not supported yet")
+        value = {key: item for key, item in value.items() if key not in (*_ADDED, "groups")}
+    document = read(_PlanDocument, value)
+    return Plan(
+        pipelines=document.pipelines,
+        schedule=document.schedule,
+        copies=document.copies,
+        sharding=document.sharding,
+        unused=document.unused,
+        reason=document.reason,
+    )

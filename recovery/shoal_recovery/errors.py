@@ -1,0 +1,47 @@
+"""What can go wrong in recovery.
+
+    Exception
+      StateLost           no step is whole in what survivors hold and the store has
+      StoreError          the object store cannot be used as asked
+        StoreUnreachable    it does not answer, or refuses the credentials
+        StoreConflict       an object that must be written once is already there
+        StoredPieceCorrupt  bytes do not have the checksum that the manifest promises
+
+All cross process borders: positional arguments only, and the message in `__str__`.
+"""
+
+from __future__ import annotations
+
+
+class StateLost(Exception):
+    """`missing` are examples of intervals that nobody has, as text."""
+
+    def __init__(self, reason: str, missing: tuple[str, ...]) -> None:
+        super().__init__(reason, missing)
+        self.reason = reason
+        self.missing = missing
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {', '.join(self.missing)}" if self.missing else self.reason
+
+
+class StoreError(Exception):
+    def __init__(self, uri: str, problem: str) -> None:
+        super().__init__(uri, problem)
+        self.uri = uri
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.uri}: {self.problem}"
+
+
+class StoreUnreachable(StoreError):
+    pass
+
+
+class StoreConflict(StoreError):
+    pass
+
+
+class StoredPieceCorrupt(StoreError):
+    pass

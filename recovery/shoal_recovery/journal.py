@@ -1,0 +1,194 @@
+"""The journal of a job: append-only entries with sequence numbers, written by its supervisor, kept by agents on two
+nodes and, for good, by the control plane. One entry is one JSON object: `seq`, `at_s` (wall time, for display), `kind`
+and the fields of that kind. This file owns the wire form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from shoal_planner.strict import read
+
+
+class JobState(StrEnum):
+    """The lifecycle of a job, as it stands on the wire."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    RECOVERING = "recovering"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+_ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.DRAINING, JobState.RECOVERING, JobState.WAITING})
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED}),
+    JobState.STARTING: frozenset({JobState.RUNNING}) | _ACTIVE | {JobState.CANCELLING} | TERMINAL,
+    JobState.RUNNING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
+    JobState.DRAINING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
+    JobState.RECOVERING: _ACTIVE | {JobState.CANCELLING} | TERMINAL,
+    JobState.WAITING: _ACTIVE | {JobState.CANCELLING} | TERMINAL,
+    JobState.PAUSED: _ACTIVE | {JobState.CANCELLING} | TERMINAL,
+    JobState.CANCELLING: TERMINAL,
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChanged:
+    """The job is in another state; `code` is stable for machines (`node_lost`), `reason` a sentence for people."""
+
+    kind: ClassVar[str] = "state_changed"
+    state: str
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAdopted:
+    """From `step` on the ranks of `epoch` run `plan` (published form) on `snapshot` (snapshot_to_mapping)."""
+
+    kind: ClassVar[str] = "plan_adopted"
+    epoch: int
+    plan_id: str
+    step: int
+    reason: str
+    plan: dict[str, Any]
+    snapshot: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """Step `step` (the first is 1) was voted by all ranks and applied. `samples` are the half-open ranges of sample
+    numbers that first stages really fed."""
+
+    kind: ClassVar[str] = "step_done"
+    epoch: int
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    duration_s: float
+    samples: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    kind: ClassVar[str] = "node_lost"
+    node: str
+    evidence: str
+    detect_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    kind: ClassVar[str] = "node_joined"
+    node: str
+    device: str
+    devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryDone:
+    """A change of plan in flight has ended: the ranks of `epoch` step again from `step`.
+
+    `redone_steps` were done but not yet safe; `lost_steps` were safe and yet had to be done again (never, by design).
+    Phases in seconds: detect (blow to notice), decide (plan and restore plan), restore (bytes), rebuild (groups,
+    buffers); `num_bytes` by tier: own, node, peer, store. `nodes_lost` and `nodes_joined` are node ids.
+    """
+
+    kind: ClassVar[str] = "recovery_done"
+    epoch: int
+    cause: str
+    reason: str
+    step: int
+    redone_steps: int
+    lost_steps: int
+    detect_s: float
+    decide_s: float
+    restore_s: float
+    rebuild_s: float
+    total_s: float
+    num_bytes: dict[str, int]
+    nodes_lost: tuple[str, ...] = ()
+    nodes_joined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """Step `step` stands whole in the object store."""
+
+    kind: ClassVar[str] = "checkpoint_committed"
+    step: int
+    epoch: int
+    uri: str
+    num_bytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """The upload of this step did not succeed; training goes on."""
+
+    kind: ClassVar[str] = "checkpoint_failed"
+    step: int
+    uri: str
+    problem: str
+
+
+Event = (
+    StateChanged
+    | PlanAdopted
+    | StepDone
+    | NodeLost
+    | NodeJoined
+    | RecoveryDone
+    | CheckpointCommitted
+    | CheckpointFailed
+)
+_EVENTS: Mapping[str, type[Event]] = {
+    event.kind: event
+    for event in (
+        StateChanged,
+        PlanAdopted,
+        StepDone,
+        NodeLost,
+        NodeJoined,
+        RecoveryDone,
+        CheckpointCommitted,
+        CheckpointFailed,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """`seq` counts from 1 without gaps within a job."""
+
+    seq: int
+    at_s: float
+    event: Event
+
+
+def entry_to_mapping(entry: Entry) -> dict[str, Any]:
+    return {"seq": entry.seq, "at_s": entry.at_s, "kind": entry.event.kind, **dataclasses.asdict(entry.event)}
+
+
+def entry_from_mapping(value: Mapping[str, Any]) -> Entry:
+    """Raises InvalidField or KeyError on anything that `entry_to_mapping` did not write."""
+    rest = {key: item for key, item in value.items() if key not in ("seq", "at_s", "kind")}
+    return Entry(seq=int(value["seq"]), at_s=float(value["at_s"]), event=read(_EVENTS[value["kind"]], rest))

@@ -1,0 +1,187 @@
+"""The values of recovery: what state a plan needs where, what survivors hold, and what moves.
+
+State has global coordinates: a parameter's name, the kind of state, an interval of its flat elements. No rank, stage or
+tensor-parallel degree ever appears in a key, so any layout restores into any other by interval subtraction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal_planner.cluster import DeviceRef
+
+ELEMENT_BYTES = 4  # master and both moments are fp32 everywhere
+
+
+class Kind(StrEnum):
+    """What is kept of a parameter. `weight` is what the model computes with; it is `master` in the job's precision."""
+
+    WEIGHT = "weight"
+    MASTER = "master"
+    EXP_AVG = "exp_avg"
+    EXP_AVG_SQ = "exp_avg_sq"
+
+
+OWNED_KINDS = (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ShardKey:
+    """Elements [first, last) of the flattened parameter `fqn`, of one kind."""
+
+    fqn: str
+    kind: Kind
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.first < self.last, self
+
+    @property
+    def numel(self) -> int:
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Span:
+    """Elements [first, last) of the flattened parameter `fqn`, whatever the kind."""
+
+    fqn: str
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.first < self.last, self
+
+    @property
+    def numel(self) -> int:
+        return self.last - self.first
+
+    def key(self, kind: Kind) -> ShardKey:
+        return ShardKey(fqn=self.fqn, kind=kind, first=self.first, last=self.last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What one rank keeps under a plan: weights of `holds` (it computes with them), gradients that it `contributes`
+    (a subset: of a replicated parameter only tp rank 0), master and moments of `owns`. Each sorted."""
+
+    rank: int
+    device: DeviceRef
+    holds: tuple[Span, ...]
+    contributes: tuple[Span, ...]
+    owns: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardMap:
+    """Who keeps what under one plan. Every element of every parameter is owned by exactly one rank, which holds it."""
+
+    ranks: tuple[RankState, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """State in the memory of a rank process that survived; only that same process (device) can use it in place."""
+
+    device: DeviceRef
+    step: int
+    keys: tuple[ShardKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Where a shard lies inside an object: `offset` and `num_bytes` within it, and the checksum of those bytes."""
+
+    key: ShardKey
+    offset: int
+    num_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One rank's shards of one step, immutable and verified, in the care of `node`'s agent under `name`."""
+
+    node: str
+    name: str
+    step: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """All that survivors hold."""
+
+    live: tuple[Live, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPiece:
+    """A shard in the object store: bytes [offset, offset + num_bytes) of `object`."""
+
+    key: ShardKey
+    object: str
+    offset: int
+    num_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A whole step in the object store. It is written last: it exists, so the step is complete.
+
+    `next_sample` is the data cursor: the position in the order of samples at which the next step begins.
+    """
+
+    version: int
+    job: str
+    step: int
+    epoch: int
+    next_sample: int
+    pieces: tuple[StoredPiece, ...]
+
+
+class Tier(StrEnum):
+    """Where restored bytes come from, nearest first."""
+
+    OWN = "own"
+    NODE = "node"
+    PEER = "peer"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Bytes that one rank needs. `key` is what it becomes (a weight may come from master: `source_kind`).
+
+    `node` and `name` say which agent's snapshot (tiers node and peer), `name` which object (tier store);
+    `offset` and `num_bytes` are within it. For tier own all of these are empty: the rank has it in place.
+    """
+
+    rank: int
+    key: ShardKey
+    source_kind: Kind
+    tier: Tier
+    num_bytes: int
+    node: str | None = None
+    name: str | None = None
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryPlan:
+    """How every rank of a new plan gets its state, all of one step."""
+
+    step: int
+    transfers: tuple[Transfer, ...]
+
+    def bytes_by_tier(self) -> dict[Tier, int]:
+        """All four tiers, zero where nothing comes from."""
+        found: Counter[Tier] = Counter()
+        for transfer in self.transfers:
+            found[transfer.tier] += transfer.num_bytes
+        return {tier: found[tier] for tier in Tier}
