@@ -4,8 +4,10 @@
       InvalidField        a field of a job, cluster or plan has a value that cannot be used
     Exception
       NoPlanFits          the job is well formed, but no plan on this cluster fits
+    AssertionError
+      ScheduleError       programs that would hang or mix up data: a mistake of ours, found before anything runs
 
-Both cross process borders, so they take positional arguments and pickle as they are.
+All cross process borders, so they take positional arguments and pickle as they are.
 """
 
 from __future__ import annotations
@@ -37,6 +39,18 @@ class NoPlanFits(Exception):
 
     def __str__(self) -> str:
         return self.constraint
+
+
+class ScheduleError(AssertionError):
+    """The programs of a plan contradict each other; `rank` is where it shows, `problem` a sentence."""
+
+    def __init__(self, rank: int, problem: str) -> None:
+        super().__init__(rank, problem)
+        self.rank = rank
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.problem}"
 
 
 def _show(value: object) -> str:

@@ -114,6 +114,12 @@ class Pipeline:
                     f"must begin at layer {expected}: a pipeline covers every layer once, in order",
                 )
             expected = stage.last
+            if stage.first == stage.last and 0 < index < len(self.stages) - 1:
+                raise InvalidField(
+                    f"stages[{index}].layers",
+                    [list(stage.layers[0])],
+                    "must hold a layer: only the first and the last stage may hold none",
+                )
             if stage.samples != self.micro_batch:
                 raise InvalidField(
                     f"stages[{index}].replicas",
