@@ -1,0 +1,64 @@
+"""What can go wrong in the workers.
+
+    Exception
+      EpochAbandoned      the exchange of this epoch was abandoned: leave the step, keep the state, wait for orders
+      PeerLost            another rank stopped answering in the middle of an exchange
+      OutOfDeviceMemory   a buffer would not fit into the memory that this device may use
+      StepRefused         a step was voted down: it would have spoilt the weights
+
+All cross process borders: positional arguments only, and the message in `__str__`.
+"""
+
+from __future__ import annotations
+
+
+class EpochAbandoned(Exception):
+    """The exchange of `epoch` was abandoned; what was under way in it did not happen or is torn, as the tag says."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(epoch)
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch} was abandoned"
+
+
+class PeerLost(Exception):
+    """An exchange failed although nobody abandoned it: a peer died, or did not answer within the timeout."""
+
+    def __init__(self, epoch: int, during: str, problem: str) -> None:
+        super().__init__(epoch, during, problem)
+        self.epoch = epoch
+        self.during = during
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: a peer was lost during {self.during}: {self.problem}"
+
+
+class OutOfDeviceMemory(Exception):
+    """`what` needs `need_bytes` in all on `device`, which may use `limit_bytes`."""
+
+    def __init__(self, device: str, need_bytes: int, limit_bytes: int, what: str) -> None:
+        super().__init__(device, need_bytes, limit_bytes, what)
+        self.device = device
+        self.need_bytes = need_bytes
+        self.limit_bytes = limit_bytes
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device} would need {self.need_bytes} bytes with {self.what}, but may use {self.limit_bytes} bytes"
+        )
+
+
+class StepRefused(Exception):
+    """No rank applied `step`; `reason` says why, for people."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(step, reason)
+        self.step = step
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"step {self.step} was refused: {self.reason}"
