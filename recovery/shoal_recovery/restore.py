@@ -1,0 +1,271 @@
+"""plan_restore: from what survivors hold and the store has, how every rank of a new plan gets its state.
+
+Pure. Owns the choice of the step (the newest that is whole) and of the source of every byte (nearest first: own memory,
+the node's agent, another node's agent, the store; peers evenly loaded). Does not move bytes.
+
+The caller vouches that everything with one step number is one state: agents drop snapshots of steps that recovery went
+back behind, and a step is stored only once it is safe.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal_planner.job import ModelSpec
+from shoal_planner.parameters import parameters
+from shoal_recovery.errors import StateLost
+from shoal_recovery.holdings import NOTHING, Address, Coverage, Holdings, Source, holdings
+from shoal_recovery.intervals import Interval, clip, merge, subtract
+from shoal_recovery.state import (
+    ELEMENT_BYTES,
+    OWNED_KINDS,
+    Inventory,
+    Kind,
+    Manifest,
+    RankState,
+    RecoveryPlan,
+    ShardKey,
+    ShardMap,
+    Span,
+    Tier,
+    Transfer,
+)
+
+Precision = Literal["fp32", "bf16"]
+_WEIGHT_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
+_NUM_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Elements [first, last) that a rank needs as `kind`. `source` is None where they are in its own memory."""
+
+    rank: int
+    fqn: str
+    kind: Kind
+    source_kind: Kind
+    first: int
+    last: int
+    tier: Tier = Tier.OWN
+    source: Source | None = None
+
+    @property
+    def numel(self) -> int:
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """A part that any of several other nodes can send."""
+
+    part: _Part
+    sources: tuple[Source, ...]
+
+
+def whole_steps(inventory: Inventory, manifests: tuple[Manifest, ...], model: ModelSpec) -> tuple[int, ...]:
+    """The steps of which survivors and store together have master and both moments of every element, newest first.
+
+    Counts live memory, too, which only its own process can use: a step listed here may still be out of reach of a
+    particular plan. `plan_restore` decides that.
+    """
+    held = _held(inventory, manifests)
+    return tuple(step for step in sorted(held, reverse=True) if next(_missing(held[step], model), None) is None)
+
+
+def plan_restore(
+    wanted: ShardMap, inventory: Inventory, manifests: tuple[Manifest, ...], model: ModelSpec, precision: Precision
+) -> RecoveryPlan:
+    """Every rank gets master and moments of what it owns and weights of what it holds, all of the newest whole step.
+
+    Transfers are sorted by rank, and within a rank weights come last: one of tier own with source_kind MASTER is cast
+    from the rank's own master, which must be there by then. A transfer never spans two shards of its source, so one
+    that covers a whole shard can be checked against that shard's checksum. Raises StateLost.
+    """
+    out_of_reach: tuple[str, ...] = ()
+    for step in whole_steps(inventory, manifests, model):
+        parts, missing = _parts(wanted, holdings(step, inventory, manifests))
+        if not missing:
+            return RecoveryPlan(step=step, transfers=tuple(_transfer(part, precision) for part in _joined(parts)))
+        out_of_reach = out_of_reach or tuple(f"{_show(part)} of step {step}" for part in missing[:_NUM_EXAMPLES])
+    raise _lost(_held(inventory, manifests), model, out_of_reach)
+
+
+def _held(inventory: Inventory, manifests: Iterable[Manifest]) -> dict[int, dict[Address, list[Interval]]]:
+    held: defaultdict[int, defaultdict[Address, list[Interval]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(step: int, keys: Iterable[ShardKey]) -> None:
+        of_step = held[step]
+        for key in keys:
+            of_step[key.fqn, key.kind].append((key.first, key.last))
+
+    for live in inventory.live:
+        add(live.step, live.keys)
+    for snapshot in inventory.snapshots:
+        add(snapshot.step, (piece.key for piece in snapshot.pieces))
+    for manifest in manifests:
+        add(manifest.step, (piece.key for piece in manifest.pieces))
+    return dict(held)
+
+
+def _missing(held: dict[Address, list[Interval]], model: ModelSpec) -> Iterator[ShardKey]:
+    for parameter in parameters(model):
+        for kind in OWNED_KINDS:
+            for first, last in subtract((0, parameter.numel), merge(held.get((parameter.fqn, kind), ()))):
+                yield ShardKey(fqn=parameter.fqn, kind=kind, first=first, last=last)
+
+
+def _lost(held: dict[int, dict[Address, list[Interval]]], model: ModelSpec, out_of_reach: tuple[str, ...]) -> StateLost:
+    if out_of_reach:
+        return StateLost("a whole step is left only in memory that no rank of the new plan can use", out_of_reach)
+    if not held:
+        return StateLost("neither survivors nor the store have any state of this job", ())
+    step = max(held)
+    missing = [key for key, _ in zip(_missing(held[step], model), range(_NUM_EXAMPLES), strict=False)]
+    return StateLost(
+        f"no step is whole in what survivors and the store have; the newest, step {step}, lacks for example",
+        tuple(f"{key.fqn} {key.kind} [{key.first}, {key.last})" for key in missing),
+    )
+
+
+def _show(part: _Part) -> str:
+    return f"{part.fqn} {part.source_kind} [{part.first}, {part.last})"
+
+
+def _parts(wanted: ShardMap, found: Holdings) -> tuple[list[_Part], list[_Part]]:
+    """Every part with its source, and the parts that nobody can supply."""
+    settled: list[_Part] = []
+    choices: list[_Choice] = []
+    missing: list[_Part] = []
+    for state in wanted.ranks:
+        in_place, lacking = _at_home(state, found)
+        settled.extend(in_place)
+        for part in lacking:
+            address = (part.fqn, part.source_kind)
+            for first, last, sources in found.agents.get(address, NOTHING).cut(part.first, part.last):
+                near = [source for source in sources if source.node == state.device.node]
+                if near:
+                    settled.append(_cut(part, first, last, Tier.NODE, min(near)))
+                elif sources:
+                    choices.append(_Choice(part=_cut(part, first, last), sources=sources))
+                else:
+                    _from_store(_cut(part, first, last), found.store.get(address, NOTHING), settled, missing)
+    settled.extend(_spread(choices))
+    return settled, missing
+
+
+def _at_home(state: RankState, found: Holdings) -> tuple[list[_Part], list[_Part]]:
+    """What the rank has in its own memory, and what has to come from elsewhere. A weight follows from the master that
+    the same rank owns, so the same bytes are never fetched twice."""
+    in_place: list[_Part] = []
+    lacking: list[_Part] = []
+    masters: defaultdict[str, list[Interval]] = defaultdict(list)
+    for span in state.owns:
+        masters[span.fqn].append((span.first, span.last))
+        for kind in OWNED_KINDS:
+            live = found.live_intervals(state.device, (span.fqn, kind))
+            in_place.extend(_inside(state.rank, span, kind, kind, live))
+            lacking.extend(_outside(state.rank, span, kind, kind, live))
+    for span in state.holds:
+        live = found.live_intervals(state.device, (span.fqn, Kind.WEIGHT))
+        in_place.extend(_inside(state.rank, span, Kind.WEIGHT, Kind.WEIGHT, live))
+        owned = merge(masters[span.fqn])
+        for gap in _outside(state.rank, span, Kind.WEIGHT, Kind.MASTER, live):
+            rest = Span(fqn=span.fqn, first=gap.first, last=gap.last)
+            in_place.extend(_inside(state.rank, rest, Kind.WEIGHT, Kind.MASTER, owned))
+            lacking.extend(_outside(state.rank, rest, Kind.WEIGHT, Kind.MASTER, owned))
+    return in_place, lacking
+
+
+def _inside(rank: int, span: Span, kind: Kind, source_kind: Kind, parts: tuple[Interval, ...]) -> list[_Part]:
+    return [
+        _Part(rank=rank, fqn=span.fqn, kind=kind, source_kind=source_kind, first=first, last=last)
+        for first, last in clip((span.first, span.last), parts)
+    ]
+
+
+def _outside(rank: int, span: Span, kind: Kind, source_kind: Kind, parts: tuple[Interval, ...]) -> list[_Part]:
+    return [
+        _Part(rank=rank, fqn=span.fqn, kind=kind, source_kind=source_kind, first=first, last=last)
+        for first, last in subtract((span.first, span.last), parts)
+    ]
+
+
+def _from_store(part: _Part, stored: Coverage, settled: list[_Part], missing: list[_Part]) -> None:
+    for first, last, sources in stored.cut(part.first, part.last):
+        if sources:
+            settled.append(_cut(part, first, last, Tier.STORE, min(sources)))
+        else:
+            missing.append(_cut(part, first, last))
+
+
+def _cut(part: _Part, first: int, last: int, tier: Tier = Tier.OWN, source: Source | None = None) -> _Part:
+    """Spelled out: `replace` would take half of the time of a large restore."""
+    return _Part(
+        rank=part.rank,
+        fqn=part.fqn,
+        kind=part.kind,
+        source_kind=part.source_kind,
+        first=first,
+        last=last,
+        tier=tier,
+        source=source,
+    )
+
+
+def _spread(choices: Iterable[_Choice]) -> Iterator[_Part]:
+    """Largest first, each from the node that has the fewest bytes to send so far."""
+    load: Counter[str] = Counter()
+
+    def rank_sources(source: Source) -> tuple[int, Source]:
+        assert source.node is not None, source
+        return load[source.node], source
+
+    for choice in sorted(choices, key=lambda choice: (-choice.part.numel, _order(choice.part))):
+        source = min(choice.sources, key=rank_sources)
+        assert source.node is not None, source
+        load[source.node] += choice.part.numel * ELEMENT_BYTES
+        yield _cut(choice.part, choice.part.first, choice.part.last, Tier.PEER, source)
+
+
+def _order(part: _Part) -> tuple[int, bool, str, Kind, int]:
+    return part.rank, part.kind is Kind.WEIGHT, part.fqn, part.kind, part.first
+
+
+def _joined(parts: Iterable[_Part]) -> Iterator[_Part]:
+    """In the order of transfers; neighbours from one shard become one."""
+    last: _Part | None = None
+    for part in sorted(parts, key=_order):
+        if last is not None and _continues(last, part):
+            last = _cut(last, last.first, part.last, last.tier, last.source)
+            continue
+        if last is not None:
+            yield last
+        last = part
+    if last is not None:
+        yield last
+
+
+def _continues(one: _Part, other: _Part) -> bool:
+    return (
+        one.last == other.first
+        and (one.rank, one.fqn, one.kind) == (other.rank, other.fqn, other.kind)
+        and (one.source_kind, one.tier, one.source) == (other.source_kind, other.tier, other.source)
+    )
+
+
+def _transfer(part: _Part, precision: Precision) -> Transfer:
+    element_bytes = _WEIGHT_BYTES[precision] if part.source_kind is Kind.WEIGHT else ELEMENT_BYTES
+    source = part.source
+    return Transfer(
+        rank=part.rank,
+        key=ShardKey(fqn=part.fqn, kind=part.kind, first=part.first, last=part.last),
+        source_kind=part.source_kind,
+        tier=part.tier,
+        num_bytes=part.numel * element_bytes,
+        node=None if source is None else source.node,
+        name=None if source is None else source.name,
+        offset=0 if source is None else source.offset + (part.first - source.first) * ELEMENT_BYTES,
+    )
