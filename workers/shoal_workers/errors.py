@@ -13,14 +13,14 @@ from __future__ import annotations
 
 
 class EpochAbandoned(Exception):
-    """The exchange of `epoch` was abandoned; what was under way in it did not happen or is torn, as the tag says."""
+    """The exchange of an epoch was abandoned; what was under way in it did not happen or is torn, as the tag says."""
 
-    def __init__(self, epoch: int) -> None:
-        super().__init__(epoch)
-        self.epoch = epoch
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch} was abandoned"
+        return self.reason
 
 
 class PeerLost(Exception):

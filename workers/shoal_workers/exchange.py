@@ -245,7 +245,7 @@ class GlooExchange:
             return action()
         except RuntimeError as error:  # all that gloo raises
             if self._fence.fallen:
-                raise EpochAbandoned(self.epoch) from error
+                raise EpochAbandoned(f"epoch {self.epoch} was abandoned during {during}") from error
             raise PeerLost(self.epoch, during, str(error)) from error
 
     def _wake(self) -> None:

@@ -23,7 +23,7 @@ class Fence:
 
     def check(self) -> None:
         if self._fallen.is_set():
-            raise EpochAbandoned(self.epoch)
+            raise EpochAbandoned(f"epoch {self.epoch} was abandoned")
 
     @contextmanager
     def commit(self) -> Iterator[None]:

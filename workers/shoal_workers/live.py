@@ -1,0 +1,197 @@
+"""All tensors of one rank under one plan, addressed by global coordinates.
+
+Owns the buffers, their charges in the ledger, and the tag that says of which step they are. Does not own who holds what
+(ShardMap), nor who may write when: the engine clears the tag before the first write of an update, under the exchange's
+commit, and sets it after the last gathered weight. A recovery fills a fresh LiveState and sets its tag.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shoal_planner.job import ModelSpec
+from shoal_planner.parameters import Parameter, parameters
+from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, RankState, ShardKey, Span
+from shoal_workers.errors import OutOfDeviceMemory
+from shoal_workers.flat import FlatBuffer
+from shoal_workers.initial import initial_values
+from shoal_workers.memory import DeviceMemory
+
+Precision = Literal["fp32", "bf16"]
+
+WEIGHTS = "weights"
+GRADIENTS = "gradients"
+OPTIMIZER = "optimizer state"
+
+
+def weight_dtype(precision: Precision) -> torch.dtype:
+    return torch.float32 if precision == "fp32" else torch.bfloat16
+
+
+class LiveState:
+    """`build` makes one. `tag` is the step whose state is whole here, None while it is not."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        state: RankState,
+        memory: DeviceMemory,
+        weights: dict[int, FlatBuffer],
+        gradients: dict[int, FlatBuffer],
+        owned: dict[Kind, FlatBuffer],
+    ) -> None:
+        self.model = model
+        self.state = state
+        self.tag: int | None = None
+        self._memory = memory
+        self._weights = weights
+        self._gradients = gradients
+        self._owned = owned
+        self._parameters = {parameter.fqn: parameter for parameter in parameters(model)}
+        self._leaves: dict[str, Tensor] = {}
+        self._charges: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def build(
+        cls,
+        model: ModelSpec,
+        state: RankState,
+        precision: Precision,
+        memory: DeviceMemory,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> LiveState:
+        """Allocates everything, as zeros, with no tag. Raises OutOfDeviceMemory, having charged nothing."""
+        dtype, device = weight_dtype(precision), torch.device(device)
+        num_held = sum(span.numel for span in state.holds)
+        num_owned = sum(span.numel for span in state.owns)
+        charges = (
+            (WEIGHTS, num_held * dtype.itemsize),
+            (GRADIENTS, num_held * ELEMENT_BYTES),
+            (OPTIMIZER, num_owned * ELEMENT_BYTES * len(OWNED_KINDS)),
+        )
+        _charge_all(memory, charges)
+        spans = _spans_by_unit(model, state.holds)
+        live = cls(
+            model,
+            state,
+            memory,
+            {unit: FlatBuffer(held, dtype, device) for unit, held in spans.items()},
+            {unit: FlatBuffer(held, torch.float32, device) for unit, held in spans.items()},
+            {kind: FlatBuffer(state.owns, torch.float32, device) for kind in OWNED_KINDS},
+        )
+        live._charges = charges
+        return live
+
+    @property
+    def device(self) -> torch.device:
+        return self._owned[Kind.MASTER].tensor.device
+
+    def release(self) -> None:
+        """Gives the charges back; the tensors go with this object. For a plan that is left behind."""
+        for what, num_bytes in self._charges:
+            self._memory.release(what, num_bytes)
+        self._charges = ()
+
+    def owned_keys(self) -> tuple[ShardKey, ...]:
+        """Master and moments of the owned spans: what a snapshot of this rank has."""
+        return tuple(span.key(kind) for kind in OWNED_KINDS for span in self.state.owns)
+
+    def held_keys(self) -> tuple[ShardKey, ...]:
+        """The weights that this rank computes with."""
+        return tuple(span.key(Kind.WEIGHT) for span in self.state.holds)
+
+    def view(self, key: ShardKey) -> Tensor:
+        """The elements of `key`, flat and contiguous; writing into it writes the state. Weights have the job's
+        precision, all else is fp32. KeyError unless all of them lie here as one interval."""
+        span = Span(fqn=key.fqn, first=key.first, last=key.last)
+        if key.kind is Kind.WEIGHT:
+            return self._buffer(self._weights, span).view(span)
+        return self._owned[key.kind].view(span)
+
+    def weight(self, span: Span) -> Tensor:
+        return self._buffer(self._weights, span).view(span)
+
+    def gradient(self, span: Span) -> Tensor:
+        """The fp32 gradient of held elements, summed over this rank's samples of the step so far."""
+        return self._buffer(self._gradients, span).view(span)
+
+    def zero_gradients(self) -> None:
+        for buffer in self._gradients.values():
+            buffer.tensor.zero_()
+
+    def parameter(self, fqn: str) -> Tensor:
+        """The held rows of this parameter, as a leaf that autograd may use: a view of the weights, whose gradients
+        add up in the gradient buffer. KeyError if this rank does not hold it."""
+        if fqn not in self._leaves:
+            self._leaves[fqn] = self._leaf(fqn)
+        return self._leaves[fqn]
+
+    def initialise(self, seed: int) -> None:
+        """Becomes step 0, the same in every layout."""
+        for span in self.state.holds:
+            self.weight(span).copy_(self._initial(span, seed))
+        for span in self.state.owns:
+            self.view(span.key(Kind.MASTER)).copy_(self._initial(span, seed))
+            self.view(span.key(Kind.EXP_AVG)).zero_()
+            self.view(span.key(Kind.EXP_AVG_SQ)).zero_()
+        self.tag = 0
+
+    def _initial(self, span: Span, seed: int) -> Tensor:
+        return initial_values(self._parameters[span.fqn], self.model, seed, span.first, span.last)
+
+    def _buffer(self, buffers: dict[int, FlatBuffer], span: Span) -> FlatBuffer:
+        return buffers[home_unit(self._parameters[span.fqn])]
+
+    def _leaf(self, fqn: str) -> Tensor:
+        spans = [span for span in self.state.holds if span.fqn == fqn]
+        if not spans:
+            raise KeyError(fqn)
+        span = Span(fqn=fqn, first=spans[0].first, last=spans[-1].last)
+        shape = (-1, *self._parameters[fqn].shape[1:])
+        leaf = self.weight(span).view(shape).detach().requires_grad_()
+        gradient = self.gradient(span).view(shape)
+        if leaf.dtype == gradient.dtype:
+            leaf.grad = gradient
+        else:
+            hook = partial(_move_gradient, gradient)
+            leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return leaf
+
+
+def home_unit(parameter: Parameter) -> int:
+    """The unit under which a parameter is kept and synchronised: a tied embedding has two, and lives in the first."""
+    return parameter.units[0]
+
+
+def _spans_by_unit(model: ModelSpec, held: tuple[Span, ...]) -> dict[int, list[Span]]:
+    by_name: dict[str, list[Span]] = {}
+    for span in held:
+        by_name.setdefault(span.fqn, []).append(span)
+    found: dict[int, list[Span]] = {}
+    for parameter in parameters(model):
+        if parameter.fqn in by_name:
+            found.setdefault(home_unit(parameter), []).extend(by_name[parameter.fqn])
+    return found
+
+
+def _charge_all(memory: DeviceMemory, charges: tuple[tuple[str, int], ...]) -> None:
+    done: list[tuple[str, int]] = []
+    try:
+        for what, num_bytes in charges:
+            memory.charge(what, num_bytes)
+            done.append((what, num_bytes))
+    except OutOfDeviceMemory:
+        for what, num_bytes in done:
+            memory.release(what, num_bytes)
+        raise
+
+
+def _move_gradient(gradient: Tensor, leaf: Tensor) -> None:
+    assert leaf.grad is not None
+    gradient.add_(leaf.grad)
+    leaf.grad = None
