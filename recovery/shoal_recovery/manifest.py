@@ -134,9 +134,8 @@ def _dimensions(parameter: Parameter) -> list[str]:
 
 
 def _row(piece: StoredPiece, numbers: Mapping[str, int]) -> list[int | str]:
-    key = piece.key
-    place = [piece.offset, piece.num_bytes, piece.checksum]
-    return [numbers[piece.object], key.fqn, key.kind.value, key.first, key.last, *place]
+    key, number = piece.key, numbers[piece.object]
+    return [number, key.fqn, key.kind.value, key.first, key.last, piece.offset, piece.num_bytes, piece.checksum]
 
 
 def _piece(row: object, path: str, document: _Document) -> StoredPiece:

@@ -1,0 +1,205 @@
+"""The object store as recovery needs it: five verbs over named objects, and the implementation for a directory.
+
+Owns the contract and atomicity. Which objects there are and what stands in them is `checkpoints`' affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from shoal_planner.errors import InvalidField
+from shoal_recovery.errors import StoreConflict, StoreError
+
+Data = bytes | bytearray | memoryview
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._=-]*(/[A-Za-z0-9_-][A-Za-z0-9._=-]*)*")
+_UNFINISHED = ".unfinished"  # folder of objects that are still being written
+_ABANDONED_AFTER_S = 24 * 3600.0
+
+
+class Store(Protocol):
+    """Named, immutable runs of bytes. Names are parts of letters, digits and `_ - . =`, joined by `/`.
+
+    Any thread may call. All methods raise StoreUnreachable where the store does not answer or refuses the credentials,
+    and StoreError for whatever else prevents them. A reader sees an object whole or not at all.
+    """
+
+    uri: str
+
+    def put(self, name: str, data: Data) -> None:
+        """Returns when the object is durable. Replaces one of the same name."""
+
+    def put_new(self, name: str, data: Data) -> None:
+        """Like `put`, but raises StoreConflict if somebody else's object is already there: one writer wins."""
+
+    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
+        """Exactly these bytes (None: all to the end). No more than these leave the store."""
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """The names of all objects that begin with `prefix`, sorted."""
+
+    def delete(self, name: str) -> None:
+        """An object that is not there is no error."""
+
+    def check_writable(self) -> None:
+        """Writes a small object, reads it back and deletes it. Raises what prevents that."""
+
+
+def open_store(uri: str) -> Store:
+    """The store at `file:///folder` or `s3://bucket/prefix`; does not touch it yet. Raises InvalidField."""
+    parts = urlsplit(uri)
+    match parts.scheme:
+        case "file":
+            if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+                raise InvalidField("uri", uri, "must name an absolute folder: file:///folder")
+            return DirectoryStore(Path(url2pathname(parts.path)), uri)
+        case "s3":
+            if not parts.netloc:
+                raise InvalidField("uri", uri, "must name a bucket: s3://bucket/prefix")
+            # boto3 is needed, and takes a moment to load, only where S3 is used.
+            from shoal_recovery.store_s3 import open_s3
+
+            return open_s3(uri, bucket=parts.netloc, prefix=parts.path.strip("/"))
+        case _:
+            raise InvalidField("uri", uri, "must begin with file:// or s3://")
+
+
+def check_name(name: str) -> str:
+    """Raises ValueError for a name that could leave the store or that some store would not take."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"object name {name!r}: must be parts of letters, digits and '_-.=', joined by '/'")
+    return name
+
+
+def probe(store: Store) -> None:
+    """`check_writable` in terms of the other verbs."""
+    name = f"probe-{uuid.uuid4().hex}"
+    store.put(name, name.encode())
+    try:
+        if store.read(name) != name.encode():
+            raise StoreError(store.uri, "does not give back what was written")
+    finally:
+        store.delete(name)
+
+
+class DirectoryStore:
+    """A folder on a local or shared disk. Needs rename and hard links to be atomic, as POSIX promises."""
+
+    def __init__(self, folder: Path, uri: str | None = None) -> None:
+        self._folder = folder
+        self.uri = uri or folder.as_uri()
+
+    def put(self, name: str, data: Data) -> None:
+        self._write(name, data, os.replace)
+
+    def put_new(self, name: str, data: Data) -> None:
+        self._write(name, data, os.link)  # link, unlike rename, refuses a name that is taken
+
+    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
+        with self._explained(name), (self._folder / check_name(name)).open("rb") as file:
+            file.seek(offset)
+            data = file.read(-1 if num_bytes is None else num_bytes)
+        return exactly(self.uri, name, data, offset, num_bytes)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        found: list[str] = []
+        with self._explained(prefix):
+            # Only the folder that the prefix leads into; the rest of the store may be large.
+            start = self._folder / Path(prefix + "x").parent
+            for folder, _, files in os.walk(start, onerror=_raise_unless_missing):
+                within = Path(folder).relative_to(self._folder)
+                found.extend((within / file).as_posix() for file in files)
+        return tuple(sorted(name for name in found if name.startswith(prefix) and _NAME.fullmatch(name)))
+
+    def delete(self, name: str) -> None:
+        path = self._folder / check_name(name)
+        with self._explained(name), contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            with contextlib.suppress(OSError):  # not empty: others still stand in it
+                path.parent.rmdir()
+
+    def check_writable(self) -> None:
+        probe(self)
+        with self._explained(_UNFINISHED):
+            self._sweep()
+
+    def _write(self, name: str, data: Data, place: Callable[[Path, Path], None]) -> None:
+        path = self._folder / check_name(name)
+        temporary = self._folder / _UNFINISHED / uuid.uuid4().hex
+        with self._explained(name):
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                _write_durably(temporary, data)
+                self._place(temporary, path, place)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def _place(self, temporary: Path, path: Path, place: Callable[[Path, Path], None]) -> None:
+        for attempt in itertools.count():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                place(temporary, path)
+                _sync(path.parent)
+                return
+            except FileExistsError as error:
+                raise StoreConflict(self.uri, f"{path.relative_to(self._folder)} is already there") from error
+            except FileNotFoundError:  # a `delete` has just removed the folder as empty
+                if attempt == 2:
+                    raise
+
+    def _sweep(self) -> None:
+        """Removes what killed writers left."""
+        for path in (self._folder / _UNFINISHED).iterdir():
+            with contextlib.suppress(FileNotFoundError):  # its writer has just finished
+                if path.stat().st_mtime < time.time() - _ABANDONED_AFTER_S:
+                    path.unlink()
+
+    @contextlib.contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise StoreError(self.uri, f"{name} is not there") from error
+        except OSError as error:
+            problem = "no space is left" if error.errno == errno.ENOSPC else (error.strerror or str(error)).lower()
+            raise StoreError(self.uri, f"{name}: {problem}") from error
+
+
+def exactly(uri: str, name: str, data: bytes, offset: int, num_bytes: int | None) -> bytes:
+    """`data`, if it is as long as was asked for."""
+    if num_bytes is not None and len(data) != num_bytes:
+        raise StoreError(
+            uri, f"{name} has {len(data)} of the {num_bytes} bytes asked for at {offset}: it was cut short or replaced"
+        )
+    return data
+
+
+def _write_durably(path: Path, data: Data) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """So that the name, too, outlives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
