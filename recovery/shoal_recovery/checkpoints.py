@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import threading
 import zlib
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_recovery.errors import StoredPieceCorrupt, StoreError
 from shoal_recovery.manifest import manifest_from_json, manifest_to_json
-from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Manifest, Piece, StoredPiece, Tier, Transfer
+from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Manifest, Piece, ShardKey, StoredPiece, Tier, Transfer
 from shoal_recovery.store import Data, Store
 
-_STEP_DIGITS = 12
+_STEP_DIGITS = 9
 
 
 def checksum(data: Data) -> str:
@@ -127,25 +126,24 @@ def read_piece(store: Store, piece: StoredPiece, first: int, last: int) -> bytes
     verified when that is the whole piece. Raises StoreError, StoredPieceCorrupt."""
     key = piece.key
     if not key.first <= first < last <= key.last:
-        raise InvalidField("interval", (first, last), f"must lie in [{key.first}, {key.last}), not be empty")
-    data = store.read(piece.object, piece.offset + (first - key.first) * ELEMENT_BYTES, (last - first) * ELEMENT_BYTES)
-    if (first, last) == (key.first, key.last) and checksum(data) != piece.checksum:
-        raise StoredPieceCorrupt(
-            store.uri,
-            f"{key.fqn} {key.kind} [{first}, {last}) in {piece.object} has checksum {checksum(data)}, "
-            f"and not {piece.checksum} as its manifest says",
-        )
-    return data
+        raise InvalidField("interval", (first, last), f"must lie in [{key.first}, {key.last}) and not be empty")
+    part = ShardKey(fqn=key.fqn, kind=key.kind, first=first, last=last)
+    offset = piece.offset + (first - key.first) * ELEMENT_BYTES
+    return _read(store, piece.object, offset, part, piece.checksum if part == key else None)
+
+
+def read_transfer(store: Store, transfer: Transfer) -> bytes:
+    """The bytes of a transfer of tier store, verified where it carries a checksum. Raises like `read_piece`."""
+    assert transfer.tier is Tier.STORE and transfer.name is not None, transfer
+    key = replace(transfer.key, kind=transfer.source_kind)
+    return _read(store, transfer.name, transfer.offset, key, transfer.checksum)
 
 
 class PieceReader:
-    """Reads the pieces of one manifest and counts what it takes from the store. Any thread may call."""
+    """Reads from one store and counts what it takes. Any thread may call."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._pieces: defaultdict[str, list[StoredPiece]] = defaultdict(list)
-        for piece in sorted(manifest.pieces, key=lambda piece: piece.offset):
-            self._pieces[piece.object].append(piece)
         self._lock = threading.Lock()
         self._num_bytes = 0
 
@@ -155,20 +153,24 @@ class PieceReader:
         return self._num_bytes
 
     def read_piece(self, piece: StoredPiece, first: int, last: int) -> bytes:
-        data = read_piece(self._store, piece, first, last)
+        return self._counted(read_piece(self._store, piece, first, last))
+
+    def read_transfer(self, transfer: Transfer) -> bytes:
+        return self._counted(read_transfer(self._store, transfer))
+
+    def _counted(self, data: bytes) -> bytes:
         with self._lock:
             self._num_bytes += len(data)
         return data
 
-    def read_transfer(self, transfer: Transfer) -> bytes:
-        """The bytes of a transfer of tier store. Raises what `read_piece` raises, and InvalidField if the manifest does
-        not have them."""
-        assert transfer.tier is Tier.STORE, transfer
-        pieces = self._pieces.get(transfer.name or "", [])
-        index = bisect_right(pieces, transfer.offset, key=lambda piece: piece.offset) - 1
-        if index < 0 or (pieces[index].key.fqn, pieces[index].key.kind) != (transfer.key.fqn, transfer.source_kind):
-            raise InvalidField("transfer", transfer, "is not of the manifest that is being read")
-        return self.read_piece(pieces[index], transfer.key.first, transfer.key.last)
+
+def _read(store: Store, name: str, offset: int, key: ShardKey, expected: str | None) -> bytes:
+    data = store.read(name, offset, key.numel * ELEMENT_BYTES)
+    if expected is not None and checksum(data) != expected:
+        shard = f"{key.fqn} {key.kind} [{key.first}, {key.last})"
+        problem = f"{shard} in {name} has checksum {checksum(data)}, but was stored with {expected}"
+        raise StoredPieceCorrupt(store.uri, problem)
+    return data
 
 
 def _shards(job: str, step: int) -> str:

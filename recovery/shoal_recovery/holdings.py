@@ -28,6 +28,7 @@ class Source:
     first: int
     last: int
     offset: int
+    checksum: str
 
 
 Segment = tuple[int, int, tuple[Source, ...]]
@@ -95,8 +96,16 @@ def holdings(step: int, inventory: Inventory, manifests: Iterable[Manifest]) -> 
 def _add(found: defaultdict[Address, list[Source]], piece: Piece | StoredPiece, node: str | None, name: str) -> None:
     key = piece.key
     if key.kind in OWNED_KINDS:
-        source = Source(node=node, name=name, first=key.first, last=key.last, offset=piece.offset)
-        found[key.fqn, key.kind].append(source)
+        found[key.fqn, key.kind].append(
+            Source(
+                node=node,
+                name=name,
+                first=key.first,
+                last=key.last,
+                offset=piece.offset,
+                checksum=piece.checksum,
+            )
+        )
 
 
 def _live(step: int, inventory: Inventory) -> dict[DeviceRef, dict[Address, tuple[Interval, ...]]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shoal_planner.job import ModelSpec
@@ -81,8 +81,8 @@ def plan_restore(
     """Every rank gets master and moments of what it owns and weights of what it holds, all of the newest whole step.
 
     Transfers are sorted by rank, and within a rank weights come last: one of tier own with source_kind MASTER is cast
-    from the rank's own master, which must be there by then. A transfer never spans two shards of its source, so one
-    that covers a whole shard can be checked against that shard's checksum. Raises StateLost.
+    from the rank's own master, which must be there by then. A transfer never spans two shards of its source, and one
+    that is a whole shard carries its checksum. Raises StateLost.
     """
     out_of_reach: tuple[str, ...] = ()
     for step in whole_steps(inventory, manifests, model):
@@ -258,14 +258,20 @@ def _continues(one: _Part, other: _Part) -> bool:
 
 def _transfer(part: _Part, precision: Precision) -> Transfer:
     element_bytes = _WEIGHT_BYTES[precision] if part.source_kind is Kind.WEIGHT else ELEMENT_BYTES
-    source = part.source
-    return Transfer(
+    here = Transfer(
         rank=part.rank,
         key=ShardKey(fqn=part.fqn, kind=part.kind, first=part.first, last=part.last),
         source_kind=part.source_kind,
         tier=part.tier,
         num_bytes=part.numel * element_bytes,
-        node=None if source is None else source.node,
-        name=None if source is None else source.name,
-        offset=0 if source is None else source.offset + (part.first - source.first) * ELEMENT_BYTES,
+    )
+    source = part.source
+    if source is None:
+        return here
+    return replace(
+        here,
+        node=source.node,
+        name=source.name,
+        offset=source.offset + (part.first - source.first) * ELEMENT_BYTES,
+        checksum=source.checksum if (part.first, part.last) == (source.first, source.last) else None,
     )

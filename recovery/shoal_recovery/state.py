@@ -160,6 +160,7 @@ class Transfer:
 
     `node` and `name` say which agent's snapshot (tiers node and peer), `name` which object (tier store);
     `offset` and `num_bytes` are within it. For tier own all of these are empty: the rank has it in place.
+    `checksum` is what these bytes must have; None where they are only a part of what a checksum was taken of.
     """
 
     rank: int
@@ -170,6 +171,7 @@ class Transfer:
     node: str | None = None
     name: str | None = None
     offset: int = 0
+    checksum: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
