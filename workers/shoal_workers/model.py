@@ -1,0 +1,158 @@
+"""A decoder-only transformer of the Llama family, in units, each of which computes on the rows that one rank holds.
+
+Owns the arithmetic. Does not own the parameters: a unit asks for them by name and finds them in their stored shapes
+(`shoal_planner.parameters`), cut for this rank.
+
+Shapes: B sequences, S positions, T = B * S tokens, H hidden, N heads and K key-value heads of this rank, D head size,
+F inner rows of this rank, V vocabulary rows of this rank, C = N * D or K * D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal_planner.job import ModelSpec
+from shoal_planner.parameters import Parameter, parameters
+from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, embed, enter, leave
+
+Lookup = Callable[[str], Tensor]
+
+
+class Rotary:
+    """Rotary positions for sequences of one length: pairs are (i, i + D/2)."""
+
+    def __init__(self, model: ModelSpec, seq_len: int, device: torch.device) -> None:
+        half = model.head_dim // 2
+        rates = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), rates).repeat(1, 2)
+        self.cos_SD = angles.cos().float().to(device)
+        self.sin_SD = angles.sin().float().to(device)
+
+    def __call__(self, x_BNSD: Tensor) -> Tensor:
+        low, high = x_BNSD.chunk(2, dim=-1)
+        turned = torch.cat((-high, low), dim=-1)
+        return (x_BNSD * self.cos_SD + turned * self.sin_SD).to(x_BNSD.dtype)
+
+
+class Embedding:
+    def __init__(self, model: ModelSpec, lookup: Lookup, group: TensorGroup) -> None:
+        self._weight_VH = lookup("embedding.weight")
+        self._first_row = _first_row(model, "embedding.weight", group)
+        self._group = group
+
+    def __call__(self, tokens_BS: Tensor) -> Tensor:
+        return embed(tokens_BS, self._weight_VH, self._first_row, self._group)
+
+
+class Block:
+    """Attention and gated MLP, each behind a norm and around a residual."""
+
+    def __init__(self, model: ModelSpec, layer: int, lookup: Lookup, group: TensorGroup, rotary: Rotary) -> None:
+        prefix = f"layers.{layer}"
+        self._eps = model.norm_eps
+        self._head_dim = model.head_dim
+        self._group = group
+        self._rotary = rotary
+        self._attention_norm_H = lookup(f"{prefix}.attention_norm.weight")
+        self._q = lookup(f"{prefix}.attention.q.weight")
+        self._k = lookup(f"{prefix}.attention.k.weight")
+        self._v = lookup(f"{prefix}.attention.v.weight")
+        self._o = lookup(f"{prefix}.attention.o.weight")
+        self._mlp_norm_H = lookup(f"{prefix}.mlp_norm.weight")
+        self._gate_FH = lookup(f"{prefix}.mlp.gate.weight")
+        self._up_FH = lookup(f"{prefix}.mlp.up.weight")
+        self._down_FH = lookup(f"{prefix}.mlp.down.weight")
+
+    def __call__(self, x_BSH: Tensor) -> Tensor:
+        x_BSH = x_BSH + self._attention(_norm(x_BSH, self._attention_norm_H, self._eps))
+        return x_BSH + self._mlp(_norm(x_BSH, self._mlp_norm_H, self._eps))
+
+    def _attention(self, x_BSH: Tensor) -> Tensor:
+        x_BSH = enter(x_BSH, self._group)
+        q_BNSD = self._rotary(self._heads(x_BSH, self._q))
+        k_BKSD = self._rotary(self._heads(x_BSH, self._k))
+        v_BKSD = self._heads(x_BSH, self._v)
+        grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
+        mixed_BNSD = F.scaled_dot_product_attention(q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
+        return leave(mixed_BNSD.transpose(1, 2).flatten(2) @ self._o, self._group)
+
+    def _heads(self, x_BSH: Tensor, weight: Tensor) -> Tensor:
+        heads_BSC = F.linear(x_BSH, weight)
+        return heads_BSC.view(*heads_BSC.shape[:2], -1, self._head_dim).transpose(1, 2)
+
+    def _mlp(self, x_BSH: Tensor) -> Tensor:
+        x_BSH = enter(x_BSH, self._group)
+        inner_BSF = F.silu(F.linear(x_BSH, self._gate_FH)) * F.linear(x_BSH, self._up_FH)
+        return leave(inner_BSF @ self._down_FH, self._group)
+
+
+class Head:
+    """Final norm, and the summed cross entropy of the vocabulary's logits."""
+
+    def __init__(self, model: ModelSpec, lookup: Lookup, group: TensorGroup) -> None:
+        fqn = "embedding.weight" if model.tie_embeddings else "head.weight"
+        self._norm_H = lookup("final_norm.weight")
+        self._weight_VH = lookup(fqn)
+        self._first_row = _first_row(model, fqn, group)
+        self._eps = model.norm_eps
+        self._group = group
+
+    def __call__(self, x_BSH: Tensor, targets_BS: Tensor) -> Tensor:
+        x_TH = enter(_norm(x_BSH, self._norm_H, self._eps), self._group).flatten(0, 1)
+        return cross_entropy_sum(F.linear(x_TH, self._weight_VH), targets_BS.flatten(), self._first_row, self._group)
+
+
+class StageModel:
+    """Consecutive units, as one rank of a stage runs them."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        units: Sequence[int],
+        lookup: Lookup,
+        group: TensorGroup,
+        seq_len: int,
+        device: torch.device,
+    ) -> None:
+        rotary = Rotary(model, seq_len, device)
+        self._embedding = Embedding(model, lookup, group) if 0 in units else None
+        self._blocks = tuple(
+            Block(model, unit - 1, lookup, group, rotary) for unit in units if 0 < unit <= model.layers
+        )
+        self._head = Head(model, lookup, group) if model.layers + 1 in units else None
+
+    @property
+    def takes_tokens(self) -> bool:
+        return self._embedding is not None
+
+    @property
+    def gives_loss(self) -> bool:
+        return self._head is not None
+
+    def __call__(self, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
+        """Activations out of tokens or activations; where the head is here, the summed loss against `targets_BS`."""
+        x_BSH = entering if self._embedding is None else self._embedding(entering)
+        for block in self._blocks:
+            x_BSH = block(x_BSH)
+        if self._head is None:
+            return x_BSH
+        assert targets_BS is not None
+        return self._head(x_BSH, targets_BS)
+
+
+def _norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x_BSH, weight_H.shape, weight_H, eps)
+
+
+def _first_row(model: ModelSpec, fqn: str, group: TensorGroup) -> int:
+    """The first row of the vocabulary that this rank holds."""
+    parameter = _find(model, fqn)
+    return parameter.interval(group.rank, group.size)[0] // parameter.shape[1]
+
+
+def _find(model: ModelSpec, fqn: str) -> Parameter:
+    return next(parameter for parameter in parameters(model) if parameter.fqn == fqn)

@@ -1,0 +1,121 @@
+"""Tensor parallelism: what crosses the ranks of one replica, as autograd functions.
+
+Owns the two operators between replicated and split activations, the vocabulary-parallel embedding and the
+vocabulary-parallel cross entropy. Does not own where weights are cut (`parameters`), nor the wire (`exchange`).
+
+Shapes: B sequences, S positions, T tokens, H hidden, V vocabulary rows of this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Reducer(Protocol):
+    """What tensor parallelism needs of an exchange. Both work in place over the ranks of the replica."""
+
+    def all_reduce_sum(self, tensor: Tensor) -> None: ...
+
+    def all_reduce_max(self, tensor: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorGroup:
+    """The ranks of one replica, as one of them sees them. With a `size` of 1 nothing is ever reduced."""
+
+    rank: int
+    size: int
+    reducer: Reducer
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, reducer: Reducer) -> Tensor:
+        ctx.reducer = reducer
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        ctx.reducer.all_reduce_sum(total)
+        return total, None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, reducer: Reducer) -> Tensor:
+        ctx.mark_dirty(x)
+        reducer.all_reduce_sum(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+def enter(x: Tensor, group: TensorGroup) -> Tensor:
+    """From replicated into split computation: nothing forward; backward, the parts of the gradient are summed.
+
+    Enter once for all weights that share the input, so that they share the one all-reduce.
+    """
+    if group.size == 1:
+        return x
+    return cast(Tensor, _Enter.apply(x, group.reducer))  # type: ignore[no-untyped-call]
+
+
+def leave(x: Tensor, group: TensorGroup) -> Tensor:
+    """From split into replicated computation: forward, the parts are summed, in place; nothing backward.
+
+    Whatever computed `x` must not need it for its backward, as no matrix product does.
+    """
+    if group.size == 1:
+        return x
+    return cast(Tensor, _Leave.apply(x, group.reducer))  # type: ignore[no-untyped-call]
+
+
+def embed(tokens_BS: Tensor, weight_VH: Tensor, first_row: int, group: TensorGroup) -> Tensor:
+    """Rows of the embedding, of which this rank has [first_row, first_row + V); whole on every rank."""
+    if group.size == 1:
+        return F.embedding(tokens_BS, weight_VH)
+    local_BS = tokens_BS - first_row
+    inside_BS = (local_BS >= 0) & (local_BS < len(weight_VH))
+    x_BSH = F.embedding(local_BS.masked_fill(~inside_BS, 0), weight_VH)
+    return leave(x_BSH * inside_BS.unsqueeze(-1), group)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, reducer: Reducer) -> Tensor:
+        logits_TV = logits_TV.float()
+        top_T = logits_TV.amax(dim=-1)
+        reducer.all_reduce_max(top_T)
+        logits_TV = logits_TV - top_T.unsqueeze(-1)
+        local_T1 = (targets_T - first_row).unsqueeze(-1)
+        inside_T1 = (local_T1 >= 0) & (local_T1 < logits_TV.shape[-1])
+        local_T1 = local_T1.masked_fill(~inside_T1, 0)
+        hit_T = logits_TV.gather(-1, local_T1).masked_fill(~inside_T1, 0.0).squeeze(-1)
+        exponentials_TV = logits_TV.exp_()
+        sums_2T = torch.stack((exponentials_TV.sum(dim=-1), hit_T))
+        reducer.all_reduce_sum(sums_2T)
+        ctx.save_for_backward(exponentials_TV.div_(sums_2T[0].unsqueeze(-1)), local_T1, inside_T1)
+        return (sums_2T[0].log() - sums_2T[1]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        probabilities_TV, local_T1, inside_T1 = ctx.saved_tensors
+        slope_TV = probabilities_TV.scatter_add(-1, local_T1, -inside_T1.to(probabilities_TV.dtype))
+        return slope_TV.mul_(gradients[0]), None, None, None
+
+
+def cross_entropy_sum(logits_TV: Tensor, targets_T: Tensor, first_row: int, group: TensorGroup) -> Tensor:
+    """The cross entropy of all tokens, summed, in fp32 and whole on every rank; the logits never leave their rank.
+
+    The gradient covers this rank's rows of the vocabulary, [first_row, first_row + V).
+    """
+    loss = _CrossEntropy.apply(logits_TV, targets_T, first_row, group.reducer)  # type: ignore[no-untyped-call]
+    return cast(Tensor, loss)
