@@ -40,6 +40,7 @@ class LiveState:
         model: ModelSpec,
         state: RankState,
         memory: DeviceMemory,
+        dtype: torch.dtype,
         weights: dict[int, FlatBuffer],
         gradients: dict[int, FlatBuffer],
         owned: dict[Kind, FlatBuffer],
@@ -48,6 +49,7 @@ class LiveState:
         self.state = state
         self.tag: int | None = None
         self._memory = memory
+        self._dtype = dtype
         self._weights = weights
         self._gradients = gradients
         self._owned = owned
@@ -80,6 +82,7 @@ class LiveState:
             model,
             state,
             memory,
+            dtype,
             {unit: FlatBuffer(held, dtype, device) for unit, held in spans.items()},
             {unit: FlatBuffer(held, torch.float32, device) for unit, held in spans.items()},
             {kind: FlatBuffer(state.owns, torch.float32, device) for kind in OWNED_KINDS},
@@ -90,6 +93,11 @@ class LiveState:
     @property
     def device(self) -> torch.device:
         return self._owned[Kind.MASTER].tensor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self._dtype
 
     def release(self) -> None:
         """Gives the charges back; the tensors go with this object. For a plan that is left behind."""
@@ -104,6 +112,10 @@ class LiveState:
     def held_keys(self) -> tuple[ShardKey, ...]:
         """The weights that this rank computes with."""
         return tuple(span.key(Kind.WEIGHT) for span in self.state.holds)
+
+    def owned_spans(self, unit: int) -> tuple[Span, ...]:
+        """The owned spans of parameters whose home is this unit."""
+        return tuple(span for span in self.state.owns if home_unit(self._parameters[span.fqn]) == unit)
 
     def view(self, key: ShardKey) -> Tensor:
         """The elements of `key`, flat and contiguous; writing into it writes the state. Weights have the job's

@@ -118,12 +118,21 @@ class StageModel:
         seq_len: int,
         device: torch.device,
     ) -> None:
+        self._weights: dict[str, Tensor] = {}
+
+        def lookup_and_note(fqn: str) -> Tensor:
+            self._weights[fqn] = lookup(fqn)
+            return self._weights[fqn]
+
         rotary = Rotary(model, seq_len, device)
-        self._embedding = Embedding(model, lookup, group) if 0 in units else None
+        self._embedding = Embedding(model, lookup_and_note, group) if 0 in units else None
         self._blocks = tuple(
-            Block(model, unit - 1, lookup, group, rotary) for unit in units if 0 < unit <= model.layers
+            Block(model, unit - 1, lookup_and_note, group, rotary) for unit in units if 0 < unit <= model.layers
         )
-        self._head = Head(model, lookup, group) if model.layers + 1 in units else None
+        self._head = Head(model, lookup_and_note, group) if model.layers + 1 in units else None
+
+    def weights(self) -> tuple[Tensor, ...]:
+        return tuple(self._weights.values())
 
     @property
     def takes_tokens(self) -> bool:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal_planner.plan import Plan
+
 
 class Reducer(Protocol):
     """What tensor parallelism needs of an exchange. Both work in place over the ranks of the replica."""
@@ -119,3 +121,11 @@ def cross_entropy_sum(logits_TV: Tensor, targets_T: Tensor, first_row: int, grou
     """
     loss = _CrossEntropy.apply(logits_TV, targets_T, first_row, group.reducer)  # type: ignore[no-untyped-call]
     return cast(Tensor, loss)
+
+
+def tp_groups(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each replica, in tp order: what an exchange wants to know."""
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for place in plan.places():
+        found.setdefault((place.pipeline, place.stage, place.replica), []).append(place.rank)
+    return tuple(map(tuple, found.values()))

@@ -1,0 +1,299 @@
+"""Runs one rank's program on tensors, step after step: forward, backward, reduce, vote, update, gather.
+
+Owns the vote and the tag of the live state. A step is done when every rank has voted for it: gradients are summed, and
+nothing is written, before the vote; a rank votes only when the state of the step before is safe. Does not own why an
+epoch ends (EpochAbandoned simply passes through) nor what happens then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+import torch
+
+from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec
+from shoal_planner.parameters import stage_units
+from shoal_planner.plan import Plan
+from shoal_planner.programs import (
+    Backward,
+    Forward,
+    Gather,
+    Instruction,
+    ReceiveActivation,
+    ReceiveGradient,
+    Reduce,
+    SendActivation,
+    SendGradient,
+    Update,
+    Vote,
+)
+from shoal_planner.schedule import programs
+from shoal_recovery.state import ShardMap
+from shoal_workers.data import NUM_BYTE_TOKENS, Samples
+from shoal_workers.errors import StepRefused
+from shoal_workers.exchange import Exchange
+from shoal_workers.live import LiveState
+from shoal_workers.memory import DeviceMemory
+from shoal_workers.model import StageModel
+from shoal_workers.optimizer import OwnedAdamW, learning_rate
+from shoal_workers.sharing import STAGING, Sharing
+from shoal_workers.stage import ACTIVATIONS, PIPELINE, Shape, StageRun, feed
+from shoal_workers.tensor_parallel import TensorGroup
+
+_ATTEMPTS = 2  # a step that came out non-finite is tried once more: bits do flip
+
+
+class SnapshotSink(Protocol):
+    """Where the engine brings the state of each done step to safety."""
+
+    def begin(self, step: int, live: LiveState) -> None:
+        """Copies the owned state of `step` out; when it returns the live state may change."""
+
+    def wait_safe(self, step: int) -> None:
+        """Returns when the state of `step`, begun before, would survive this node. May raise EpochAbandoned."""
+
+
+class NoSnapshots:
+    """For runs whose state nobody needs to survive."""
+
+    def begin(self, step: int, live: LiveState) -> None:
+        pass
+
+    def wait_safe(self, step: int) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """A done step as one rank saw it; `loss` and `grad_norm` are of the whole step, the same on every rank.
+
+    `samples` are the half-open ranges of sample numbers that this rank fed: empty unless it is tp rank 0 of a first
+    stage. `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    duration_s: float
+    compute_s: float
+    samples: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """All wanted steps are done; the state of `step`, the last one, is safe."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """All ranks stopped after `step`, because some rank was told to; its state is safe."""
+
+    step: int
+
+
+Outcome = Finished | Stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verdict:
+    loss: float
+    grad_norm: float
+    stop_after: float  # infinity: no rank was told to stop
+
+
+class Engine:
+    """One rank of one epoch. `live` is whole (it has a tag) and belongs to `rank` of `shards`, the map of `plan`.
+
+    `clock` counts seconds, from anywhere.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        plan: Plan,
+        rank: int,
+        shards: ShardMap,
+        live: LiveState,
+        exchange: Exchange,
+        samples: Samples,
+        snapshots: SnapshotSink,
+        memory: DeviceMemory,
+        clock: Callable[[], float],
+    ) -> None:
+        if job.model.vocab < NUM_BYTE_TOKENS:
+            raise InvalidField(
+                "model.vocab", job.model.vocab, f"must be at least {NUM_BYTE_TOKENS} for bytes as tokens"
+            )
+        self._job = job
+        self._place = next(place for place in plan.places() if place.rank == rank)
+        self._program = programs(plan, job.model)[rank]
+        self._live = live
+        self._exchange = exchange
+        self._snapshots = snapshots
+        self._memory = memory
+        self._clock = clock
+        self._feed = feed(plan, self._place, samples)
+        self._stage = self._build_stage(plan)
+        self._sharing = Sharing(shards, job.model, rank, live, exchange, memory)
+        self._optimizer = OwnedAdamW(job.train, live)
+        self._compute_s = 0.0
+
+    def run(
+        self, *, until_step: int, report: Callable[[StepReport], None], stop_after: Callable[[], int | None]
+    ) -> Outcome:
+        """Steps from the one after the live state's to `until_step`, or to the earliest step that `stop_after` names on
+        any rank (asked once per step). Raises EpochAbandoned, PeerLost, OutOfDeviceMemory, StepRefused.
+        """
+        assert self._live.tag is not None, "the live state is torn"
+        step = self._live.tag
+        try:
+            while step < until_step:
+                step += 1
+                if self._run_step(step, report, stop_after) <= step < until_step:
+                    self._protect(step)
+                    return Stopped(step=step)
+            self._protect(step)
+            return Finished(step=step)
+        finally:
+            for what in (ACTIVATIONS, PIPELINE, STAGING):
+                self._memory.release_all(what)
+
+    def _protect(self, step: int) -> None:
+        self._snapshots.begin(step, self._live)
+        self._snapshots.wait_safe(step)
+
+    def _run_step(self, step: int, report: Callable[[StepReport], None], stop_after: Callable[[], int | None]) -> float:
+        """The earliest step after which anyone is to stop."""
+        began_s, self._compute_s = self._clock(), 0.0
+        self._snapshots.begin(step - 1, self._live)
+        verdict = self._try(step, stop_after, attempts=_ATTEMPTS)
+        report(
+            StepReport(
+                step=step,
+                loss=verdict.loss,
+                grad_norm=verdict.grad_norm,
+                lr=learning_rate(self._job.train, step),
+                tokens=self._job.train.tokens_per_step,
+                duration_s=self._clock() - began_s,
+                compute_s=self._compute_s,
+                samples=self._fed(step),
+            )
+        )
+        return verdict.stop_after
+
+    def _try(self, step: int, stop_after: Callable[[], int | None], *, attempts: int) -> _Verdict:
+        """All ranks see the same votes, so all try again, or none."""
+        try:
+            return self._attempt(step, stop_after)
+        except StepRefused:
+            if attempts == 1:
+                raise
+        return self._try(step, stop_after, attempts=attempts - 1)
+
+    def _attempt(self, step: int, stop_after: Callable[[], int | None]) -> _Verdict:
+        self._live.zero_gradients()
+        self._sharing.begin()
+        self._stage.begin(step)
+        verdict: _Verdict | None = None
+        for instruction in self._program:
+            if isinstance(instruction, Vote):
+                verdict = self._vote(step, stop_after)
+            else:
+                self._execute(instruction, step)
+        self._sharing.settle()
+        with self._exchange.commit():
+            self._live.tag = step
+        assert verdict is not None, "a program without a vote"
+        return verdict
+
+    def _execute(self, instruction: Instruction, step: int) -> None:
+        match instruction:
+            case Forward():
+                self._timed(lambda: self._stage.forward(instruction))
+            case Backward():
+                self._timed(lambda: self._stage.backward(instruction))
+            case ReceiveActivation() | ReceiveGradient():
+                self._stage.receive(instruction)
+            case SendActivation() | SendGradient():
+                self._stage.send(instruction)
+            case Reduce():
+                self._stage.end()
+                self._sharing.reduce(instruction.unit)
+            case Update():
+                self._timed(lambda: self._update(step))
+            case Gather():
+                self._sharing.gather(instruction.unit)
+            case Vote():
+                raise AssertionError("a vote is not executed, it is asked")
+            case _:
+                assert_never(instruction)
+
+    def _timed(self, work: Callable[[], None]) -> None:
+        began_s = self._clock()
+        work()
+        self._compute_s += self._clock() - began_s
+
+    def _vote(self, step: int, stop_after: Callable[[], int | None]) -> _Verdict:
+        """Raises StepRefused on all ranks or on none."""
+        self._sharing.settle()
+        loss, square = self._own_loss(), self._own_gradient_square()
+        self._snapshots.wait_safe(step - 1)
+        stop = stop_after()
+        ballot = [
+            float(math.isfinite(loss) and math.isfinite(square)),
+            loss,
+            square,
+            math.inf if stop is None else float(stop),
+            float(step),
+            float(self._exchange.epoch),
+        ]
+        ballots = self._exchange.all_gather(torch.tensor(ballot, dtype=torch.float64))
+        finite, losses, squares, stops, steps, epochs = ballots.unbind(dim=1)
+        if bool((steps != step).any()) or bool((epochs != self._exchange.epoch).any()):
+            raise StepRefused(step, f"ranks are at steps {steps.tolist()} of epochs {epochs.tolist()}")
+        if not bool(finite.all()):
+            ranks = [rank for rank, vote in enumerate(finite.tolist()) if not vote]
+            raise StepRefused(step, f"loss or gradients are not finite on ranks {ranks}")
+        return _Verdict(loss=float(losses.sum()), grad_norm=float(squares.sum().sqrt()), stop_after=float(stops.min()))
+
+    def _own_loss(self) -> float:
+        """The ranks of a replica all have its loss: one of them counts it."""
+        return self._stage.loss if self._place.tp_rank == 0 else 0.0
+
+    def _own_gradient_square(self) -> float:
+        gradients = [self._live.gradient(span) for span in self._live.state.owns]
+        return float(torch.nn.utils.get_total_norm(gradients)) ** 2 if gradients else 0.0
+
+    def _update(self, step: int) -> None:
+        with self._exchange.commit():
+            self._live.tag = None
+            self._optimizer.apply(step)
+
+    def _fed(self, step: int) -> tuple[tuple[int, int], ...]:
+        if self._place.stage != 0 or self._place.tp_rank != 0:
+            return ()
+        ranges: list[tuple[int, int]] = []
+        for instruction in self._program:
+            if isinstance(instruction, Forward):
+                numbers = self._feed.numbers(step, instruction.micro_batch)
+                if ranges and ranges[-1][1] == numbers.start:
+                    ranges[-1] = (ranges[-1][0], numbers.stop)
+                else:
+                    ranges.append((numbers.start, numbers.stop))
+        return tuple(ranges)
+
+    def _build_stage(self, plan: Plan) -> StageRun:
+        job, place, live = self._job, self._place, self._live
+        group = TensorGroup(rank=place.tp_rank, size=place.tp, reducer=self._exchange)
+        units = stage_units(plan, place.pipeline, place.stage)
+        model = StageModel(job.model, units, live.parameter, group, job.train.seq_len, live.device)
+        shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, device=live.device)
+        return StageRun(model, self._feed, shape, self._program, self._exchange, self._memory)

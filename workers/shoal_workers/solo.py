@@ -1,0 +1,146 @@
+"""Runs one rank of a plan to its end, and a whole job as a single rank: the reference that plans are compared with.
+
+Owns no processes: `run_rank` runs wherever it is called, given an exchange with the other ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shoal_planner.job import JobSpec
+from shoal_planner.parameters import parameters
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_recovery.shard_map import shard_map
+from shoal_recovery.state import OWNED_KINDS, Kind, ShardKey
+from shoal_workers.data import open_samples
+from shoal_workers.engine import Engine, NoSnapshots, Outcome, StepReport
+from shoal_workers.exchange import Exchange, SoloExchange
+from shoal_workers.live import LiveState
+from shoal_workers.memory import DeviceMemory
+
+Array = npt.NDArray[np.float32]
+_TOKENS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeState:
+    """All of step `step`, unsharded: per kind and parameter the stored shape. For small models and references."""
+
+    step: int
+    values: Mapping[Kind, Mapping[str, Array]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRun:
+    """What one rank did, and what it holds at the end: `owned` master and moments, `held` weights as fp32."""
+
+    outcome: Outcome
+    reports: tuple[StepReport, ...]
+    peak_bytes: int
+    breakdown: Mapping[str, int]
+    owned: Mapping[ShardKey, Array]
+    held: Mapping[ShardKey, Array]
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        return tuple(report.loss for report in self.reports)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """Step to `until_step`, from `start` or else from the seed's step 0. No limit where `limit_bytes` is None."""
+
+    job: JobSpec
+    plan: Plan
+    until_step: int
+    start: WholeState | None = None
+    limit_bytes: int | None = None
+    stop_after: Mapping[int, int] | None = None  # rank -> the step after which it is told to stop
+    device: str = "cpu"
+
+
+def run_rank(request: RunRequest, rank: int, exchange: Exchange) -> RankRun:
+    job, plan = request.job, request.plan
+    shards = shard_map(plan, job.model)
+    memory = DeviceMemory(str(shards.ranks[rank].device), request.limit_bytes)
+    live = LiveState.build(job.model, shards.ranks[rank], job.train.precision, memory, device=request.device)
+    if request.start is None:
+        live.initialise(job.train.seed)
+    else:
+        _load(live, request.start)
+    samples = open_samples(job.data, job.train.seq_len, job.train.seed)
+    engine = Engine(job, plan, rank, shards, live, exchange, samples, NoSnapshots(), memory, time.perf_counter)
+    reports: list[StepReport] = []
+    stop = (request.stop_after or {}).get(rank)
+    outcome = engine.run(until_step=request.until_step, report=reports.append, stop_after=lambda: stop)
+    return RankRun(
+        outcome=outcome,
+        reports=tuple(reports),
+        peak_bytes=memory.peak_bytes,
+        breakdown=memory.breakdown,
+        owned=_copy(live, live.owned_keys()),
+        held=_copy(live, live.held_keys()),
+    )
+
+
+def solo_plan(job: JobSpec) -> Plan:
+    """Everything on one device, in micro-batches of few samples, so that activations stay small."""
+    batch = job.train.global_batch
+    most = max(1, _TOKENS_AT_ONCE // job.train.seq_len)
+    micro_batch = next(size for size in range(min(most, batch), 0, -1) if batch % size == 0)
+    replica = Replica(node="solo", devices=(0,), samples=micro_batch)
+    stage = Stage(layers=((0, job.model.layers),), replicas=(replica,))
+    pipeline = Pipeline(micro_batch=micro_batch, micro_batches=batch // micro_batch, stages=(stage,))
+    return Plan(pipelines=(pipeline,), copies=0, reason="one process")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoloRun:
+    losses: tuple[float, ...]
+    state: WholeState
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """The master weights, in their stored shapes."""
+        return self.state.values[Kind.MASTER]
+
+
+def run_solo(job: JobSpec, steps: int, *, start: WholeState | None = None, device: str = "cpu") -> SoloRun:
+    """The job in this process, undisturbed, up to step `steps`."""
+    request = RunRequest(job=job, plan=solo_plan(job), until_step=steps, start=start, device=device)
+    run = run_rank(request, 0, SoloExchange())
+    return SoloRun(losses=run.losses, state=whole_state(job, [run]))
+
+
+def whole_state(job: JobSpec, runs: Iterable[RankRun]) -> WholeState:
+    """Puts together what all ranks of a plan own."""
+    found = list(runs)
+    shapes = {parameter.fqn: (parameter.numel, parameter.shape) for parameter in parameters(job.model)}
+    flat: dict[Kind, dict[str, Array]] = {
+        kind: {fqn: np.full(numel, np.nan, dtype=np.float32) for fqn, (numel, _) in shapes.items()}
+        for kind in OWNED_KINDS
+    }
+    for run in found:
+        for key, values in run.owned.items():
+            flat[key.kind][key.fqn][key.first : key.last] = values
+    whole = {
+        kind: {fqn: array.reshape(shapes[fqn][1]) for fqn, array in by_name.items()} for kind, by_name in flat.items()
+    }
+    return WholeState(step=found[0].outcome.step, values=whole)
+
+
+def _load(live: LiveState, start: WholeState) -> None:
+    for key in (*live.owned_keys(), *live.held_keys()):
+        kind = Kind.MASTER if key.kind is Kind.WEIGHT else key.kind
+        live.view(key).copy_(torch.from_numpy(start.values[kind][key.fqn].reshape(-1)[key.first : key.last]))
+    live.tag = start.step
+
+
+def _copy(live: LiveState, keys: Iterable[ShardKey]) -> dict[ShardKey, Array]:
+    return {key: live.view(key).detach().float().cpu().clone().numpy() for key in keys}

@@ -1,0 +1,223 @@
+"""One rank's part of a pipeline stage: micro-batches forward and backward, and what travels between stages.
+
+Owns activations and their gradients, from the first receive of a step to its last send, and their charges. All receives
+of a step are posted at its start, each into a buffer of its own, so no send ever waits for anything but the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal_planner.plan import Plan, RankPlace
+from shoal_planner.programs import (
+    Backward,
+    Forward,
+    Program,
+    ReceiveActivation,
+    ReceiveGradient,
+    SendActivation,
+    SendGradient,
+)
+from shoal_workers.data import Samples
+from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.memory import DeviceMemory
+from shoal_workers.model import StageModel
+from shoal_workers.tags import Purpose, tag
+
+ACTIVATIONS = "activations"
+PIPELINE = "buffers between stages"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """Which samples of each step a replica runs: rows [low, high) of each micro-batch of its pipeline, whose first
+    sample of a step is number `offset` of that step."""
+
+    samples: Samples
+    global_batch: int
+    offset: int
+    micro_batch: int
+    low: int
+    high: int
+
+    def numbers(self, step: int, micro_batch: int) -> range:
+        """Sample numbers through the whole training; step 1 is the first."""
+        first = (step - 1) * self.global_batch + self.offset + micro_batch * self.micro_batch
+        return range(first + self.low, first + self.high)
+
+
+def feed(plan: Plan, place: RankPlace, samples: Samples) -> Feed:
+    """Samples of a step go to pipelines in order, then to micro-batches in order, then to rows."""
+    pipeline = plan.pipelines[place.pipeline]
+    low, high = pipeline.stages[place.stage].sample_range(place.replica)
+    return Feed(
+        samples=samples,
+        global_batch=plan.global_batch,
+        offset=sum(before.samples for before in plan.pipelines[: place.pipeline]),
+        micro_batch=pipeline.micro_batch,
+        low=low,
+        high=high,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of what travels between stages, per sample, and where it is computed on."""
+
+    seq_len: int
+    hidden: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def buffer(self, num_samples: int) -> Tensor:
+        """On the host, where the wire begins."""
+        return torch.empty(num_samples, self.seq_len, self.hidden, dtype=self.dtype)
+
+    def num_bytes(self, num_samples: int) -> int:
+        return num_samples * self.seq_len * self.hidden * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A micro-batch between its forward and its backward."""
+
+    entering: Tensor  # token ids, or activations with a gradient to come
+    leaving: Tensor  # activations, or this micro-batch's part of the loss
+
+
+class StageRun:
+    """Executes the instructions of one rank's program that concern its pipeline; `begin` before each step."""
+
+    def __init__(
+        self, model: StageModel, feed: Feed, shape: Shape, program: Program, exchange: Exchange, memory: DeviceMemory
+    ) -> None:
+        self._model = model
+        self._feed = feed
+        self._shape = shape
+        self._exchange = exchange
+        self._memory = memory
+        self._incoming = tuple(item for item in program if isinstance(item, ReceiveActivation | ReceiveGradient))
+        self._num_rows = feed.high - feed.low
+        self._activation_bytes: int | None = None  # of one micro-batch; measured in the first forward
+        self._reset(0)
+
+    def _reset(self, step: int) -> None:
+        self._step = step
+        self._loss = torch.zeros((), dtype=torch.float64)
+        self._pending: dict[ReceiveActivation | ReceiveGradient, Pending] = {}
+        self._inputs: dict[int, Tensor] = {}
+        self._slopes: dict[int, Tensor] = {}  # gradients of what leaves, by micro-batch
+        self._answers: dict[int, Tensor] = {}  # gradients of what entered
+        self._flights: dict[int, _Flight] = {}
+        self._sends: list[Pending] = []
+
+    def begin(self, step: int) -> None:
+        """Posts all receives of the step."""
+        self._reset(step)
+        for item in self._incoming:
+            buffers, purpose = self._inputs, Purpose.ACTIVATION
+            if isinstance(item, ReceiveGradient):
+                buffers, purpose = self._slopes, Purpose.GRADIENT
+            if item.micro_batch not in buffers:
+                self._charge(1)
+                buffers[item.micro_batch] = self._shape.buffer(self._num_rows)
+            part = self._rows(buffers[item.micro_batch], item.first, item.last)
+            self._pending[item] = self._exchange.irecv(part, item.peer, tag(purpose, item.micro_batch))
+
+    def receive(self, item: ReceiveActivation | ReceiveGradient) -> None:
+        self._pending.pop(item).wait()
+
+    def forward(self, item: Forward) -> None:
+        entering, targets = self._entering(item.micro_batch)
+        if self._activation_bytes is None:
+            leaving = self._measured(entering, targets)
+        else:
+            self._memory.charge(ACTIVATIONS, self._activation_bytes)
+            leaving = self._model(entering, targets)
+        if self._model.gives_loss:
+            leaving = leaving / (self._feed.global_batch * self._shape.seq_len)
+            self._loss += leaving.detach().cpu()
+        else:
+            self._charge(1)
+        self._flights[item.micro_batch] = _Flight(entering=entering, leaving=leaving)
+
+    def backward(self, item: Backward) -> None:
+        """Gradients of this micro-batch add up in the live state."""
+        flight = self._flights.pop(item.micro_batch)
+        if self._model.gives_loss:
+            flight.leaving.backward()  # type: ignore[no-untyped-call]
+        else:
+            slope = self._slopes.pop(item.micro_batch).to(self._shape.device)
+            flight.leaving.backward(slope)  # type: ignore[no-untyped-call]
+            self._release(2)
+        assert self._activation_bytes is not None
+        self._memory.release(ACTIVATIONS, self._activation_bytes)
+        if not self._model.takes_tokens:
+            assert flight.entering.grad is not None
+            self._answers[item.micro_batch] = flight.entering.grad  # takes over the charge of what entered
+
+    def send(self, item: SendActivation | SendGradient) -> None:
+        if isinstance(item, SendActivation):
+            whole, purpose = self._flights[item.micro_batch].leaving.detach(), Purpose.ACTIVATION
+        else:
+            whole, purpose = self._answers[item.micro_batch], Purpose.GRADIENT
+        part = self._rows(whole, item.first, item.last).cpu().contiguous()
+        self._sends.append(self._exchange.isend(part, item.peer, tag(purpose, item.micro_batch)))
+
+    def end(self) -> None:
+        """Waits until everything sent has been taken."""
+        for sent in self._sends:
+            sent.wait()
+        self._sends.clear()
+        self._release(len(self._answers))
+        self._answers.clear()
+
+    @property
+    def loss(self) -> float:
+        """This rank's part of the step's loss; zero where the head is elsewhere."""
+        return float(self._loss)
+
+    def _entering(self, micro_batch: int) -> tuple[Tensor, Tensor | None]:
+        tokens = None
+        if self._model.takes_tokens or self._model.gives_loss:
+            tokens = self._feed.samples.read(self._feed.numbers(self._step, micro_batch)).to(self._shape.device)
+        targets = tokens[:, 1:] if tokens is not None and self._model.gives_loss else None
+        if self._model.takes_tokens:
+            assert tokens is not None
+            return tokens[:, :-1], targets
+        return self._inputs.pop(micro_batch).to(self._shape.device).requires_grad_(), targets
+
+    def _measured(self, entering: Tensor, targets: Tensor | None) -> Tensor:
+        """A forward that also finds out how much of it stays in memory until its backward."""
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, _as_it_is):
+            leaving = self._model(entering, targets)
+        for elsewhere in (entering, *self._model.weights()):  # charged already
+            kept.pop(elsewhere.untyped_storage().data_ptr(), None)
+        self._activation_bytes = sum(kept.values())
+        self._memory.charge(ACTIVATIONS, self._activation_bytes)
+        return leaving
+
+    def _rows(self, whole: Tensor, first: int, last: int) -> Tensor:
+        """Rows of a micro-batch, of which this rank has [low, high)."""
+        return whole[first - self._feed.low : last - self._feed.low]
+
+    def _charge(self, num_buffers: int) -> None:
+        self._memory.charge(PIPELINE, num_buffers * self._shape.num_bytes(self._num_rows))
+
+    def _release(self, num_buffers: int) -> None:
+        self._memory.release(PIPELINE, num_buffers * self._shape.num_bytes(self._num_rows))
+
+
+def _as_it_is(saved: Any) -> Any:
+    return saved
