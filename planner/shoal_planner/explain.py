@@ -1,0 +1,193 @@
+"""Sentences about plans: why this one, what is left unused and why, and why none fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from shoal_planner.candidates import usable_nodes
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.costs import CostModel
+from shoal_planner.memory import held_elements, snapshot_bytes, stage_memory, usable_bytes
+from shoal_planner.parameters import num_parameters
+from shoal_planner.plan import Pipeline, Plan, Prediction
+from shoal_planner.score import sizes
+
+
+def describe(plan: Plan, snapshot: ClusterSnapshot) -> str:
+    """The structure in one line: "2 x [12 layers on A100-80G tp2 | 12 on T4] 8 x 4"."""
+    found = Counter(_describe_pipeline(pipeline, snapshot) for pipeline in plan.pipelines)
+    return " + ".join(text if count == 1 else f"{count} x {text}" for text, count in found.items())
+
+
+def _describe_pipeline(pipeline: Pipeline, snapshot: ClusterSnapshot) -> str:
+    stages = []
+    for stage in pipeline.stages:
+        replicas = Counter(
+            snapshot.node(replica.node).device + (f" tp{replica.tp}" if replica.tp > 1 else "")
+            for replica in stage.replicas
+        )
+        devices = ", ".join(name if count == 1 else f"{count} {name}" for name, count in replicas.items())
+        stages.append(f"{stage.last - stage.first} on {devices}")
+    return f"[{' | '.join(stages)}] {pipeline.micro_batches} x {pipeline.micro_batch}"
+
+
+def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
+    """Why this plan, in sentences for the user."""
+    assert plan.prediction is not None
+    stages = [len(pipeline.stages) for pipeline in plan.pipelines]
+    shape = f"{len(stages)} pipelines" if len(stages) > 1 else "one pipeline"
+    depth = _depths(stages)
+    parts = [f"{shape} {depth} {'take' if len(stages) > 1 else 'takes'} {plan.prediction.step_s:.3g} s a step"]
+    if others and others[0].prediction is not None:
+        behind = others[0].prediction.step_s / plan.prediction.step_s - 1
+        what = describe(others[0], costs.snapshot)
+        parts.append(f"the next best ({what}) takes {abs(behind):.1%} {'longer' if behind >= 0 else 'less'}")
+    parts.append(_why_stages(plan, costs))
+    if plan.unused:
+        parts.append(_why_unused(plan, costs))
+    text = "; ".join(part for part in parts if part)
+    return text[0].upper() + text[1:] + "."
+
+
+def _depths(stages: list[int]) -> str:
+    if len(set(stages)) == 1:
+        return f"of {stages[0]} stage{'s' if stages[0] > 1 else ''}"
+    return "of " + ", ".join(map(str, stages[:-1])) + f" and {stages[-1]} stages"
+
+
+def _why_stages(plan: Plan, costs: CostModel) -> str:
+    """Devices that cannot hold the whole model, where the plan has more than one stage."""
+    small = sorted(
+        {
+            costs.device(replica.node).name
+            for pipeline in plan.pipelines
+            if len(pipeline.stages) > 1
+            for stage in pipeline.stages
+            for replica in stage.replicas
+            if whole_model_bytes(costs, replica.node, replica.tp) > usable_bytes(costs.device(replica.node))
+        }
+    )
+    return f"{', '.join(small)} cannot hold the whole model alone, so such devices share it in stages" if small else ""
+
+
+def whole_model_bytes(costs: CostModel, node_id: str, tp: int, contributors: int = 1) -> float:
+    """What a device of a one-stage pipeline needs at least: one sample at a time, `contributors` pipelines."""
+    model, train = costs.job.model, costs.job.train
+    return stage_memory(
+        model,
+        train.seq_len,
+        train.precision,
+        tp=tp,
+        samples=1,
+        in_flight=1,
+        layers=model.layers,
+        embedding=True,
+        head=True,
+        owned=held_elements(model, tp, model.layers, embedding=True, head=True) / contributors,
+    ).total
+
+
+def _why_unused(plan: Plan, costs: CostModel) -> str:
+    allowed = {node.id for node in usable_nodes(costs.job, costs.snapshot)}
+    excluded = [name for name in plan.unused if name.rsplit(":", 1)[0] not in allowed]
+    idle = [name for name in plan.unused if name not in excluded]
+    sentences = []
+    if excluded:
+        sentences.append(f"{_some(excluded)} stay unused as limits.device_types leaves them out")
+    if idle:
+        sentences.append(f"{_some(idle)} stay unused: every plan tried that uses them is slower or does not fit")
+    return "; ".join(sentences)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def binding_constraint(costs: CostModel, copies: int) -> str:
+    """Why no plan fits: the first limit that rules out all plans, with what is needed and what there is."""
+    job, snapshot = costs.job, costs.snapshot
+    nodes = usable_nodes(job, snapshot)
+    if not nodes:
+        if not snapshot.nodes:
+            return "the cluster has no nodes"
+        found = ", ".join(sorted({node.device for node in snapshot.nodes}))
+        return f"limits.device_types allows {', '.join(job.limits.device_types)}; the cluster has {found}"
+    devices = sum(node.devices for node in nodes)
+    if devices < job.limits.min_devices:
+        return f"limits.min_devices is {job.limits.min_devices}; the cluster has {devices} devices that the job may use"
+    host_bytes = sum(node.host_memory_bytes for node in nodes)
+    state_bytes = snapshot_bytes(num_parameters(job.model), copies)
+    if state_bytes > host_bytes:
+        need, have = sizes(state_bytes, host_bytes)
+        return f"snapshots of the model need {need} of host memory; all nodes together have {have}"
+    return _memory_constraint(costs)
+
+
+def _memory_constraint(costs: CostModel) -> str:
+    """What an even share of the model needs, cut over as many devices as can take part, one sample at a time: on the
+    largest device if even that is too small, else on the smallest."""
+    model = costs.job.model
+    nodes = sorted(usable_nodes(costs.job, costs.snapshot), key=lambda node: -costs.device(node.id).memory_bytes)
+    stages = min(sum(node.devices for node in nodes), model.layers)
+    for node in nodes:
+        device = costs.device(node.id)
+        need_bytes = _share_bytes(costs, stages) + device.memory_bytes - usable_bytes(device)
+        if need_bytes > device.memory_bytes:
+            need, have = sizes(need_bytes, device.memory_bytes)
+            return f"needs {need} on {node.id}, which has {have}"
+    need, have = sizes(
+        stages * _share_bytes(costs, stages), sum(node.devices * costs.device(node.id).memory_bytes for node in nodes)
+    )
+    return f"needs {need} and more over all devices, which have {have}, and no split of the layers fits each of them"
+
+
+def _share_bytes(costs: CostModel, stages: int) -> float:
+    model, train = costs.job.model, costs.job.train
+    layers, whole = -(-model.layers // stages), stages == 1
+    return stage_memory(
+        model,
+        train.seq_len,
+        train.precision,
+        tp=1,
+        samples=1,
+        in_flight=1,
+        layers=layers,
+        embedding=whole,
+        head=whole,
+        owned=held_elements(model, 1, layers, embedding=whole, head=whole),
+    ).total
+
+
+def explain(plan: Plan, candidates: tuple[tuple[str, float], ...] = ()) -> str:
+    """Some lines for a person: the pipelines, where the seconds go, the memory, and what else was tried."""
+    lines = [plan.reason] if plan.reason else []
+    for number, pipeline in enumerate(plan.pipelines):
+        lines.append(f"pipeline {number}: {pipeline.micro_batches} micro-batches of {pipeline.micro_batch}")
+        for stage in pipeline.stages:
+            places = ", ".join(
+                f"{replica.node}:{','.join(map(str, replica.devices))}"
+                + (f" ({replica.samples} samples)" if len(stage.replicas) > 1 else "")
+                for replica in stage.replicas
+            )
+            lines.append(f"  layers {stage.first}-{stage.last} on {places}")
+    if plan.prediction is not None:
+        lines.extend(_explain_prediction(plan.prediction))
+    if len(candidates) > 1:
+        lines.append("best candidates:")
+        lines.extend(f"  {seconds:.4g} s  {text}" for text, seconds in candidates)
+    return "\n".join(lines)
+
+
+def _explain_prediction(prediction: Prediction) -> list[str]:
+    terms = prediction.terms
+    parts = (
+        f"{name.removesuffix('_s')} {getattr(terms, name):.3g}"
+        for name in ("compute_s", "bubble_s", "tensor_s", "pipeline_s", "gradient_s", "optimizer_s")
+    )
+    least, most = (choose(size for _, size in prediction.memory_bytes) for choose in (min, max))
+    return [
+        f"predicted: {prediction.step_s:.4g} s a step, {prediction.tokens_per_s:.4g} tokens/s, "
+        f"mfu {prediction.mfu:.1%}",
+        "seconds: " + ", ".join(parts),
+        f"memory: {sizes(least, most)[0]} to {sizes(most, most)[0]} a device",
+    ]

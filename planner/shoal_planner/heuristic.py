@@ -1,0 +1,202 @@
+"""Forms pipelines on clusters too large to try everything: evenly dealt types first, then moves that help.
+
+Sound, not exact: every candidate is priced under the same memory limits as the exact search. Deterministic for a seed
+as long as time does not run out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from shoal_planner.candidates import Pricer, Unit, Word
+from shoal_planner.cluster import Node
+from shoal_planner.layouts import form_units
+from shoal_planner.profile import Profile
+
+Words = tuple[Word, ...]
+Late = Callable[[], bool]
+# Numbers of pipelines that are tried beside the number of units of each type.
+_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_MAX_DEPTH = 32  # deeper pipelines are mostly bubble
+_KEPT = 12  # starts that the moves are tried on, and candidates that are handed back
+_STALE_MOVES = 150
+
+
+def large_candidates(
+    nodes: tuple[Node, ...], degrees: tuple[int, ...], profile: Profile, pricer: Pricer, seed: int, late: Late
+) -> list[tuple[float, Words]]:
+    """Good sets of pipelines with their estimates, best first; empty if none was found that fits."""
+    found: dict[Words, float] = {}
+    for words in _starts(nodes, degrees, profile, pricer, found, late):
+        found.setdefault(words, pricer.estimate(words))
+    best = _best(found)
+    generator = random.Random(seed)
+    for seconds, words in best[:3]:
+        if seconds == float("inf"):
+            break
+        improved_s, improved = _improve(
+            words, seconds, _all_units(words, best, nodes, profile), pricer, generator, late
+        )
+        found[improved] = improved_s
+    return [(seconds, words) for seconds, words in _best(found) if seconds < float("inf")]
+
+
+def _best(found: dict[Words, float]) -> list[tuple[float, Words]]:
+    return sorted(((seconds, words) for words, seconds in found.items()), key=lambda pair: (pair[0], len(pair[1])))[
+        :_KEPT
+    ]
+
+
+def _starts(
+    nodes: tuple[Node, ...],
+    degrees: tuple[int, ...],
+    profile: Profile,
+    pricer: Pricer,
+    found: dict[Words, float],
+    late: Late,
+) -> Iterator[Words]:
+    """One degree everywhere, then other degrees type by type from the best so far; every subset of the types."""
+    types = sorted({node.device for node in nodes})
+    plain = [dict.fromkeys(types, tp) for tp in degrees if tp <= max(node.devices for node in nodes)]
+    for choice in plain:
+        yield from _dealt(nodes, choice, profile, pricer, late)
+    if len(types) < 2 or late():
+        return
+    best = min(plain, key=lambda choice: _value(nodes, choice, found, profile))
+    for device, tp in itertools.product(types, degrees):
+        if not late() and best[device] != tp:
+            yield from _dealt(nodes, {**best, device: tp}, profile, pricer, late)
+
+
+def _value(nodes: tuple[Node, ...], choice: dict[str, int], found: dict[Words, float], profile: Profile) -> float:
+    """The best estimate among candidates whose units all have this choice's degrees."""
+    device_of = {node.id: node.device for node in nodes}
+    fitting = (
+        seconds
+        for words, seconds in found.items()
+        if all(unit.tp <= choice[device_of[unit.node]] for word in words for unit in word)
+        and any(unit.tp == choice[device_of[unit.node]] for word in words for unit in word)
+    )
+    return min(fitting, default=float("inf"))
+
+
+def _units(nodes: tuple[Node, ...], choice: dict[str, int], profile: Profile) -> tuple[Unit, ...]:
+    cuts = []
+    for node in nodes:
+        tp = min(choice[node.device], node.devices)
+        cuts.append((node, (tp,) * (node.devices // tp)))
+    return form_units(cuts, profile)
+
+
+def _dealt(
+    nodes: tuple[Node, ...], choice: dict[str, int], profile: Profile, pricer: Pricer, late: Late
+) -> Iterator[Words]:
+    units = _units(nodes, choice, profile)
+    by_kind: dict[int, list[Unit]] = defaultdict(list)
+    for unit in units:
+        by_kind[unit.kind].append(unit)
+    kinds = list(by_kind)
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(kinds, size) for size in range(len(kinds), max(0, len(kinds) - 3), -1)
+    )
+    for subset in itertools.islice(subsets, 64):
+        chosen = [by_kind[kind] for kind in subset]
+        total = sum(map(len, chosen))
+        counts = {count for count in (*_COUNTS, *map(len, chosen), total) if count <= total}
+        for count in sorted(counts):
+            if late():
+                return
+            if count <= pricer.job.train.global_batch and total / count <= min(_MAX_DEPTH, pricer.job.model.layers + 2):
+                yield from (
+                    _ordered(words, pricer, front) for words in (_deal(chosen, count),) for front in (True, False)
+                )
+
+
+def _deal(kinds: list[list[Unit]], count: int) -> Words:
+    """Units of each kind to pipelines in even runs, neighbours together; what is over goes on where the last kind
+    ended, so that no pipeline gets all of the remainders."""
+    words: list[list[Unit]] = [[] for _ in range(count)]
+    start = 0
+    for units in kinds:
+        share, over = divmod(len(units), count)
+        sizes = [share] * count
+        for index in range(over):
+            sizes[(start + index) % count] += 1
+        start = (start + over) % count
+        taken = 0
+        for index, size in enumerate(sizes):
+            words[index].extend(units[taken : taken + size])
+            taken += size
+    return tuple(tuple(word) for word in words if word)
+
+
+def _ordered(words: Words, pricer: Pricer, large_first: bool) -> Words:
+    """Devices with much memory for their speed at the front, where most micro-batches are in flight, or at the end."""
+    return tuple(sorted(_order(word, pricer, large_first) for word in words))
+
+
+def _order(word: Word, pricer: Pricer, large_first: bool) -> Word:
+    def weight(unit: Unit) -> tuple[float, str, tuple[int, ...]]:
+        memory = pricer.costs.device(unit.node).memory_bytes * unit.tp
+        seconds = pricer.costs.part("block", unit.node, unit.tp, 1).total_s
+        return (-memory * seconds if large_first else memory * seconds, unit.node, unit.devices)
+
+    return tuple(sorted(word, key=weight))
+
+
+def _all_units(words: Words, best: list[tuple[float, Words]], nodes: tuple[Node, ...], profile: Profile) -> list[Unit]:
+    """Units of the other good candidates that could join this one: their devices are free in it."""
+    used = {(unit.node, index) for word in words for unit in word for index in unit.devices}
+    spare: dict[tuple[str, tuple[int, ...]], Unit] = {}
+    for _, others in best:
+        for unit in itertools.chain.from_iterable(others):
+            if not any((unit.node, index) in used for index in unit.devices):
+                spare.setdefault((unit.node, unit.devices), unit)
+                used.update((unit.node, index) for index in unit.devices)
+    return list(spare.values())
+
+
+def _improve(
+    words: Words, seconds: float, spare: list[Unit], pricer: Pricer, generator: random.Random, late: Late
+) -> tuple[float, Words]:
+    """Random moves, kept when they help, until many in a row did not."""
+    stale = 0
+    while stale < _STALE_MOVES and not late():
+        moved, left = _move(words, spare, generator)
+        estimate = pricer.estimate(moved) if moved else float("inf")
+        if estimate < seconds * (1 - 1e-9):
+            words, spare, seconds, stale = moved, left, estimate, 0
+        else:
+            stale += 1
+    return seconds, words
+
+
+def _move(words: Words, spare: list[Unit], generator: random.Random) -> tuple[Words, list[Unit]]:
+    """One of: exchange two units, move one, leave one out, take one in. A pipeline may vanish; a new one may begin."""
+    changed = [list(word) for word in words]
+    left = list(spare)
+    action = generator.choice(("exchange", "exchange", "move", "move", "drop", "take"))
+    here = generator.choice(changed)
+    place = generator.randrange(len(here))
+    there = generator.choice(changed)
+    if action == "exchange":
+        other = generator.randrange(len(there))
+        here[place], there[other] = there[other], here[place]
+    elif action == "take" and left:
+        unit = left.pop(generator.randrange(len(left)))
+        if generator.random() < 0.3:
+            changed.append([unit])
+        else:
+            there.insert(generator.randint(0, len(there)), unit)
+    elif action == "drop":
+        left.append(here.pop(place))
+    else:
+        unit = here.pop(place)
+        if generator.random() < 0.2:
+            changed.append([unit])
+        else:
+            there.insert(generator.randint(0, len(there)), unit)
+    return tuple(tuple(word) for word in changed if word), left

@@ -1,0 +1,129 @@
+"""All ways to form pipelines from the devices of a small cluster, each up to exchange of equal devices.
+
+Owns the enumeration alone; what a pipeline costs is asked elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from shoal_planner.candidates import Unit, Word
+from shoal_planner.cluster import Node
+from shoal_planner.job import ModelSpec
+from shoal_planner.profile import Profile
+
+_Shape = tuple[object, ...]
+_Key = tuple[tuple[tuple[int, int], ...], ...]
+
+
+def tp_degrees(model: ModelSpec, most: int) -> tuple[int, ...]:
+    """The degrees of tensor parallelism that divide the heads and the key heads, up to `most`."""
+    return tuple(tp for tp in range(1, most + 1) if model.heads % tp == 0 and model.num_kv_heads % tp == 0)
+
+
+def node_shape(node: Node, profile: Profile) -> _Shape:
+    """Nodes of equal shape are interchangeable. A node whose links were measured is like no other."""
+    measured = any(node.id in (figure.from_node, figure.to_node) for figure in profile.links)
+    return (
+        node.device,
+        node.devices,
+        node.intra_bytes_per_s,
+        node.inter_bytes_per_s,
+        node.nics,
+        node.zone,
+        node.device_group,
+        node.group_bytes_per_s or 0.0,
+        node.host_memory_bytes,
+        node.id if measured else "",
+    )
+
+
+def layouts(nodes: tuple[Node, ...], degrees: tuple[int, ...], profile: Profile) -> Iterator[tuple[Unit, ...]]:
+    """Every way to cut each node's devices into units; nodes of one shape in one order only. Devices may stay out
+    later, so all devices are in some unit here."""
+    shapes = sorted({node_shape(node, profile) for node in nodes}, key=repr)
+    groups = [[node for node in nodes if node_shape(node, profile) == shape] for shape in shapes]
+    choices = []
+    for group in groups:
+        cuts = list(_cuts(group[0].devices, degrees))
+        choices.append(list(itertools.combinations_with_replacement(cuts, len(group))))
+    for choice in itertools.product(*choices):
+        yield form_units(
+            [
+                (node, cut)
+                for group, cuts in zip(groups, choice, strict=True)
+                for node, cut in zip(group, cuts, strict=True)
+            ],
+            profile,
+        )
+
+
+def form_units(cuts: list[tuple[Node, tuple[int, ...]]], profile: Profile) -> tuple[Unit, ...]:
+    """The units of nodes cut into these tp degrees, sorted by kind and node."""
+    kinds: dict[tuple[object, ...], int] = {}
+    found = []
+    for node, cut in cuts:
+        first = 0
+        for tp in cut:
+            kind = kinds.setdefault((node_shape(node, profile), cut, tp), len(kinds))
+            found.append(Unit(kind=kind, node=node.id, devices=tuple(range(first, first + tp))))
+            first += tp
+    return tuple(sorted(found))
+
+
+def _cuts(devices: int, degrees: tuple[int, ...], most: int | None = None) -> Iterator[tuple[int, ...]]:
+    """Partitions of a number of devices into degrees, largest first."""
+    if not devices:
+        yield ()
+    for tp in reversed(degrees):
+        if tp <= devices and (most is None or tp <= most):
+            for rest in _cuts(devices - tp, degrees, tp):
+                yield (tp, *rest)
+
+
+def arrangements(units: tuple[Unit, ...], most_pipelines: int) -> Iterator[tuple[Word, ...]]:
+    """Every set of at least one pipeline over some of the units, each set once up to exchange of equal units.
+
+    Pipelines come in the order of their first unit, and of equal units the first unused one is taken; so a set is met
+    more than once only where pipelines of equal first kinds exchange places, and those are dropped by their key.
+    """
+    seen: set[_Key] = set()
+    for words in _extend(units, (), most_pipelines):
+        key = _canonical(words)
+        if key not in seen:
+            seen.add(key)
+            yield words
+
+
+def _canonical(words: tuple[Word, ...]) -> _Key:
+    """Equal only for sets that differ by exchange of equal units: nodes are named by where they first appear."""
+    names: dict[str, int] = {}
+    ordered = sorted(words, key=lambda word: [unit.kind for unit in word])
+    return tuple(tuple((unit.kind, names.setdefault(unit.node, len(names))) for unit in word) for word in ordered)
+
+
+def _extend(units: tuple[Unit, ...], words: tuple[Word, ...], most: int) -> Iterator[tuple[Word, ...]]:
+    used = {unit for word in words for unit in word}
+    if words:
+        yield words
+    for unit in _distinct(units, used):
+        if words:
+            yield from _extend(units, (*words[:-1], (*words[-1], unit)), most)
+        if len(words) < most and (not words or unit > words[-1][0]):
+            yield from _extend(units, (*words, (unit,)), most)
+
+
+def _distinct(units: tuple[Unit, ...], used: set[Unit]) -> Iterator[Unit]:
+    """Unused units, of interchangeable ones the first: those of one kind on one node, or on nodes still untouched."""
+    touched = {unit.node for unit in used}
+    seen: set[tuple[int, str]] = set()
+    fresh: dict[int, str] = {}
+    for unit in units:
+        if unit in used:
+            continue
+        if unit.node not in touched and fresh.setdefault(unit.kind, unit.node) != unit.node:
+            continue
+        if (unit.kind, unit.node) not in seen:
+            seen.add((unit.kind, unit.node))
+            yield unit

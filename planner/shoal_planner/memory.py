@@ -1,0 +1,143 @@
+"""Bytes that a rank keeps, exactly as the engine allocates them, and bytes that a node's agent keeps.
+
+Small pure functions; the constants on top are the ones that measurements of the engine calibrate. Does not own which
+units a rank holds (`parameters`) nor how much memory there is (`catalogue`, `cluster`).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from shoal_planner.catalogue import DeviceType
+from shoal_planner.cluster import GIB
+from shoal_planner.job import ModelSpec
+from shoal_planner.parameters import parameters
+from shoal_planner.profile import Part
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
+GRADIENT_BYTES = 4  # accumulated in fp32 whatever the weights are
+OPTIMIZER_BYTES = 12  # master, exp_avg, exp_avg_sq, in fp32
+SNAPSHOT_SLOTS = 2  # the newest safe step, and the one being written
+# Of the largest unit: its gradients received from peers and its gathered weights, each at most whole.
+STAGING_COPIES = 2
+# What autograd keeps of a block, in widths of the residual stream: input and output of both norms (never cut by tp) ...
+NORM_WIDTHS = 4
+# ... per query width: q, attention output, its contiguous copy, and keys and values repeated to all heads ...
+QUERY_WIDTHS = 5
+# ... per key width: k and v; per inner width of the MLP: gate, up, silu(gate), product.
+KEY_WIDTHS = 2
+FFN_WIDTHS = 4
+# Norms in lower precision keep their input in fp32 too.
+NORM_FP32_WIDTHS = 2
+# Measured 20.9 widths where the sum above says 20.3: statistics of softmax and norms, rounding.
+ACTIVATION_MARGIN = 1.05
+# Logits, their softmax and their gradient, in fp32, for one micro-batch.
+LOGIT_COPIES = 3
+# Buffers at the borders of a stage: the input that waits, and the gradient that is received, per micro-batch in flight.
+BORDER_COPIES = 2
+# The widest moment of a backward: the gradients of one block's activations.
+BACKWARD_BLOCKS = 1
+# Kept free: fragmentation everywhere, and a GPU's context and libraries.
+HEADROOM_SHARE = 0.05
+GPU_CONTEXT_BYTES = GIB * 6 // 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Peak bytes of one rank by what they are for."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    staging: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.staging + self.activations
+
+
+def usable_bytes(device: DeviceType) -> float:
+    """What a plan may use of a device."""
+    context = 0 if device.threads is not None else GPU_CONTEXT_BYTES
+    return max(0.0, device.memory_bytes * (1 - HEADROOM_SHARE) - context)
+
+
+@functools.lru_cache(maxsize=4096)
+def part_elements(model: ModelSpec, part: Part, tp: int) -> int:
+    """Elements that tp rank 0 of `tp` holds of a block, the embedding, or final norm and head (tied: its own copy)."""
+    unit = {"embedding": 0, "block": 1, "head": model.layers + 1}[part]
+    found = 0
+    for parameter in parameters(model):
+        if unit in parameter.units:
+            # The last tp rank has the largest slice of rows that do not divide evenly, the first the norms: count both.
+            first, last = parameter.interval(tp - 1, tp)
+            found += last - first
+    return found
+
+
+def unit_elements(model: ModelSpec, unit: int, tp: int) -> int:
+    """Elements of a unit that a rank synchronises; a tied embedding's weight counts in unit 0 alone."""
+    if unit == 0:
+        return part_elements(model, "embedding", tp)
+    if unit <= model.layers:
+        return part_elements(model, "block", tp)
+    whole = part_elements(model, "head", tp)
+    return whole - part_elements(model, "embedding", tp) if model.tie_embeddings else whole
+
+
+def held_elements(model: ModelSpec, tp: int, layers: int, *, embedding: bool, head: bool) -> int:
+    """Elements that a rank of a stage holds. A rank with both ends of a tied embedding holds it once."""
+    units = [0] if embedding or (head and model.tie_embeddings) else []
+    units += [model.layers + 1] if head else []
+    return layers * part_elements(model, "block", tp) + sum(unit_elements(model, unit, tp) for unit in units)
+
+
+def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int) -> float:
+    """What autograd keeps of one block for one sample."""
+    size = ELEMENT_BYTES[precision]
+    norms = (NORM_WIDTHS * size + (NORM_FP32_WIDTHS * 4 if size < 4 else 0)) * model.hidden
+    cut = QUERY_WIDTHS * model.heads * model.head_dim + KEY_WIDTHS * model.num_kv_heads * model.head_dim
+    return ACTIVATION_MARGIN * seq_len * (norms + size * (cut + FFN_WIDTHS * model.ffn) / tp)
+
+
+def stage_memory(
+    model: ModelSpec,
+    seq_len: int,
+    precision: str,
+    *,
+    tp: int,
+    samples: int,
+    in_flight: int,
+    layers: int,
+    embedding: bool,
+    head: bool,
+    owned: float,
+) -> StageMemory:
+    """Peak bytes of a rank that owns the optimizer state of `owned` elements.
+
+    Linear in `layers`: the largest unit counts a block even where a stage holds none.
+    """
+    held = held_elements(model, tp, layers, embedding=embedding, head=head)
+    size = ELEMENT_BYTES[precision]
+    parts: list[Part] = ["block"]
+    parts += ["embedding"] if embedding else []
+    parts += ["head"] if head else []
+    largest = max(part_elements(model, part, tp) for part in parts)
+    block = block_activation_bytes(model, seq_len, precision, tp)
+    border = BORDER_COPIES * seq_len * model.hidden * size
+    logits = LOGIT_COPIES * 4 * seq_len * model.vocab / tp if head else 0.0
+    kept = in_flight * (layers * block + border) + BACKWARD_BLOCKS * block + logits
+    return StageMemory(
+        weights=held * size,
+        gradients=held * GRADIENT_BYTES,
+        optimizer=owned * OPTIMIZER_BYTES,
+        staging=STAGING_COPIES * largest * GRADIENT_BYTES,
+        activations=samples * kept,
+    )
+
+
+def snapshot_bytes(owned: float, copies: int) -> float:
+    """Host memory that snapshots of this much owned state take on a node, with as much kept for others per copy."""
+    return SNAPSHOT_SLOTS * OPTIMIZER_BYTES * owned * (1 + copies)

@@ -1,0 +1,98 @@
+"""What our model says of any plan, ours or not: its prediction, or why it cannot run here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+from shoal_planner.cluster import GIB, ClusterSnapshot
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.job import JobSpec
+from shoal_planner.memory import snapshot_bytes, usable_bytes
+from shoal_planner.plan import Plan, check_plan
+from shoal_planner.profile import Profile
+from shoal_planner.simulate import RankCost, rank_costs, simulate
+
+MIB = 1024**2
+
+
+def score(plan: Plan, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile | None = None) -> Plan:
+    """The plan with its prediction. Raises InvalidField if it is not one of this job and cluster, and NoPlanFits if it
+    needs more memory than a device or a host has."""
+    return score_with(plan, CostModel(job, snapshot, profile or Profile()))
+
+
+def score_with(plan: Plan, costs: CostModel) -> Plan:
+    """As `score`, with a cost model that has computed much of it before."""
+    check_plan(plan, costs.job)
+    _check_cluster(plan, costs)
+    check_memory(plan, costs)
+    return dataclasses.replace(plan, prediction=simulate(plan, costs), unused=unused(plan, costs.snapshot))
+
+
+def check_memory(plan: Plan, costs: CostModel) -> None:
+    """Raises NoPlanFits, naming the device or host that lacks most."""
+    ranks = rank_costs(plan, costs)
+    _check_devices(ranks, costs)
+    _check_hosts(plan, ranks, costs)
+
+
+def unused(plan: Plan, snapshot: ClusterSnapshot) -> tuple[str, ...]:
+    used = plan.devices()
+    return tuple(str(ref) for node in snapshot.nodes for ref in node.refs() if ref not in used)
+
+
+def sizes(need_bytes: float, have_bytes: float) -> tuple[str, str]:
+    """Both in one unit that suits them: "41.2 GiB" and "16"."""
+    unit, name = (GIB, "GiB") if have_bytes >= GIB or not have_bytes else (MIB, "MiB")
+    return f"{need_bytes / unit:.1f} {name}", f"{have_bytes / unit:.1f}".removesuffix(".0")
+
+
+def too_big(need_bytes: float, have_bytes: float, place: str) -> NoPlanFits:
+    need, have = sizes(need_bytes, have_bytes)
+    return NoPlanFits(f"needs {need} on {place}, which has {have}")
+
+
+def _check_cluster(plan: Plan, costs: CostModel) -> None:
+    limits = costs.job.limits
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for r, replica in enumerate(stage.replicas):
+                path = f"pipelines[{p}].stages[{s}].replicas[{r}]"
+                try:
+                    node = costs.node(replica.node)
+                except KeyError as error:
+                    raise InvalidField(f"{path}.node", replica.node, "is not a node of this cluster") from error
+                if any(not 0 <= index < node.devices for index in replica.devices):
+                    problem = f"node {node.id} has devices 0 to {node.devices - 1}"
+                    raise InvalidField(f"{path}.devices", list(replica.devices), problem)
+                if limits.device_types and node.device not in limits.device_types:
+                    problem = f"has {node.device}; limits.device_types allows {', '.join(limits.device_types)}"
+                    raise InvalidField(f"{path}.node", replica.node, problem)
+    if len(plan.devices()) < limits.min_devices:
+        problem = f"uses fewer devices than limits.min_devices ({limits.min_devices})"
+        raise InvalidField("pipelines", len(plan.devices()), problem)
+    if plan.copies >= len(costs.snapshot.nodes):
+        problem = f"each copy needs another node, and the cluster has {len(costs.snapshot.nodes)}"
+        raise InvalidField("copies", plan.copies, problem)
+
+
+def _check_devices(ranks: tuple[RankCost, ...], costs: CostModel) -> None:
+    def excess(rank: RankCost) -> float:
+        return rank.memory.total - usable_bytes(costs.device(rank.node))
+
+    worst = max(ranks, key=excess)
+    if excess(worst) > 0:
+        have_bytes = costs.device(worst.node).memory_bytes
+        raise too_big(have_bytes + excess(worst), have_bytes, worst.node)
+
+
+def _check_hosts(plan: Plan, ranks: tuple[RankCost, ...], costs: CostModel) -> None:
+    owned: dict[str, float] = defaultdict(float)
+    for rank in ranks:
+        owned[rank.node] += rank.owned
+    for node_id, elements in owned.items():
+        need_bytes, have_bytes = snapshot_bytes(elements, plan.copies), costs.node(node_id).host_memory_bytes
+        if need_bytes > have_bytes:
+            raise too_big(need_bytes, have_bytes, f"the host of {node_id} for snapshots")

@@ -1,0 +1,205 @@
+"""The search for a plan: exact on small clusters, a heuristic above; the best few by estimate are simulated.
+
+Owns the choice. What pipelines there are comes from `layouts` and `heuristic`, what they cost from `candidates`, and
+what a plan really takes from `simulate` through `score`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from shoal_planner.candidates import Candidate, Pricer, Word, usable_nodes
+from shoal_planner.cluster import ClusterSnapshot, Node
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.explain import binding_constraint, describe, reason
+from shoal_planner.heuristic import large_candidates
+from shoal_planner.job import JobSpec
+from shoal_planner.layouts import arrangements, layouts, tp_degrees
+from shoal_planner.plan import Plan
+from shoal_planner.profile import Profile
+from shoal_planner.score import check_memory, score_with
+
+EXACT_DEVICES = 6
+# By estimate, of which the best by simulation is taken: the estimate prices a pipeline's fill and drain only roughly.
+FINALISTS = 12
+# A plan that keeps devices at what they hold may be this much slower: moving state costs a pause.
+KEEP_SHARE = 0.02
+# Of plans that differ by less than the prediction's error, the one with the shallowest pipelines.
+SIMPLER_SHARE = 0.01
+# The large search sees few micro-batch sizes at first: most of its time goes into forming pipelines.
+COARSE_SIZES = (1, 2, 4, 8, 16, 32)
+COARSE_SPLITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """`candidates` are the finalists, described, with their predicted seconds, best first."""
+
+    plan: Plan
+    search_s: float
+    truncated: bool
+    num_candidates: int
+    candidates: tuple[tuple[str, float], ...]
+
+
+def plan(
+    job: JobSpec,
+    snapshot: ClusterSnapshot,
+    profile: Profile | None = None,
+    *,
+    previous: Plan | None = None,
+    seed: int = 0,
+    time_limit_s: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> PlanResult:
+    """The best plan found, with its prediction and its reason. The same arguments give the same plan unless the time
+    limit cut the search short (`truncated`).
+
+    Raises NoPlanFits, naming the constraint that binds, and InvalidField for unknown device types.
+    """
+    started_s = clock()
+    costs = CostModel(job, snapshot, profile or Profile())
+    for node in snapshot.nodes:
+        costs.device(node.id)
+    copies = _copies(job, snapshot)
+    search = _Search(costs, copies, seed, lambda: clock() - started_s > time_limit_s)
+    search.run()
+    scored = search.scored(previous)
+    if not scored:
+        raise NoPlanFits(search.refusal or binding_constraint(costs, copies))
+    chosen = _choose(scored, previous)
+    explained = dataclasses.replace(
+        chosen, reason=reason(chosen, costs, [found for found in scored if found != chosen])
+    )
+    return PlanResult(
+        plan=explained,
+        search_s=clock() - started_s,
+        truncated=search.truncated,
+        num_candidates=search.num_candidates,
+        candidates=tuple((describe(found, snapshot), step_s(found)) for found in scored),
+    )
+
+
+def step_s(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_s
+
+
+def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:
+    others = len(snapshot.nodes) - 1
+    if job.checkpoint.copies == "auto":
+        return min(job.checkpoint.num_copies, max(0, others))
+    if job.checkpoint.num_copies > others:
+        raise NoPlanFits(
+            f"checkpoint.copies = {job.checkpoint.num_copies} needs {job.checkpoint.num_copies + 1} nodes, "
+            f"and the cluster has {len(snapshot.nodes)}"
+        )
+    return job.checkpoint.num_copies
+
+
+class _Search:
+    """Collects the best candidates by estimate."""
+
+    def __init__(self, costs: CostModel, copies: int, seed: int, late: Callable[[], bool]) -> None:
+        self.costs = costs
+        self.copies = copies
+        self.seed = seed
+        self.late = late
+        self.truncated = False
+        self.num_candidates = 0
+        self.refusal = ""  # what a host lacks for a candidate whose devices suffice
+        self.pricer = Pricer(costs)
+        self._best: list[tuple[float, int, Candidate]] = []  # a heap, worst first
+
+    def run(self) -> None:
+        nodes = usable_nodes(self.costs.job, self.costs.snapshot)
+        if not nodes:
+            return
+        degrees = tp_degrees(self.costs.job.model, max(node.devices for node in nodes))
+        if sum(node.devices for node in nodes) <= EXACT_DEVICES:
+            self._exact(nodes, degrees)
+        else:
+            self._large(nodes, degrees)
+
+    def scored(self, previous: Plan | None) -> list[Plan]:
+        """The finalists that pass every check of `score`, and the previous plan if it still does; best first."""
+        plans = {}
+        for _, _, candidate in sorted(self._best, key=lambda entry: (-entry[0], -entry[1])):
+            made = self.pricer.plan(candidate, self.copies)
+            plans[made.plan_id] = made
+        if previous is not None:
+            kept = dataclasses.replace(previous, copies=self.copies)
+            plans[kept.plan_id] = kept
+        scored = []
+        for made in plans.values():
+            try:
+                scored.append(score_with(made, self.costs))
+            except (InvalidField, NoPlanFits):
+                continue  # the previous plan may name nodes that are gone
+        return sorted(scored, key=lambda found: (step_s(found), found.plan_id))
+
+    def _exact(self, nodes: tuple[Node, ...], degrees: tuple[int, ...]) -> None:
+        batch = self.costs.job.train.global_batch
+        for units in layouts(nodes, degrees, self.costs.profile):
+            for words in arrangements(units, batch):
+                if self.late():
+                    self.truncated = True
+                    return
+                self._offer(words)
+
+    def _large(self, nodes: tuple[Node, ...], degrees: tuple[int, ...]) -> None:
+        coarse = Pricer(self.costs, COARSE_SIZES, COARSE_SPLITS)
+        found = large_candidates(nodes, degrees, self.costs.profile, coarse, self.seed, self.late)
+        self.truncated = self.late()
+        self.pricer = Pricer(self.costs, max_splits=COARSE_SPLITS)
+        self.num_candidates += coarse.num_estimates
+        for _, words in found:
+            self._offer(words)
+
+    def _offer(self, words: tuple[Word, ...]) -> None:
+        if sum(len(unit.devices) for word in words for unit in word) < self.costs.job.limits.min_devices:
+            return
+        self.num_candidates += 1
+        worst = -self._best[0][0] if len(self._best) >= FINALISTS else float("inf")
+        if not self.pricer.estimate(words) < worst:
+            return
+        candidate = self.pricer.price(words)
+        if candidate is not None and candidate.seconds < worst and self._fits(candidate):
+            heapq.heappush(self._best, (-candidate.seconds, -self.num_candidates, candidate))
+            if len(self._best) > FINALISTS:
+                heapq.heappop(self._best)
+
+    def _fits(self, candidate: Candidate) -> bool:
+        try:
+            check_memory(self.pricer.plan(candidate, self.copies), self.costs)
+        except NoPlanFits as error:
+            self.refusal = error.constraint
+            return False
+        return True
+
+
+def _choose(scored: list[Plan], previous: Plan | None) -> Plan:
+    """The fastest; of those hardly slower, the one in which devices keep most of what the previous plan gave them, or
+    without a previous plan the one with the shallowest pipelines."""
+    if previous is None:
+        limit_s = step_s(scored[0]) * (1 + SIMPLER_SHARE)
+        near = itertools.takewhile(lambda found: step_s(found) <= limit_s, scored)
+        return min(near, key=lambda found: (max(len(pipeline.stages) for pipeline in found.pipelines), step_s(found)))
+    limit_s = step_s(scored[0]) * (1 + KEEP_SHARE)
+    near = itertools.takewhile(lambda found: step_s(found) <= limit_s, scored)
+    before = set(_holdings(previous))
+    return max(near, key=lambda found: (len(before.intersection(_holdings(found))), -step_s(found)))
+
+
+def _holdings(plan: Plan) -> Iterator[tuple[str, int, int, int]]:
+    """What each device holds: (device, layer, tp, tp rank)."""
+    for place in plan.places():
+        stage = plan.pipelines[place.pipeline].stages[place.stage]
+        for layer in range(stage.first, stage.last):
+            yield str(place.device), layer, place.tp, place.tp_rank

@@ -1,0 +1,184 @@
+"""Runs the programs of a plan on costs: the same programs that the engine runs on tensors.
+
+Owns the clock of each rank and where its seconds go, and the memory of each rank. Does not own whether that fits
+(`score`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, fields
+
+from shoal_planner.costs import CostModel, PartTime, model_flops
+from shoal_planner.memory import StageMemory, stage_memory, unit_elements
+from shoal_planner.plan import Plan, Prediction, RankPlace, Terms
+from shoal_planner.programs import (
+    Backward,
+    Forward,
+    Gather,
+    Instruction,
+    Program,
+    ReceiveActivation,
+    ReceiveGradient,
+    Reduce,
+    SendActivation,
+    SendGradient,
+    Update,
+    Vote,
+)
+from shoal_planner.proof import ordered
+from shoal_planner.schedule import programs, sync_units
+
+_Key = tuple[int, int, bool, int, int]  # sender, receiver, activation?, micro-batch, first row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCost:
+    """What a rank is to the cost model: its place, its work per micro-batch, and the state that it owns."""
+
+    place: RankPlace
+    node: str
+    time: PartTime
+    owned: float
+    memory: StageMemory
+
+
+def rank_costs(plan: Plan, costs: CostModel) -> tuple[RankCost, ...]:
+    """By rank. Raises KeyError for a node that the cluster lacks."""
+    holders = unit_holders(plan, costs)
+    return tuple(_rank_cost(plan, place, costs, holders) for place in plan.places())
+
+
+def _rank_cost(
+    plan: Plan, place: RankPlace, costs: CostModel, holders: dict[int, tuple[tuple[str, int], ...]]
+) -> RankCost:
+    model, train = costs.job.model, costs.job.train
+    pipeline = plan.pipelines[place.pipeline]
+    stage, depth = pipeline.stages[place.stage], len(pipeline.stages)
+    samples, layers = stage.replicas[place.replica].samples, stage.last - stage.first
+    embedding, head = place.stage == 0, place.stage == depth - 1
+    units = sync_units(plan, model, place.pipeline, place.stage)
+    owned = sum(unit_elements(model, unit, place.tp) / len(holders[unit]) for unit in units)
+    memory = stage_memory(
+        model,
+        train.seq_len,
+        train.precision,
+        tp=place.tp,
+        samples=samples,
+        in_flight=min(depth - place.stage, pipeline.micro_batches),
+        layers=layers,
+        embedding=embedding,
+        head=head,
+        owned=owned,
+    )
+    time = costs.stage(place.device.node, place.tp, samples, layers, embedding=embedding, head=head)
+    return RankCost(place=place, node=place.device.node, time=time, owned=owned, memory=memory)
+
+
+def unit_holders(plan: Plan, costs: CostModel) -> dict[int, tuple[tuple[str, int], ...]]:
+    """The replicas, as (node, tp), that synchronise each unit."""
+    found: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for unit in sync_units(plan, costs.job.model, p, s):
+                found[unit].extend((replica.node, replica.tp) for replica in stage.replicas)
+    return {unit: tuple(replicas) for unit, replicas in found.items()}
+
+
+def simulate(plan: Plan, costs: CostModel) -> Prediction:
+    """Seconds of a step and where they go, and the memory of each device. Raises KeyError for an unknown node."""
+    ranks = rank_costs(plan, costs)
+    run = _Run(plan, costs, ranks, programs(plan, costs.job.model))
+    run.play()
+    step_s = max(run.clock)
+    tokens_per_s = costs.job.train.tokens_per_step / step_s
+    used = {place.device.node: costs.node(place.device.node) for place in plan.places()}
+    price_per_s = sum(node.price_per_hour for node in used.values()) / 3600
+    return Prediction(
+        step_s=step_s,
+        tokens_per_s=tokens_per_s,
+        mfu=_mfu(costs, ranks, step_s),
+        price_per_million_tokens=price_per_s / tokens_per_s * 1e6,
+        terms=run.terms(step_s),
+        memory_bytes=tuple((str(rank.place.device), rank.memory.total) for rank in ranks),
+    )
+
+
+def _mfu(costs: CostModel, ranks: tuple[RankCost, ...], step_s: float) -> float:
+    train = costs.job.train
+    peak = sum(costs.device(rank.node).flops_per_s(train.precision) for rank in ranks)
+    return model_flops(costs.job.model, train.seq_len) * train.global_batch / (step_s * peak)
+
+
+class _Run:
+    """One step of all ranks."""
+
+    def __init__(self, plan: Plan, costs: CostModel, ranks: tuple[RankCost, ...], by_rank: tuple[Program, ...]) -> None:
+        self.costs = costs
+        self.ranks = ranks
+        self.by_rank = by_rank
+        self.holders = unit_holders(plan, costs)
+        self.clock = [0.0] * len(ranks)
+        self.spent: list[dict[str, float]] = [defaultdict(float) for _ in ranks]
+        self.arrivals: dict[_Key, tuple[float, float]] = {}
+        self.members: dict[Instruction, list[int]] = defaultdict(list)
+        self.ends: dict[Instruction, float] = {}
+
+    def play(self) -> None:
+        for rank, program in enumerate(self.by_rank):
+            for instruction in program:
+                if isinstance(instruction, Reduce | Vote | Gather):
+                    self.members[instruction].append(rank)
+        for rank, instruction in ordered(self.by_rank):
+            self._do(rank, instruction)
+
+    def terms(self, step_s: float) -> Terms:
+        """Of the rank that computes longest; what it waits at the end counts as bubble, so that all add up."""
+        rank = max(range(len(self.clock)), key=lambda rank: self.spent[rank]["compute_s"])
+        spent = dict(self.spent[rank])
+        spent["bubble_s"] = spent.get("bubble_s", 0.0) + step_s - self.clock[rank]
+        return Terms(**{field.name: spent.get(field.name, 0.0) for field in fields(Terms)})
+
+    def _spend(self, rank: int, term: str, seconds: float) -> None:
+        self.spent[rank][term] += seconds
+        self.clock[rank] += seconds
+
+    def _do(self, rank: int, instruction: Instruction) -> None:
+        time = self.ranks[rank].time
+        match instruction:
+            case Forward():
+                self._spend(rank, "compute_s", time.forward_s)
+                self._spend(rank, "tensor_s", time.tensor_forward_s)
+            case Backward():
+                self._spend(rank, "compute_s", time.backward_s)
+                self._spend(rank, "tensor_s", time.tensor_backward_s)
+            case SendActivation() | SendGradient():
+                kind = isinstance(instruction, SendActivation)
+                rows = instruction.last - instruction.first
+                link_s = self.costs.send_s(self.ranks[rank].node, self.ranks[instruction.peer].node, rows)
+                key = (rank, instruction.peer, kind, instruction.micro_batch, instruction.first)
+                self.arrivals[key] = (self.clock[rank] + link_s, link_s)
+            case ReceiveActivation() | ReceiveGradient():
+                kind = isinstance(instruction, ReceiveActivation)
+                key = (instruction.peer, rank, kind, instruction.micro_batch, instruction.first)
+                at_s, link_s = self.arrivals.pop(key)
+                wait_s = max(0.0, at_s - self.clock[rank])
+                self._spend(rank, "pipeline_s", min(wait_s, link_s))
+                self._spend(rank, "bubble_s", wait_s - min(wait_s, link_s))
+            case Reduce() | Vote() | Gather():
+                self._meet(rank, instruction)
+            case Update():
+                self._spend(rank, "optimizer_s", self.costs.update_s(self.ranks[rank].node, self.ranks[rank].owned))
+
+    def _meet(self, rank: int, instruction: Reduce | Vote | Gather) -> None:
+        if instruction not in self.ends:
+            self.ends[instruction] = max(self.clock[member] for member in self.members[instruction])
+        self._spend(rank, "bubble_s", self.ends[instruction] - self.clock[rank])
+        if isinstance(instruction, Vote):
+            nodes = {other.node for other in self.ranks}
+            slowest_s = max(self.costs.link(self.ranks[rank].node, node).latency_s for node in nodes)
+            self._spend(rank, "optimizer_s", 2 * slowest_s)
+        else:
+            elements = unit_elements(self.costs.job.model, instruction.unit, 1)
+            reduce_s, gather_s = self.costs.exchange_s(self.holders[instruction.unit], elements)
+            self._spend(rank, "gradient_s", reduce_s if isinstance(instruction, Reduce) else gather_s)
