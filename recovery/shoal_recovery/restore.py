@@ -234,18 +234,15 @@ def _order(part: _Part) -> tuple[int, bool, str, Kind, int]:
     return part.rank, part.kind is Kind.WEIGHT, part.fqn, part.kind, part.first
 
 
-def _joined(parts: Iterable[_Part]) -> Iterator[_Part]:
+def _joined(parts: Iterable[_Part]) -> list[_Part]:
     """In the order of transfers; neighbours from one shard become one."""
-    last: _Part | None = None
+    joined: list[_Part] = []
     for part in sorted(parts, key=_order):
-        if last is not None and _continues(last, part):
-            last = _cut(last, last.first, part.last, last.tier, last.source)
-            continue
-        if last is not None:
-            yield last
-        last = part
-    if last is not None:
-        yield last
+        if joined and _continues(joined[-1], part):
+            joined[-1] = _cut(part, joined[-1].first, part.last, part.tier, part.source)
+        else:
+            joined.append(part)
+    return joined
 
 
 def _continues(one: _Part, other: _Part) -> bool:
