@@ -1,0 +1,245 @@
+"""The command line: `shoal`. Exit status 0 done, 1 failed (or a job that failed), 2 wrong usage or bad input."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal import cli_plan
+from shoal.cli_input import BadUsage, read_job
+from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
+from shoal.client import ENDED, Client
+from shoal.errors import InvalidRequest, NotFound, ShoalError
+
+app = typer.Typer(
+    name="shoal",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Trains one large model on machines that may vanish. SHOAL_SERVER and SHOAL_TOKEN say where and as whom.",
+)
+app.registered_commands.extend(cli_plan.app.registered_commands)
+AsJson = cli_plan.AsJson
+_UsageError: Any = typer.BadParameter.__mro__[1]  # typer carries a click of its own and does not export this class
+JobId = Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")]
+
+
+@app.command()
+def submit(
+    job: cli_plan.Job,
+    follow: Annotated[bool, typer.Option("--follow", help="Print its events until it has ended.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send a job."""
+    spec = read_job(job)
+    with Client() as client:
+        created = client.submit(spec)
+        if not as_json:
+            print(created["id"])
+        if follow:
+            say(f"{created['id']} was created; {created['status']['reason']}")
+            created = _follow(client, created["id"], quiet=as_json)
+    if as_json:
+        show_json(created)
+    if follow:
+        _exit_with(created)
+
+
+@app.command("list")
+def list_jobs(
+    state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    with Client() as client:
+        found = list(client.list(state=state, limit=limit))
+    if as_json:
+        show_json({"items": found})
+    else:
+        show_jobs(found)
+
+
+@app.command()
+def status(job_id: JobId, as_json: AsJson = False) -> None:
+    """Show a job: state, reason, progress."""
+    with Client() as client:
+        job = client.get(job_id)
+    if as_json:
+        show_json(job)
+    else:
+        show_job(job)
+
+
+@app.command()
+def events(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Only entries after this number.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Print a job's journal."""
+    seen: list[dict[str, Any]] = []
+    with Client() as client:
+        for event in client.events(job_id, after=after, follow=follow):
+            if as_json:
+                seen.append(event)
+            else:
+                print(event_line(event), flush=True)
+    if as_json:
+        show_json({"items": seen})
+
+
+@app.command()
+def wait(
+    job_id: JobId,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Give up after so many seconds.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until a job has ended; exit status 1 if it did not succeed."""
+    with Client() as client:
+        job = client.wait(job_id, timeout_s=timeout)
+    if as_json:
+        show_json(job)
+    else:
+        print(f"{job['id']} {job['status']['state']}: {job['status']['reason']}")
+    _exit_with(job)
+
+
+@app.command()
+def cancel(job_id: JobId, as_json: AsJson = False) -> None:
+    """Ask a job to stop."""
+    with Client() as client:
+        job = client.cancel(job_id)
+    if as_json:
+        show_json(job)
+    else:
+        print(f"{job['id']} {job['status']['state']}: {job['status']['reason']}")
+
+
+@app.command()
+def nodes(as_json: AsJson = False) -> None:
+    """List the nodes of all clusters that have connected."""
+    with Client() as client:
+        found = client.nodes()
+    if as_json:
+        show_json({"items": found})
+    else:
+        show_nodes(found)
+
+
+@app.command("sign-in")
+def sign_in(as_json: AsJson = False) -> None:
+    """Make a link that signs one browser in, once."""
+    with Client() as client:
+        link = client.login_link()
+    if as_json:
+        show_json(link)
+    else:
+        print(link["url"])
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on (default 8700).")] = None,
+    database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL (default: SQLite in the data dir).")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where token and database are (default ~/.shoal).")] = None,
+) -> None:
+    """Run the control plane alone. SHOAL_ variables set what options do not."""
+    server = _optional("shoal_service.server", "serve", "shoal[server]")
+    settings = _optional("shoal_service.settings", "serve", "shoal[server]")
+    given = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
+    try:
+        server.run(settings.Settings(**{name: value for name, value in given.items() if value is not None}))
+    except ValueError as error:
+        raise BadUsage(str(error)) from error
+
+
+@app.command()
+def up(
+    cluster: Annotated[Path | None, typer.Option(metavar="FILE", help="The nodes to start (default: our own).")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the control plane.")] = 8700,
+    data_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where token, database and state go.")] = None,
+) -> None:
+    """Start a local cluster of unequal nodes with a control plane; Ctrl-C stops all of it."""
+    run_up = _optional("shoal.up", "up", "shoal[server,worker]").run_up
+    raise typer.Exit(run_up(cluster=cluster, port=port, data_dir=data_dir) or 0)
+
+
+@app.command()
+def demo(
+    as_json: AsJson = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the page up at the end.")] = False,
+) -> None:
+    """Train a small model on a local cluster, kill a node on the way, and show what happened."""
+    run_demo = _optional("shoal.demo", "demo", "shoal[server,worker]").run_demo
+    raise typer.Exit(run_demo(as_json=as_json, keep=keep) or 0)
+
+
+def _not_supported(name: str, what: str) -> None:
+    """A command of the published contract that this version refuses by name."""
+
+    def refuse() -> None:
+        raise BadUsage(f"'shoal {name}' is not supported yet")
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    app.command(name, help=f"{what} (not supported yet).", context_settings=settings)(refuse)
+
+
+for _name, _what in (
+    ("logs", "Print what a job's processes print"),
+    ("pause", "Stop a job for a while"),
+    ("resume", "Go on with a paused job"),
+    ("preempt", "Take a node away, as a drill"),
+    ("checkpoints", "List a job's checkpoints"),
+    ("export", "Write a job's weights for other tools"),
+    ("rent", "Choose machines for a job and a budget"),
+    ("connect", "Offer a Ray cluster to a control plane"),
+):
+    _not_supported(_name, _what)
+
+
+def _optional(module: str, command: str, extra: str) -> Any:
+    """A module that needs more than the client does. Raises BadUsage where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise BadUsage(f"'shoal {command}' needs {error.name}: install {extra}") from error
+
+
+def _follow(client: Client, job_id: str, *, quiet: bool) -> dict[str, Any]:
+    for event in client.events(job_id, follow=True):
+        print(event_line(event), file=sys.stderr if quiet else sys.stdout, flush=True)
+    return client.get(job_id)
+
+
+def _exit_with(job: dict[str, Any]) -> None:
+    assert job["status"]["state"] in ENDED
+    if job["status"]["state"] != "succeeded":
+        say(f"{job['id']} {job['status']['state']}: {job['status']['reason']}")
+        raise typer.Exit(1)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit status of one command line."""
+    try:
+        return app(arguments, standalone_mode=False, prog_name="shoal") or 0
+    except (BadUsage, InvalidRequest, NotFound) as error:
+        say(str(error))
+        return 2
+    except _UsageError as error:
+        say(f"{error.format_message().rstrip('.')}; 'shoal --help' says what there is")
+        return 2
+    except ShoalError as error:
+        say(str(error))
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+
+
+def main() -> None:
+    sys.exit(run())

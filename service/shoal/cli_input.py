@@ -1,0 +1,54 @@
+"""Reads what users hand to the command line: JOB, CLUSTER and PLAN files. Every mistake is one sentence that names the
+file, the field and the value."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shoal_planner.cluster import ClusterSnapshot, parse_cluster
+from shoal_planner.documents import MalformedDocument, read_document
+from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.plan import Plan, parse_plan
+
+T = TypeVar("T")
+
+
+class BadUsage(Exception):
+    """What was given cannot be used; the command ends with exit status 2."""
+
+
+def read_job(name: str) -> JobSpec:
+    return _read(name, parse_job)
+
+
+def read_cluster(name: str) -> ClusterSnapshot:
+    return _read(name, parse_cluster)
+
+
+def read_plan(name: str) -> Plan:
+    return _read(name, parse_plan)
+
+
+def _read(name: str, parse: Callable[[object], T]) -> T:
+    """The value in the file `name`, or in standard input for `-`. Raises BadUsage."""
+    source = "standard input" if name == "-" else name
+    try:
+        return parse(_document(name, source))
+    except MalformedDocument as error:
+        raise BadUsage(str(error)) from error
+    except InvalidField as error:
+        raise BadUsage(f"{source}: {error}") from error
+
+
+def _document(name: str, source: str) -> Any:
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadUsage(f"{source}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise BadUsage(f"{source}: is not text in UTF-8: {error.reason} at byte {error.start}") from error
+    return read_document(text, source)

@@ -1,0 +1,150 @@
+"""What the command line prints: tables and lines for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_PIPE_WIDTH = 200  # without a terminal nothing may be cut off for want of room
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def say(text: str) -> None:
+    """A sentence on standard error, where it cannot disturb what programs read."""
+    print(f"shoal: {text}", file=sys.stderr)
+
+
+def show_json(value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*(_cell(value) for value in row))
+    _console().print(made)
+
+
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value).replace("[", "\\[")
+
+
+def show_jobs(jobs: Iterable[Mapping[str, Any]]) -> None:
+    table(
+        ("ID", "NAME", "STATE", "STEP", "LOSS", "TOKENS/S", "RECOVERIES", "REASON"),
+        (
+            (
+                job["id"],
+                job["name"],
+                status["state"],
+                f"{status['step']}/{status['steps']}",
+                status["loss"],
+                status["tokens_per_s"],
+                status["recoveries"],
+                status["reason"],
+            )
+            for job in jobs
+            for status in (job["status"],)
+        ),
+    )
+
+
+def show_job(job: Mapping[str, Any]) -> None:
+    status = job["status"]
+    rows = [
+        ("id", job["id"]),
+        ("name", job["name"]),
+        ("state", f"{status['state']} ({status['code']})"),
+        ("reason", status["reason"]),
+        ("since", status["since"]),
+        ("step", f"{status['step']} of {status['steps']}"),
+        ("loss", status["loss"]),
+        ("tokens/s", status["tokens_per_s"]),
+        ("seconds to go", status["eta_s"]),
+        ("recoveries", f"{status['recoveries']} ({status['redone_steps']} steps redone, {status['lost_steps']} lost)"),
+        ("plan", None if status["plan_id"] is None else f"{status['plan_id']}, epoch {status['epoch']}"),
+        ("cluster", job["cluster_id"]),
+    ]
+    table(("", ""), rows)
+
+
+def show_nodes(nodes: Iterable[Mapping[str, Any]]) -> None:
+    table(
+        ("NODE", "CLUSTER", "DEVICES", "MARKET", "ZONE", "STATE", "JOBS"),
+        (
+            (
+                node["id"],
+                node["cluster_id"],
+                f"{node['devices']} x {node['device']}",
+                "spot" if node["spot"] else "on demand",
+                node["zone"],
+                "connected" if node["connected"] else "not connected",
+                ", ".join(node["jobs"]),
+            )
+            for node in nodes
+        ),
+    )
+
+
+def show_plan(plan: Mapping[str, Any]) -> None:
+    table(
+        ("PIPELINE", "STAGE", "LAYERS", "DEVICES", "TP", "SAMPLES"),
+        (
+            (
+                f"{p} ({pipeline['micro_batches']} x {pipeline['micro_batch']})",
+                s,
+                f"{stage['layers'][0][0]}-{stage['layers'][0][1]}",
+                f"{replica['node']}:{','.join(map(str, replica['devices']))}",
+                replica["tp"],
+                replica["samples"],
+            )
+            for p, pipeline in enumerate(plan["pipelines"])
+            for s, stage in enumerate(pipeline["stages"])
+            for replica in stage["replicas"]
+        ),
+    )
+    predicted = plan.get("predicted")
+    if predicted:
+        print(f"predicted: {predicted['step_s']:.4g} s a step, {predicted['tokens_per_s']:,.0f} tokens per second")
+    if plan.get("unused"):
+        print(f"not used: {', '.join(plan['unused'])}")
+    if plan.get("reason"):
+        print(plan["reason"])
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """One journal entry as a line."""
+    said = dict(event)
+    head = f"{said['at']}  {said['seq']:>6}  {said['kind']:<20}"
+    match said["kind"]:
+        case "state_changed":
+            rest = f"{said['state']}: {said['reason']}"
+        case "step_done":
+            rest = f"step {said['step']}, loss {said['loss']}, {said['duration_s']:.3g} s, epoch {said['epoch']}"
+        case "plan_adopted":
+            rest = f"plan {said['plan_id']} from step {said['step']}, epoch {said['epoch']}: {said['reason']}"
+        case "node_lost":
+            rest = f"{said['node']}: {said['evidence']}, noticed after {said['detect_s']:.3g} s"
+        case "node_joined":
+            rest = f"{said['node']}: {said['devices']} x {said['device']}"
+        case "recovery_done":
+            moved = ", ".join(f"{name} {count}" for name, count in said["num_bytes"].items())
+            rest = f"{said['reason']}; again from step {said['step']} after {said['total_s']:.3g} s; bytes: {moved}"
+        case _:
+            known = ("seq", "at", "at_s", "kind")
+            rest = ", ".join(f"{name} {value}" for name, value in said.items() if name not in known)
+    return f"{head}{rest}"

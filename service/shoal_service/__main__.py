@@ -1,0 +1,9 @@
+"""`python -m shoal_service`: the control plane alone, set up by SHOAL_ variables."""
+
+from __future__ import annotations
+
+from shoal_service.server import run
+from shoal_service.settings import Settings
+
+if __name__ == "__main__":
+    run(Settings())

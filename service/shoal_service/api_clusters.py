@@ -1,0 +1,143 @@
+"""REST for connectors: leases, what clusters are wished to run, and the journals that come from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+
+from shoal_planner.cluster import snapshot_from_mapping
+from shoal_planner.errors import InvalidField
+from shoal_planner.profile import profile_from_mapping
+from shoal_recovery.journal import StateChanged
+from shoal_service import clusters, jobs, journal
+from shoal_service.bell import CLUSTERS, JOBS, job_topic
+from shoal_service.bodies import ClusterReport, Identifier, JournalBatch
+from shoal_service.errors import Conflict, invalid_field
+from shoal_service.problems import documented
+from shoal_service.services import Deps
+
+router = APIRouter(prefix="/v1", tags=["connectors"])
+
+
+@router.put("/clusters/{cluster_id}", responses=documented(409))
+async def renew_lease(deps: Deps, cluster_id: Annotated[Identifier, Path()], report: ClusterReport) -> dict[str, Any]:
+    """Takes or renews the lease of a cluster and tells what it consists of. 409 while another holder's lasts.
+
+    Jobs that waited for any cluster are given to the first that comes."""
+    _check_values(report)
+    lease_s = min(report.lease_s, deps.settings.max_lease_s)
+    async with deps.database.write() as session:
+        row = await clusters.renew(
+            session,
+            cluster_id,
+            holder=report.holder,
+            lease_s=lease_s,
+            snapshot=report.snapshot,
+            profile=report.profile,
+        )
+        adopted = await clusters.adopt_waiting(session, cluster_id)
+    deps.bell.ring(CLUSTERS, *map(job_topic, adopted))
+    if adopted:
+        deps.bell.ring(JOBS)
+    return {"cluster_id": cluster_id, "lease_until": jobs.rfc3339(row.lease_until_s), "lease_s": lease_s}
+
+
+def _check_values(report: ClusterReport) -> None:
+    try:
+        snapshot_from_mapping(report.snapshot)
+    except InvalidField as error:
+        raise invalid_field(error, "snapshot") from error
+    try:
+        profile_from_mapping(report.profile)
+    except InvalidField as error:
+        raise invalid_field(error, "profile") from error
+
+
+@router.get("/clusters", responses=documented())
+async def list_clusters(deps: Deps) -> dict[str, Any]:
+    async with deps.database.read() as session:
+        return {"items": [clusters.resource(row) for row in await clusters.all_clusters(session)]}
+
+
+@router.get("/clusters/{cluster_id}/wishes", responses=documented(404))
+async def get_wishes(
+    deps: Deps,
+    cluster_id: str,
+    after: int | None = None,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+) -> dict[str, Any]:
+    """Every job of the cluster that has not ended. Held open for up to `wait_s` while the version is still `after`."""
+    deadline = time.monotonic() + min(wait_s, deps.settings.max_wait_s)
+    while True:
+        count = deps.bell.count(CLUSTERS)
+        async with deps.database.read() as session:
+            await clusters.get(session, cluster_id)
+            found = await clusters.wishes(session, cluster_id)
+        left_s = deadline - time.monotonic()
+        if found["version"] != after or left_s <= 0 or deps.bell.closed:
+            return found
+        await deps.bell.wait(CLUSTERS, count, min(left_s, deps.settings.poll_s))
+
+
+@router.post("/jobs/{job_id}/journal", responses=documented(404, 409))
+async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[str, Any]:
+    """Adds to a job's journal. Entries that are known are skipped; a gap answers 409 with `expected_seq`."""
+    entries = journal.parse_entries(batch.entries)
+    async with deps.database.write() as session:
+        row = await jobs.get(session, job_id)
+        cluster = await clusters.get(session, batch.cluster_id)
+        clusters.check_holder(cluster, batch.holder, time.time())
+        if row.cluster_id != batch.cluster_id:
+            owner = "no cluster yet" if row.cluster_id is None else f"cluster {row.cluster_id}"
+            raise Conflict("wrong_cluster", f"{job_id} belongs to {owner}, not to {batch.cluster_id}")
+        before = row.last_seq
+        last_seq = await journal.append(session, row, entries)
+    if last_seq != before:
+        deps.bell.ring(job_topic(job_id), JOBS)
+        # A job that has ended leaves the wishes of its cluster.
+        if any(isinstance(entry.event, StateChanged) for entry in entries):
+            deps.bell.ring(CLUSTERS)
+    return {"last_seq": last_seq}
+
+
+@router.get("/nodes", tags=["nodes"], responses=documented())
+async def list_nodes(deps: Deps) -> dict[str, Any]:
+    """The nodes of every cluster that came to us, and which jobs' plans use them. Not connected: as last seen."""
+    async with deps.database.read() as session:
+        rows = await clusters.all_clusters(session)
+        users = await _users(session)
+    items = [
+        {
+            **node,
+            "cluster_id": row.id,
+            "connected": clusters.connected(row),
+            "seen_at": jobs.rfc3339(row.updated_at_s),
+            "jobs": users.get((row.id, node["id"]), []),
+        }
+        for row in rows
+        for node in row.snapshot["nodes"]
+    ]
+    return {"items": items}
+
+
+async def _users(session: Any) -> Mapping[tuple[str, str], list[str]]:
+    """(cluster, node) to the ids of jobs whose current plan has a place there."""
+    users: dict[tuple[str, str], list[str]] = {}
+    for row in await clusters.active_jobs(session):
+        assert row.plan_seq is not None and row.cluster_id is not None
+        entries = await journal.entries_after(session, row.id, row.plan_seq - 1, 1)
+        for node in sorted(plan_nodes(entries[0].payload["plan"])):
+            users.setdefault((row.cluster_id, node), []).append(row.id)
+    return users
+
+
+def plan_nodes(plan: Mapping[str, Any]) -> set[str]:
+    return {
+        replica["node"]
+        for pipeline in plan["pipelines"]
+        for stage in pipeline["stages"]
+        for replica in stage["replicas"]
+    }

@@ -1,0 +1,127 @@
+"""REST: what happened to a job. Events (as pages and as a stream), loss curve, plans, recoveries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.responses import JSONResponse, Response
+
+from shoal_service import jobs, journal
+from shoal_service.bell import job_topic
+from shoal_service.curve import curve
+from shoal_service.errors import BadInput, NotFound
+from shoal_service.problems import documented
+from shoal_service.services import Deps, Services
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["history"])
+_PAGE = 1000
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "A page, or a stream", "content": {"application/json": {}, "text/event-stream": {}}}
+}
+
+
+@router.get("/events", responses={**_STREAMED, **documented(404)})
+async def get_events(
+    request: Request,
+    deps: Deps,
+    job_id: str,
+    after: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=_PAGE)] = 200,
+    kind: Annotated[list[str] | None, Query()] = None,
+    watch: bool = False,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The journal after number `after`. With `watch=1` or `Accept: text/event-stream` a stream of server-sent events
+    whose ids are journal numbers; it goes on from `Last-Event-ID`, and ends with the event `end` once the job has."""
+    kinds = tuple(kind or ())
+    async with deps.database.read() as session:
+        row = await jobs.get(session, job_id)
+        if not watch and "text/event-stream" not in request.headers.get("accept", ""):
+            rows = await journal.entries_after(session, job_id, after, limit + 1, kinds)
+            return JSONResponse(_page(rows[:limit], after, row.last_seq, more=len(rows) > limit))
+    start = after if last_event_id is None else _read_id(last_event_id)
+    return EventSourceResponse(_follow(deps, job_id, start, kinds), ping=15)
+
+
+def _page(rows: Any, after: int, last_seq: int, *, more: bool) -> dict[str, Any]:
+    items = [journal.event_resource(row) for row in rows]
+    return {"items": items, "next_after": items[-1]["seq"] if items else after, "more": more, "last_seq": last_seq}
+
+
+def _read_id(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise BadInput("invalid_field", f"Last-Event-ID = {text!r}: must be a journal number", "Last-Event-ID")
+    return int(text)
+
+
+async def _follow(deps: Services, job_id: str, after: int, kinds: tuple[str, ...]) -> AsyncIterator[ServerSentEvent]:
+    topic = job_topic(job_id)
+    while not deps.bell.closed:
+        count = deps.bell.count(topic)
+        async with deps.database.read() as session:
+            row = await jobs.get(session, job_id)
+            rows = await journal.entries_after(session, job_id, after, _PAGE, kinds)
+        for entry in rows:
+            after = entry.seq
+            yield ServerSentEvent(
+                json.dumps(journal.event_resource(entry)), event=entry.kind, id=str(entry.seq), sep="\n"
+            )
+        if rows:
+            continue
+        if jobs.ended(row):
+            end = {"state": row.state, "code": row.state_code, "reason": row.reason}
+            yield ServerSentEvent(json.dumps(end), event="end", sep="\n")
+            return
+        await deps.bell.wait(topic, count, deps.settings.poll_s)
+
+
+@router.get("/metrics", responses=documented(404))
+async def get_metrics(
+    deps: Deps, job_id: str, max_points: Annotated[int, Query(ge=10, le=10_000)] = 1000
+) -> dict[str, Any]:
+    """The loss curve: the branch that counts, the points that were rolled back, and marks where plans changed."""
+    async with deps.database.read() as session:
+        await jobs.get(session, job_id)
+        return await curve(session, job_id, max_points)
+
+
+@router.get("/plan", responses=documented(404))
+async def get_plan(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0)] = None) -> dict[str, Any]:
+    """The plan that the job runs by (or that of `epoch`), the cluster as it was then, and all plans so far."""
+    async with deps.database.read() as session:
+        await jobs.get(session, job_id)
+        plans = list(reversed(await journal.newest(session, job_id, 1000, (journal.PLAN_KIND,))))
+    chosen = [row for row in plans if epoch is None or row.payload["epoch"] == epoch]
+    if not chosen:
+        which = "no plan yet" if epoch is None else f"no plan of epoch {epoch}"
+        raise NotFound("no_plan_yet", f"{job_id} has {which}", "epoch" if epoch is not None else None)
+    generations = [
+        {
+            "seq": row.seq,
+            "since": jobs.rfc3339(row.at_s),
+            **{name: row.payload[name] for name in ("epoch", "plan_id", "step", "reason")},
+        }
+        for row in plans
+    ]
+    return {**journal.plan_resource(chosen[-1]), "generations": generations}
+
+
+@router.get("/recoveries", responses=documented(404))
+async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
+    """Every change of plan in flight, oldest first (at most the newest 1000), and bytes by source over all of them."""
+    async with deps.database.read() as session:
+        row = await jobs.get(session, job_id)
+        found = await journal.newest(session, job_id, 1000, (journal.RECOVERY_KIND,))
+    items = [journal.recovery_resource(entry) for entry in reversed(found)]
+    sources = ("own", "node", "peer", "store")
+    return {
+        "items": items,
+        "total": row.num_recoveries,
+        "redone_steps": row.redone_steps,
+        "lost_steps": row.lost_steps,
+        "bytes": {source: sum(item["bytes"].get(source, 0) for item in items) for source in sources},
+    }

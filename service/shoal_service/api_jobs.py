@@ -1,0 +1,105 @@
+"""REST: jobs as resources. Submitting, listing, showing, cancelling."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from sqlalchemy.exc import IntegrityError
+from starlette.responses import JSONResponse, Response
+
+from shoal_planner.job import JobSpec
+from shoal_recovery.journal import JobState
+from shoal_service import clusters, jobs
+from shoal_service.bell import CLUSTERS, JOBS, job_topic
+from shoal_service.bodies import read_body
+from shoal_service.jobs import NewJob
+from shoal_service.models import JobRow
+from shoal_service.problems import documented
+from shoal_service.services import Deps, Services
+from shoal_service.submission import check_surroundings, read_job
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_ANY_OBJECT = {"schema": {"type": "object"}}
+_JOB_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "A JOB document.",
+        "content": {"application/json": _ANY_OBJECT, "application/yaml": _ANY_OBJECT},
+    }
+}
+
+
+@router.post("", status_code=201, responses=documented(400, 409, 413, 415), openapi_extra=_JOB_BODY)
+async def submit_job(
+    request: Request,
+    deps: Deps,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+) -> Response:
+    """Creates a job if every check holds. The same Idempotency-Key with the same job answers with the first one."""
+    spec = read_job(await read_body(request, deps.settings.max_body_bytes))
+    wanted_hash = jobs.body_hash(spec)
+    row = await _known(deps, idempotency_key, wanted_hash)
+    if row is None:
+        row = await _create(deps, spec, wanted_hash, idempotency_key)
+    return JSONResponse(jobs.resource(row), status_code=201, headers={"Location": f"/v1/jobs/{row.id}"})
+
+
+async def _known(deps: Services, key: str | None, wanted_hash: str) -> JobRow | None:
+    if key is None:
+        return None
+    async with deps.database.read() as session:
+        return await jobs.find_by_key(session, key, wanted_hash)
+
+
+async def _create(deps: Services, spec: JobSpec, wanted_hash: str, key: str | None) -> JobRow:
+    await check_surroundings(spec, deps.settings.store_check_s)
+    async with deps.database.read() as session:
+        candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
+    cluster_id = await deps.planner.choose_cluster(spec, candidates)
+    new = NewJob(spec=spec, body_hash=wanted_hash, idempotency_key=key, cluster_id=cluster_id)
+    try:
+        async with deps.database.write() as session:
+            if key is not None and (known := await jobs.find_by_key(session, key, wanted_hash)) is not None:
+                return known
+            row = jobs.create(session, new)
+    except IntegrityError:
+        # Another replica of this server created the job under the same key in between.
+        known = await _known(deps, key, wanted_hash)
+        if known is None:
+            raise
+        return known
+    deps.bell.ring(CLUSTERS, JOBS)
+    return row
+
+
+@router.get("", responses=documented())
+async def list_jobs(
+    deps: Deps,
+    state: JobState | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+) -> dict[str, Any]:
+    """Newest first; `next_cursor` is null on the last page."""
+    async with deps.database.read() as session:
+        rows, following = await jobs.list_page(session, state=state, limit=limit, cursor=cursor)
+    return {"items": [jobs.resource(row) for row in rows], "next_cursor": following}
+
+
+@router.get("/{job_id}", responses=documented(404))
+async def get_job(deps: Deps, job_id: str) -> dict[str, Any]:
+    async with deps.database.read() as session:
+        return jobs.resource(await jobs.get(session, job_id))
+
+
+@router.post("/{job_id}/cancel", responses=documented(404, 409))
+async def cancel_job(deps: Deps, job_id: str) -> dict[str, Any]:
+    """Wishes the job to stop. Asking twice is the same as once; a job that has ended otherwise answers 409."""
+    return jobs.resource(await cancel(deps, job_id))
+
+
+async def cancel(deps: Services, job_id: str) -> JobRow:
+    async with deps.database.write() as session:
+        row = await jobs.cancel(session, job_id)
+    deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
+    return row

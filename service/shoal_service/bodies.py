@@ -1,0 +1,74 @@
+"""What requests to the API carry, as pydantic models (for checking and for OpenAPI), and reading a JOB body."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+
+from shoal_planner.documents import MalformedDocument, read_document
+from shoal_service.errors import BadInput
+
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,78}$")]
+_YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PlanRequest(_Body):
+    """A JOB and, unless the connected cluster is meant, a CLUSTER to plan it for."""
+
+    job: dict[str, Any]
+    cluster: dict[str, Any] | None = None
+    seed: int = Field(default=0, ge=0)
+
+
+class ClusterReport(_Body):
+    """What a connector says of its cluster when it takes or renews its lease."""
+
+    holder: str = Field(min_length=1, max_length=200, description="Names the process that speaks for the cluster.")
+    snapshot: dict[str, Any] = Field(description="The ClusterSnapshot as plain values.")
+    profile: dict[str, Any] = Field(default_factory=dict, description="The measured Profile as plain values.")
+    lease_s: float = Field(gt=0, description="How long the lease is wanted for, in seconds.")
+
+
+class JournalBatch(_Body):
+    """Entries of a job's journal, in order; those that are known already are skipped."""
+
+    cluster_id: Identifier
+    holder: str = Field(min_length=1, max_length=200)
+    entries: list[dict[str, Any]]
+
+
+async def read_body(request: Request, max_bytes: int) -> object:
+    """The JSON or YAML in the body, by its content type. Raises BadInput."""
+    raw = await request.body()
+    if len(raw) > max_bytes:
+        raise BadInput("body_too_large", f"the body has {len(raw)} bytes; at most {max_bytes} are read", status=413)
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    try:
+        text = raw.decode("utf-8")
+        if content_type in _YAML_TYPES:
+            return read_document(text, "body")
+        if content_type == "application/json":
+            value: object = json.loads(text)
+            return value
+    except MalformedDocument as error:
+        raise BadInput("malformed_body", str(error), "body", status=400) from error
+    except UnicodeDecodeError as error:
+        raise BadInput("malformed_body", f"body: is not UTF-8: {error.reason}", "body", status=400) from error
+    except json.JSONDecodeError as error:
+        detail = f"body, line {error.lineno}: is not valid JSON: {error.msg}"
+        raise BadInput("malformed_body", detail, "body", status=400) from error
+    except RecursionError as error:
+        raise BadInput("malformed_body", "body: is nested too deeply", "body", status=400) from error
+    raise BadInput(
+        "unsupported_media_type",
+        f"Content-Type = {content_type!r}: send application/json or application/yaml",
+        "Content-Type",
+        status=415,
+    )

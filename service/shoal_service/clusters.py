@@ -1,0 +1,115 @@
+"""Clusters that come to us: leases of their connectors, what they consist of, and what they are wished to run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from shoal_recovery.journal import TERMINAL, JobState
+from shoal_service import jobs
+from shoal_service.errors import Conflict, NotFound
+from shoal_service.models import ClusterRow, JobRow
+
+_ENDED = tuple(state.value for state in TERMINAL)
+
+
+async def renew(
+    session: AsyncSession,
+    cluster_id: str,
+    *,
+    holder: str,
+    lease_s: float,
+    snapshot: dict[str, Any],
+    profile: dict[str, Any],
+) -> ClusterRow:
+    """Takes or renews the lease. Raises Conflict while another holder's lasts."""
+    now = time.time()
+    row = await session.get(ClusterRow, cluster_id, populate_existing=True)
+    if row is not None:
+        check_holder(row, holder, now)
+    else:
+        row = ClusterRow(id=cluster_id)
+        session.add(row)
+    row.holder, row.lease_until_s, row.updated_at_s = holder, now + lease_s, now
+    row.snapshot, row.profile = snapshot, profile
+    return row
+
+
+def check_holder(row: ClusterRow, holder: str, now: float) -> None:
+    if row.holder != holder and row.lease_until_s > now:
+        raise Conflict(
+            "lease_held",
+            f"holder = {holder!r}: {row.holder!r} speaks for cluster {row.id} until {jobs.rfc3339(row.lease_until_s)}",
+            holder=row.holder,
+            lease_until=jobs.rfc3339(row.lease_until_s),
+        )
+
+
+async def get(session: AsyncSession, cluster_id: str) -> ClusterRow:
+    """Raises NotFound."""
+    row = await session.get(ClusterRow, cluster_id, populate_existing=True)
+    if row is None:
+        raise NotFound("cluster_not_found", f"cluster_id = {cluster_id!r}: there is no such cluster", "cluster_id")
+    return row
+
+
+async def all_clusters(session: AsyncSession) -> Sequence[ClusterRow]:
+    return (await session.scalars(select(ClusterRow).order_by(ClusterRow.id))).all()
+
+
+def connected(row: ClusterRow) -> bool:
+    return row.lease_until_s > time.time()
+
+
+async def adopt_waiting(session: AsyncSession, cluster_id: str) -> list[str]:
+    """Gives every job that waits for any cluster to this one; returns their ids."""
+    query = select(JobRow.id).where(JobRow.cluster_id.is_(None), JobRow.state == JobState.QUEUED.value)
+    waiting = list((await session.scalars(query)).all())
+    if waiting:
+        await session.execute(
+            update(JobRow)
+            .where(JobRow.id.in_(waiting), JobRow.cluster_id.is_(None), JobRow.state == JobState.QUEUED.value)
+            .values(
+                cluster_id=cluster_id,
+                version=JobRow.version + 1,
+                updated_at_s=time.time(),
+                state_code="submitted",
+                reason=f"waits for cluster {cluster_id}",
+            )
+        )
+    return waiting
+
+
+async def wishes(session: AsyncSession, cluster_id: str) -> dict[str, Any]:
+    """All jobs of this cluster that have not ended. The version depends on what is wished alone, not on progress."""
+    query = select(JobRow).where(JobRow.cluster_id == cluster_id, JobRow.state.not_in(_ENDED)).order_by(JobRow.id)
+    rows = (await session.scalars(query)).all()
+    listed = [{"id": row.id, "spec": row.spec, "wish": row.wish, "last_seq": row.last_seq} for row in rows]
+    essence = json.dumps([(row.id, row.wish) for row in rows])
+    version = int.from_bytes(hashlib.sha256(essence.encode()).digest()[:6])
+    return {"version": version, "jobs": listed}
+
+
+async def active_jobs(session: AsyncSession) -> Sequence[JobRow]:
+    """Jobs that run by a plan now."""
+    query = select(JobRow).where(JobRow.state.not_in(_ENDED), JobRow.plan_seq.is_not(None))
+    return (await session.scalars(query)).all()
+
+
+def resource(row: ClusterRow) -> dict[str, Any]:
+    nodes = row.snapshot["nodes"]
+    return {
+        "id": row.id,
+        "holder": row.holder,
+        "connected": connected(row),
+        "lease_until": jobs.rfc3339(row.lease_until_s),
+        "updated_at": jobs.rfc3339(row.updated_at_s),
+        "num_nodes": len(nodes),
+        "num_devices": sum(node["devices"] for node in nodes),
+    }

@@ -1,0 +1,76 @@
+"""What the control plane refuses, in the form that goes out: application/problem+json.
+
+Exception
+  Problem            any refusal, with status and stable code
+    Unauthorized     401, who asks is unknown
+    Forbidden        403, known, but may not
+    NotFound         404
+    Conflict         409, it contradicts what is recorded; `extra` says what is
+    BadInput         422, a field has a value that cannot be used
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from shoal_planner.errors import InvalidField
+
+
+class Problem(Exception):
+    """`code` is stable for programs, `detail` a sentence for people, `param` the field it is about."""
+
+    def __init__(
+        self, status: int, code: str, detail: str, param: str | None = None, extra: dict[str, object] | None = None
+    ) -> None:
+        super().__init__(status, code, detail, param, extra)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.param = param
+        self.extra = extra or {}
+
+    def __str__(self) -> str:
+        return self.detail
+
+    def body(self) -> dict[str, object]:
+        return {
+            "type": f"urn:shoal:problem:{self.code}",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+            "param": self.param,
+            **self.extra,
+        }
+
+
+class Unauthorized(Problem):
+    def __init__(self, detail: str) -> None:
+        super().__init__(401, "unauthorized", detail)
+
+
+class Forbidden(Problem):
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(403, code, detail)
+
+
+class NotFound(Problem):
+    def __init__(self, code: str, detail: str, param: str | None = None) -> None:
+        super().__init__(404, code, detail, param)
+
+
+class Conflict(Problem):
+    def __init__(self, code: str, detail: str, **extra: object) -> None:
+        super().__init__(409, code, detail, None, extra)
+
+
+class BadInput(Problem):
+    def __init__(self, code: str, detail: str, param: str | None = None, status: int = 422) -> None:
+        super().__init__(status, code, detail, param)
+
+
+def invalid_field(error: InvalidField, path: str = "") -> BadInput:
+    """The problem that says what `error` says; `path` is the enclosing object's, as in `job`."""
+    field = f"{path}.{error.field}" if path else error.field
+    shown = InvalidField(field, error.value, error.problem)
+    return BadInput("invalid_field", str(shown), field)

@@ -1,0 +1,200 @@
+"""Jobs in the database: creating, finding, cancelling, and turning rows into resources. What a journal says of a job
+is status.py; whether a job may be created is submission.py."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from ulid import ULID
+
+from shoal_planner.job import JobSpec, job_to_mapping
+from shoal_recovery.journal import TERMINAL, JobState
+from shoal_service.errors import BadInput, Conflict, NotFound
+from shoal_service.models import JobRow
+from shoal_service.status import Status, moved
+
+WISH_RUN = "run"
+WISH_CANCELLED = "cancelled"
+_STATUS_FIELDS = tuple(field.name for field in dataclasses.fields(Status))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job that passed all checks. No `cluster_id` means that it waits for a cluster to connect."""
+
+    spec: JobSpec
+    body_hash: str
+    idempotency_key: str | None
+    cluster_id: str | None
+
+
+def body_hash(spec: JobSpec) -> str:
+    """Equal for equal jobs, however they were written (YAML or JSON, order of keys, defaults)."""
+    return hashlib.sha256(json.dumps(job_to_mapping(spec), sort_keys=True).encode()).hexdigest()
+
+
+def status_of(row: JobRow) -> Status:
+    values = {name: getattr(row, name) for name in _STATUS_FIELDS}
+    return Status(**{**values, "state": JobState(row.state)})
+
+
+async def put_status(session: AsyncSession, row: JobRow, status: Status, wish: str | None = None) -> bool:
+    """Compare-and-set: writes `status` if nobody changed the row since it was read. True if written."""
+    values: dict[str, Any] = {name: getattr(status, name) for name in _STATUS_FIELDS}
+    values |= {"state": status.state.value, "version": row.version + 1, "updated_at_s": time.time()}
+    if wish is not None:
+        values["wish"] = wish
+    changed = await session.execute(
+        update(JobRow).where(JobRow.id == row.id, JobRow.version == row.version).values(values)
+    )
+    return bool(changed.rowcount)  # type: ignore[attr-defined]
+
+
+async def find_by_key(session: AsyncSession, key: str, wanted_hash: str) -> JobRow | None:
+    """The job that was created under this Idempotency-Key. Raises Conflict if it was another job."""
+    row = await session.scalar(select(JobRow).where(JobRow.idempotency_key == key))
+    if row is not None and row.body_hash != wanted_hash:
+        raise Conflict(
+            "idempotency_key_reused", f"Idempotency-Key = {key!r}: was used for another job, {row.id}", job_id=row.id
+        )
+    return row
+
+
+def create(session: AsyncSession, new: NewJob) -> JobRow:
+    now = time.time()
+    waits = "waits for a cluster to connect" if new.cluster_id is None else f"waits for cluster {new.cluster_id}"
+    row = JobRow(
+        id=f"job_{ULID()}",
+        name=new.spec.name,
+        spec=job_to_mapping(new.spec),
+        wish=WISH_RUN,
+        cluster_id=new.cluster_id,
+        idempotency_key=new.idempotency_key,
+        body_hash=new.body_hash,
+        created_at_s=now,
+        updated_at_s=now,
+        version=1,
+    )
+    fresh = Status(
+        state=JobState.QUEUED,
+        state_code="no_cluster" if new.cluster_id is None else "submitted",
+        reason=waits,
+        since_at_s=now,
+    )
+    for name in _STATUS_FIELDS:
+        setattr(row, name, getattr(fresh, name))
+    row.state = fresh.state.value
+    session.add(row)
+    return row
+
+
+async def get(session: AsyncSession, job_id: str) -> JobRow:
+    """Raises NotFound."""
+    row = await session.get(JobRow, job_id, populate_existing=True)
+    if row is None:
+        raise NotFound("job_not_found", f"id = {job_id!r}: there is no such job", "id")
+    return row
+
+
+async def cancel(session: AsyncSession, job_id: str) -> JobRow:
+    """Writes the wish. A job that no cluster has is cancelled at once, another one when its cluster says so."""
+    row = await get(session, job_id)
+    status = status_of(row)
+    if row.wish == WISH_CANCELLED and status.state in (JobState.CANCELLING, JobState.CANCELLED):
+        return row
+    if status.terminal:
+        raise Conflict("job_ended", f"{job_id} has already {status.state}: it cannot be cancelled", state=status.state)
+    if row.cluster_id is None:
+        status = moved(status, JobState.CANCELLED, "cancelled_by_user", "cancelled before it started", time.time())
+    else:
+        reason = f"cancel was asked for; waits for cluster {row.cluster_id} to stop it"
+        status = moved(status, JobState.CANCELLING, "cancelled_by_user", reason, time.time())
+    if not await put_status(session, row, status, wish=WISH_CANCELLED):
+        raise Conflict("changed_meanwhile", f"{job_id} changed while it was being cancelled; ask again")
+    return await get(session, job_id)
+
+
+async def list_page(
+    session: AsyncSession, *, state: JobState | None, limit: int, cursor: str | None
+) -> tuple[Sequence[JobRow], str | None]:
+    """Newest first, and the cursor of the next page if there is one. Raises BadInput."""
+    query = select(JobRow).order_by(JobRow.id.desc()).limit(limit + 1)
+    if state is not None:
+        query = query.where(JobRow.state == state.value)
+    if cursor is not None:
+        query = query.where(JobRow.id < _read_cursor(cursor))
+    rows = (await session.scalars(query)).all()
+    more = len(rows) > limit
+    return rows[:limit], _cursor(rows[limit - 1].id) if more else None
+
+
+def _cursor(job_id: str) -> str:
+    return base64.urlsafe_b64encode(job_id.encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> str:
+    try:
+        return base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+    except (binascii.Error, ValueError) as error:
+        raise BadInput("invalid_field", f"cursor = {cursor!r}: is not a cursor of this list", "cursor") from error
+
+
+def rfc3339(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def num_steps(row: JobRow) -> int:
+    return int(row.spec["train"]["steps"])
+
+
+def eta_s(row: JobRow) -> float | None:
+    """Seconds to the last step at the pace of the last few; None unless the job is running."""
+    if row.state != JobState.RUNNING or row.step_s is None:
+        return None
+    return max(0, num_steps(row) - row.step) * row.step_s
+
+
+def ended(row: JobRow) -> bool:
+    return JobState(row.state) in TERMINAL
+
+
+def resource(row: JobRow) -> dict[str, Any]:
+    """The job as REST shows it: `spec` and `wish` are the user's, `status` is ours."""
+    return {
+        "id": row.id,
+        "name": row.name,
+        "spec": row.spec,
+        "wish": row.wish,
+        "cluster_id": row.cluster_id,
+        "created_at": rfc3339(row.created_at_s),
+        "updated_at": rfc3339(row.updated_at_s),
+        "status": {
+            "state": row.state,
+            "code": row.state_code,
+            "reason": row.reason,
+            "since": rfc3339(row.since_at_s),
+            "step": row.step,
+            "steps": num_steps(row),
+            "epoch": row.epoch,
+            "loss": row.loss,
+            "plan_id": row.plan_id,
+            "tokens_per_s": row.tokens_per_s,
+            "step_s": row.step_s,
+            "eta_s": eta_s(row),
+            "recoveries": row.num_recoveries,
+            "redone_steps": row.redone_steps,
+            "lost_steps": row.lost_steps,
+            "last_seq": row.last_seq,
+        },
+    }

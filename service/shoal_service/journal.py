@@ -1,0 +1,165 @@
+"""The journals of jobs in the database: appending what supervisors send, reading it back.
+
+Owns that nothing is lost or doubled: entries join only where the last one ended, in one transaction with the status.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from shoal_planner.errors import InvalidField
+from shoal_recovery.journal import Entry, JobState, PlanAdopted, RecoveryDone, StateChanged, StepDone, entry_to_mapping
+from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
+from shoal_service import jobs
+from shoal_service.errors import BadInput, Conflict
+from shoal_service.models import JobRow, JournalRow, StepRow
+from shoal_service.status import advance, finite
+
+
+def parse_entries(values: Sequence[dict[str, Any]]) -> tuple[Entry, ...]:
+    """Raises BadInput, naming entry and field."""
+    return tuple(_parse_entry(value, f"entries[{index}]") for index, value in enumerate(values))
+
+
+def _parse_entry(value: dict[str, Any], path: str) -> Entry:
+    try:
+        entry = _entry_from_mapping(value)
+        if isinstance(entry.event, StateChanged):
+            JobState(entry.event.state)
+    except InvalidField as error:
+        field = f"{path}.{error.field}"
+        raise BadInput("invalid_field", str(InvalidField(field, error.value, error.problem)), field) from error
+    except KeyError as error:
+        missing = str(error.args[0])
+        known = missing in ("seq", "at_s", "kind")
+        field = f"{path}.{missing}" if known else f"{path}.kind"
+        problem = "is required" if known else f"{missing!r} is not a kind of entry"
+        raise BadInput("invalid_field", f"{field}: {problem}", field) from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadInput("invalid_field", f"{path}: {error}", path) from error
+    if entry.seq < 1 or not math.isfinite(entry.at_s):
+        raise BadInput("invalid_field", f"{path}.seq = {entry.seq}: must be at least 1, and at_s a number", path)
+    return entry
+
+
+async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -> int:
+    """Adds the entries that are new and returns the last number that is recorded.
+
+    Known ones are skipped, so a sender may repeat itself. Raises Conflict at a gap, with the number expected next, and
+    Conflict if another writer came between (the sender repeats).
+    """
+    fresh = [entry for entry in entries if entry.seq > row.last_seq]
+    for expected, entry in enumerate(fresh, start=row.last_seq + 1):
+        if entry.seq != expected:
+            raise Conflict("journal_gap", f"seq = {entry.seq}: entry {expected} must come first", expected_seq=expected)
+    if not fresh:
+        return row.last_seq
+    status = jobs.status_of(row)
+    for entry in fresh:
+        status = advance(status, entry)
+    if not await jobs.put_status(session, row, status):
+        raise Conflict("changed_meanwhile", f"{row.id} changed meanwhile; send again", expected_seq=row.last_seq + 1)
+    await session.execute(insert(JournalRow), [_journal_values(row.id, entry) for entry in fresh])
+    await _add_points(session, row.id, row.step, fresh)
+    return status.last_seq
+
+
+def _journal_values(job_id: str, entry: Entry) -> dict[str, Any]:
+    payload = {key: item for key, item in entry_to_mapping(entry).items() if key not in ("seq", "at_s", "kind")}
+    return {
+        "job_id": job_id,
+        "seq": entry.seq,
+        "at_s": entry.at_s,
+        "kind": entry.event.kind,
+        "payload": {key: _jsonable(item) for key, item in payload.items()},
+    }
+
+
+def _jsonable(value: Any) -> Any:
+    # JSON has no NaN; as text it reads back as the same float.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+async def _add_points(session: AsyncSession, job_id: str, newest_step: int, entries: Sequence[Entry]) -> None:
+    """Points of the curve; a step that is done again turns the older points from it on into rolled-back ones."""
+    pending: list[dict[str, Any]] = []
+    for entry in entries:
+        event = entry.event
+        if not isinstance(event, StepDone):
+            continue
+        if event.step <= newest_step:
+            await _flush(session, pending)
+            await session.execute(
+                update(StepRow)
+                .where(StepRow.job_id == job_id, StepRow.rolled_back.is_(False), StepRow.step >= event.step)
+                .values(rolled_back=True)
+            )
+        newest_step = event.step
+        pending.append(_point_values(job_id, entry, event))
+    await _flush(session, pending)
+
+
+async def _flush(session: AsyncSession, pending: list[dict[str, Any]]) -> None:
+    if pending:
+        await session.execute(insert(StepRow), list(pending))
+        pending.clear()
+
+
+def _point_values(job_id: str, entry: Entry, event: StepDone) -> dict[str, Any]:
+    return {
+        "job_id": job_id,
+        "seq": entry.seq,
+        "epoch": event.epoch,
+        "step": event.step,
+        "at_s": entry.at_s,
+        "loss": finite(event.loss),
+        "grad_norm": finite(event.grad_norm),
+        "lr": finite(event.lr),
+        "tokens": event.tokens,
+        "duration_s": event.duration_s,
+        "rolled_back": False,
+    }
+
+
+async def entries_after(
+    session: AsyncSession, job_id: str, after: int, limit: int, kinds: Sequence[str] = ()
+) -> Sequence[JournalRow]:
+    query = select(JournalRow).where(JournalRow.job_id == job_id, JournalRow.seq > after)
+    if kinds:
+        query = query.where(JournalRow.kind.in_(kinds))
+    return (await session.scalars(query.order_by(JournalRow.seq).limit(limit))).all()
+
+
+async def newest(session: AsyncSession, job_id: str, limit: int, kinds: Sequence[str]) -> Sequence[JournalRow]:
+    """The newest entries of these kinds, newest first."""
+    query = select(JournalRow).where(JournalRow.job_id == job_id, JournalRow.kind.in_(kinds))
+    return (await session.scalars(query.order_by(JournalRow.seq.desc()).limit(limit))).all()
+
+
+def event_resource(row: JournalRow) -> dict[str, Any]:
+    """One entry as REST shows it."""
+    return {"seq": row.seq, "at": jobs.rfc3339(row.at_s), "at_s": row.at_s, "kind": row.kind, **row.payload}
+
+
+def recovery_resource(row: JournalRow) -> dict[str, Any]:
+    payload = dict(row.payload)
+    return {
+        "seq": row.seq,
+        "at": jobs.rfc3339(row.at_s),
+        "at_s": row.at_s,
+        "bytes": payload.pop("num_bytes"),
+        **payload,
+    }
+
+
+def plan_resource(row: JournalRow) -> dict[str, Any]:
+    return {"seq": row.seq, "since": jobs.rfc3339(row.at_s), "since_at_s": row.at_s, **row.payload}
+
+
+PLAN_KIND = PlanAdopted.kind
+RECOVERY_KIND = RecoveryDone.kind

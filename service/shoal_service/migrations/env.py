@@ -1,0 +1,15 @@
+"""How alembic runs our migrations: on the connection that database.py hands over, never on one of its own."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from shoal_service.models import Base
+
+connection = context.config.attributes.get("connection")
+if connection is None:
+    raise RuntimeError("run migrations through shoal_service.database.Database.migrate()")
+
+context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True, compare_type=True)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,108 @@
+"""The tables. Owns columns and keys; what they mean together is status.py, journal.py, clusters.py and auth.py.
+
+Times are wall-clock seconds (`_at_s`), for display and expiry; durations in seconds come from those who measured them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, Float, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """All tables; migrations must produce exactly these (a test compares them)."""
+
+
+class JobRow(Base):
+    """One job: the user's wish, and what its journal says so far (`version` counts every change of the row)."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str] = mapped_column(String(100))
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    wish: Mapped[str] = mapped_column(String(20))
+    cluster_id: Mapped[str | None] = mapped_column(String(80), index=True)
+    idempotency_key: Mapped[str | None] = mapped_column(String(200))
+    body_hash: Mapped[str] = mapped_column(String(64))
+    created_at_s: Mapped[float] = mapped_column(Float)
+    updated_at_s: Mapped[float] = mapped_column(Float)
+    version: Mapped[int]
+    state: Mapped[str] = mapped_column(String(20), index=True)
+    state_code: Mapped[str] = mapped_column(String(80))
+    reason: Mapped[str] = mapped_column(Text)
+    since_at_s: Mapped[float] = mapped_column(Float)
+    last_seq: Mapped[int]
+    step: Mapped[int]
+    epoch: Mapped[int]
+    loss: Mapped[float | None] = mapped_column(Float)
+    step_s: Mapped[float | None] = mapped_column(Float)
+    tokens_per_s: Mapped[float | None] = mapped_column(Float)
+    plan_id: Mapped[str | None] = mapped_column(String(40))
+    plan_seq: Mapped[int | None]
+    num_recoveries: Mapped[int]
+    redone_steps: Mapped[int]
+    lost_steps: Mapped[int]
+
+
+class JournalRow(Base):
+    """One entry of a job's journal, as its supervisor wrote it. `payload` are the fields of its kind."""
+
+    __tablename__ = "journal"
+    __table_args__ = (Index("ix_journal_job_kind_seq", "job_id", "kind", "seq"),)
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at_s: Mapped[float] = mapped_column(Float)
+    kind: Mapped[str] = mapped_column(String(40))
+    payload: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class StepRow(Base):
+    """One point of the loss curve. Rolled-back points stay; `loss` is null where it was not a finite number.
+
+    Keyed by the journal's `seq`, since a step may be done once in each of several epochs.
+    """
+
+    __tablename__ = "step_points"
+    __table_args__ = (Index("ix_step_points_job_live_step", "job_id", "rolled_back", "step"),)
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    epoch: Mapped[int]
+    step: Mapped[int]
+    at_s: Mapped[float] = mapped_column(Float)
+    loss: Mapped[float | None] = mapped_column(Float)
+    grad_norm: Mapped[float | None] = mapped_column(Float)
+    lr: Mapped[float | None] = mapped_column(Float)
+    tokens: Mapped[int]
+    duration_s: Mapped[float] = mapped_column(Float)
+    rolled_back: Mapped[bool]
+
+
+class ClusterRow(Base):
+    """A cluster that came to us: who speaks for it until when, what it consists of, what was measured there."""
+
+    __tablename__ = "clusters"
+
+    id: Mapped[str] = mapped_column(String(80), primary_key=True)
+    holder: Mapped[str] = mapped_column(String(200))
+    lease_until_s: Mapped[float] = mapped_column(Float)
+    snapshot: Mapped[dict[str, Any]] = mapped_column(JSON)
+    profile: Mapped[dict[str, Any]] = mapped_column(JSON)
+    updated_at_s: Mapped[float] = mapped_column(Float)
+
+
+class SecretRow(Base):
+    """A sign-in code or a browser session. Only its SHA-256 is kept; `used_at_s` ends a code for good."""
+
+    __tablename__ = "secrets"
+
+    hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    purpose: Mapped[str] = mapped_column(String(20))
+    created_at_s: Mapped[float] = mapped_column(Float)
+    expires_at_s: Mapped[float] = mapped_column(Float, index=True)
+    used_at_s: Mapped[float | None] = mapped_column(Float)

@@ -1,0 +1,206 @@
+"""Where the cells of the plan map stand: one row per pipeline, its stages in order, a box per replica.
+
+Pure geometry and words; templates/plan_map.html draws it. Lengths are in the drawing's own units (about pixels).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
+from shoal_planner.plan import Pipeline, Plan, Replica, parse_plan
+
+LABEL_WIDTH = 118.0
+WIDTH = 1000.0
+NUM_COLOURS = 8
+MAX_ROWS = 48  # a larger plan is drawn in part; the table below it has all of it
+_LEAST_CELL = 128.0
+_GAP = 6.0
+_HEAD = 24.0
+_BOX = 44.0
+_CHARACTER = 7.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """One replica of a stage. `colour` numbers its device type; `title` is what a pointer over it shows."""
+
+    y: float
+    height: float
+    colour: int
+    spot: bool
+    lines: tuple[str, ...]
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    x: float
+    width: float
+    head: str
+    title: str
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    y: float
+    height: float
+    name: str
+    share: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A row of the table twin."""
+
+    pipeline: int
+    stage: int
+    replica: int
+    layers: str
+    device_type: str
+    devices: str
+    tp: int
+    samples: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMap:
+    width: float
+    height: float
+    rows: tuple[Row, ...]
+    hidden_rows: int
+    types: tuple[tuple[str, int, int], ...]
+    unused: tuple[str, ...]
+    places: tuple[Place, ...]
+
+
+def plan_map(plan_mapping: dict[str, Any], snapshot_mapping: dict[str, Any]) -> PlanMap:
+    """Raises InvalidField for a plan or snapshot of a form that this version does not know."""
+    plan, snapshot = parse_plan(plan_mapping), snapshot_from_mapping(snapshot_mapping)
+    colours = _colours(snapshot, plan)
+    shown = plan.pipelines[:MAX_ROWS]
+    width = max(WIDTH, *(LABEL_WIDTH + len(pipeline.stages) * (_LEAST_CELL + _GAP) for pipeline in shown))
+    rows: list[Row] = []
+    y = 0.0
+    for index, pipeline in enumerate(shown):
+        rows.append(_row(index, pipeline, y, width, snapshot, colours))
+        y += rows[-1].height + 2 * _GAP
+    return PlanMap(
+        width=width,
+        height=max(0.0, y - 2 * _GAP),
+        rows=tuple(rows),
+        hidden_rows=len(plan.pipelines) - len(shown),
+        types=tuple((name, colour, _count(name, plan, snapshot)) for name, colour in colours.items()),
+        unused=plan.unused,
+        places=_places(plan, snapshot),
+    )
+
+
+def _device_type(node_id: str, snapshot: ClusterSnapshot) -> str:
+    try:
+        return snapshot.node(node_id).device
+    except KeyError:
+        return "unknown"
+
+
+def _colours(snapshot: ClusterSnapshot, plan: Plan) -> dict[str, int]:
+    names = {node.device for node in snapshot.nodes} | {
+        _device_type(place.device.node, snapshot) for place in plan.places()
+    }
+    return {name: index % NUM_COLOURS for index, name in enumerate(sorted(names))}
+
+
+def _count(name: str, plan: Plan, snapshot: ClusterSnapshot) -> int:
+    return sum(_device_type(place.device.node, snapshot) == name for place in plan.places())
+
+
+def _row(
+    index: int, pipeline: Pipeline, y: float, width: float, snapshot: ClusterSnapshot, colours: dict[str, int]
+) -> Row:
+    replicas = max(len(stage.replicas) for stage in pipeline.stages)
+    height = _HEAD + replicas * (_BOX + 2)
+    cells: list[Cell] = []
+    x = LABEL_WIDTH
+    for number, (stage, cell_width) in enumerate(zip(pipeline.stages, _widths(pipeline, width), strict=True)):
+        words = _words(pipeline, number)
+        each = (height - _HEAD) / len(stage.replicas)
+        boxes = tuple(
+            _box(replica, y + _HEAD + at * each, each - 2, cell_width, snapshot, colours)
+            for at, replica in enumerate(stage.replicas)
+        )
+        title = f"pipeline {index}, stage {number}: {words}"
+        cells.append(Cell(x=x, width=cell_width, head=_fit(words, cell_width), title=title, boxes=boxes))
+        x += cell_width + _GAP
+    share = f"{pipeline.micro_batches} x {pipeline.micro_batch} samples"
+    return Row(y=y, height=height, name=f"pipeline {index}", share=share, cells=tuple(cells))
+
+
+def _widths(pipeline: Pipeline, width: float) -> tuple[float, ...]:
+    """Proportional to layers, above a least width at which the words can still be read."""
+    room = width - LABEL_WIDTH - len(pipeline.stages) * (_LEAST_CELL + _GAP) + _GAP
+    counts = [stage.last - stage.first for stage in pipeline.stages]
+    natural = sum(counts) or 1
+    return tuple(_LEAST_CELL + room * count / natural for count in counts)
+
+
+def _words(pipeline: Pipeline, number: int) -> str:
+    stage = pipeline.stages[number]
+    parts = []
+    if number == 0:
+        parts.append("embedding")
+    if stage.last > stage.first:
+        parts.append(layers_text(stage.first, stage.last))
+    if number == len(pipeline.stages) - 1:
+        parts.append("head")
+    return " + ".join(parts)
+
+
+def layers_text(first: int, last: int) -> str:
+    """Blocks [first, last) in words; both ends are meant to be included."""
+    if last == first:
+        return "no layers"
+    return f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"
+
+
+def _box(
+    replica: Replica, y: float, height: float, width: float, snapshot: ClusterSnapshot, colours: dict[str, int]
+) -> Box:
+    device_type = _device_type(replica.node, snapshot)
+    devices = f"{replica.node}:{','.join(map(str, replica.devices))}"
+    samples = f"{replica.samples} sample{'s' if replica.samples != 1 else ''}"
+    spot = any(node.spot for node in snapshot.nodes if node.id == replica.node)
+    detail = f"tp {replica.tp}, {samples}"
+    return Box(
+        y=y,
+        height=height,
+        colour=colours[device_type],
+        spot=spot,
+        lines=(_fit(devices, width), _fit(detail, width)),
+        title=f"{devices} ({device_type}{', spot' if spot else ''}): tp {replica.tp}, {samples} of each micro-batch",
+    )
+
+
+def _fit(text: str, width: float) -> str:
+    room = int((width - 12) / _CHARACTER)
+    return text if len(text) <= room else text[: max(room - 3, 1)] + "..."
+
+
+def _places(plan: Plan, snapshot: ClusterSnapshot) -> tuple[Place, ...]:
+    return tuple(
+        Place(
+            pipeline=p,
+            stage=s,
+            replica=r,
+            layers=_words(pipeline, s),
+            device_type=_device_type(replica.node, snapshot),
+            devices=f"{replica.node}:{','.join(map(str, replica.devices))}",
+            tp=replica.tp,
+            samples=f"{replica.samples} of {pipeline.micro_batch} in each of {pipeline.micro_batches} micro-batches",
+        )
+        for p, pipeline in enumerate(plan.pipelines)
+        for s, stage in enumerate(pipeline.stages)
+        for r, replica in enumerate(stage.replicas)
+    )

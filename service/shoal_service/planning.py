@@ -1,0 +1,58 @@
+"""Asks the planner on behalf of requests: in threads, so that a search never holds up the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.job import JobSpec
+from shoal_planner.profile import Profile, profile_from_mapping
+from shoal_planner.search import PlanResult, plan
+from shoal_service.errors import BadInput, invalid_field
+from shoal_service.models import ClusterRow
+
+
+class Planner:
+    """At most two searches at a time: each keeps a core busy, and more of them would only make each other late."""
+
+    def __init__(self, time_limit_s: float) -> None:
+        self._time_limit_s = time_limit_s
+        self._slots = asyncio.Semaphore(2)
+
+    async def plan(self, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile, *, seed: int = 0) -> PlanResult:
+        """Raises BadInput where no plan fits (code no_plan_fits, with the binding constraint)."""
+        try:
+            return await self._search(job, snapshot, profile, seed)
+        except NoPlanFits as error:
+            raise no_plan_fits(str(error)) from error
+        except InvalidField as error:
+            raise invalid_field(error) from error
+
+    async def choose_cluster(self, job: JobSpec, rows: Sequence[ClusterRow]) -> str | None:
+        """The cluster on which the job is predicted to run fastest; None if there is none. Raises BadInput."""
+        refusals: list[str] = []
+        best: tuple[float, str] | None = None
+        for row in rows:
+            try:
+                found = await self._search(job, snapshot_from_mapping(row.snapshot), profile_from_mapping(row.profile))
+            except NoPlanFits as error:
+                refusals.append(f"on cluster {row.id}: {error}" if len(rows) > 1 else str(error))
+                continue
+            except InvalidField as error:
+                raise invalid_field(error) from error
+            speed = 0.0 if found.plan.prediction is None else found.plan.prediction.tokens_per_s
+            if best is None or speed > best[0]:
+                best = speed, row.id
+        if best is None and refusals:
+            raise no_plan_fits("; ".join(refusals))
+        return None if best is None else best[1]
+
+    async def _search(self, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile, seed: int = 0) -> PlanResult:
+        async with self._slots:
+            return await asyncio.to_thread(plan, job, snapshot, profile, seed=seed, time_limit_s=self._time_limit_s)
+
+
+def no_plan_fits(constraint: str) -> BadInput:
+    return BadInput("no_plan_fits", f"no plan of this job fits: {constraint}")

@@ -1,0 +1,109 @@
+"""Turns every refusal into application/problem+json, and tells OpenAPI that it is so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from shoal_planner.errors import InvalidField
+from shoal_service.errors import BadInput, NotFound, Problem
+
+MEDIA_TYPE = "application/problem+json"
+_log = structlog.get_logger(__name__)
+
+
+class ProblemBody(BaseModel):
+    """What every refusal looks like."""
+
+    model_config = ConfigDict(extra="allow", title="Problem")
+
+    type: str = Field(description="A URN that names the kind of problem.")
+    title: str = Field(description="The phrase of the HTTP status.")
+    status: int
+    detail: str = Field(description="One sentence for a person, naming field and value.")
+    code: str = Field(description="Stable for programs, as in invalid_field or no_plan_fits.")
+    param: str | None = Field(description="The field that it is about, as a dotted path.")
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's `responses` for these refusals; 401 and 422 go without saying."""
+    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: schema}}
+        for status in sorted({401, 403, 422, *statuses})
+    }
+
+
+def response(problem: Problem) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else {}
+    return JSONResponse(problem.body(), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+Answer = Callable[[Request, Problem], Response]
+
+
+def install(app: FastAPI, answer: Answer) -> None:
+    """`answer` gives a problem its form: a page for browsers, `response` for all others."""
+
+    async def on_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return answer(request, error)
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_error)
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return response(_invalid_request(error))
+
+
+def _invalid_request(error: RequestValidationError) -> BadInput:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return BadInput("malformed_body", f"the body is not valid JSON: {first['ctx']['error']}", "body", status=400)
+    field = _path(first["loc"])
+    if first["type"] == "missing":
+        return BadInput("invalid_field", f"{field}: is required", field)
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return BadInput("invalid_field", str(InvalidField(field, first.get("input"), message)), field)
+
+
+def _path(location: tuple[str | int, ...]) -> str:
+    """`("body", "entries", 0, "seq")` as `entries[0].seq`; a query parameter or header by its name alone."""
+    text = ""
+    for part in location[1:] or location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    problem: Problem
+    if error.status_code == 404:
+        problem = NotFound("no_such_route", f"{request.method} {request.url.path}: there is no such route")
+    elif error.status_code == 405:
+        problem = Problem(405, "method_not_allowed", f"{request.method} is not possible on {request.url.path}")
+    else:
+        problem = Problem(error.status_code, "http_error", str(error.detail))
+    answer = response(problem)
+    for name, value in (error.headers or {}).items():
+        answer.headers[name] = value
+    return answer
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    # The cause is in the log alone: it may name paths or addresses that are nobody's business outside.
+    _log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
+    return response(Problem(500, "internal_error", "the control plane failed at this request; its log says why"))

@@ -1,0 +1,79 @@
+"""Runs the control plane as a process: logging, listening, and an end that leaves no request hanging."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import FrameType
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from structlog.typing import Processor
+
+from shoal_service.app import create_app
+from shoal_service.services import Services
+from shoal_service.settings import Settings
+
+_GRACE_S = 5  # what is left of open requests when this is over is cut off
+
+
+class Server(uvicorn.Server):
+    """Wakes streams and long polls when the end is asked for, and says once where it listens."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        _services(self.config).bell.close()
+        super().handle_exit(sig, frame)
+
+
+def _services(config: uvicorn.Config) -> Services:
+    assert isinstance(config.app, FastAPI)
+    services = config.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+def make_server(settings: Settings) -> Server:
+    """A server that `run()` serves with until SIGINT or SIGTERM. Raises ValueError or OSError for a bad data folder."""
+    configure_logging(settings.log_level)
+    config = uvicorn.Config(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        log_level=settings.log_level,
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    return Server(config)
+
+
+def configure_logging(level: str) -> None:
+    """One JSON object per line on standard error, our own lines and libraries'; standard output stays free."""
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+
+
+def run(settings: Settings) -> None:
+    """Serves until it is asked to stop."""
+    make_server(settings).run()

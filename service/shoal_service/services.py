@@ -1,0 +1,32 @@
+"""What every route works with, made once per application and handed to routes by FastAPI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from shoal_service.auth import Auth
+from shoal_service.bell import Bell
+from shoal_service.database import Database
+from shoal_service.planning import Planner
+from shoal_service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    settings: Settings
+    database: Database
+    auth: Auth
+    bell: Bell
+    planner: Planner
+
+
+def _services(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+Deps = Annotated[Services, Depends(_services)]

@@ -1,0 +1,47 @@
+"""What an operator can set. The only reader of the environment in this package; each field is SHOAL_ and its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Durations are in seconds. Adding a field changes the golden list in tests/service/test_service_settings.py."""
+
+    model_config = SettingsConfigDict(env_prefix="SHOAL_", frozen=True, extra="ignore")
+
+    data_dir: Path = Field(
+        default=Path("~/.shoal"), description="Folder of the administrator's token and of the default database."
+    )
+    database_url: str | None = Field(
+        default=None, description="SQLAlchemy URL with an async driver. Default: SQLite in data_dir."
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8700, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    public_url: str | None = Field(
+        default=None, description="Address at which browsers reach this server; default: the one they asked for."
+    )
+    log_level: str = Field(default="info", description="debug, info, warning or error.")
+    max_lease_s: float = Field(default=300.0, gt=0, description="Longest lease that a cluster's connector may take.")
+    max_wait_s: float = Field(default=60.0, gt=0, description="Longest time that a long poll is held open.")
+    poll_s: float = Field(
+        default=1.0, gt=0, description="How often waiting requests look for what other replicas of this server wrote."
+    )
+    plan_time_limit_s: float = Field(default=10.0, gt=0, description="Longest search for a plan, at submission too.")
+    store_check_s: float = Field(
+        default=20.0, gt=0, description="Longest time that a checkpoint place may take to prove that it is writable."
+    )
+    session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
+    login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="Largest request body.")
+
+    @property
+    def data_path(self) -> Path:
+        return self.data_dir.expanduser().absolute()
+
+    @property
+    def resolved_database_url(self) -> str:
+        return self.database_url or f"sqlite+aiosqlite:///{self.data_path / 'shoal.db'}"

@@ -1,0 +1,107 @@
+"""What a job's journal says of it: a frozen Status, and how each entry advances it. Pure; the database is jobs.py's."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import assert_never
+
+from shoal_recovery.journal import (
+    TERMINAL,
+    TRANSITIONS,
+    CheckpointCommitted,
+    CheckpointFailed,
+    Entry,
+    JobState,
+    NodeJoined,
+    NodeLost,
+    PlanAdopted,
+    RecoveryDone,
+    StateChanged,
+    StepDone,
+)
+
+_NEWEST_SHARE = 0.2  # weight of the newest step in the smoothed step time: about five steps of memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """`step` is the newest done step of the branch that counts; `step_s` and `tokens_per_s` are smoothed."""
+
+    state: JobState
+    state_code: str
+    reason: str
+    since_at_s: float
+    last_seq: int = 0
+    step: int = 0
+    epoch: int = 0
+    loss: float | None = None
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    plan_id: str | None = None
+    plan_seq: int | None = None
+    num_recoveries: int = 0
+    redone_steps: int = 0
+    lost_steps: int = 0
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in TERMINAL
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is not a finite number, which JSON cannot carry."""
+    return value if math.isfinite(value) else None
+
+
+def moved(status: Status, state: JobState, code: str, reason: str, at_s: float) -> Status:
+    """The status in another state, or the same status where the table has no such transition.
+
+    A supervisor that has not yet heard of a cancellation still reports `running`; the table keeps that from undoing
+    the user's wish. Staying in a state with another reason is allowed, and keeps the time since when.
+    """
+    if state is status.state and not status.terminal:
+        return dataclasses.replace(status, state_code=code, reason=reason)
+    if state not in TRANSITIONS[status.state]:
+        return status
+    return dataclasses.replace(status, state=state, state_code=code, reason=reason, since_at_s=at_s)
+
+
+def advance(status: Status, entry: Entry) -> Status:
+    """The status after one more entry. Raises ValueError for a state that does not exist."""
+    status = dataclasses.replace(status, last_seq=entry.seq)
+    event = entry.event
+    match event:
+        case StateChanged():
+            return moved(status, JobState(event.state), event.code, event.reason, entry.at_s)
+        case PlanAdopted():
+            return dataclasses.replace(status, epoch=event.epoch, plan_id=event.plan_id, plan_seq=entry.seq)
+        case StepDone():
+            return _stepped(status, event)
+        case RecoveryDone():
+            return dataclasses.replace(
+                status,
+                epoch=event.epoch,
+                num_recoveries=status.num_recoveries + 1,
+                redone_steps=status.redone_steps + event.redone_steps,
+                lost_steps=status.lost_steps + event.lost_steps,
+            )
+        case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
+            return status
+        case _:
+            assert_never(event)
+
+
+def _stepped(status: Status, event: StepDone) -> Status:
+    # A new epoch has another plan: its step time says nothing about that of the old one.
+    before = status.step_s if event.epoch == status.epoch else None
+    step_s = event.duration_s if before is None else before + _NEWEST_SHARE * (event.duration_s - before)
+    return dataclasses.replace(
+        status,
+        step=event.step,
+        epoch=event.epoch,
+        loss=finite(event.loss),
+        step_s=step_s,
+        tokens_per_s=event.tokens / step_s if step_s > 0 else None,
+    )

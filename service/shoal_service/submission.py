@@ -1,0 +1,96 @@
+"""Whether a job may be created: each check names the field and the value, and nothing is created if one fails.
+
+These look at the world (files, stores, clusters); what a job's fields may be by themselves is shoal_planner.job's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec, parse_job
+from shoal_recovery.errors import StoreError
+from shoal_recovery.store import open_store
+from shoal_service.errors import invalid_field
+
+_MANY_FILES = 100_000  # of a larger folder, the first ones show whether it holds enough text
+
+
+def read_job(value: object) -> JobSpec:
+    """Raises BadInput."""
+    try:
+        return parse_job(value)
+    except InvalidField as error:
+        raise invalid_field(error) from error
+
+
+async def check_surroundings(job: JobSpec, store_check_s: float) -> None:
+    """Data readable and large enough, checkpoint place writable. Raises BadInput."""
+    try:
+        await asyncio.to_thread(_check_data, job)
+        await _check_store(job, store_check_s)
+    except InvalidField as error:
+        raise invalid_field(error) from error
+
+
+def _check_data(job: JobSpec) -> None:
+    uri = job.data.uri
+    parts = urlsplit(uri)
+    if parts.scheme != "file":
+        return
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InvalidField("data.uri", uri, "must be file:// and an absolute path, as in file:///data/text")
+    found = _readable_bytes(uri, Path(unquote(parts.path)))
+    needed = job.train.seq_len + 1  # a sequence and the token after it
+    if found < needed:
+        raise InvalidField(
+            "data.uri", uri, f"holds {found} bytes; train.seq_len = {job.train.seq_len} needs at least {needed}"
+        )
+
+
+def _readable_bytes(uri: str, path: Path) -> int:
+    try:
+        if not path.exists():
+            raise InvalidField("data.uri", uri, f"cannot be read: {path} does not exist")
+        files = [path] if path.is_file() else _first_files(path)
+        if files:
+            with files[0].open("rb") as file:
+                file.read(1)
+        return sum(file.stat().st_size for file in files)
+    except OSError as error:
+        raise InvalidField("data.uri", uri, f"cannot be read: {error.strerror or error}") from error
+
+
+def _first_files(folder: Path) -> list[Path]:
+    files: list[Path] = []
+    for directory, _, names in os.walk(folder, onerror=_raise):
+        files.extend(Path(directory, name) for name in sorted(names) if not name.startswith("."))
+        if len(files) >= _MANY_FILES:
+            break
+    return [file for file in files if file.is_file()]
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+async def _check_store(job: JobSpec, store_check_s: float) -> None:
+    uri = job.checkpoint.uri
+    if uri is None:
+        return
+    try:
+        async with asyncio.timeout(store_check_s):
+            await asyncio.to_thread(_try_store, uri)
+    except InvalidField as error:
+        raise InvalidField("checkpoint.uri", uri, error.problem) from error
+    except StoreError as error:
+        raise InvalidField("checkpoint.uri", uri, f"cannot be written: {error.problem}") from error
+    except TimeoutError as error:
+        raise InvalidField("checkpoint.uri", uri, f"did not answer within {store_check_s:g} s") from error
+
+
+def _try_store(uri: str) -> None:
+    open_store(uri).check_writable()

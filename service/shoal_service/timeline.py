@@ -1,0 +1,259 @@
+"""Where the bars of a job's timeline stand: a lane of its states, a lane per node, marks at recoveries; and the bars of
+each recovery, by phase and by source of bytes. Pure geometry and words; templates/timeline.html draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_recovery.journal import NodeJoined, NodeLost, PlanAdopted, RecoveryDone, StateChanged
+
+LABEL_WIDTH = 118.0
+WIDTH = 1000.0
+LANE = 22.0
+GAP = 6.0
+AXIS = 24.0
+MAX_NODES = 24
+PHASES = ("detect", "decide", "restore", "rebuild")
+SOURCES = ("own", "node", "peer", "store")
+KINDS = (StateChanged.kind, PlanAdopted.kind, NodeLost.kind, NodeJoined.kind, RecoveryDone.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A stretch of a lane; `style` names its look (a state, or `node`)."""
+
+    x: float
+    width: float
+    style: str
+    text: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    x: float
+    text: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    y: float
+    name: str
+    bands: tuple[Band, ...]
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    height: float
+    lanes: tuple[Lane, ...]
+    recoveries: tuple[Mark, ...]
+    ticks: tuple[Mark, ...]
+    hidden_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of a stacked bar; lengths are in percent of the widest bar of its kind."""
+
+    name: str
+    x: float
+    width: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    number: int
+    at: str
+    cause: str
+    reason: str
+    epoch: int
+    step: int
+    total: str
+    redone_steps: int
+    lost_steps: int
+    phases: tuple[Segment, ...]
+    sources: tuple[Segment, ...]
+    total_bytes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A journal entry as plain values, in order."""
+
+    seq: int
+    at_s: float
+    kind: str
+    payload: Mapping[str, Any]
+
+
+def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -> Timeline:
+    """`end_at_s` is now, or when the job ended."""
+    scale = _Scale(created_at_s, max(end_at_s, created_at_s + 1.0))
+    nodes = _node_spans(events, end_at_s)
+    eventful = [name for name, spans in nodes.items() if len(spans) > 1 or spans[0][2] is not None or spans[0][3]]
+    shown = sorted(nodes) if len(nodes) <= MAX_NODES else sorted(eventful)[:MAX_NODES]
+    lanes = [_job_lane(events, scale, created_at_s)]
+    for name in shown:
+        lanes.append(_node_lane(name, nodes[name], scale, len(lanes) * (LANE + GAP)))
+    recoveries = [event for event in events if event.kind == RecoveryDone.kind]
+    marks = tuple(
+        Mark(x=scale(event.at_s), text=f"R{number}", title=str(event.payload["reason"]))
+        for number, event in enumerate(recoveries, start=1)
+    )
+    height = len(lanes) * (LANE + GAP) + AXIS
+    return Timeline(
+        height=height, lanes=tuple(lanes), recoveries=marks, ticks=scale.ticks(), hidden_nodes=len(nodes) - len(shown)
+    )
+
+
+class _Scale:
+    """Wall time to x."""
+
+    def __init__(self, first_s: float, last_s: float) -> None:
+        self._first_s, self._span_s = first_s, last_s - first_s
+
+    def __call__(self, at_s: float) -> float:
+        share = min(1.0, max(0.0, (at_s - self._first_s) / self._span_s))
+        return round(LABEL_WIDTH + share * (WIDTH - LABEL_WIDTH), 2)
+
+    def ticks(self) -> tuple[Mark, ...]:
+        step_s = next((nice for nice in _NICE_S if self._span_s / nice <= 8), self._span_s / 8)
+        count = int(self._span_s // step_s)
+        return tuple(
+            Mark(x=self(self._first_s + index * step_s), text=f"+{duration(index * step_s)}", title="")
+            for index in range(count + 1)
+        )
+
+
+_NICE_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 604800)
+
+
+def _job_lane(events: Sequence[Event], scale: _Scale, created_at_s: float) -> Lane:
+    changes = [(created_at_s, "queued", "submitted")]
+    changes += [
+        (event.at_s, str(event.payload["state"]), str(event.payload["reason"]))
+        for event in events
+        if event.kind == StateChanged.kind
+    ]
+    ends = [*(at_s for at_s, _, _ in changes[1:]), float("inf")]
+    bands = tuple(
+        Band(
+            x=scale(at_s), width=max(scale(end) - scale(at_s), 1.5), style=state, text=state, title=f"{state}: {reason}"
+        )
+        for (at_s, state, reason), end in zip(changes, ends, strict=True)
+    )
+    return Lane(y=0.0, name="job", bands=bands, marks=())
+
+
+_Span = tuple[float, float, Mapping[str, Any] | None, bool]
+
+
+def _node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span]]:
+    """Per node: (from, until, how it was lost or None, whether it joined later)."""
+    spans: dict[str, list[_Span]] = {}
+    alive: dict[str, tuple[float, bool]] = {}
+    for event in events:
+        match event.kind:
+            case PlanAdopted.kind:
+                for node in event.payload["snapshot"]["nodes"]:
+                    alive.setdefault(node["id"], (event.at_s, False))
+            case NodeJoined.kind:
+                alive.setdefault(event.payload["node"], (event.at_s, True))
+            case NodeLost.kind if event.payload["node"] in alive:
+                since_s, joined = alive.pop(event.payload["node"])
+                spans.setdefault(event.payload["node"], []).append((since_s, event.at_s, event.payload, joined))
+            case _:
+                pass
+    for name, (since_s, joined) in alive.items():
+        spans.setdefault(name, []).append((since_s, end_at_s, None, joined))
+    return spans
+
+
+def _node_lane(name: str, spans: Sequence[_Span], scale: _Scale, y: float) -> Lane:
+    bands, marks = [], []
+    for since_s, until_s, lost, joined in spans:
+        x = scale(since_s)
+        title = f"{name}: {'joined, ' if joined else ''}in the cluster{' until it was lost' if lost else ''}"
+        bands.append(Band(x=x, width=max(scale(until_s) - x, 1.5), style="node", text="", title=title))
+        if joined:
+            marks.append(Mark(x=x, text="joined", title=f"{name} joined"))
+        if lost is not None:
+            evidence = f"{name} was lost: {lost['evidence']} (noticed after {duration(lost['detect_s'])})"
+            marks.append(Mark(x=scale(until_s), text="lost", title=evidence))
+    return Lane(y=y, name=name, bands=tuple(bands), marks=tuple(marks))
+
+
+def recoveries(events: Sequence[Event], rfc3339: Any) -> tuple[Recovery, ...]:
+    found = [event for event in events if event.kind == RecoveryDone.kind]
+    longest_s = max((_total_s(event.payload) for event in found), default=0.0) or 1.0
+    most_bytes = max((sum(event.payload["num_bytes"].values()) for event in found), default=0) or 1
+    return tuple(
+        Recovery(
+            number=number,
+            at=rfc3339(event.at_s),
+            cause=event.payload["cause"],
+            reason=event.payload["reason"],
+            epoch=event.payload["epoch"],
+            step=event.payload["step"],
+            total=duration(event.payload["total_s"]),
+            redone_steps=event.payload["redone_steps"],
+            lost_steps=event.payload["lost_steps"],
+            phases=_phases(event.payload, longest_s),
+            sources=_stack({name: event.payload["num_bytes"].get(name, 0) for name in SOURCES}, most_bytes, num_bytes),
+            total_bytes=num_bytes(sum(event.payload["num_bytes"].values())),
+        )
+        for number, event in enumerate(found, start=1)
+    )
+
+
+def _total_s(payload: Mapping[str, Any]) -> float:
+    return float(max(payload["total_s"], sum(payload[f"{phase}_s"] for phase in PHASES)))
+
+
+def _phases(payload: Mapping[str, Any], longest_s: float) -> tuple[Segment, ...]:
+    parts = {phase: float(payload[f"{phase}_s"]) for phase in PHASES}
+    rest_s = _total_s(payload) - sum(parts.values())
+    if rest_s > 0.001:
+        parts["rest"] = rest_s
+    return _stack(parts, longest_s, duration)
+
+
+def _stack(parts: Mapping[str, float], whole: float, show: Any) -> tuple[Segment, ...]:
+    segments, x = [], 0.0
+    for name, value in parts.items():
+        width = round(100 * value / whole, 3)
+        segments.append(Segment(name=name, x=round(x, 3), width=width, text=show(value)))
+        x += width
+    return tuple(segments)
+
+
+def duration(seconds: float) -> str:
+    """For people: 43 ms, 1.25 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
+    if seconds < 0.9995:
+        return f"{round(seconds * 1000)} ms"
+    if seconds < 60:
+        return f"{seconds:.2f}".rstrip("0").rstrip(".") + " s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def num_bytes(count: float) -> str:
+    """For people, in decimal units: 0 B, 812 B, 4.1 MB."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        count /= 1000
+        if count < 999.5 or unit == "TB":
+            break
+    return f"{count:.3g} {unit}"

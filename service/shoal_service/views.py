@@ -1,0 +1,156 @@
+"""What the pages show, gathered from the database as plain values; templates turn them into markup."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from shoal_planner.errors import InvalidField
+from shoal_service import jobs, journal, timeline
+from shoal_service.models import JobRow, JournalRow
+from shoal_service.plan_map import plan_map
+from shoal_service.timeline import Event, duration, num_bytes
+
+MAX_HISTORY = 5000  # entries other than steps; older ones are in the API
+MAX_EVENTS = 60
+_GLYPHS = {
+    "queued": "\u25f7",
+    "starting": "\u25d4",
+    "running": "\u25b6",
+    "draining": "\u21e3",
+    "recovering": "\u21bb",
+    "waiting": "\u29d7",
+    "paused": "\u2016",
+    "cancelling": "\u25cc",
+    "succeeded": "\u2713",
+    "failed": "\u2715",
+    "cancelled": "\u2298",
+}
+
+
+def summary(row: JobRow) -> dict[str, Any]:
+    """A job in a list and in the head of its page."""
+    steps = jobs.num_steps(row)
+    eta = jobs.eta_s(row)
+    return {
+        "id": row.id,
+        "name": row.name,
+        "state": row.state,
+        "glyph": _GLYPHS[row.state],
+        "code": row.state_code,
+        "reason": row.reason,
+        "since": jobs.rfc3339(row.since_at_s),
+        "created": jobs.rfc3339(row.created_at_s),
+        "step": row.step,
+        "steps": steps,
+        "percent": round(100 * row.step / steps, 1) if steps else 0.0,
+        "loss": None if row.loss is None else f"{row.loss:.4f}",
+        "tokens_per_s": None if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
+        "step_s": None if row.step_s is None else duration(row.step_s),
+        "eta": None if eta is None else duration(eta),
+        "epoch": row.epoch,
+        "plan_id": row.plan_id,
+        "recoveries": row.num_recoveries,
+        "redone_steps": row.redone_steps,
+        "lost_steps": row.lost_steps,
+        "cluster_id": row.cluster_id,
+        "can_cancel": not jobs.ended(row) and row.wish != jobs.WISH_CANCELLED,
+        "ended": jobs.ended(row),
+        "version": row.version,
+    }
+
+
+async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dict[str, Any]:
+    """All parts of a job's page. Raises NotFound."""
+    row = await jobs.get(session, job_id)
+    newest = await journal.newest(session, job_id, MAX_HISTORY, timeline.KINDS)
+    history = [_event(entry) for entry in reversed(newest)]
+    end_at_s = row.since_at_s if jobs.ended(row) else time.time()
+    plans = [entry for entry in history if entry.kind == journal.PLAN_KIND]
+    kinds = (*timeline.KINDS, "checkpoint_committed", "checkpoint_failed")
+    return {
+        "job": summary(row),
+        "plan": _plan_view(plans, epoch),
+        "timeline": timeline.timeline(history, created_at_s=row.created_at_s, end_at_s=end_at_s) if history else None,
+        "recoveries": timeline.recoveries(history, jobs.rfc3339),
+        "bytes_total": _bytes_total(history),
+        "events": [_event_line(entry) for entry in await journal.newest(session, job_id, MAX_EVENTS, kinds)],
+    }
+
+
+def _event(row: JournalRow) -> Event:
+    return Event(seq=row.seq, at_s=row.at_s, kind=row.kind, payload=row.payload)
+
+
+def _plan_view(plans: Sequence[Event], epoch: int | None) -> dict[str, Any] | None:
+    chosen = [entry for entry in plans if epoch is None or entry.payload["epoch"] == epoch] or list(plans)
+    if not chosen:
+        return None
+    entry = chosen[-1]
+    payload = entry.payload
+    try:
+        drawn, problem = plan_map(payload["plan"], payload["snapshot"]), None
+    except InvalidField as error:
+        drawn, problem = None, str(error)
+    return {
+        "epoch": payload["epoch"],
+        "plan_id": payload["plan_id"],
+        "step": payload["step"],
+        "reason": payload["reason"],
+        "why": payload["plan"].get("reason", ""),
+        "since": jobs.rfc3339(entry.at_s),
+        "map": drawn,
+        "problem": problem,
+        "predicted": _predicted(payload["plan"].get("predicted")),
+        "current": entry is plans[-1],
+        "generations": [
+            {"epoch": other.payload["epoch"], "plan_id": other.payload["plan_id"], "step": other.payload["step"]}
+            for other in plans
+        ],
+    }
+
+
+def _predicted(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    memory = value.get("memory_bytes") or {}
+    return {
+        "step": duration(value["step_s"]),
+        "tokens_per_s": f"{value['tokens_per_s']:,.0f}",
+        "terms": [(name.removesuffix("_s"), duration(seconds)) for name, seconds in value.get("terms", {}).items()],
+        "memory": [(device, num_bytes(count)) for device, count in sorted(memory.items())],
+    }
+
+
+def _bytes_total(history: Sequence[Event]) -> dict[str, str]:
+    found = [entry.payload["num_bytes"] for entry in history if entry.kind == journal.RECOVERY_KIND]
+    return {source: num_bytes(sum(each.get(source, 0) for each in found)) for source in timeline.SOURCES}
+
+
+def _event_line(row: JournalRow) -> dict[str, Any]:
+    return {"seq": row.seq, "at": jobs.rfc3339(row.at_s), "kind": row.kind.replace("_", " "), "text": _sentence(row)}
+
+
+def _sentence(row: JournalRow) -> str:
+    said = row.payload
+    match row.kind:
+        case "state_changed":
+            return f"{said['state']}: {said['reason']}"
+        case "plan_adopted":
+            return f"plan {said['plan_id']} from step {said['step']} on, epoch {said['epoch']}: {said['reason']}"
+        case "node_lost":
+            return f"{said['node']}: {said['evidence']}, noticed after {duration(said['detect_s'])}"
+        case "node_joined":
+            return f"{said['node']}: {said['devices']} x {said['device']}"
+        case "recovery_done":
+            return f"{said['reason']}; steps again from {said['step']} after {duration(said['total_s'])}"
+        case "checkpoint_committed":
+            took = duration(said["duration_s"])
+            return f"step {said['step']} stands in {said['uri']}: {num_bytes(said['num_bytes'])} in {took}"
+        case "checkpoint_failed":
+            return f"step {said['step']} was not stored in {said['uri']}: {said['problem']}"
+        case other:
+            return other
