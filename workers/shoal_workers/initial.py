@@ -17,12 +17,15 @@ from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter
 
 _BLOCK = 1 << 16  # elements drawn from one key; whole blocks are drawn, so that no layout shows in the values
-_STD = 0.02
 _RESIDUAL = ("attention.o.weight", "mlp.down.weight")  # these write into the residual stream, twice per layer
 
 
 def initial_values(parameter: Parameter, model: ModelSpec, seed: int, first: int, last: int) -> Tensor:
-    """Elements [first, last) of the flattened parameter, fp32 on the host. Norms begin as ones."""
+    """Elements [first, last) of the flattened parameter, fp32 on the host. Norms begin as ones.
+
+    Matrices are normal with a deviation of 1 / sqrt(hidden), about the usual 0.02 for wide models. A fixed 0.02 leaves
+    narrow ones with gradients so small that AdamW divides rounding errors by them.
+    """
     if len(parameter.shape) == 1:
         return torch.ones(last - first)
     values = np.empty(last - first, dtype=np.float32)
@@ -31,7 +34,9 @@ def initial_values(parameter: Parameter, model: ModelSpec, seed: int, first: int
         drawn = _draw(seed, parameter.fqn, block)
         low, high = max(first, start), min(last, start + _BLOCK)
         values[low - first : high - first] = drawn[low - start : high - start]
-    std = _STD / math.sqrt(2 * model.layers) if parameter.fqn.endswith(_RESIDUAL) else _STD
+    std = model.hidden**-0.5
+    if parameter.fqn.endswith(_RESIDUAL):
+        std /= math.sqrt(2 * model.layers)
     return torch.from_numpy(values).mul_(std)
 
 

@@ -19,7 +19,7 @@ from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Kind, ShardKey
 from shoal_workers.data import open_samples
-from shoal_workers.engine import Engine, NoSnapshots, Outcome, StepReport
+from shoal_workers.engine import Engine, NoSnapshots, Outcome, SnapshotSink, StepReport
 from shoal_workers.exchange import Exchange, SoloExchange
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
@@ -65,7 +65,31 @@ class RunRequest:
     device: str = "cpu"
 
 
-def run_rank(request: RunRequest, rank: int, exchange: Exchange) -> RankRun:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltRank:
+    """One rank with its state in place, before its first step."""
+
+    engine: Engine
+    live: LiveState
+    memory: DeviceMemory
+
+    def finish(self, outcome: Outcome, reports: Iterable[StepReport]) -> RankRun:
+        return RankRun(
+            outcome=outcome,
+            reports=tuple(reports),
+            peak_bytes=self.memory.peak_bytes,
+            breakdown=self.memory.breakdown,
+            owned=_copy(self.live, self.live.owned_keys()),
+            held=_copy(self.live, self.live.held_keys()),
+        )
+
+
+_NO_SNAPSHOTS = NoSnapshots()
+
+
+def build_rank(
+    request: RunRequest, rank: int, exchange: Exchange, snapshots: SnapshotSink = _NO_SNAPSHOTS
+) -> BuiltRank:
     job, plan = request.job, request.plan
     shards = shard_map(plan, job.model)
     memory = DeviceMemory(str(shards.ranks[rank].device), request.limit_bytes)
@@ -75,18 +99,16 @@ def run_rank(request: RunRequest, rank: int, exchange: Exchange) -> RankRun:
     else:
         _load(live, request.start)
     samples = open_samples(job.data, job.train.seq_len, job.train.seed)
-    engine = Engine(job, plan, rank, shards, live, exchange, samples, NoSnapshots(), memory, time.perf_counter)
+    engine = Engine(job, plan, rank, shards, live, exchange, samples, snapshots, memory, time.perf_counter)
+    return BuiltRank(engine=engine, live=live, memory=memory)
+
+
+def run_rank(request: RunRequest, rank: int, exchange: Exchange) -> RankRun:
+    built = build_rank(request, rank, exchange)
     reports: list[StepReport] = []
     stop = (request.stop_after or {}).get(rank)
-    outcome = engine.run(until_step=request.until_step, report=reports.append, stop_after=lambda: stop)
-    return RankRun(
-        outcome=outcome,
-        reports=tuple(reports),
-        peak_bytes=memory.peak_bytes,
-        breakdown=memory.breakdown,
-        owned=_copy(live, live.owned_keys()),
-        held=_copy(live, live.held_keys()),
-    )
+    outcome = built.engine.run(until_step=request.until_step, report=reports.append, stop_after=lambda: stop)
+    return built.finish(outcome, reports)
 
 
 def solo_plan(job: JobSpec) -> Plan:

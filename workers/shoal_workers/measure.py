@@ -1,0 +1,104 @@
+"""How long a device takes for the parts of a model: the measured figures of the Profile.
+
+Owns the stop-watch. Tensor-parallel shapes are measured as cut for one rank and without the other ranks, since what
+their all-reduces cost is a matter of links, not of devices.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from shoal_planner.job import ModelSpec
+from shoal_planner.parameters import parameters
+from shoal_workers.exchange import SoloExchange
+from shoal_workers.live import Precision, weight_dtype
+from shoal_workers.model import Block, Embedding, Head, Lookup, Rotary
+from shoal_workers.tensor_parallel import TensorGroup
+
+_STD = 0.02
+Seconds = tuple[float, float]
+
+
+def measure_block(
+    model: ModelSpec, seq_len: int, tp: int, samples: int, threads: int, precision: Precision, repeats: int
+) -> Seconds:
+    """Median seconds of one block, forward and backward, on `samples` sequences with `threads` threads."""
+    lookup, group = _weights(model, tp, precision), _alone()
+    block = Block(model, 0, lookup, group, Rotary(model, seq_len, torch.device("cpu")))
+    x_BSH = _activations(model, seq_len, samples, precision)
+    return _measure(lambda: block(x_BSH), threads, repeats)
+
+
+def measure_embedding(
+    model: ModelSpec, seq_len: int, tp: int, samples: int, threads: int, precision: Precision, repeats: int
+) -> Seconds:
+    """As `measure_block`, for the embedding."""
+    lookup = _weights(model, tp, precision)
+    embedding = Embedding(model, lookup, _alone())
+    tokens_BS = torch.randint(len(lookup("embedding.weight")), (samples, seq_len))
+    return _measure(lambda: embedding(tokens_BS), threads, repeats)
+
+
+def measure_head(
+    model: ModelSpec, seq_len: int, tp: int, samples: int, threads: int, precision: Precision, repeats: int
+) -> Seconds:
+    """As `measure_block`, for final norm, head and loss."""
+    head = Head(model, _weights(model, tp, precision), _alone())
+    x_BSH = _activations(model, seq_len, samples, precision)
+    targets_BS = torch.randint(model.vocab, (samples, seq_len))
+    return _measure(lambda: head(x_BSH, targets_BS), threads, repeats)
+
+
+def _measure(forward: Callable[[], Tensor], threads: int, repeats: int) -> Seconds:
+    """The first round only warms up."""
+    assert repeats > 0, repeats
+    with _threads(threads):
+        rounds = [_round(forward) for _ in range(repeats + 1)][1:]
+    return statistics.median(one for one, _ in rounds), statistics.median(other for _, other in rounds)
+
+
+def _round(forward: Callable[[], Tensor]) -> Seconds:
+    began_s = time.perf_counter()
+    leaving = forward()
+    between_s = time.perf_counter()
+    leaving.backward(torch.ones_like(leaving))  # type: ignore[no-untyped-call]
+    return between_s - began_s, time.perf_counter() - between_s
+
+
+@contextmanager
+def _threads(wanted: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _weights(model: ModelSpec, tp: int, precision: Precision) -> Lookup:
+    """What tp rank 0 holds, made up on demand."""
+    known = {parameter.fqn: parameter for parameter in parameters(model)}
+    made: dict[str, Tensor] = {}
+
+    def lookup(fqn: str) -> Tensor:
+        if fqn not in made:
+            first, last = known[fqn].interval(0, tp)
+            flat = torch.randn(last - first).mul_(_STD).to(weight_dtype(precision))
+            made[fqn] = flat.view(-1, *known[fqn].shape[1:]).requires_grad_()
+        return made[fqn]
+
+    return lookup
+
+
+def _activations(model: ModelSpec, seq_len: int, samples: int, precision: Precision) -> Tensor:
+    return torch.randn(samples, seq_len, model.hidden).to(weight_dtype(precision)).requires_grad_()
+
+
+def _alone() -> TensorGroup:
+    return TensorGroup(rank=0, size=1, reducer=SoloExchange())
