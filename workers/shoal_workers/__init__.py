@@ -1,1 +1,1 @@
-"""."""
+"""Tensors and processes: everything that touches torch or Ray."""

@@ -1,0 +1,194 @@
+"""decide(): what to do with a job, given what was observed. Pure: values in, one decision out, each with its reason.
+
+Evidence: a closed connection is evidence by itself; silence needs a second observer, or a longer time. Failing to
+observe is never failing: a member that was never reached is not lost, only not there yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal_recovery.journal import TERMINAL, JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """When to believe what.
+
+    `silence_s` is enough alone, `silence_confirmed_s` when a second observer sees trouble; `start_wait_s` is how long
+    a start waits for nodes that the cluster has but that do not answer yet; `broken_group_s` how long trouble of a
+    group may stay without anybody being lost; a node is taken in when the step gets faster by `join_gain`."""
+
+    silence_s: float = 2.0
+    silence_confirmed_s: float = 0.5
+    start_wait_s: float = 60.0
+    broken_group_s: float = 3.0
+    join_gain: float = 1.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An agent or a rank that the supervisor has reached at least once since its node appeared."""
+
+    node: str
+    name: str
+    connected: bool
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleSeen:
+    """A rank of the current epoch cannot go on; `fatal` means that no other plan would help."""
+
+    node: str
+    name: str
+    problem: str
+    fatal: bool
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """`vital` are the nodes that the current epoch computes on or keeps copies on; `ready` those whose agent and ranks
+    all answer; `expected` those that the cluster has; `tried` those with which the last attempt found no plan.
+    `ended` is how all ranks of the epoch left it, None while any of them steps."""
+
+    state: JobState
+    cancel_wanted: bool
+    members: tuple[Member, ...]
+    vital: frozenset[str]
+    ready: frozenset[str]
+    expected: frozenset[str]
+    tried: frozenset[str]
+    in_state_s: float
+    troubles: tuple[TroubleSeen, ...] = ()
+    ended: Literal["finished", "stopped"] | None = None
+    join_gain: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Nothing to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePlan:
+    """Raise the epoch and plan anew with the nodes in `use`. `lost` are nodes of the old plan, with the evidence."""
+
+    cause: Literal["start", "node_lost", "node_joined", "group_broken", "nodes_returned", "interrupted"]
+    use: frozenset[str]
+    lost: tuple[tuple[str, str], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Let all ranks stop after the same step; the change of plan comes when they have."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The job is over."""
+
+    state: Literal[JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED]
+    code: str
+    reason: str
+
+
+Decision = Keep | ChangePlan | Drain | Wait | End
+
+
+def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
+    """The first of these that applies: end, replace what is lost, mend a group, go on after a drain, begin, grow."""
+    if seen.state in TERMINAL:
+        return Keep()
+    if seen.cancel_wanted:
+        return End(state=JobState.CANCELLED, code="cancelled_by_user", reason="Cancelled on request.")
+    for trouble in seen.troubles:
+        if trouble.fatal:
+            return End(
+                state=JobState.FAILED, code="rank_failed", reason=f"{trouble.name} cannot go on: {trouble.problem}"
+            )
+    if seen.ended == "finished":
+        return End(state=JobState.SUCCEEDED, code="finished", reason="All steps are done.")
+    lost = _lost(seen, rules)
+    if lost:
+        return _replace(seen, lost)
+    broken = [trouble for trouble in seen.troubles if trouble.age_s >= rules.broken_group_s]
+    if broken:
+        return ChangePlan(
+            cause="group_broken",
+            use=seen.ready,
+            lost=(),
+            reason=f"{broken[0].name} lost its peers ({broken[0].problem}) although all nodes answer; regrouping.",
+        )
+    if seen.state is JobState.DRAINING and seen.ended == "stopped":
+        return ChangePlan(
+            cause="node_joined", use=seen.ready, lost=(), reason=f"Taking in {_names(seen.ready - seen.vital)}."
+        )
+    if seen.state in (JobState.QUEUED, JobState.STARTING, JobState.WAITING):
+        return _begin(seen, rules)
+    if seen.state is JobState.RECOVERING:  # a change of plan ends in another state unless it was interrupted
+        return ChangePlan(
+            cause="interrupted", use=seen.ready, lost=(), reason="The change of plan was interrupted; again."
+        )
+    return _grow(seen, rules)
+
+
+def _lost(seen: Observation, rules: Rules) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for member in seen.members:
+        if member.node in seen.vital and member.node not in found:
+            evidence = _evidence(member, seen, rules)
+            if evidence is not None:
+                found[member.node] = evidence
+    return tuple(sorted(found.items()))
+
+
+def _evidence(member: Member, seen: Observation, rules: Rules) -> str | None:
+    if not member.connected:
+        return f"the connection to {member.name} closed"
+    if member.silent_s >= rules.silence_s:
+        return f"{member.name} has been silent for {member.silent_s:.1f} s"
+    others = {trouble.node for trouble in seen.troubles} - {member.node}
+    if others and member.silent_s >= rules.silence_confirmed_s:
+        return f"{member.name} has been silent for {member.silent_s:.1f} s, and {_names(others)} cannot reach a peer"
+    return None
+
+
+def _replace(seen: Observation, lost: tuple[tuple[str, str], ...]) -> ChangePlan:
+    gone = frozenset(node for node, _ in lost)
+    evidence = "; ".join(f"{node}: {why}" for node, why in lost)
+    return ChangePlan(cause="node_lost", use=seen.ready - gone, lost=lost, reason=f"Lost {_names(gone)} ({evidence}).")
+
+
+def _begin(seen: Observation, rules: Rules) -> Decision:
+    missing = seen.expected - seen.ready
+    if seen.ready and seen.ready != seen.tried and (not missing or seen.in_state_s >= rules.start_wait_s):
+        late = f" without {_names(missing)}, which did not answer" if missing else ""
+        if seen.state is JobState.WAITING:
+            return ChangePlan(
+                cause="nodes_returned", use=seen.ready, lost=(), reason=f"Going on with {_names(seen.ready)}{late}."
+            )
+        return ChangePlan(cause="start", use=seen.ready, lost=(), reason=f"Starting on {_names(seen.ready)}{late}.")
+    return Keep()
+
+
+def _grow(seen: Observation, rules: Rules) -> Decision:
+    new = seen.ready - seen.vital
+    if seen.state is JobState.RUNNING and new and seen.join_gain is not None and seen.join_gain >= rules.join_gain:
+        percent = (seen.join_gain - 1) * 100
+        return Drain(reason=f"{_names(new)} joined: steps should be {percent:.0f} % faster with it.")
+    return Keep()
+
+
+def _names(nodes: frozenset[str] | set[str]) -> str:
+    return ", ".join(sorted(nodes)) or "no node"

@@ -1,0 +1,65 @@
+"""Ray actors around an agent and a rank: they start it, say where it listens, and die with their node.
+
+Killing a raylet does not kill the actors that it started, so each asks the kernel to be killed with it. A ghost that
+lived on all the same would be fenced by its epoch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+import ray
+
+from shoal_workers.settings import WorkerSettings
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@ray.remote
+class AgentActor:
+    def __init__(self, cluster_id: str, node: str) -> None:
+        from shoal_recovery.store import open_store
+        from shoal_workers.agent import Agent
+
+        _die_with_parent()
+        settings = WorkerSettings()
+        self._agent = Agent(
+            node=node,
+            memory_dir=settings.memory_dir / cluster_id / node,
+            disk_dir=settings.disk_dir / cluster_id / node,
+            host=settings.bind_host,
+            heartbeat_s=settings.heartbeat_s,
+            open_store=open_store,
+        )
+        self._agent.start()
+        self._host = settings.advertise_host or ray.util.get_node_ip_address()
+
+    def address(self) -> tuple[str, int]:
+        return self._host, self._agent.port
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@ray.remote
+class RankActor:
+    def __init__(self, node: str, index: int) -> None:
+        from shoal_workers.rank import Rank  # torch is heavy; only the process that needs it loads it
+
+        _die_with_parent()
+        settings = WorkerSettings()
+        self._rank = Rank(node=node, index=index, settings=settings)
+        self._rank.start()
+        self._host = settings.advertise_host or ray.util.get_node_ip_address()
+
+    def address(self) -> tuple[str, int]:
+        return self._host, self._rank.port
+
+    def pid(self) -> int:
+        return os.getpid()

@@ -1,0 +1,255 @@
+"""The agent of one node: it keeps snapshots, passes them to peers and into the object store, keeps journals, and is the
+meeting place of an epoch's ranks. It outlives ranks, epochs and jobs, and runs nothing that can crash in user code.
+
+Owns the conversations; files are `ShardStore`'s, objects are the store's.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, assert_never
+
+import structlog
+
+from shoal_recovery.store import Store
+from shoal_workers import messages as m
+from shoal_workers.shards import ShardStore, checksum, epoch_of, snapshot_name
+from shoal_workers.uploads import Uploads
+from shoal_workers.wire import Connection, ConnectionClosed, Server, connect
+
+log = structlog.get_logger()
+
+_Request = (
+    m.OpenSlots
+    | m.BeginSnapshot
+    | m.SealSnapshot
+    | m.PutSnapshot
+    | m.GetInventory
+    | m.Fetch
+    | m.Upload
+    | m.Retire
+    | m.AppendJournal
+    | m.ReadJournal
+    | m.SetKey
+    | m.GetKey
+)
+
+
+class _Owner:
+    """What the agent knows of a snapshot that a rank of its own node writes."""
+
+    def __init__(self, opened: m.OpenSlots) -> None:
+        self.opened = opened
+        self.backups: dict[tuple[str, int], Connection] = {}
+
+    def uploads(self, step: int) -> bool:
+        due = step > 0 and (step % self.opened.upload_every == 0 or step == self.opened.last_step)
+        return self.opened.upload_uri is not None and due
+
+    def backup(self, address: tuple[str, int]) -> Connection:
+        if address not in self.backups:
+            self.backups[address] = connect(address)
+        return self.backups[address]
+
+
+class Agent:
+    """Serves until the process ends. `memory_dir` is in memory, `disk_dir` on disk; both belong to this node alone."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        memory_dir: Path,
+        disk_dir: Path,
+        host: str,
+        heartbeat_s: float,
+        open_store: Callable[[str], Store],
+    ) -> None:
+        self._shards = ShardStore(memory_dir, node)
+        self._disk_dir = disk_dir
+        self._heartbeat_s = heartbeat_s
+        self._owners: dict[tuple[str, str], _Owner] = {}
+        self._journal_lock = threading.Lock()
+        self._rendezvous = _Rendezvous()
+        self._uploads = Uploads(disk_dir / "uploads", open_store)
+        self._server = Server(host, self._serve, f"agent-{node}")
+        self.port = self._server.port
+        (disk_dir / "journal").mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        self._uploads.start()
+        self._server.start()
+
+    def _serve(self, connection: Connection) -> None:
+        while True:
+            wire, payload_bytes = connection.receive()
+            message = m.decode(wire)
+            if isinstance(message, m.Watch):
+                self._report(connection, message.job)
+                return
+            try:
+                self._answer(connection, message, payload_bytes)
+            except (KeyError, ValueError, OSError) as error:
+                # The one who asked must learn of it; other conversations are not concerned.
+                log.warning("request failed", request=type(message).__name__, error=str(error))
+                connection.send(m.encode(m.Done(problem=str(error))))
+
+    def _answer(self, connection: Connection, request: _Request, payload_bytes: int) -> None:
+        match request:
+            case m.OpenSlots():
+                connection.send(m.encode(self._open(request)))
+            case m.BeginSnapshot():
+                self._shards.begin(request.job, request.name, request.step)
+                connection.send(m.encode(m.Done()))
+            case m.SealSnapshot():
+                connection.send(m.encode(self._seal(request)))
+            case m.PutSnapshot():
+                connection.send(m.encode(self._take_copy(connection, request, payload_bytes)))
+            case m.GetInventory():
+                found = m.snapshot_rows(self._shards.snapshots(request.job))
+                connection.send(m.encode(m.InventoryIs(snapshots=found)))
+            case m.Fetch():
+                self._send_ranges(connection, request)
+            case m.Upload():
+                self._upload(request.job, request.name, request.step, request.uri)
+                connection.send(m.encode(m.Done()))
+            case m.Retire():
+                self._retire(request)
+                connection.send(m.encode(m.Done()))
+            case m.AppendJournal():
+                self._append_journal(request)
+                connection.send(m.encode(m.Done()))
+            case m.ReadJournal():
+                connection.send(m.encode(m.JournalIs(entries=self._read_journal(request.job))))
+            case m.SetKey():
+                self._rendezvous.set(request.key, request.value)
+                connection.send(m.encode(m.Done()))
+            case m.GetKey():
+                connection.send(m.encode(m.KeyIs(value=self._rendezvous.get(request.key, request.timeout_s))))
+            case _:
+                assert_never(request)
+
+    # --- snapshots ---
+
+    def _open(self, request: m.OpenSlots) -> m.SlotsOpen:
+        name = snapshot_name(request.epoch, request.rank)
+        paths, num_bytes = self._shards.open(request.job, name, m.keys_from_rows(request.layout))
+        self._owners[request.job, name] = _Owner(request)
+        return m.SlotsOpen(name=name, paths=list(paths), num_bytes=num_bytes)
+
+    def _seal(self, request: m.SealSnapshot) -> m.Done:
+        owner = self._owners[request.job, request.name]
+        checksums = self._shards.seal(request.job, request.name, request.step)
+        copy = m.PutSnapshot(
+            job=request.job,
+            name=request.name,
+            step=request.step,
+            layout=owner.opened.layout,
+            checksums=checksums,
+        )
+        slot = self._shards.slot(request.job, request.name, request.step)
+        for _, host, port in owner.opened.backups:
+            problem = self._send_copy(owner, (host, port), copy, slot)
+            if problem:
+                return m.Done(problem=problem)
+        if owner.uploads(request.step):
+            assert owner.opened.upload_uri is not None
+            self._upload(request.job, request.name, request.step, owner.opened.upload_uri)
+        return m.Done()
+
+    def _send_copy(self, owner: _Owner, address: tuple[str, int], copy: m.PutSnapshot, slot: memoryview) -> str | None:
+        try:
+            answer = owner.backup(address).request(m.encode(copy), (slot,))
+            return m.decode_as(m.Done, answer).problem
+        except ConnectionClosed as error:
+            owner.backups.pop(address, None)
+            return f"no copy on {address[0]}:{address[1]}: {error}"
+
+    def _take_copy(self, connection: Connection, request: m.PutSnapshot, payload_bytes: int) -> m.Done:
+        _, num_bytes = self._shards.open(request.job, request.name, m.keys_from_rows(request.layout))
+        if payload_bytes != max(num_bytes, 1):
+            raise ConnectionClosed(f"a copy of {payload_bytes} bytes where the layout has {num_bytes}")
+        self._shards.begin(request.job, request.name, request.step)
+        connection.read_into(self._shards.slot(request.job, request.name, request.step))
+        self._shards.seal(request.job, request.name, request.step, request.checksums)
+        return m.Done()
+
+    def _send_ranges(self, connection: Connection, request: m.Fetch) -> None:
+        try:
+            self._shards.sealed(request.job, request.name, request.step)
+        except KeyError as error:
+            connection.send(m.encode(m.Fetched(problem=f"not held: {error}", checksum="")))
+            return
+        slot = self._shards.slot(request.job, request.name, request.step)
+        parts = [slot[offset : offset + num_bytes] for offset, num_bytes in request.ranges]
+        connection.send(m.encode(m.Fetched(problem=None, checksum=checksum(*parts))), parts)
+
+    def _retire(self, request: m.Retire) -> None:
+        self._shards.retire(request.job, request.before_epoch)
+        for job, name in list(self._owners):
+            if job == request.job and (request.before_epoch is None or epoch_of(name) < request.before_epoch):
+                for connection in self._owners.pop((job, name)).backups.values():
+                    connection.close()
+        if request.before_epoch is None:
+            self._uploads.forget(request.job)
+
+    def _upload(self, job: str, name: str, step: int, uri: str) -> None:
+        snapshot = self._shards.sealed(job, name, step)
+        self._uploads.add(job, snapshot, uri, self._shards.slot(job, name, step))
+
+    # --- journals ---
+
+    def _append_journal(self, request: m.AppendJournal) -> None:
+        with self._journal_lock, self._journal_path(request.job).open("a") as file:
+            file.writelines(json.dumps(entry) + "\n" for entry in request.entries)
+
+    def _read_journal(self, job: str) -> list[dict[str, Any]]:
+        path = self._journal_path(job)
+        with self._journal_lock:
+            lines = path.read_text().splitlines() if path.exists() else []
+        found: dict[int, dict[str, Any]] = {}
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:  # the last line of an agent that died while it wrote
+                break
+            found[entry["seq"]] = entry
+        return [found[seq] for seq in sorted(found)]
+
+    def _journal_path(self, job: str) -> Path:
+        return self._disk_dir / "journal" / f"{job}.jsonl"
+
+    # --- watchers ---
+
+    def _report(self, connection: Connection, job: str) -> None:
+        events = self._uploads.watch(job)
+        try:
+            while True:
+                try:
+                    connection.send(m.encode(events.get(timeout=self._heartbeat_s)))
+                except queue.Empty:
+                    connection.send(m.encode(m.Heartbeat()))
+        finally:
+            self._uploads.unwatch(job, events)
+
+
+class _Rendezvous:
+    """Keys that ranks of one epoch leave for each other."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values, timeout_s)
+            return self._values.get(key)

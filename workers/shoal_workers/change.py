@@ -1,0 +1,202 @@
+"""One change of plan in flight, from the claim of an epoch to ranks that step: halt, look what is there, plan, assign.
+
+A procedure that can be interrupted at any point by the next loss; whoever runs it then observes and decides again, and
+the next change begins with a higher epoch. Owns the order of these steps. Does not own decisions or the journal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from shoal_planner.catalogue import device_type
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.job import JobSpec, job_to_mapping
+from shoal_planner.plan import Plan, plan_to_mapping
+from shoal_recovery.checkpoints import list_manifests, load_manifest
+from shoal_recovery.errors import StateLost
+from shoal_recovery.lineage import counts
+from shoal_recovery.placement import backups
+from shoal_recovery.restore import plan_restore
+from shoal_recovery.shard_map import shard_map
+from shoal_recovery.state import (
+    OWNED_KINDS,
+    Inventory,
+    Kind,
+    Live,
+    Manifest,
+    RankState,
+    RecoveryPlan,
+    ShardKey,
+    ShardMap,
+    Snapshot,
+)
+from shoal_recovery.store import open_store
+from shoal_workers import messages as m
+from shoal_workers.roster import Contact, ask
+from shoal_workers.shards import epoch_of
+from shoal_workers.wire import ConnectionClosed
+
+
+class Interrupted(Exception):
+    """Somebody was lost, or does not answer, while a plan was being changed. Observe again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is known of earlier epochs: their plans, and at which step each began. `done_step` is the last step that
+    anybody reported done (0: none)."""
+
+    plans: Mapping[int, Plan]
+    starts: Mapping[int, int]
+    done_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """State that survivors hold, only what counts."""
+
+    inventory: Inventory
+    newest_live_step: int
+
+
+def take_stock(
+    job: str,
+    model_spec: JobSpec,
+    halted: Mapping[Contact, m.Halted],
+    agents: tuple[Contact, ...],
+    history: History,
+    timeout_s: float,
+) -> Found:
+    """Asks every agent what it holds and adds what ranks keep live. Raises Interrupted if an agent does not answer."""
+    layouts = {epoch: shard_map(plan, model_spec.model) for epoch, plan in history.plans.items()}
+    live = tuple(
+        Live(
+            device=contact.device, step=answer.step, keys=_keys(layouts[answer.layout_epoch].ranks[answer.layout_rank])
+        )
+        for contact, answer in halted.items()
+        if answer.step is not None
+        and answer.layout_epoch in layouts
+        and counts(answer.layout_epoch, answer.step, history.starts)
+    )
+    snapshots = tuple(
+        snapshot
+        for snapshot in _inventories(job, agents, timeout_s)
+        if counts(epoch_of(snapshot.name), snapshot.step, history.starts)
+    )
+    newest = max((entry.step for entry in live), default=0)
+    return Found(inventory=Inventory(live=live, snapshots=snapshots), newest_live_step=newest)
+
+
+def choose_state(
+    job: str, spec: JobSpec, shards: ShardMap, found: Found, history: History
+) -> tuple[RecoveryPlan | None, int]:
+    """Where the new ranks get their state, and the step it is of; no plan means that the job begins.
+
+    The store is asked only when survivors do not hold a whole step. Raises StateLost, StoreError.
+    """
+    nothing = not found.inventory.live and not found.inventory.snapshots
+    if not nothing:
+        try:
+            restore = plan_restore(shards, found.inventory, (), spec.model, spec.train.precision)
+            return restore, restore.step
+        except StateLost:
+            if spec.checkpoint.uri is None:
+                raise
+    manifests = _manifests(job, spec, history)
+    if nothing and not manifests and not history.done_step:
+        return None, 0
+    restore = plan_restore(shards, found.inventory, manifests, spec.model, spec.train.precision)
+    return restore, restore.step
+
+
+def assignments(
+    *,
+    epoch: int,
+    job: str,
+    spec: JobSpec,
+    plan: Plan,
+    snapshot: ClusterSnapshot,
+    restore: RecoveryPlan | None,
+    step: int,
+    agents: Mapping[str, tuple[str, int]],
+) -> tuple[m.Assign, ...]:
+    """One order per rank, in the order of ranks."""
+    places = tuple(plan.places())
+    copies = backups(snapshot.nodes, plan.copies)
+    rows: dict[int, list[m.Row]] = {place.rank: [] for place in places}
+    if restore is not None:
+        by_rank: dict[int, list[object]] = {place.rank: [] for place in places}
+        for transfer in restore.transfers:
+            by_rank[transfer.rank].append(transfer)
+        rows = {rank: m.transfer_rows(found) for rank, found in by_rank.items()}  # type: ignore[arg-type]
+    addresses = {node: list(address) for node, address in agents.items()}
+    spec_mapping, plan_mapping = job_to_mapping(spec), plan_to_mapping(plan)
+    orders = []
+    for place in places:
+        node = snapshot.node(place.device.node)
+        kind = device_type(node.device, snapshot.overrides)
+        orders.append(
+            m.Assign(
+                epoch=epoch,
+                job=job,
+                spec=spec_mapping,
+                plan=plan_mapping,
+                rank=place.rank,
+                step=step,
+                transfers=None if restore is None else rows[place.rank],
+                agents=addresses,
+                rendezvous=addresses[places[0].device.node],
+                backups=[[backup, *agents[backup]] for backup in copies[node.id]],
+                memory_limit_bytes=kind.memory_bytes,
+                num_threads=kind.threads,
+            )
+        )
+    return tuple(orders)
+
+
+def vital_nodes(plan: Plan, snapshot: ClusterSnapshot) -> frozenset[str]:
+    """Nodes whose loss the epoch would feel: those that compute, and those that keep copies for them."""
+    computing = frozenset(device.node for device in plan.devices())
+    copies = backups(snapshot.nodes, plan.copies)
+    return computing.union(*(copies[node] for node in computing))
+
+
+def timed(clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+    """Seconds since the call before."""
+    last = clock()
+
+    def lap() -> float:
+        nonlocal last
+        before, last = last, clock()
+        return last - before
+
+    return lap
+
+
+def _inventories(job: str, agents: tuple[Contact, ...], timeout_s: float) -> list[Snapshot]:
+    if not agents:
+        return []
+    with ThreadPoolExecutor(max_workers=len(agents)) as pool:
+        answers = [pool.submit(ask, agent.address, m.GetInventory(job=job), timeout_s) for agent in agents]
+        try:
+            found = [answer.result() for answer in answers]
+        except ConnectionClosed as error:
+            raise Interrupted(f"an agent did not say what it holds: {error}") from error
+    return [snapshot for answer in found for snapshot in m.snapshots_from_rows(answer.snapshots)]
+
+
+def _manifests(job: str, spec: JobSpec, history: History) -> tuple[Manifest, ...]:
+    if spec.checkpoint.uri is None:
+        return ()
+    store = open_store(spec.checkpoint.uri)
+    steps = list_manifests(store, job)
+    loaded = (load_manifest(store, job, step) for step in steps)
+    return tuple(manifest for manifest in loaded if counts(manifest.epoch, manifest.step, history.starts))
+
+
+def _keys(state: RankState) -> tuple[ShardKey, ...]:
+    weights = tuple(span.key(Kind.WEIGHT) for span in state.holds)
+    return weights + tuple(span.key(kind) for kind in OWNED_KINDS for span in state.owns)

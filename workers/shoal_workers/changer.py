@@ -1,0 +1,289 @@
+"""Carries out changes of plan for a supervisor: claims an epoch, halts ranks, plans, assigns, waits until they step.
+
+Owns the epoch under way and what is measured of a change. `change` may be interrupted by the next loss at any point;
+the supervisor then observes and decides again, and what was measured so far goes on into the next attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.job import JobSpec
+from shoal_planner.plan import Plan
+from shoal_planner.score import score
+from shoal_planner.search import plan as search_plan
+from shoal_recovery.decide import ChangePlan, Drain
+from shoal_recovery.errors import StateLost, StoreError
+from shoal_recovery.journal import JobState, NodeLost
+from shoal_recovery.shard_map import shard_map
+from shoal_workers import messages as m
+from shoal_workers.change import Found, Interrupted, assignments, choose_state, take_stock, vital_nodes
+from shoal_workers.epoch_view import EpochView
+from shoal_workers.measurements import Measurements
+from shoal_workers.nodes import Cluster
+from shoal_workers.pending import PendingChange
+from shoal_workers.record import JobRecord, plan_adopted
+from shoal_workers.roster import Contact, Roster, ask
+from shoal_workers.settings import WorkerSettings
+from shoal_workers.wire import ConnectionClosed
+
+log = structlog.get_logger()
+
+_PLAN_LIMIT_S = 5.0
+_WAIT_TICK_S = 0.005
+
+
+class Changer:
+    def __init__(
+        self,
+        *,
+        job: str,
+        spec: JobSpec,
+        cluster: Cluster,
+        roster: Roster,
+        record: JobRecord,
+        settings: WorkerSettings,
+        clock: Callable[[], float],
+        listen: Callable[[float], None],
+    ) -> None:
+        self._job = job
+        self._spec = spec
+        self._cluster = cluster
+        self._roster = roster
+        self._record = record
+        self._settings = settings
+        self._clock = clock
+        self._listen = listen
+        self._measurements = Measurements(spec)
+        self._pending: PendingChange | None = None
+        self._gains: dict[frozenset[str], float | None] = {}
+        self.answers: dict[Contact, m.Halted | m.Measured] = {}
+        self.epoch: EpochView | None = None
+        self.highest_epoch = 0
+        self.tried: frozenset[str] = frozenset()
+
+    def adopt(self) -> None:
+        """Takes over the epoch that the record says is under way; nothing is sent to anybody."""
+        number = self._record.epoch
+        if number:
+            plan, snapshot = self._record.plans[number], self._record.snapshots[number]
+            self.epoch = self._view(number, plan, snapshot, self._record.starts[number])
+            self.epoch.last_step = self._record.done_step
+            self.highest_epoch = number
+
+    def drain(self, decision: Drain) -> None:
+        """Tells every rank to stop after a step that nobody has begun to vote for yet."""
+        assert self.epoch is not None
+        self._record.enter(JobState.DRAINING, "node_joined", decision.reason)
+        for contact in self._roster.ranks(self.epoch.vital):
+            contact.send(m.StopAfter(epoch=self.epoch.number, step=self.epoch.last_step + 1))
+
+    def join_gain(self, ready: frozenset[str]) -> float | None:
+        """How many times faster a step would be with all nodes that are ready; None where there is nothing to gain."""
+        if self.epoch is None or self._record.state is not JobState.RUNNING or ready <= self.epoch.vital:
+            return None
+        if ready not in self._gains:
+            self._gains[ready] = self._gain(self.epoch, self._snapshot(ready))
+        return self._gains[ready]
+
+    def stepped(self, epoch: int) -> None:
+        """A step of this epoch is done: a change that led to it is over, and older snapshots are not needed."""
+        if self._pending is None or self._pending.epoch != epoch:
+            return
+        self._record.append(self._pending.done(self._clock()))
+        self._pending = None
+        for agent in self._roster.agents():
+            try:
+                ask(agent.address, m.Retire(job=self._job, before_epoch=epoch), self._settings.reply_timeout_s)
+            except ConnectionClosed:
+                log.info("agent not told to retire", node=agent.node)
+
+    def change(self, decision: ChangePlan) -> None:
+        """Raises Interrupted."""
+        self._begin(decision)
+        if not decision.use:
+            self._no_plan(decision.use, "no node answers")
+            return
+        number = self._cluster.claim_epoch(self._job, self.highest_epoch + 1)
+        self.highest_epoch = number
+        halted = self._halt(number, decision.use)
+        snapshot = self._snapshot(decision.use)
+        self._measure(snapshot)
+        found = take_stock(
+            self._job,
+            self._spec,
+            halted,
+            self._roster.agents(decision.use),
+            self._record.history(),
+            self._settings.reply_timeout_s,
+        )
+        plan = self._plan(snapshot, decision.use)
+        if plan is not None:
+            self._assign(number, plan, snapshot, found)
+
+    # --- the phases ---
+
+    def _begin(self, decision: ChangePlan) -> None:
+        now_s = self._clock()
+        heard_s = [contact.last_heard_s for contact in self._roster.contacts([node for node, _ in decision.lost])]
+        blow_s = min(heard_s, default=now_s)
+        if self._pending is None:
+            done_step = self._record.done_step
+            drained = self.epoch is not None and self.epoch.ended is not None
+            self._pending = PendingChange(
+                cause=decision.cause,
+                reason=decision.reason,
+                blow_s=blow_s,
+                noticed_s=now_s,
+                done_step=done_step,
+                safe_step=done_step if drained else max(0, done_step - 1),
+            )
+        else:
+            self._pending.reason += " " + decision.reason
+        before = frozenset() if self.epoch is None else self.epoch.vital
+        self._pending.nodes_lost |= {node for node, _ in decision.lost}
+        self._pending.nodes_joined |= (decision.use - before) if before else frozenset()
+        active = bool(self._record.plans)
+        self._record.enter(JobState.RECOVERING if active else JobState.STARTING, decision.cause, decision.reason)
+        for node, evidence in decision.lost:
+            self._record.append(NodeLost(node=node, evidence=evidence, detect_s=now_s - blow_s))
+            self._roster.forget(node)
+
+    def _halt(self, number: int, nodes: frozenset[str]) -> dict[Contact, m.Halted]:
+        """All ranks of these nodes have left every older epoch."""
+        ranks = self._roster.ranks(nodes)
+        self.answers.clear()
+        for contact in ranks:
+            contact.send(m.Halt(epoch=number))
+
+        def unanswered() -> list[Contact]:
+            answers = self.answers
+            return [c for c in ranks if not isinstance(a := answers.get(c), m.Halted) or a.epoch != number]
+
+        self._await(unanswered, nodes, "to leave its epoch")
+        return {contact: answer for contact, answer in self.answers.items() if isinstance(answer, m.Halted)}
+
+    def _measure(self, snapshot: ClusterSnapshot) -> None:
+        """Times one device of every type that was never timed for this job, one after the other."""
+        for node, order in self._measurements.missing(snapshot):
+            contact = self._roster.ranks([node.id])[0]
+            self.answers.pop(contact, None)
+            contact.send(order)
+
+            def unanswered(contact: Contact = contact) -> list[Contact]:
+                return [] if isinstance(self.answers.get(contact), m.Measured) else [contact]
+
+            self._await(unanswered, frozenset({node.id}), f"to time a layer on {node.device}")
+            answer = self.answers[contact]
+            assert isinstance(answer, m.Measured)
+            self._measurements.take(node.device, answer)
+
+    def _plan(self, snapshot: ClusterSnapshot, nodes: frozenset[str]) -> Plan | None:
+        previous = None if self.epoch is None else self.epoch.plan
+        try:
+            found = search_plan(
+                self._spec, snapshot, self._measurements.profile, previous=previous, time_limit_s=_PLAN_LIMIT_S
+            )
+        except NoPlanFits as error:
+            self._no_plan(nodes, error.constraint)
+            return None
+        return found.plan
+
+    def _no_plan(self, nodes: frozenset[str], constraint: str) -> None:
+        self.tried = nodes
+        if self._record.state is JobState.STARTING:
+            self._record.enter(JobState.WAITING, "no_plan_fits", f"No plan fits the nodes at hand: {constraint}")
+        else:
+            self._record.enter(JobState.WAITING, "no_plan_fits", f"No plan fits what is left: {constraint}")
+        self.epoch = None
+
+    def _assign(self, number: int, plan: Plan, snapshot: ClusterSnapshot, found: Found) -> None:
+        assert self._pending is not None
+        shards = shard_map(plan, self._spec.model)
+        try:
+            restore, step = choose_state(self._job, self._spec, shards, found, self._record.history())
+        except (StateLost, StoreError, InvalidField) as error:
+            self._record.enter(JobState.FAILED, "state_lost", f"The state cannot be restored: {error}")
+            return
+        orders = assignments(
+            epoch=number,
+            job=self._job,
+            spec=self._spec,
+            plan=plan,
+            snapshot=snapshot,
+            restore=restore,
+            step=step,
+            agents={agent.node: agent.address for agent in self._roster.agents(node.id for node in snapshot.nodes)},
+        )
+        # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
+        self._record.append(plan_adopted(number, plan, step, snapshot))
+        self._record.keeper.flush(1.0)
+        self.epoch = epoch = self._view(number, plan, snapshot, step)
+        self.tried = frozenset()
+        self._pending.epoch, self._pending.step, self._pending.decided_s = number, step, self._clock()
+        contacts = {contact.device: contact for contact in self._roster.ranks(epoch.vital)}
+        for place, order in zip(plan.places(), orders, strict=True):
+            if place.device not in contacts:
+                raise Interrupted(f"{place.device} is gone")
+            contacts[place.device].send(order)
+
+        def unready() -> list[Contact]:
+            return [contacts[device] for device in epoch.plan.devices() if device not in epoch.ready]
+
+        self._await(unready, epoch.vital, "to restore its state and meet its peers")
+        self._pending.all_ready(epoch.ready.values())
+        if restore is None:
+            self._pending = None  # a first start is no change in flight
+        self._record.enter(JobState.RUNNING, "running", f"Training from step {step} on. {plan.reason}")
+        if epoch.last_step > epoch.step:
+            self.stepped(number)
+
+    def _await(self, unanswered: Callable[[], list[Contact]], nodes: frozenset[str], what: str) -> None:
+        """Listens until nobody is left. Raises Interrupted when one of these nodes is lost, in trouble or too late."""
+        deadline_s = self._clock() + self._settings.reply_timeout_s
+        while missing := unanswered():
+            self._listen(_WAIT_TICK_S)
+            now_s = self._clock()
+            for member in self._roster.members(now_s):
+                if member.node in nodes and (not member.connected or member.silent_s > self._settings.silence_s):
+                    raise Interrupted(f"lost {member.name} while it was {what}")
+            if self.epoch is not None and self.epoch.troubles and self.epoch.number == self.highest_epoch:
+                raise Interrupted(f"trouble while ranks were {what}")
+            if now_s > deadline_s:
+                for contact in missing:  # it shows life but does not obey: as good as lost
+                    contact.connected = False
+                    contact.connection.close()
+                raise Interrupted(f"{missing[0].name} took more than {self._settings.reply_timeout_s} s {what}")
+
+    # --- views ---
+
+    def _view(self, number: int, plan: Plan, snapshot: ClusterSnapshot, step: int) -> EpochView:
+        return EpochView(
+            number=number,
+            plan=plan,
+            snapshot=snapshot,
+            vital=vital_nodes(plan, snapshot),
+            step=step,
+            last_step=step,
+        )
+
+    def _snapshot(self, nodes: frozenset[str]) -> ClusterSnapshot:
+        whole = self._cluster.snapshot()
+        known = tuple(self._roster.seen(node).node for node in sorted(nodes))
+        return ClusterSnapshot(nodes=known, overrides=whole.overrides, links=whole.links)
+
+    def _gain(self, epoch: EpochView, snapshot: ClusterSnapshot) -> float | None:
+        profile: Any = self._measurements.profile
+        try:
+            better = search_plan(self._spec, snapshot, profile, previous=epoch.plan, time_limit_s=_PLAN_LIMIT_S).plan
+            current = score(epoch.plan, self._spec, epoch.snapshot, profile)
+        except (NoPlanFits, InvalidField) as error:
+            log.warning("gain of new nodes not known", error=str(error))
+            return None
+        assert better.prediction is not None and current.prediction is not None
+        return current.prediction.step_s / better.prediction.step_s

@@ -1,0 +1,108 @@
+"""Turns uploaded snapshots into checkpoints: when all of a step are in the store, its manifest is written.
+
+Owns which uploads have come and the writing of manifests, in a thread of its own so that a slow store holds up nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from shoal_planner.job import JobSpec
+from shoal_recovery import checkpoints
+from shoal_recovery.errors import StoreConflict, StoreError
+from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
+from shoal_recovery.state import Manifest
+from shoal_recovery.store import open_store
+from shoal_workers import messages as m
+
+_MANIFEST_VERSION = 1
+
+Result = CheckpointCommitted | CheckpointFailed
+
+
+class CheckpointCommits:
+    def __init__(self, job: str, spec: JobSpec, done: Callable[[Result], None]) -> None:
+        self._job = job
+        self._spec = spec
+        self._done = done
+        self._expected: dict[int, frozenset[str]] = {}
+        self._came: defaultdict[tuple[int, int], dict[str, m.Uploaded]] = defaultdict(dict)
+        self._first_s: dict[tuple[int, int], float] = {}
+        self._settled: set[int] = set()
+        self._tasks: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
+
+    def settled(self, step: int) -> bool:
+        """Whether the checkpoint of this step is committed, or has failed for good."""
+        return step in self._settled
+
+    def adopt(self, steps: set[int]) -> None:
+        """Steps that an earlier supervisor committed."""
+        self._settled |= steps
+
+    def expect(self, epoch: int, names: frozenset[str]) -> None:
+        self._expected[epoch] = names
+        for key in [key for key in self._came if key[0] == epoch]:
+            self._consider(key)
+
+    def uploaded(self, upload: m.Uploaded) -> None:
+        key = (upload.epoch, upload.step)
+        self._first_s.setdefault(key, time.monotonic())
+        self._came[key][upload.name] = upload
+        self._consider(key)
+
+    def close(self) -> None:
+        self._tasks.put(None)
+
+    def _consider(self, key: tuple[int, int]) -> None:
+        expected = self._expected.get(key[0])
+        if expected is not None and key[1] not in self._settled and expected <= self._came[key].keys():
+            self._tasks.put(key)
+
+    def _run(self) -> None:
+        while (key := self._tasks.get()) is not None:
+            if key[1] not in self._settled:
+                result = self._commit(key)
+                self._settled.add(key[1])
+                self._done(result)
+
+    def _commit(self, key: tuple[int, int]) -> Result:
+        epoch, step = key
+        uri = str(self._spec.checkpoint.uri)
+        uploads = [self._came[key][name] for name in sorted(self._expected[epoch])]
+        problem = next((upload.problem for upload in uploads if upload.problem), None)
+        pieces = tuple(piece for upload in uploads for piece in m.stored_from_rows(upload.rows))
+        if problem is None:
+            manifest = Manifest(
+                version=_MANIFEST_VERSION,
+                job=self._job,
+                step=step,
+                epoch=epoch,
+                next_sample=step * self._spec.train.global_batch,
+                pieces=pieces,
+            )
+            problem = self._write(manifest, uri)
+        if problem is not None:
+            return CheckpointFailed(step=step, uri=uri, problem=problem)
+        return CheckpointCommitted(
+            step=step,
+            epoch=epoch,
+            uri=uri,
+            num_bytes=sum(piece.num_bytes for piece in pieces),
+            duration_s=time.monotonic() - self._first_s[key],
+        )
+
+    def _write(self, manifest: Manifest, uri: str) -> str | None:
+        try:
+            store = open_store(uri)
+            checkpoints.commit(store, manifest, self._spec.model)
+            checkpoints.retire(store, self._job, self._spec.checkpoint.keep)
+        except StoreConflict:
+            return None  # an earlier supervisor wrote it just before it died
+        except StoreError as error:
+            return str(error)
+        return None

@@ -1,0 +1,83 @@
+"""The REST calls that a connector makes to its control plane. Owns paths and bodies; retries are the caller's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+
+class ControlPlaneDown(Exception):
+    """It did not answer, or with an error of its own; trying again later is right."""
+
+
+class LeaseRefused(Exception):
+    """Another connector speaks for this cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the control plane wants of a job (`run` or `cancelled`), and the last journal entry that it has."""
+
+    id: str
+    spec: dict[str, Any]
+    wish: str
+    last_seq: int
+
+
+class ControlPlane:
+    """Any thread may call. All methods raise ControlPlaneDown."""
+
+    def __init__(self, server: str, token: str, cluster: str, holder: str) -> None:
+        self._cluster = cluster
+        self._holder = holder
+        self._http = httpx.Client(base_url=server, headers={"Authorization": f"Bearer {token}"}, timeout=30.0)
+
+    def offer(self, snapshot: dict[str, Any], profile: dict[str, Any], lease_s: float) -> None:
+        """Raises LeaseRefused."""
+        body = {"holder": self._holder, "snapshot": snapshot, "profile": profile, "lease_s": lease_s}
+        response = self._call("PUT", f"/v1/clusters/{self._cluster}", json=body)
+        if response.status_code == httpx.codes.CONFLICT:
+            raise LeaseRefused(response.text)
+        _expect(response)
+
+    def wishes(self, after: int, wait_s: float) -> tuple[int, tuple[Wish, ...]]:
+        """All jobs of this cluster that are not over, and the list's version; waits for one other than `after`."""
+        response = self._call("GET", f"/v1/clusters/{self._cluster}/wishes", params={"after": after, "wait_s": wait_s})
+        body = _expect(response)
+        jobs = tuple(
+            Wish(id=job["id"], spec=job["spec"], wish=job["wish"], last_seq=job["last_seq"]) for job in body["jobs"]
+        )
+        return body["version"], jobs
+
+    def append(self, job: str, entries: list[dict[str, Any]]) -> int:
+        """The number of the last entry that the control plane has now."""
+        body = {"cluster_id": self._cluster, "holder": self._holder, "entries": entries}
+        response = self._call("POST", f"/v1/jobs/{job}/journal", json=body)
+        return int(_expect(response)["last_seq"])
+
+    def history(self, job: str) -> list[dict[str, Any]]:
+        """All journal entries that the control plane has of this job."""
+        entries: list[dict[str, Any]] = []
+        while True:
+            after = entries[-1]["seq"] if entries else 0
+            page = _expect(self._call("GET", f"/v1/jobs/{job}/events", params={"after": after}))["items"]
+            if not page:
+                return entries
+            entries.extend(page)
+
+    def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **arguments)
+        except httpx.HTTPError as error:
+            raise ControlPlaneDown(f"{method} {path}: {error}") from error
+
+
+def _expect(response: httpx.Response) -> dict[str, Any]:
+    if not response.is_success:
+        raise ControlPlaneDown(
+            f"{response.request.method} {response.request.url}: {response.status_code} {response.text}"
+        )
+    body: dict[str, Any] = response.json()
+    return body

@@ -1,0 +1,247 @@
+"""One rank's life in one epoch: build the state, bring it from where it is, meet the peers, step until the end.
+
+Runs in a thread of its own, so that orders are heard meanwhile. Owns everything that belongs to the epoch; whatever it
+leaves behind is told in `whole` and by the messages it says.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_planner.cluster import DeviceRef
+from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.plan import Plan, parse_plan
+from shoal_recovery.errors import StoreError
+from shoal_recovery.shard_map import shard_map
+from shoal_recovery.state import ShardMap
+from shoal_recovery.store import open_store
+from shoal_workers import messages as m
+from shoal_workers.data import open_samples
+from shoal_workers.engine import Engine, Finished, StepReport
+from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
+from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
+from shoal_workers.fetching import Fetcher, FetchFailed, Sources
+from shoal_workers.live import LiveState
+from shoal_workers.memory import DeviceMemory
+from shoal_workers.rendezvous import AgentStore
+from shoal_workers.settings import WorkerSettings
+from shoal_workers.snapshots import AgentSnapshots
+from shoal_workers.wire import ConnectionClosed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeState:
+    """Live state that is whole at `step`, laid out as `rank` of `epoch`."""
+
+    live: LiveState
+    step: int
+    epoch: int
+    rank: int
+
+
+class EpochRun:
+    def __init__(
+        self,
+        order: m.Assign,
+        *,
+        node: str,
+        device: str,
+        old: WholeState | None,
+        settings: WorkerSettings,
+        say: Callable[[Any], None],
+    ) -> None:
+        self.epoch = order.epoch
+        self.live: LiveState | None = None
+        self._restored = False
+        self._order = order
+        self._node = node
+        self._device = device
+        self._old = old if old is not None and old.step == order.step else None
+        self._settings = settings
+        self._say = say
+        self._stop_step: int | None = None
+        self._abandoned = threading.Event()
+        self._closers: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"epoch-{order.epoch}", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def whole(self) -> WholeState | None:
+        """To be asked when the run has ended. While its own state was not whole yet, what it came from still is."""
+        if not self._restored or self.live is None:
+            return self._old
+        if self.live.tag is None:
+            return None
+        return WholeState(live=self.live, step=self.live.tag, epoch=self.epoch, rank=self._order.rank)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop_after(self, step: int) -> None:
+        self._stop_step = step
+
+    def abandon(self) -> None:
+        """Wakes every wait of the run; it ends soon after."""
+        self._abandoned.set()
+        with self._lock:
+            closers = list(self._closers)
+        for close in closers:
+            close()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._live_through()
+        except EpochAbandoned:
+            pass  # the supervisor knows: it gave the order
+        except (PeerLost, FetchFailed, ConnectionClosed, StoreError) as error:
+            self._trouble(str(error), fatal=False)
+        except (OutOfDeviceMemory, StepRefused) as error:
+            self._trouble(str(error), fatal=True)
+        except Exception as error:
+            # Anything else is an error of the job or of ours: no other plan would help, and the user must see where.
+            if not self._abandoned.is_set():
+                self._trouble(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=8)}", fatal=True)
+
+    def _trouble(self, problem: str, *, fatal: bool) -> None:
+        if not self._abandoned.is_set():
+            self._say(m.Trouble(epoch=self.epoch, problem=problem, fatal=fatal))
+
+    def _live_through(self) -> None:
+        began_s = time.monotonic()
+        job, plan = parse_job(self._order.spec), parse_plan(self._order.plan)
+        shards = shard_map(plan, job.model)
+        memory = DeviceMemory(self._device, self._order.memory_limit_bytes)
+        live = LiveState.build(job.model, shards.ranks[self._order.rank], job.train.precision, memory)
+        self.live = live
+        taken = self._bring_state(job, live)
+        restored_s = time.monotonic()
+        snapshots = self._open_snapshots(job, live, shards)
+        exchange = self._meet(plan)
+        self._restored = True
+        self._old = None  # only now may the state of before go
+        rebuilt_s = time.monotonic()
+        self._say(
+            m.Ready(
+                epoch=self.epoch,
+                step=self._order.step,
+                restore_s=restored_s - began_s,
+                rebuild_s=rebuilt_s - restored_s,
+                num_bytes=taken,
+            )
+        )
+        engine = Engine(
+            job=job,
+            plan=plan,
+            rank=self._order.rank,
+            shards=shards,
+            live=live,
+            exchange=exchange,
+            samples=open_samples(job.data, job.train.seq_len, job.train.seed),
+            snapshots=snapshots,
+            memory=memory,
+            clock=time.monotonic,
+        )
+        outcome = engine.run(until_step=job.train.steps, report=self._report, stop_after=lambda: self._stop_step)
+        self._say(m.Left(epoch=self.epoch, step=outcome.step, finished=isinstance(outcome, Finished)))
+
+    def _bring_state(self, job: JobSpec, live: LiveState) -> dict[str, int]:
+        if self._order.transfers is None:
+            live.initialise(job.train.seed)
+            return {}
+        assert job.checkpoint.uri is not None or all(row[5] != "store" for row in self._order.transfers)
+        fetcher = Fetcher(
+            Sources(
+                job=self._order.job,
+                step=self._order.step,
+                old=None if self._old is None else self._old.live,
+                agents={node: (host, port) for node, (host, port) in self._order.agents.items()},
+                open_store=lambda: open_store(str(job.checkpoint.uri)),
+            )
+        )
+        self._on_abandon(fetcher.abandon)
+        taken = fetcher.bring(live, m.transfers_from_rows(self._order.rank, self._order.transfers))
+        live.tag = self._order.step
+        return taken
+
+    def _open_snapshots(self, job: JobSpec, live: LiveState, shards: ShardMap) -> AgentSnapshots:
+        keys = live.owned_keys()
+        host, port = self._order.agents[self._node]
+        opened = m.OpenSlots(
+            job=self._order.job,
+            epoch=self.epoch,
+            rank=self._order.rank,
+            layout=m.key_rows(keys),
+            backups=self._order.backups,
+            upload_uri=job.checkpoint.uri,
+            upload_every=job.checkpoint.every_steps,
+            last_step=job.train.steps,
+        )
+        snapshots = AgentSnapshots((host, port), opened, keys)
+        self._on_abandon(snapshots.abandon)
+        return snapshots
+
+    def _meet(self, plan: Plan) -> Exchange:
+        places = tuple(plan.places())
+        if len(places) == 1:
+            exchange: Exchange = SoloExchange(self.epoch)
+        else:
+            host, port = self._order.rendezvous
+            store = AgentStore((host, port), self._settings.group_timeout_s)
+            self._on_abandon(store.close)
+            exchange = GlooExchange(
+                store,
+                prefix=f"{self._order.job}/{self.epoch}",
+                rank=self._order.rank,
+                size=len(places),
+                tp_groups=_tp_groups(plan),
+                timeout_s=self._settings.group_timeout_s,
+                epoch=self.epoch,
+            )
+        self._on_abandon(exchange.abandon)
+        return exchange
+
+    def _on_abandon(self, close: Callable[[], None]) -> None:
+        with self._lock:
+            self._closers.append(close)
+        if self._abandoned.is_set():
+            close()
+            raise EpochAbandoned(f"epoch {self.epoch} was abandoned before it began")
+
+    def _report(self, report: StepReport) -> None:
+        self._say(
+            m.Stepped(
+                epoch=self.epoch,
+                step=report.step,
+                loss=report.loss,
+                grad_norm=report.grad_norm,
+                lr=report.lr,
+                tokens=report.tokens,
+                duration_s=report.duration_s,
+                samples=[list(samples) for samples in report.samples],
+            )
+        )
+
+
+def _tp_groups(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for place in plan.places():
+        groups.setdefault((place.pipeline, place.stage, place.replica), []).append(place.rank)
+    return tuple(tuple(ranks) for ranks in groups.values() if len(ranks) > 1)
+
+
+def device_ref(text: str) -> DeviceRef:
+    """The inverse of `str(DeviceRef)`."""
+    node, _, index = text.rpartition(":")
+    return DeviceRef(node=node, index=int(index))

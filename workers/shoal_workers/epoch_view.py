@@ -1,0 +1,67 @@
+"""What a supervisor knows of the epoch under way, as its ranks tell it. Pure bookkeeping over messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shoal_planner.cluster import ClusterSnapshot, DeviceRef
+from shoal_planner.job import ModelSpec
+from shoal_planner.plan import Plan
+from shoal_recovery.decide import TroubleSeen
+from shoal_recovery.shard_map import shard_map
+from shoal_workers import messages as m
+from shoal_workers.shards import snapshot_name
+
+
+@dataclass(slots=True, kw_only=True)
+class EpochView:
+    """`step` is where the epoch began; `last_step` the newest that was reported done in it."""
+
+    number: int
+    plan: Plan
+    snapshot: ClusterSnapshot
+    vital: frozenset[str]
+    step: int
+    last_step: int
+    ready: dict[DeviceRef, m.Ready] = field(default_factory=dict)
+    left: dict[DeviceRef, m.Left] = field(default_factory=dict)
+    troubles: dict[DeviceRef, tuple[m.Trouble, float]] = field(default_factory=dict)
+
+    def hear(self, device: DeviceRef, message: m.Ready | m.Left | m.Trouble, now_s: float) -> None:
+        if message.epoch != self.number:
+            return
+        match message:
+            case m.Ready():
+                self.ready[device] = message
+            case m.Left():
+                self.left[device] = message
+            case m.Trouble():
+                self.troubles.setdefault(device, (message, now_s))
+
+    @property
+    def all_ready(self) -> bool:
+        return self.plan.devices() <= self.ready.keys()
+
+    @property
+    def ended(self) -> Literal["finished", "stopped"] | None:
+        if not self.plan.devices() <= self.left.keys():
+            return None
+        return "finished" if all(left.finished for left in self.left.values()) else "stopped"
+
+    def troubles_seen(self, now_s: float) -> tuple[TroubleSeen, ...]:
+        return tuple(
+            TroubleSeen(
+                node=device.node,
+                name=f"rank process {device}",
+                problem=trouble.problem,
+                fatal=trouble.fatal,
+                age_s=now_s - since_s,
+            )
+            for device, (trouble, since_s) in sorted(self.troubles.items())
+        )
+
+    def snapshot_names(self, model: ModelSpec) -> frozenset[str]:
+        """Of all ranks that own state: together they are a whole step."""
+        states = shard_map(self.plan, model).ranks
+        return frozenset(snapshot_name(self.number, state.rank) for state in states if state.owns)

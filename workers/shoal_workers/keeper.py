@@ -1,0 +1,125 @@
+"""A job's journal in the hands of its supervisor: appended here, kept by agents on two nodes, read by the connector.
+
+Owns numbering and copies. Entries reach the agents in order and without waiting; what the control plane has not taken
+yet survives this process as long as one of the two nodes does.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from shoal_recovery.journal import Entry, Event, entry_from_mapping, entry_to_mapping
+from shoal_workers import messages as m
+from shoal_workers.wire import Connection, ConnectionClosed, connect
+
+log = structlog.get_logger()
+
+NUM_KEEPERS = 2
+
+
+class Keeper:
+    def __init__(self, job: str, wall_clock: Callable[[], float]) -> None:
+        self._job = job
+        self._wall_clock = wall_clock
+        self._entries: list[Entry] = []
+        self._changed = threading.Condition()
+        self._copies: dict[tuple[str, int], Copy] = {}
+
+    def adopt(self, entries: Iterable[Entry]) -> None:
+        """What an earlier supervisor of this job wrote."""
+        with self._changed:
+            self._entries = sorted(entries, key=lambda entry: entry.seq)
+
+    def append(self, event: Event) -> None:
+        with self._changed:
+            entry = Entry(seq=len(self._entries) + 1, at_s=self._wall_clock(), event=event)
+            self._entries.append(entry)
+            self._changed.notify_all()
+            copies = list(self._copies.values())
+        for copy in copies:
+            copy.put((entry,))
+
+    def entries(self) -> tuple[Entry, ...]:
+        with self._changed:
+            return tuple(self._entries)
+
+    def entries_after(self, seq: int, wait_s: float) -> tuple[Entry, ...]:
+        """Waits up to `wait_s` for the first one. Any thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._entries) > seq, wait_s)
+            return tuple(self._entries[seq:])
+
+    def keep_on(self, addresses: Iterable[tuple[str, int]]) -> None:
+        """Which agents are there; two of them keep copies, and stay the same as long as they live."""
+        there = list(addresses)
+        with self._changed:
+            for address in [kept for kept, copy in self._copies.items() if kept not in there or copy.broken]:
+                self._copies.pop(address).close()
+            for address in there:
+                if len(self._copies) < NUM_KEEPERS and address not in self._copies:
+                    copy = self._copies[address] = Copy(self._job, address)
+                    copy.put(tuple(self._entries))
+
+    def flush(self, timeout_s: float) -> None:
+        """Waits until the copies have everything, for an end in order."""
+        with self._changed:
+            copies = list(self._copies.values())
+        for copy in copies:
+            copy.flush(timeout_s)
+
+
+class Copy:
+    """One agent's copy, written by a thread of its own."""
+
+    def __init__(self, job: str, address: tuple[str, int]) -> None:
+        self._job = job
+        self._address = address
+        self._entries: queue.SimpleQueue[tuple[Entry, ...] | threading.Event | None] = queue.SimpleQueue()
+        self.broken = False
+        threading.Thread(target=self._write, name="journal-copy", daemon=True).start()
+
+    def put(self, entries: tuple[Entry, ...]) -> None:
+        self._entries.put(entries)
+
+    def flush(self, timeout_s: float) -> None:
+        done = threading.Event()
+        self._entries.put(done)
+        done.wait(timeout_s)
+
+    def close(self) -> None:
+        self._entries.put(None)
+
+    def _write(self) -> None:
+        connection: Connection | None = None
+        try:
+            connection = connect(self._address)
+            while (entries := self._entries.get()) is not None:
+                if isinstance(entries, threading.Event):
+                    entries.set()
+                elif entries:
+                    wire = [entry_to_mapping(entry) for entry in entries]
+                    connection.request(m.encode(m.AppendJournal(job=self._job, entries=wire)))
+        except ConnectionClosed as error:
+            log.info("journal copy lost", address=self._address, error=str(error))
+            self.broken = True
+        finally:
+            if connection is not None:
+                connection.close()
+
+
+def read_journals(job: str, addresses: Iterable[tuple[str, int]], ask: Callable[..., object]) -> tuple[Entry, ...]:
+    """The longest journal that any of these agents keeps."""
+    best: tuple[Entry, ...] = ()
+    for address in addresses:
+        try:
+            answer = ask(address, m.ReadJournal(job=job), 5.0)
+        except ConnectionClosed:
+            continue
+        assert isinstance(answer, m.JournalIs)
+        entries = tuple(entry_from_mapping(entry) for entry in answer.entries)
+        best = max(best, entries, key=len)
+    return best

@@ -1,0 +1,181 @@
+"""A Ray cluster of several real raylets on this machine that pose as unequal nodes, for `shoal up` and `shoal demo`.
+
+Run as `python -m shoal_workers.local`: one JSON object on standard input says what to start; then one command a line
+(`{"do": "kill", "node": ID}`, `{"do": "add", "node": {...}}`, `{"do": "stop"}`), each answered by one line on standard
+output. The end of standard input stops everything. Owns the raylets; nothing else starts or ends them.
+
+A node that is killed dies as a machine does: its raylet and every process it started get SIGKILL at once, and its
+folders in memory and on disk are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster
+
+from shoal_planner.cluster import ClusterSnapshot, Node, parse_cluster
+from shoal_workers.cluster_ray import NAMESPACE, overrides_to_mapping
+from shoal_workers.connector import start_connector
+
+# With Ray's defaults a dead raylet is noticed after 13 s, and new actors are placed on it meanwhile.
+_SYSTEM_CONFIG = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+_OBJECT_STORE_BYTES = 80_000_000
+
+
+class LocalCluster:
+    """`data_dir` holds what is on the nodes' disks; `memory_dir` must be in memory."""
+
+    def __init__(self, cluster_id: str, data_dir: Path, memory_dir: Path) -> None:
+        self._cluster_id = cluster_id
+        self._disk_dir = data_dir / "nodes"
+        self._memory_dir = memory_dir
+        self._env = {
+            "SHOAL_WORKER_MEMORY_DIR": str(memory_dir),
+            "SHOAL_WORKER_DISK_DIR": str(self._disk_dir),
+            "SHOAL_WORKER_BIND_HOST": "127.0.0.1",
+            "SHOAL_WORKER_ADVERTISE_HOST": "127.0.0.1",
+            "OMP_NUM_THREADS": "1",
+            "RAY_AUTH_MODE": "disabled",
+        }
+        self._raylets: dict[str, Any] = {}
+        os.environ.update(self._env)  # what raylets and their workers inherit
+        self._cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 1,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "include_dashboard": False,
+                "_system_config": _SYSTEM_CONFIG,
+            },
+        )
+        ray.init(address=self._cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+
+    def add(self, node: Node) -> None:
+        """Returns when the cluster knows the node."""
+        self._raylets[node.id] = self._cluster.add_node(
+            wait=True,
+            num_cpus=1,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            labels={
+                "shoal.io/node": node.id,
+                "shoal.io/device": node.device,
+                "shoal.io/devices": str(node.devices),
+                "shoal.io/zone": node.zone,
+                "shoal.io/spot": str(node.spot).lower(),
+            },
+        )
+
+    def kill(self, node_id: str) -> list[int]:
+        """As a machine that vanishes; the processes that died. Raises KeyError."""
+        raylet = self._raylets.pop(node_id)
+        os.kill(_raylet_pid(raylet), signal.SIGSTOP)  # or what it starts from here on would escape the list
+        victims = self._processes(raylet)
+        for victim in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.send_signal(signal.SIGKILL)
+        psutil.wait_procs(victims, timeout=10)
+        for folder in (self._memory_dir, self._disk_dir):
+            shutil.rmtree(folder / self._cluster_id / node_id, ignore_errors=True)
+        return [victim.pid for victim in victims]
+
+    def pids(self, node_id: str) -> dict[str, Any]:
+        """The raylet of a node, and what it started. Raises KeyError."""
+        raylet = self._raylets[node_id]
+        return {"raylet": _raylet_pid(raylet), "all": [process.pid for process in self._processes(raylet)]}
+
+    def stop(self) -> None:
+        for raylet in list(self._raylets.values()):
+            for process in self._processes(raylet):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        ray.shutdown()
+        self._cluster.shutdown()
+        shutil.rmtree(self._memory_dir / self._cluster_id, ignore_errors=True)
+
+    def _processes(self, raylet: Any) -> list[psutil.Process]:
+        found: list[psutil.Process] = []
+        pids = [_raylet_pid(raylet)]
+        pids += [info.process.pid for infos in raylet.all_processes.values() for info in infos]
+        for pid in dict.fromkeys(pids):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                found += [process, *process.children(recursive=True)]
+        return list(dict.fromkeys(found))
+
+
+def _raylet_pid(raylet: Any) -> int:
+    pid: int = raylet.all_processes["raylet"][0].process.pid
+    return pid
+
+
+def serve(commands: IO[str], answers: IO[str]) -> None:
+    """Starts what the first line says and obeys the others."""
+
+    def answer(**fields: Any) -> None:
+        answers.write(json.dumps(fields) + "\n")
+        answers.flush()
+
+    start = json.loads(commands.readline())
+    snapshot = parse_cluster(start["cluster"])
+    cluster = LocalCluster(start["cluster_id"], Path(start["data_dir"]), Path(start["memory_dir"]))
+    try:
+        for node in snapshot.nodes:
+            if node.id not in start.get("later", []):
+                cluster.add(node)
+                answer(event="node_started", node=node.id)
+        if start.get("server"):
+            start_connector(
+                start["server"], start["token"], start["cluster_id"], overrides_to_mapping(snapshot.overrides)
+            )
+        answer(event="ready", address=cluster._cluster.address)
+        for line in commands:
+            command = json.loads(line)
+            if command["do"] == "stop":
+                break
+            answer(**_obey(cluster, snapshot, command))
+    finally:
+        cluster.stop()
+        answer(event="stopped")
+
+
+def _obey(cluster: LocalCluster, snapshot: ClusterSnapshot, command: dict[str, Any]) -> dict[str, Any]:
+    node_id = command["node"]
+    try:
+        match command["do"]:
+            case "kill":
+                return {"event": "killed", "node": node_id, "pids": cluster.kill(node_id)}
+            case "add":
+                cluster.add(snapshot.node(node_id))
+                return {"event": "node_started", "node": node_id}
+            case "pids":
+                return {"event": "pids", "node": node_id, **cluster.pids(node_id)}
+            case other:
+                return {"event": "error", "problem": f"unknown command {other!r}"}
+    except KeyError:
+        return {"event": "error", "problem": f"no node {node_id!r} here"}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever Ray prints must not mix with the answers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole terminal; the parent stops us in order
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,438 @@
+"""What agents, ranks and supervisors say to each other: one frozen dataclass per message, and its wire form.
+
+Fields are plain JSON values; layouts, snapshots and transfers travel as compact rows, because a big model has
+thousands of them and a recovery waits for them to be read. An unknown kind or field raises ProtocolError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot, StoredPiece, Tier, Transfer
+
+Row = list[Any]
+M = TypeVar("M")
+
+
+class ProtocolError(Exception):
+    """The other side speaks another version, or is not one of ours."""
+
+
+# --- to an agent: each is answered by one message ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSlots:
+    """A rank of `epoch` will write snapshots of this layout; answered by SlotsOpen. `backups` are addresses of agents
+    that get a copy of each; `upload` says when one goes to the object store."""
+
+    job: str
+    epoch: int
+    rank: int
+    layout: list[Row]
+    backups: list[Row]
+    upload_uri: str | None
+    upload_every: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginSnapshot:
+    """The rank is about to overwrite the slot of this step; answered by Done once nothing needs the old content."""
+
+    job: str
+    name: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealSnapshot:
+    """The slot is written; answered by Done when the snapshot stands here and on every backup."""
+
+    job: str
+    name: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutSnapshot:
+    """A copy for safe keeping; the payload is the whole slot. `checksums` in the order of the layout."""
+
+    job: str
+    name: str
+    step: int
+    layout: list[Row]
+    checksums: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetInventory:
+    """Answered by InventoryIs, with every snapshot of the job that passes its checksums."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Byte ranges (offset, length) of a snapshot; answered by Fetched with the bytes as payload."""
+
+    job: str
+    name: str
+    step: int
+    ranges: list[Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """Bring this snapshot into the object store; answered by Done at once, the result comes as Uploaded."""
+
+    job: str
+    name: str
+    step: int
+    uri: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retire:
+    """Snapshots of epochs before this one are not needed any more (of no epoch at all: `before_epoch` None)."""
+
+    job: str
+    before_epoch: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendJournal:
+    job: str
+    entries: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadJournal:
+    """Answered by JournalIs."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetKey:
+    """Rendezvous of an epoch: ranks leave what their peers need to connect."""
+
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetKey:
+    """Answered by KeyIs as soon as the key is set, or with no value after `timeout_s`."""
+
+    key: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """From now on this connection carries Heartbeat and whatever the other side has to report."""
+
+    job: str
+    after_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsOpen:
+    name: str
+    paths: list[str]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InventoryIs:
+    snapshots: list[Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    problem: str | None
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalIs:
+    entries: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyIs:
+    value: str | None
+
+
+# --- reports of an agent or a rank to whoever watches it ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded:
+    """A snapshot stands in the object store, as these stored pieces; or does not, and `problem` says why."""
+
+    job: str
+    step: int
+    epoch: int
+    name: str
+    rows: list[Row]
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A rank's first words to a supervisor: the highest epoch it knows and whether it is stepping in it."""
+
+    pid: int
+    epoch: int
+    stepping: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halted:
+    """The rank has left every epoch before `epoch`. Its live state is whole at `step` (None: torn or empty), laid out
+    as rank `layout_rank` of `layout_epoch`."""
+
+    epoch: int
+    step: int | None
+    layout_epoch: int
+    layout_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The rank has its state and its groups, and steps. `num_bytes` by tier are what it really took."""
+
+    epoch: int
+    step: int
+    restore_s: float
+    rebuild_s: float
+    num_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """A step was voted and applied, as this rank saw it."""
+
+    epoch: int
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    duration_s: float
+    samples: list[Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """The rank ended its epoch in order, with everything safe: `finished`, or stopped as it was told."""
+
+    epoch: int
+    step: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """The epoch cannot go on here. `fatal`: no other plan would help (not a lost peer but the job itself)."""
+
+    epoch: int
+    problem: str
+    fatal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Rows of (part of the model, samples, forward seconds, backward seconds), on one device."""
+
+    rows: list[Row]
+
+
+# --- orders to a rank ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """Leave every epoch before this one; answered by Halted."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """Become `rank` of `plan` in `epoch`, with the state of `step` brought by `transfers` (rows; None: initialise).
+    `agents` maps nodes to addresses; `rendezvous` is the agent where this epoch's ranks find each other."""
+
+    epoch: int
+    job: str
+    spec: dict[str, Any]
+    plan: dict[str, Any]
+    rank: int
+    step: int
+    transfers: list[Row] | None
+    agents: dict[str, Row]
+    rendezvous: Row
+    backups: list[Row]
+    memory_limit_bytes: int | None
+    num_threads: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAfter:
+    """All ranks leave together after this step or the first one that is still possible."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """Time the parts of this job's model on this device; answered by Measured."""
+
+    spec: dict[str, Any]
+    num_threads: int | None
+
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, Fetch, Upload, Retire, AppendJournal),
+        *(ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
+        *(Heartbeat, Uploaded, Hello, Halted, Ready, Stepped, Left, Trouble, Measured),
+        *(Halt, Assign, StopAfter, Measure),
+    )
+}
+
+
+def encode(message: Any) -> dict[str, Any]:
+    """The wire form of a message of this file."""
+    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    return {"kind": type(message).__name__, **fields}
+
+
+def decode(wire: dict[str, Any]) -> Any:
+    """The message; match on its type. Raises ProtocolError."""
+    try:
+        kind = _KINDS[wire["kind"]]
+        return kind(**{key: value for key, value in wire.items() if key != "kind"})
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"cannot read a message of kind {wire.get('kind')!r}: {error}") from error
+
+
+def decode_as(kind: type[M], wire: dict[str, Any]) -> M:
+    """The message, which must be of this kind. Raises ProtocolError."""
+    message = decode(wire)
+    if not isinstance(message, kind):
+        raise ProtocolError(f"expected {kind.__name__}, got {message}")
+    return message
+
+
+# --- rows ---
+
+
+def key_rows(keys: Iterable[ShardKey]) -> list[Row]:
+    return [[key.fqn, key.kind.value, key.first, key.last] for key in keys]
+
+
+def keys_from_rows(rows: Iterable[Row]) -> tuple[ShardKey, ...]:
+    return tuple(ShardKey(fqn=fqn, kind=Kind(kind), first=first, last=last) for fqn, kind, first, last in rows)
+
+
+def piece_rows(pieces: Iterable[Piece]) -> list[Row]:
+    return [
+        [
+            piece.key.fqn,
+            piece.key.kind.value,
+            piece.key.first,
+            piece.key.last,
+            piece.offset,
+            piece.num_bytes,
+            piece.checksum,
+        ]
+        for piece in pieces
+    ]
+
+
+def pieces_from_rows(rows: Iterable[Row]) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(
+            key=ShardKey(fqn=fqn, kind=Kind(kind), first=first, last=last),
+            offset=offset,
+            num_bytes=num_bytes,
+            checksum=checksum,
+        )
+        for fqn, kind, first, last, offset, num_bytes, checksum in rows
+    )
+
+
+def stored_rows(pieces: Iterable[StoredPiece]) -> list[Row]:
+    return [
+        [p.key.fqn, p.key.kind.value, p.key.first, p.key.last, p.object, p.offset, p.num_bytes, p.checksum]
+        for p in pieces
+    ]
+
+
+def stored_from_rows(rows: Iterable[Row]) -> tuple[StoredPiece, ...]:
+    return tuple(
+        StoredPiece(
+            key=ShardKey(fqn=fqn, kind=Kind(kind), first=first, last=last),
+            object=name,
+            offset=offset,
+            num_bytes=num_bytes,
+            checksum=checksum,
+        )
+        for fqn, kind, first, last, name, offset, num_bytes, checksum in rows
+    )
+
+
+def snapshot_rows(snapshots: Iterable[Snapshot]) -> list[Row]:
+    return [[snapshot.node, snapshot.name, snapshot.step, piece_rows(snapshot.pieces)] for snapshot in snapshots]
+
+
+def snapshots_from_rows(rows: Iterable[Row]) -> tuple[Snapshot, ...]:
+    return tuple(
+        Snapshot(node=node, name=name, step=step, pieces=pieces_from_rows(pieces)) for node, name, step, pieces in rows
+    )
+
+
+def transfer_rows(transfers: Iterable[Transfer]) -> list[Row]:
+    """All but the rank, which is the receiver of the message."""
+    return [
+        [
+            *(t.key.fqn, t.key.kind.value, t.key.first, t.key.last, t.source_kind.value),
+            *(t.tier.value, t.num_bytes, t.node, t.name, t.offset, t.checksum),
+        ]
+        for t in transfers
+    ]
+
+
+def transfers_from_rows(rank: int, rows: Iterable[Row]) -> tuple[Transfer, ...]:
+    return tuple(
+        Transfer(
+            rank=rank,
+            key=ShardKey(fqn=fqn, kind=Kind(kind), first=first, last=last),
+            source_kind=Kind(source),
+            tier=Tier(tier),
+            num_bytes=num_bytes,
+            node=node,
+            name=name,
+            offset=offset,
+            checksum=checksum,
+        )
+        for fqn, kind, first, last, source, tier, num_bytes, node, name, offset, checksum in rows
+    )

@@ -1,0 +1,57 @@
+"""What is measured of a change of plan while it happens; it ends as a RecoveryDone in the journal. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shoal_recovery.journal import RecoveryDone
+from shoal_recovery.state import Tier
+from shoal_workers.messages import Ready
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingChange:
+    """`blow_s` is the last sign of life of what was lost (or when the change was wanted), `noticed_s` when it was
+    noticed; `done_step` the last step done before, `safe_step` the last that stood on another node."""
+
+    cause: str
+    reason: str
+    blow_s: float
+    noticed_s: float
+    done_step: int
+    safe_step: int
+    nodes_lost: set[str] = field(default_factory=set)
+    nodes_joined: set[str] = field(default_factory=set)
+    epoch: int = 0
+    step: int = 0
+    decided_s: float = 0.0
+    restore_s: float = 0.0
+    rebuild_s: float = 0.0
+    num_bytes: Counter[str] = field(default_factory=Counter)
+
+    def all_ready(self, answers: Iterable[Ready]) -> None:
+        for ready in answers:
+            self.restore_s = max(self.restore_s, ready.restore_s)
+            self.rebuild_s = max(self.rebuild_s, ready.rebuild_s)
+            self.num_bytes.update(ready.num_bytes)
+
+    def done(self, now_s: float) -> RecoveryDone:
+        lost_steps = max(0, self.safe_step - self.step)
+        return RecoveryDone(
+            epoch=self.epoch,
+            cause=self.cause,
+            reason=self.reason,
+            step=self.step,
+            redone_steps=max(0, self.done_step - self.step) - lost_steps,
+            lost_steps=lost_steps,
+            detect_s=self.noticed_s - self.blow_s,
+            decide_s=self.decided_s - self.noticed_s,
+            restore_s=self.restore_s,
+            rebuild_s=self.rebuild_s,
+            total_s=now_s - self.blow_s,
+            num_bytes={tier.value: self.num_bytes[tier.value] for tier in Tier},
+            nodes_lost=tuple(sorted(self.nodes_lost)),
+            nodes_joined=tuple(sorted(self.nodes_joined)),
+        )

@@ -1,0 +1,152 @@
+"""A rank process around the engine: it takes orders from a supervisor, steps on its own, and survives changes of plan.
+
+Nobody sends it a command per step. When the supervisor's connection breaks it goes on stepping and keeps its reports
+until somebody asks again. Runs without Ray; the actor only starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from typing import Any, assert_never
+
+import structlog
+import torch
+
+from shoal_planner.job import parse_job
+from shoal_workers import messages as m
+from shoal_workers.epoch_run import EpochRun, WholeState
+from shoal_workers.settings import WorkerSettings
+from shoal_workers.timing import time_parts
+from shoal_workers.wire import Connection, ConnectionClosed, Server
+
+log = structlog.get_logger()
+
+_KEPT_REPORTS = 4096
+_JOIN_S = 2.0
+
+
+class Rank:
+    """Serves until the process ends. One device of one node, for one job."""
+
+    def __init__(self, *, node: str, index: int, settings: WorkerSettings) -> None:
+        self._device = f"{node}:{index}"
+        self._node = node
+        self._settings = settings
+        self._epoch = 0
+        self._run: EpochRun | None = None
+        self._whole: WholeState | None = None
+        self._reports: deque[m.Stepped] = deque(maxlen=_KEPT_REPORTS)
+        self._endings: deque[m.Left | m.Trouble] = deque(maxlen=1)
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lock = threading.RLock()
+        self._server = Server(settings.bind_host, self._serve, f"rank-{self._device}")
+        self.port = self._server.port
+
+    def start(self) -> None:
+        self._server.start()
+
+    def _serve(self, connection: Connection) -> None:
+        """One supervisor at a time speaks to a rank; a new one replaces the old one."""
+        wire, _ = connection.receive()
+        watch = m.decode_as(m.Watch, wire)
+        with self._lock:
+            outbox = self._outbox = queue.SimpleQueue()
+            stepping = self._run is not None and self._run.alive
+            outbox.put(m.Hello(pid=os.getpid(), epoch=self._epoch, stepping=stepping))
+            for report in self._reports:
+                if report.step > watch.after_step:
+                    outbox.put(report)
+            for ending in self._endings:
+                outbox.put(ending)
+        sender = threading.Thread(target=self._send_all, args=(connection, outbox), name="reports", daemon=True)
+        sender.start()
+        while True:
+            wire, _ = connection.receive()
+            self._obey(m.decode(wire))
+
+    def _send_all(self, connection: Connection, outbox: queue.SimpleQueue[Any]) -> None:
+        while True:
+            try:
+                message = outbox.get(timeout=self._settings.heartbeat_s)
+            except queue.Empty:
+                message = m.Heartbeat()
+            try:
+                connection.send(m.encode(message))
+            except ConnectionClosed:  # the supervisor is gone; the next one asks for what it missed
+                return
+
+    def _obey(self, order: m.Halt | m.Assign | m.StopAfter | m.Measure) -> None:
+        match order:
+            case m.Halt():
+                self._halt(order.epoch)
+            case m.Assign():
+                self._assign(order)
+            case m.StopAfter():
+                with self._lock:
+                    if self._run is not None and order.epoch == self._epoch:
+                        self._run.stop_after(order.step)
+            case m.Measure():
+                threading.Thread(target=self._measure, args=(order,), name="measure", daemon=True).start()
+            case _:
+                assert_never(order)
+
+    def _halt(self, epoch: int) -> None:
+        if epoch <= self._epoch:
+            return  # an order of an older epoch, or one that was already obeyed
+        self._end_run()
+        with self._lock:
+            self._epoch = epoch
+            whole = self._whole
+        step = None if whole is None else whole.step
+        self._say(
+            m.Halted(
+                epoch=epoch,
+                step=step,
+                layout_epoch=0 if whole is None else whole.epoch,
+                layout_rank=0 if whole is None else whole.rank,
+            )
+        )
+
+    def _end_run(self) -> None:
+        with self._lock:
+            run = self._run
+        if run is None:
+            return
+        run.abandon()
+        run.join(_JOIN_S)
+        with self._lock:
+            if run.alive:
+                # It may still write into its own tensors: they are nobody's state any more.
+                log.warning("a step of an abandoned epoch does not end", device=self._device, epoch=run.epoch)
+            elif run.whole is not None:
+                self._whole = run.whole
+            if run.alive and self._whole is not None and self._whole.live is run.live:
+                self._whole = None
+            self._run = None
+
+    def _assign(self, order: m.Assign) -> None:
+        with self._lock:
+            if order.epoch != self._epoch:
+                return  # this assignment was overtaken
+            if order.num_threads:
+                torch.set_num_threads(order.num_threads)
+            self._endings.clear()
+            self._run = EpochRun(
+                order, node=self._node, device=self._device, old=self._whole, settings=self._settings, say=self._say
+            )
+            self._run.start()
+
+    def _measure(self, order: m.Measure) -> None:
+        threads = order.num_threads or torch.get_num_threads()
+        self._say(m.Measured(rows=time_parts(parse_job(order.spec), threads)))
+
+    def _say(self, message: Any) -> None:
+        with self._lock:
+            if isinstance(message, m.Stepped):
+                self._reports.append(message)
+            if isinstance(message, m.Left | m.Trouble):
+                self._endings.append(message)
+            self._outbox.put(message)

@@ -1,0 +1,91 @@
+"""The history of one job as its supervisor keeps it: state, plans, steps. Everything in it comes from the journal, so a
+restarted supervisor that reads the journal knows what the one before it knew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping, snapshot_to_mapping
+from shoal_planner.plan import Plan, parse_plan, plan_to_mapping
+from shoal_recovery.journal import (
+    TRANSITIONS,
+    CheckpointCommitted,
+    Entry,
+    Event,
+    JobState,
+    PlanAdopted,
+    RecoveryDone,
+    StateChanged,
+    StepDone,
+)
+from shoal_workers.change import History
+from shoal_workers.keeper import Keeper
+
+
+class JobRecord:
+    def __init__(self, keeper: Keeper, clock: Callable[[], float]) -> None:
+        self.keeper = keeper
+        self._clock = clock
+        self.state = JobState.QUEUED
+        self.state_since_s = clock()
+        self.done_step = 0
+        self.plans: dict[int, Plan] = {}
+        self.snapshots: dict[int, ClusterSnapshot] = {}
+        self.starts: dict[int, int] = {}
+        self.recovered_epoch = 0
+        self.checkpoints: set[int] = set()
+
+    def adopt(self, entries: Iterable[Entry]) -> None:
+        entries = tuple(entries)
+        self.keeper.adopt(entries)
+        for entry in entries:
+            self._note(entry.event)
+
+    def append(self, event: Event) -> None:
+        self._note(event)
+        self.keeper.append(event)
+
+    def enter(self, state: JobState, code: str, reason: str) -> None:
+        """Nothing is written when the job is in that state for that reason already."""
+        if state is self.state:
+            return
+        assert state in TRANSITIONS[self.state], (self.state, state)
+        self.append(StateChanged(state=state.value, code=code, reason=reason))
+
+    def history(self) -> History:
+        return History(plans=dict(self.plans), starts=dict(self.starts), done_step=self.done_step)
+
+    @property
+    def epoch(self) -> int:
+        """The newest one that was adopted; 0 before the first."""
+        return max(self.plans, default=0)
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case StateChanged():
+                self.state = JobState(event.state)
+                self.state_since_s = self._clock()
+            case PlanAdopted():
+                self.plans[event.epoch] = parse_plan(event.plan)
+                self.snapshots[event.epoch] = snapshot_from_mapping(event.snapshot)
+                self.starts[event.epoch] = event.step
+            case StepDone():
+                self.done_step = max(self.done_step, event.step)
+            case RecoveryDone():
+                self.recovered_epoch = event.epoch
+            case CheckpointCommitted():
+                self.checkpoints.add(event.step)
+            case _:
+                pass
+
+
+def plan_adopted(epoch: int, plan: Plan, step: int, snapshot: ClusterSnapshot) -> PlanAdopted:
+    return PlanAdopted(
+        epoch=epoch,
+        plan_id=plan.plan_id,
+        step=step,
+        reason=plan.reason,
+        plan=plan_to_mapping(plan),
+        snapshot=snapshot_to_mapping(snapshot),
+    )

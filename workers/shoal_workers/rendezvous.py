@@ -1,0 +1,60 @@
+"""A torch.distributed store over an agent: the ranks of an epoch leave their addresses there and read their peers'.
+
+Written here rather than taken from torch, because connecting to a TCPStore looks names up in reverse, which stalls for
+five seconds now and then, and because agents stay free of torch. Owns no state; keys live in the agent.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from shoal_workers.messages import Done, GetKey, KeyIs, SetKey, decode_as, encode
+from shoal_workers.wire import Connection, connect
+
+
+class AgentStore(dist.Store):  # type: ignore[name-defined,misc]  # missing in the stubs
+    """What ProcessGroupGloo asks of a store: set, get, wait, check. Safe to call from several threads."""
+
+    def __init__(self, address: tuple[str, int], timeout_s: float) -> None:
+        super().__init__()
+        self._connection: Connection = connect(address)
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        with self._lock:
+            decode_as(Done, self._connection.request(encode(SetKey(key=key, value=base64.b64encode(raw).decode()))))
+
+    def get(self, key: str) -> bytes:
+        value = self._wait(key, self._timeout_s)
+        if value is None:
+            raise RuntimeError(f"no rank has set {key} within {self._timeout_s} s")
+        return value
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            if self._wait(key, self._timeout_s if timeout is None else timeout.total_seconds()) is None:
+                raise RuntimeError(f"no rank has set {key} in time")
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._wait(key, 0.0) is not None for key in keys)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Wakes whoever waits here, with an error."""
+        self._connection.close()
+
+    def _wait(self, key: str, timeout_s: float) -> bytes | None:
+        with self._lock:
+            answer = decode_as(KeyIs, self._connection.request(encode(GetKey(key=key, timeout_s=timeout_s))))
+        return None if answer.value is None else base64.b64decode(answer.value)

@@ -1,0 +1,217 @@
+"""Who a supervisor can speak to: agents and ranks of every node, found, connected and listened to.
+
+Owns connections and the time of the last sign of life, taken by the reader of each connection, so that a busy
+supervisor never mistakes its own delay for another's silence. What silence means is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from shoal_planner.cluster import DeviceRef
+from shoal_recovery.decide import Member
+from shoal_workers import messages as m
+from shoal_workers.nodes import Cluster, NodeSeen, NodeUnreachable
+from shoal_workers.wire import Connection, ConnectionClosed, connect
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Contact:
+    """An agent (`index` None) or the rank process of one device."""
+
+    node: str
+    index: int | None
+    address: tuple[str, int]
+    connection: Connection
+    last_heard_s: float
+    connected: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"the agent of {self.node}" if self.index is None else f"rank process {self.node}:{self.index}"
+
+    @property
+    def device(self) -> DeviceRef:
+        assert self.index is not None
+        return DeviceRef(node=self.node, index=self.index)
+
+    def send(self, message: Any) -> None:
+        """A contact that is gone does not hear it; its closed connection is the evidence, not this."""
+        try:
+            self.connection.send(m.encode(message))
+        except ConnectionClosed:
+            self.connected = False
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    contact: Contact
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    contact: Contact
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReady:
+    seen: NodeSeen
+
+
+Event = Said | Closed | NodeReady
+
+
+@dataclass(slots=True)
+class _Entry:
+    seen: NodeSeen
+    contacts: list[Contact] = field(default_factory=list)
+    ready: bool = False
+
+
+class Roster:
+    """Use from one thread, except where a method says otherwise; readers and recruiters run beside it."""
+
+    def __init__(
+        self, cluster: Cluster, job: str, events: queue.SimpleQueue[Event], clock: Callable[[], float]
+    ) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._events = events
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self._recruiting: set[str] = set()
+        self._expected: frozenset[str] = frozenset()
+        self.after_step = 0
+
+    def refresh(self) -> None:
+        """Looks at the cluster and begins to recruit every node that nobody recruits yet."""
+        nodes = self._cluster.nodes()
+        self._expected = frozenset(seen.node.id for seen in nodes)
+        for seen in nodes:
+            with self._lock:
+                if seen.node.id in self._entries or seen.incarnation in self._recruiting:
+                    continue
+                self._recruiting.add(seen.incarnation)
+            threading.Thread(target=self._recruit, args=(seen,), name=f"recruit-{seen.node.id}", daemon=True).start()
+
+    @property
+    def expected(self) -> frozenset[str]:
+        return self._expected
+
+    def ready(self) -> frozenset[str]:
+        """Nodes whose agent and ranks all are connected."""
+        with self._lock:
+            entries = list(self._entries.items())
+        return frozenset(
+            node for node, entry in entries if entry.ready and all(contact.connected for contact in entry.contacts)
+        )
+
+    def seen(self, node: str) -> NodeSeen:
+        with self._lock:
+            return self._entries[node].seen
+
+    def members(self, now_s: float) -> tuple[Member, ...]:
+        return tuple(
+            Member(
+                node=contact.node,
+                name=contact.name,
+                connected=contact.connected,
+                silent_s=max(0.0, now_s - contact.last_heard_s),
+            )
+            for contact in self.contacts()
+        )
+
+    def contacts(self, nodes: Iterable[str] | None = None) -> tuple[Contact, ...]:
+        """Of these nodes, or of all."""
+        wanted = None if nodes is None else frozenset(nodes)
+        with self._lock:
+            return tuple(
+                contact
+                for node, entry in sorted(self._entries.items())
+                if wanted is None or node in wanted
+                for contact in entry.contacts
+            )
+
+    def ranks(self, nodes: Iterable[str]) -> tuple[Contact, ...]:
+        return tuple(contact for contact in self.contacts(nodes) if contact.index is not None)
+
+    def agents(self, nodes: Iterable[str] | None = None) -> tuple[Contact, ...]:
+        return tuple(contact for contact in self.contacts(nodes) if contact.index is None)
+
+    def forget(self, node: str) -> None:
+        """Closes every connection to the node; it is recruited again if the cluster shows it."""
+        with self._lock:
+            entry = self._entries.pop(node, None)
+        for contact in entry.contacts if entry else ():
+            contact.connection.close()
+
+    def close(self) -> None:
+        for node in {contact.node for contact in self.contacts()}:
+            self.forget(node)
+
+    def _recruit(self, seen: NodeSeen) -> None:
+        entry = _Entry(seen)
+        try:
+            self._enter(entry, None, self._cluster.agent(seen))
+            for index in range(seen.node.devices):
+                self._enter(entry, index, self._cluster.rank(seen, self._job, index))
+            entry.ready = True
+            self._events.put(NodeReady(seen))
+        except (NodeUnreachable, ConnectionClosed) as error:
+            log.warning("node not recruited", node=seen.node.id, error=str(error))
+            with self._lock:
+                if self._entries.get(seen.node.id) is entry:
+                    del self._entries[seen.node.id]
+            for contact in entry.contacts:
+                contact.connection.close()
+        finally:
+            with self._lock:
+                self._recruiting.discard(seen.incarnation)
+
+    def _enter(self, entry: _Entry, index: int | None, address: tuple[str, int]) -> None:
+        connection = connect(address)
+        connection.send(m.encode(m.Watch(job=self._job, after_step=self.after_step)))
+        contact = Contact(
+            node=entry.seen.node.id,
+            index=index,
+            address=address,
+            connection=connection,
+            last_heard_s=self._clock(),
+        )
+        with self._lock:
+            entry.contacts.append(contact)
+            self._entries[contact.node] = entry
+        threading.Thread(target=self._listen, args=(contact,), name=f"listen-{contact.name}", daemon=True).start()
+
+    def _listen(self, contact: Contact) -> None:
+        try:
+            while True:
+                wire, _ = contact.connection.receive()
+                contact.last_heard_s = self._clock()
+                message = m.decode(wire)
+                if not isinstance(message, m.Heartbeat):
+                    self._events.put(Said(contact, message))
+        except (ConnectionClosed, m.ProtocolError) as error:
+            log.info("contact closed", contact=contact.name, why=str(error))
+            contact.connected = False
+            self._events.put(Closed(contact))
+
+
+def ask(address: tuple[str, int], request: Any, timeout_s: float) -> Any:
+    """One question to an agent on a connection of its own. Raises ConnectionClosed."""
+    connection = connect(address)
+    try:
+        connection.set_timeout(timeout_s)
+        return m.decode(connection.request(m.encode(request)))
+    finally:
+        connection.close()

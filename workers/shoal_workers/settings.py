@@ -1,0 +1,32 @@
+"""What the operator of a node may set; the only place in this package that reads the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class WorkerSettings(BaseSettings):
+    """Read from SHOAL_WORKER_... when an agent, rank, supervisor or connector starts."""
+
+    model_config = SettingsConfigDict(env_prefix="SHOAL_WORKER_", frozen=True)
+
+    memory_dir: Path = Path("/dev/shm/shoal")
+    """Snapshots live here, one folder per cluster and node. Must be memory (tmpfs)."""
+    disk_dir: Path = Path("/var/tmp/shoal")
+    """Journals and state on its way to the object store, one folder per cluster and node."""
+    bind_host: str = "0.0.0.0"
+    """Where agents and ranks listen."""
+    advertise_host: str | None = None
+    """Where peers reach them; none means the address that Ray knows the node by."""
+    heartbeat_s: float = 0.05
+    """How often agents and ranks show that they live."""
+    silence_s: float = 2.0
+    """Silence of this length counts as death when one observer sees it."""
+    silence_confirmed_s: float = 0.5
+    """Silence of this length counts as death when a second observer sees trouble too."""
+    group_timeout_s: float = 60.0
+    """The last net under every wait of a collective; death is noticed long before."""
+    reply_timeout_s: float = 30.0
+    """How long a change of plan waits for an answer of a member that still shows life."""

@@ -1,0 +1,185 @@
+"""The shard store of one node: snapshots in memory-mapped files that outlive ranks, epochs and the agent itself.
+
+A snapshot file has two slots, one for even and one for odd steps. A slot counts only while its seal stands beside it:
+the seal is removed before the first byte changes and written, with the checksum of every piece, after the last.
+Files are plain files in a folder of the node: they go with nobody's death. Thread-safe. Owns no sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal_recovery.state import ELEMENT_BYTES, Piece, ShardKey, Snapshot
+from shoal_workers.messages import key_rows, keys_from_rows
+
+NUM_SLOTS = 2
+
+
+def snapshot_name(epoch: int, rank: int) -> str:
+    return f"{epoch:06d}-{rank}"
+
+
+def epoch_of(name: str) -> int:
+    return int(name.split("-")[0])
+
+
+def checksum(*parts: memoryview) -> str:
+    """Of the parts as if they were one."""
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part, value)
+    return f"crc32:{value:08x}"
+
+
+@dataclass(slots=True)
+class _File:
+    layout: tuple[ShardKey, ...]
+    offsets: tuple[int, ...]
+    num_bytes: int
+    maps: tuple[mmap.mmap, ...]
+
+    def pieces(self, checksums: list[str]) -> tuple[Piece, ...]:
+        return tuple(
+            Piece(key=key, offset=offset, num_bytes=key.numel * ELEMENT_BYTES, checksum=value)
+            for key, offset, value in zip(self.layout, self.offsets, checksums, strict=True)
+        )
+
+    def checksums(self, slot: int) -> list[str]:
+        view = memoryview(self.maps[slot])
+        return [
+            checksum(view[offset : offset + key.numel * ELEMENT_BYTES])
+            for key, offset in zip(self.layout, self.offsets, strict=True)
+        ]
+
+
+class ShardStore:
+    """All snapshots that one node keeps, for all jobs. Adopts what it finds in `folder`."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        self._folder = folder
+        self._node = node
+        self._files: dict[tuple[str, str], _File] = {}
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+        for layout_path in folder.glob("*/*.layout"):
+            job, name = layout_path.parent.name, layout_path.stem
+            self._files[job, name] = self._map(job, name, keys_from_rows(json.loads(layout_path.read_text())))
+
+    def open(self, job: str, name: str, layout: tuple[ShardKey, ...]) -> tuple[tuple[str, ...], int]:
+        """Makes both slots, in memory before the first write; answers their paths and size in bytes."""
+        with self._lock:
+            known = self._files.get((job, name))
+            if known is None or known.layout != layout:
+                folder = self._folder / job
+                folder.mkdir(exist_ok=True)
+                for slot in range(NUM_SLOTS):
+                    self._seal_path(job, name, slot).unlink(missing_ok=True)
+                _write_whole(folder / f"{name}.layout", json.dumps(key_rows(layout)))
+                known = self._files[job, name] = self._map(job, name, layout)
+            return tuple(str(self._slot_path(job, name, slot)) for slot in range(NUM_SLOTS)), known.num_bytes
+
+    def begin(self, job: str, name: str, step: int) -> None:
+        """From now on the slot of this step holds nothing. Raises KeyError when the snapshot was never opened."""
+        with self._lock:
+            self._file(job, name)
+            self._seal_path(job, name, step % NUM_SLOTS).unlink(missing_ok=True)
+
+    def seal(self, job: str, name: str, step: int, expected: list[str] | None = None) -> list[str]:
+        """The slot of this step is whole; answers the checksums. Raises ValueError if others were expected."""
+        with self._lock:
+            file = self._file(job, name)
+        found = file.checksums(step % NUM_SLOTS)
+        if expected is not None and found != expected:
+            raise ValueError(f"the copy of {name} at step {step} does not match its checksums")
+        with self._lock:
+            if (job, name) in self._files:
+                _write_whole(
+                    self._seal_path(job, name, step % NUM_SLOTS), json.dumps({"step": step, "checksums": found})
+                )
+        return found
+
+    def layout(self, job: str, name: str) -> tuple[ShardKey, ...]:
+        with self._lock:
+            return self._file(job, name).layout
+
+    def slot(self, job: str, name: str, step: int) -> memoryview:
+        """The bytes of the slot of this step, sealed or not."""
+        with self._lock:
+            return memoryview(self._file(job, name).maps[step % NUM_SLOTS])
+
+    def sealed(self, job: str, name: str, step: int) -> Snapshot:
+        """Raises KeyError when the node does not hold this snapshot whole."""
+        with self._lock:
+            file = self._file(job, name)
+            seal = self._read_seal(job, name, step % NUM_SLOTS)
+        if seal is None or seal[0] != step:
+            raise KeyError(f"{name} of step {step}")
+        return Snapshot(node=self._node, name=name, step=step, pieces=file.pieces(seal[1]))
+
+    def snapshots(self, job: str) -> Iterator[Snapshot]:
+        """Every snapshot of the job whose bytes have their checksums now."""
+        with self._lock:
+            names = [name for owner, name in self._files if owner == job]
+        for name in names:
+            for slot in range(NUM_SLOTS):
+                with self._lock:
+                    file, seal = self._files.get((job, name)), self._read_seal(job, name, slot)
+                if file is not None and seal is not None and file.checksums(slot) == seal[1]:
+                    yield Snapshot(node=self._node, name=name, step=seal[0], pieces=file.pieces(seal[1]))
+
+    def retire(self, job: str, before_epoch: int | None) -> None:
+        """Forgets snapshots of epochs before this one; all of the job's when None."""
+        with self._lock:
+            for owner, name in list(self._files):
+                if owner == job and (before_epoch is None or epoch_of(name) < before_epoch):
+                    del self._files[owner, name]
+                    for path in (self._folder / job).glob(f"{name}.*"):
+                        path.unlink(missing_ok=True)
+            if before_epoch is None:
+                shutil.rmtree(self._folder / job, ignore_errors=True)
+
+    def _map(self, job: str, name: str, layout: tuple[ShardKey, ...]) -> _File:
+        offsets, total = [], 0
+        for key in layout:
+            offsets.append(total)
+            total += key.numel * ELEMENT_BYTES
+        maps = tuple(_map_file(self._slot_path(job, name, slot), max(total, 1)) for slot in range(NUM_SLOTS))
+        return _File(layout=layout, offsets=tuple(offsets), num_bytes=total, maps=maps)
+
+    def _file(self, job: str, name: str) -> _File:
+        return self._files[job, name]
+
+    def _slot_path(self, job: str, name: str, slot: int) -> Path:
+        return self._folder / job / f"{name}.slot{slot}"
+
+    def _seal_path(self, job: str, name: str, slot: int) -> Path:
+        return self._folder / job / f"{name}.seal{slot}"
+
+    def _read_seal(self, job: str, name: str, slot: int) -> tuple[int, list[str]] | None:
+        try:
+            seal = json.loads(self._seal_path(job, name, slot).read_text())
+        except FileNotFoundError:
+            return None
+        return seal["step"], seal["checksums"]
+
+
+def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
+    """Maps the file, with every page in memory: the first touch costs ten times the copy (and must not hit a step)."""
+    with path.open("a+b") as file:
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return mmap.mmap(file.fileno(), num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, never a part."""
+    scratch = path.with_name(path.name + ".new")
+    scratch.write_text(text)
+    scratch.replace(path)

@@ -1,0 +1,255 @@
+"""The supervisor of one job: observe, decide(), act, record. It recovers the job while the control plane is down, and
+ranks step on while it is down itself. Knows nothing of Ray: the cluster is an interface.
+
+One thread calls `run`; `entries_after` and `cancel` may be called from others.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal, assert_never
+
+import structlog
+
+from shoal_planner.job import JobSpec
+from shoal_recovery.decide import ChangePlan, Drain, End, Keep, Member, Observation, Rules, Wait, decide
+from shoal_recovery.journal import TERMINAL, Entry, JobState, NodeJoined, StepDone
+from shoal_workers import messages as m
+from shoal_workers.change import Interrupted
+from shoal_workers.changer import Changer
+from shoal_workers.checkpoint_commits import CheckpointCommits
+from shoal_workers.epoch_view import EpochView
+from shoal_workers.keeper import Keeper, read_journals
+from shoal_workers.nodes import Cluster
+from shoal_workers.record import JobRecord
+from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
+from shoal_workers.settings import WorkerSettings
+from shoal_workers.wire import ConnectionClosed
+
+log = structlog.get_logger()
+
+_TICK_S = 0.05
+_REFRESH_S = 0.5
+_ADOPT_WAIT_S = 20.0
+_LAST_CHECKPOINT_WAIT_S = 120.0
+
+
+class Supervisor:
+    """`restarted`: an earlier one of this job may have left a journal with the agents; `history` is what the control
+    plane has of it."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        spec: JobSpec,
+        cluster: Cluster,
+        settings: WorkerSettings,
+        restarted: bool,
+        history: tuple[Entry, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._job = job
+        self._spec = spec
+        self._cluster = cluster
+        self._restarted = restarted or bool(history)
+        self._history = history
+        self._clock = clock
+        self._rules = Rules(silence_s=settings.silence_s, silence_confirmed_s=settings.silence_confirmed_s)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._roster = Roster(cluster, job, self._events, clock)
+        self._record = JobRecord(Keeper(job, wall_clock), clock)
+        self._commits = CheckpointCommits(job, spec, self._record.append)
+        self._changer = Changer(
+            job=job,
+            spec=spec,
+            cluster=cluster,
+            roster=self._roster,
+            record=self._record,
+            settings=settings,
+            clock=clock,
+            listen=self._listen,
+        )
+        self._cancel = threading.Event()
+        self._began_s = clock()
+        self._finished_s: float | None = None
+        self._next_refresh_s = clock()
+        self.ended = threading.Event()
+
+    # --- from other threads ---
+
+    def entries_after(self, seq: int, wait_s: float) -> tuple[Entry, ...]:
+        return self._record.keeper.entries_after(seq, wait_s)
+
+    def cancel(self) -> None:
+        self._cancel.set()
+
+    # --- the loop ---
+
+    def run(self) -> None:
+        """Until the job is over."""
+        if self._restarted:
+            self._adopt()
+        if self._record.state is JobState.QUEUED:
+            self._record.enter(JobState.STARTING, "starting", "Waiting for the nodes of the cluster to answer.")
+        while self._record.state not in TERMINAL:
+            self.tick()
+        self._wind_up()
+
+    def tick(self) -> None:
+        """One round: listen, observe, decide, act."""
+        self._listen(_TICK_S)
+        decision = decide(self._observe(), self._rules)
+        try:
+            match decision:
+                case Keep():
+                    pass
+                case ChangePlan():
+                    self._changer.change(decision)
+                    self._expect_checkpoints()
+                case Drain():
+                    self._changer.drain(decision)
+                case Wait():
+                    self._record.enter(JobState.WAITING, "waiting", decision.reason)
+                case End():
+                    self._record.enter(decision.state, decision.code, decision.reason)
+                case _:
+                    assert_never(decision)
+        except Interrupted as error:
+            log.info("change of plan interrupted", job=self._job, why=str(error))
+
+    def _adopt(self) -> None:
+        """Reads what the supervisor before this one wrote, and takes its epoch over as it is."""
+        deadline_s = self._clock() + _ADOPT_WAIT_S
+        while self._clock() < deadline_s:
+            self._listen(_TICK_S)
+            if self._roster.expected and self._roster.expected <= self._roster.ready():
+                break
+        kept = read_journals(self._job, [agent.address for agent in self._roster.agents()], ask)
+        self._record.adopt(kept if len(kept) >= len(self._history) else self._history)
+        self._commits.adopt(self._record.checkpoints)
+        self._changer.adopt()
+        self._expect_checkpoints()
+        self._began_s = self._clock()
+
+    def _wind_up(self) -> None:
+        self._record.keeper.flush(5.0)
+        self._commits.close()
+        self._cluster.end_ranks(self._job)
+        for agent in self._roster.agents():
+            try:
+                ask(agent.address, m.Retire(job=self._job, before_epoch=None), 5.0)
+            except ConnectionClosed:
+                log.info("agent not told of the end", node=agent.node)
+        self._roster.close()
+        self.ended.set()
+
+    # --- listening ---
+
+    def _listen(self, timeout_s: float) -> None:
+        """Takes everything that was said, waiting for the first of it; looks at the cluster now and then."""
+        if self._clock() >= self._next_refresh_s:
+            self._roster.refresh()
+            self._record.keeper.keep_on(agent.address for agent in self._roster.agents(self._roster.ready()))
+            self._next_refresh_s = self._clock() + _REFRESH_S
+        try:
+            self._hear(self._events.get(timeout=timeout_s))
+            while True:
+                self._hear(self._events.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Said(contact, message):
+                self._hear_message(contact, message)
+            case Closed():
+                pass  # the contact itself shows it when it is observed
+            case NodeReady(seen):
+                if seen.node.id not in self._vital():
+                    node = seen.node
+                    self._record.append(NodeJoined(node=node.id, device=node.device, devices=node.devices))
+            case _:
+                assert_never(event)
+
+    def _hear_message(self, contact: Contact, message: object) -> None:
+        match message:
+            case m.Halted() | m.Measured():
+                self._changer.answers[contact] = message
+            case m.Ready() | m.Left() | m.Trouble():
+                if self._changer.epoch is not None:
+                    self._changer.epoch.hear(contact.device, message, self._clock())
+            case m.Stepped():
+                self._stepped(message)
+            case m.Uploaded():
+                self._commits.uploaded(message)
+            case m.Hello():
+                self._changer.highest_epoch = max(self._changer.highest_epoch, message.epoch)
+            case _:
+                log.warning("unexpected message", contact=contact.name, message=str(message))
+
+    def _stepped(self, message: m.Stepped) -> None:
+        epoch = self._changer.epoch
+        if epoch is None or message.epoch != epoch.number or message.step <= epoch.last_step:
+            return
+        epoch.last_step = message.step
+        self._roster.after_step = message.step
+        self._record.append(
+            StepDone(
+                epoch=message.epoch,
+                step=message.step,
+                loss=message.loss,
+                grad_norm=message.grad_norm,
+                lr=message.lr,
+                tokens=message.tokens,
+                duration_s=message.duration_s,
+                samples=tuple((first, last) for first, last in message.samples),
+            )
+        )
+        self._changer.stepped(message.epoch)
+
+    # --- observing ---
+
+    def _observe(self) -> Observation:
+        now_s, epoch, ready = self._clock(), self._changer.epoch, self._roster.ready()
+        return Observation(
+            state=self._record.state,
+            cancel_wanted=self._cancel.is_set(),
+            members=self._roster.members(now_s) + self._never_reached(now_s),
+            vital=self._vital(),
+            ready=ready,
+            expected=self._roster.expected,
+            tried=self._changer.tried,
+            in_state_s=now_s - self._record.state_since_s,
+            troubles=() if epoch is None else epoch.troubles_seen(now_s),
+            ended=None if epoch is None else self._ended(epoch, now_s),
+            join_gain=self._changer.join_gain(ready),
+        )
+
+    def _vital(self) -> frozenset[str]:
+        return frozenset() if self._changer.epoch is None else self._changer.epoch.vital
+
+    def _never_reached(self, now_s: float) -> tuple[Member, ...]:
+        """Nodes of an adopted epoch that this supervisor could not reach in a generous time."""
+        if not self._restarted or now_s - self._began_s < _ADOPT_WAIT_S:
+            return ()
+        missing = self._vital() - {contact.node for contact in self._roster.contacts()}
+        return tuple(Member(node=node, name=f"node {node}", connected=False, silent_s=0.0) for node in sorted(missing))
+
+    def _ended(self, epoch: EpochView, now_s: float) -> Literal["finished", "stopped"] | None:
+        """How the epoch ended; the end of the job waits for its last checkpoint, within reason."""
+        ended = epoch.ended
+        if ended != "finished" or self._spec.checkpoint.uri is None or self._commits.settled(self._spec.train.steps):
+            return ended
+        if self._finished_s is None:
+            self._finished_s = now_s
+        return ended if now_s - self._finished_s > _LAST_CHECKPOINT_WAIT_S else None
+
+    def _expect_checkpoints(self) -> None:
+        epoch = self._changer.epoch
+        if epoch is not None and self._spec.checkpoint.uri is not None:
+            self._commits.expect(epoch.number, epoch.snapshot_names(self._spec.model))

@@ -1,0 +1,63 @@
+"""The Ray actor around a supervisor: detached, named after its job, restarted by Ray wherever it can run."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import ray
+import structlog
+
+from shoal_planner.job import parse_job
+from shoal_recovery.journal import entry_from_mapping, entry_to_mapping
+from shoal_workers.cluster_ray import RayCluster, overrides_from_mapping
+from shoal_workers.settings import WorkerSettings
+from shoal_workers.supervisor import Supervisor
+
+log = structlog.get_logger()
+
+
+@ray.remote
+class SupervisorActor:
+    """`overrides` as they come from `overrides_to_mapping`; `history` are the journal entries that the control plane
+    has, for a job that another cluster, or an earlier life of this one, has begun."""
+
+    def __init__(
+        self,
+        job: str,
+        spec: dict[str, Any],
+        cluster_id: str,
+        overrides: list[dict[str, Any]],
+        history: list[dict[str, Any]],
+    ) -> None:
+        self._job = job
+        self._supervisor = Supervisor(
+            job=job,
+            spec=parse_job(spec),
+            cluster=RayCluster(cluster_id, overrides_from_mapping(overrides)),
+            settings=WorkerSettings(),
+            restarted=ray.get_runtime_context().was_current_actor_reconstructed,
+            history=tuple(entry_from_mapping(entry) for entry in history),
+        )
+        threading.Thread(target=self._run, name="supervisor", daemon=True).start()
+
+    def entries_after(self, seq: int, wait_s: float) -> list[dict[str, Any]]:
+        return [entry_to_mapping(entry) for entry in self._supervisor.entries_after(seq, wait_s)]
+
+    def cancel(self) -> None:
+        self._supervisor.cancel()
+
+    def ended(self) -> bool:
+        return self._supervisor.ended.is_set()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def _run(self) -> None:
+        try:
+            self._supervisor.run()
+        except Exception:
+            # A defect of ours. Ranks step on; a new process that reads the journal is the best there is.
+            log.exception("supervisor failed", job=self._job)
+            os._exit(1)

@@ -1,0 +1,21 @@
+"""What a rank times of a job before it begins: each part of its model on this device, at a few micro-batch sizes."""
+
+from __future__ import annotations
+
+from shoal_planner.job import JobSpec
+from shoal_workers.measure import measure_block, measure_embedding, measure_head
+from shoal_workers.messages import Row
+
+_SAMPLES = (1, 2, 4)
+_REPEATS = 3
+_PARTS = {"block": measure_block, "embedding": measure_embedding, "head": measure_head}
+
+
+def time_parts(job: JobSpec, threads: int) -> list[Row]:
+    """Rows of (part, samples, forward seconds, backward seconds), without tensor parallelism."""
+    counts = sorted({min(samples, job.train.global_batch) for samples in _SAMPLES})
+    return [
+        [part, samples, *measure(job.model, job.train.seq_len, 1, samples, threads, job.train.precision, _REPEATS)]
+        for part, measure in _PARTS.items()
+        for samples in counts
+    ]

@@ -1,0 +1,133 @@
+"""Framed messages over sockets: one JSON object, optionally followed by raw bytes.
+
+Owns framing and closing. What the messages mean is in `messages.py`; who talks to whom is with the callers.
+A frame is: length of the JSON text (4 bytes), length of the payload (8 bytes), JSON text, payload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_HEADER = struct.Struct("!IQ")
+_MAX_JSON_BYTES = 256 * 1024 * 1024
+
+Buffer = bytes | bytearray | memoryview
+
+
+class ConnectionClosed(Exception):
+    """The other side is gone, or this side closed the connection."""
+
+
+class Connection:
+    """One socket. Any thread may send; one thread at a time may receive."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._send_lock = threading.Lock()
+
+    def send(self, message: dict[str, Any], payload: Iterable[Buffer] = ()) -> None:
+        """Raises ConnectionClosed."""
+        text = json.dumps(message, separators=(",", ":")).encode()
+        parts = [memoryview(part).cast("B") for part in payload]
+        header = _HEADER.pack(len(text), sum(part.nbytes for part in parts))
+        try:
+            with self._send_lock:
+                self._socket.sendall(header + text)
+                for part in parts:
+                    self._socket.sendall(part)
+        except OSError as error:
+            raise ConnectionClosed(str(error)) from error
+
+    def receive(self) -> tuple[dict[str, Any], int]:
+        """The next message and how many payload bytes follow it, which the caller must take with `read_into`.
+
+        Raises ConnectionClosed.
+        """
+        header = bytearray(_HEADER.size)
+        self.read_into(memoryview(header))
+        json_bytes, payload_bytes = _HEADER.unpack(header)
+        if json_bytes > _MAX_JSON_BYTES:
+            raise ConnectionClosed(f"a frame of {json_bytes} bytes is not one of ours")
+        text = bytearray(json_bytes)
+        self.read_into(memoryview(text))
+        message: dict[str, Any] = json.loads(text)
+        return message, payload_bytes
+
+    def read_into(self, view: memoryview) -> None:
+        """Fills `view`. Raises ConnectionClosed."""
+        position, total = 0, view.nbytes
+        try:
+            while position < total:
+                count = self._socket.recv_into(view[position:])
+                if not count:
+                    raise ConnectionClosed("end of file")
+                position += count
+        except OSError as error:
+            raise ConnectionClosed(str(error)) from error
+
+    def request(self, message: dict[str, Any], payload: Iterable[Buffer] = ()) -> dict[str, Any]:
+        """Sends and takes the one answer, for connections that one caller uses at a time. Raises ConnectionClosed."""
+        self.send(message, payload)
+        answer, _ = self.receive()
+        return answer
+
+    def set_timeout(self, timeout_s: float | None) -> None:
+        self._socket.settimeout(timeout_s)
+
+    def close(self) -> None:
+        """Wakes whoever waits on this connection, on both sides."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def connect(address: tuple[str, int], timeout_s: float = 5.0) -> Connection:
+    """Raises ConnectionClosed."""
+    try:
+        sock = socket.create_connection(address, timeout=timeout_s)
+        sock.settimeout(None)
+    except OSError as error:
+        raise ConnectionClosed(f"{address[0]}:{address[1]}: {error}") from error
+    return Connection(sock)
+
+
+class Server:
+    """Accepts connections and hands each to `handle` in a thread of its own; the connection closes when it returns."""
+
+    def __init__(self, host: str, handle: Callable[[Connection], None], name: str) -> None:
+        self._listener = socket.create_server((host, 0), backlog=128)
+        self._handle = handle
+        self._name = name
+        self.port: int = self._listener.getsockname()[1]
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept, name=f"{self._name}-accept", daemon=True).start()
+
+    def close(self) -> None:
+        # shutdown, not only close: a thread that sleeps in accept() would keep the port open.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(Connection(sock),), name=self._name, daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            self._handle(connection)
+        except ConnectionClosed:
+            pass  # the usual end of a conversation
+        finally:
+            connection.close()
