@@ -155,6 +155,8 @@ class Client:
                     failures, met = 0, True
                     if event.event == "end":
                         return
+                    if not event.data:  # a sign of life
+                        continue
                     after = int(event.id)
                     yield event.json()
             except ServerUnreachable:
