@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from servers import RunningServer, start_seaweedfs
+from hypothesis import HealthCheck, settings
+from servers import RunningServer, new_place, start_seaweedfs
 from waiting import eventually as wait_until
+
+# How long an example takes says nothing on a machine that others use, too.
+settings.register_profile(
+    "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("shared machine")
 
 
 @pytest.fixture
@@ -22,8 +27,8 @@ def eventually() -> Callable[..., Any]:
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A real S3 server for the whole session. Take `s3_uri` for a place of your own on it."""
     server = start_seaweedfs(tmp_path_factory.mktemp("seaweedfs"))
-    with contextlib.closing(_Stopping(server)):
-        yield server
+    yield server
+    server.stop()
 
 
 @pytest.fixture
@@ -37,21 +42,5 @@ def s3_environment(seaweedfs: RunningServer, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def s3_uri(s3_environment: dict[str, str]) -> str:
-    """An empty place in a new bucket."""
-    return new_bucket()
-
-
-def new_bucket() -> str:
-    """Where boto3's configuration points to."""
-    import boto3
-
-    bucket = f"shoal-{uuid.uuid4().hex[:12]}"
-    client = boto3.client("s3")
-    client.create_bucket(Bucket=bucket)
-    client.close()
-    return f"s3://{bucket}/checkpoints"
-
-
-class _Stopping:
-    def __init__(self, server: RunningServer) -> None:
-        self.close = server.stop
+    """An empty place."""
+    return new_place()

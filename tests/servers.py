@@ -12,6 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from waiting import eventually
 
 READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
+_with_bucket: set[str] = set()  # endpoints
 
 
 def free_ports(count: int) -> tuple[int, ...]:
@@ -42,19 +44,39 @@ class RunningServer:
 
     def environment(self) -> dict[str, str]:
         """What boto3 reads: put it into the environment of whoever should use this server."""
-        return {
-            "AWS_ENDPOINT_URL_S3": self.endpoint,
-            "AWS_ACCESS_KEY_ID": self.key,
-            "AWS_SECRET_ACCESS_KEY": self.secret,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        return boto3_environment(self.endpoint, self.key, self.secret)
 
     def stop(self) -> None:
         """Ends the process group of this server, and no other."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(_STOP_TIMEOUT_S)
+
+
+def boto3_environment(endpoint: str, key: str = "some-key", secret: str = "some-secret") -> dict[str, str]:
+    """What boto3 reads to reach a server."""
+    return {
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+def new_place() -> str:
+    """The URI of an empty place with the server that boto3's configuration points to. All lie in one bucket: SeaweedFS
+    makes seven volumes for every bucket."""
+    endpoint = os.environ["AWS_ENDPOINT_URL_S3"]
+    if endpoint not in _with_bucket:
+        import boto3
+
+        client = boto3.session.Session().client("s3")
+        with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
+            client.create_bucket(Bucket="shoal-tests")
+        client.close()
+        _with_bucket.add(endpoint)
+    return f"s3://shoal-tests/{uuid.uuid4().hex}"
 
 
 def start_seaweedfs(directory: Path) -> RunningServer:
@@ -73,14 +95,14 @@ def start_seaweedfs(directory: Path) -> RunningServer:
     for name in names:
         command += [f"-{name}.port={http[name]}", f"-{name}.port.grpc={grpc[name]}"]
     command += ["-filer", "-s3", f"-s3.config={identities}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-    command += ["-master.volumeSizeLimitMB=128", "-volume.max=64", "-master.telemetry=false"]
+    command += ["-master.volumeSizeLimitMB=128", "-volume.max=200", "-master.telemetry=false"]
     with (directory / "weed.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, start_new_session=True)
     server = RunningServer(
         endpoint=f"http://127.0.0.1:{http['s3']}", key=key, secret=secret, directory=directory, process=process
     )
     try:
-        eventually(lambda: _answers(server), READY_TIMEOUT_S)
+        eventually(lambda: _answers(server, http["master"]), READY_TIMEOUT_S)
     except BaseException:
         server.stop()
         raise
@@ -103,14 +125,16 @@ def _weed() -> str:
     return found
 
 
-def _answers(server: RunningServer) -> bool:
-    """Whether S3 can be used: the gateway answers, and has found its filer."""
+def _answers(server: RunningServer, master_port: int) -> bool:
+    """Whether objects can be stored: the gateway answers, and a volume server has joined."""
     if server.process.poll() is not None:
         log = (server.directory / "weed.log").read_text(errors="replace")
         raise RuntimeError(f"weed ended with {server.process.returncode}: {log[-2000:]}")
-    request = urllib.request.Request(f"{server.endpoint}/healthz")
     try:
-        with urllib.request.urlopen(request, timeout=1) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{master_port}/dir/status", timeout=1) as answer:
+            if not json.load(answer)["Topology"]["Max"]:
+                return False
+        with urllib.request.urlopen(f"{server.endpoint}/healthz", timeout=1) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -29,6 +29,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     TokenRetrievalError,
 )
+from urllib3.exceptions import HTTPError
 
 from shoal_recovery.errors import StoreConflict, StoreError, StoreUnreachable
 from shoal_recovery.store import Data, check_name, exactly, probe
@@ -51,9 +52,10 @@ _NO_CREDENTIALS = (
     NoAuthTokenError,
     TokenRetrievalError,
 )
+_NO_ANSWER = (ConnectionError, HTTPClientError, IncompleteReadError, HTTPError)  # the last while a body is read
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _TAKEN = frozenset({"412", "PreconditionFailed", "409", "ConditionalRequestConflict"})
-_NO_ANSWER = frozenset({"500", "502", "503", "504", "InternalError", "ServiceUnavailable", "SlowDown"})
+_NO_ANSWER_CODES = frozenset({"500", "502", "503", "504", "InternalError", "ServiceUnavailable", "SlowDown"})
 
 
 def open_s3(uri: str, bucket: str, prefix: str) -> S3Store:
@@ -64,7 +66,8 @@ def open_s3(uri: str, bucket: str, prefix: str) -> S3Store:
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
     )
     try:
-        client = boto3.client("s3", config=config)
+        # A session of our own: the default one is not thread-safe and keeps the first credentials for ever.
+        client = boto3.session.Session().client("s3", config=config)
     except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
         raise StoreError(uri, f"the configuration of S3 access cannot be used ({error})") from error
     return S3Store(uri, bucket=bucket, prefix=prefix, client=client)
@@ -166,7 +169,7 @@ class S3Store:
             raise self._explained(name, error) from error
         except _NO_CREDENTIALS as error:
             raise StoreUnreachable(self.uri, f"no credentials for {self._endpoint} ({error})") from error
-        except (ConnectionError, HTTPClientError, IncompleteReadError) as error:
+        except _NO_ANSWER as error:
             raise StoreUnreachable(self.uri, f"{self._endpoint} does not answer ({error})") from error
         except (BotoCoreError, Boto3Error) as error:
             raise StoreError(self.uri, f"{name}: {error}") from error
@@ -181,7 +184,7 @@ class S3Store:
             return StoreConflict(self.uri, f"{name} is already there")
         if code in _REFUSED:
             return StoreUnreachable(self.uri, f"{self._endpoint} refuses the credentials ({code}: {message})")
-        if code in _NO_ANSWER:
+        if code in _NO_ANSWER_CODES:
             return StoreUnreachable(self.uri, f"{self._endpoint} cannot answer at present ({code}: {message})")
         return StoreError(self.uri, f"{name}: {self._endpoint} answered {code}: {message}")
 

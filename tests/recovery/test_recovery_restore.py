@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import layouts
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from layouts import Arrays, Shard
 
@@ -216,7 +216,7 @@ def _check_state(world: World, plan: RecoveryPlan) -> None:
             assert np.isnan(memory[state.rank][address][~mask]).all(), "more was brought than is needed"
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=80)
 @given(worlds())
 def test_every_rank_gets_exactly_its_state_from_the_nearest_source(world: World) -> None:
     expected = next(((step, found) for step in STEPS if (found := _expected_bytes(world, step)) is not None), None)
@@ -234,7 +234,7 @@ def test_every_rank_gets_exactly_its_state_from_the_nearest_source(world: World)
     assert world.restore() == plan
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40)
 @given(worlds())
 def test_whole_steps_are_those_of_which_every_element_is_somewhere(world: World) -> None:
     expected = []

@@ -1,0 +1,25 @@
+"""Errors cross process borders and are read by users."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from shoal_recovery.errors import StateLost, StoreConflict, StoredPieceCorrupt, StoreError, StoreUnreachable
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (StateLost("no step is whole", ()), "no step is whole"),
+        (StateLost("lacks", ("a master [0, 4)", "b master [1, 2)")), "lacks: a master [0, 4), b master [1, 2)"),
+        *((kind("s3://b/p", "is cut off"), "s3://b/p: is cut off")
+          for kind in (StoreError, StoreUnreachable, StoreConflict, StoredPieceCorrupt)),
+    ],
+)  # fmt: skip
+def test_errors_pickle_and_speak(error: Exception, text: str) -> None:
+    loaded = pickle.loads(pickle.dumps(error))
+    assert type(loaded) is type(error)
+    assert loaded.args == error.args
+    assert str(loaded) == text

@@ -1,0 +1,237 @@
+"""What only S3 servers do: refuse credentials, lack buckets, fall silent, answer ranges oddly, ignore conditions."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from servers import boto3_environment, free_ports
+
+from shoal_recovery.errors import StoreConflict, StoreError, StoreUnreachable
+from shoal_recovery.store import open_store
+from shoal_recovery.store_s3 import S3Store
+
+
+def _point_boto3_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in boto3_environment(endpoint).items():
+        monkeypatch.setenv(name, value)
+
+
+def test_wrong_credentials_are_said_so(
+    s3_uri: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "wrong-" + s3_environment[name])
+            store = open_store(s3_uri)
+            for call in (store.check_writable, lambda store=store: store.put_new("a", b"x")):
+                with pytest.raises(StoreUnreachable, match="refuses the credentials") as error:
+                    call()
+                assert s3_environment["AWS_ENDPOINT_URL_S3"] in str(error.value)
+
+
+def test_a_bucket_that_is_not_there_is_named(moto_environment: dict[str, str]) -> None:
+    """SeaweedFS would make it: its administrators may."""
+    store = open_store("s3://no-such-bucket/x")
+    for call in (store.check_writable, lambda: store.put_new("a", b"x"), lambda: store.list("")):
+        with pytest.raises(StoreError, match="no bucket 'no-such-bucket'"):
+            call()
+
+
+def test_without_credentials_nothing_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    _point_boto3_to("http://127.0.0.1:9", monkeypatch)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(StoreUnreachable, match=r"no credentials for http://127\.0\.0\.1:9"):
+        open_store("s3://bucket/x").read("a")
+
+
+def test_a_configuration_that_cannot_be_used_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    _point_boto3_to("not a url", monkeypatch)
+    with pytest.raises(StoreError, match=r"s3://bucket/x: the configuration of S3 access cannot be used.*not a url"):
+        open_store("s3://bucket/x")
+
+
+def test_a_bucket_name_that_cannot_be_is_said_so(s3_environment: dict[str, str]) -> None:
+    with pytest.raises(StoreError, match="Invalid bucket name") as error:
+        open_store("s3://a bad name/x").read("a")
+    assert not isinstance(error.value, StoreUnreachable)
+
+
+def _impatient(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    """As `open_store` makes it, but for the timeouts."""
+    _point_boto3_to(endpoint, monkeypatch)
+    config = Config(connect_timeout=0.3, read_timeout=0.3, retries={"mode": "standard", "total_max_attempts": 1})
+    return S3Store(
+        "s3://bucket/x", bucket="bucket", prefix="x", client=boto3.session.Session().client("s3", config=config)
+    )
+
+
+def _attempts(store: S3Store) -> list[Callable[[], object]]:
+    large = bytes(17 << 20)
+    return [
+        lambda: store.read("a"),
+        lambda: store.put("a", b"x"),
+        lambda: store.put("a", large),
+        lambda: store.list(""),
+        lambda: store.delete("a"),
+        store.check_writable,
+    ]
+
+
+def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
+    for attempt in _attempts(_impatient(endpoint, monkeypatch)):
+        with pytest.raises(StoreUnreachable, match=f"{endpoint} does not answer"):
+            attempt()
+    with pytest.raises(StoreUnreachable, match=endpoint):
+        open_store("s3://bucket/x").check_writable()
+
+
+def test_a_server_that_falls_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(StoreUnreachable, match=f"{endpoint} does not answer"):
+            _impatient(endpoint, monkeypatch).read("a")
+
+
+class _Lax(BaseHTTPRequestHandler):
+    """An S3 server of the careless kind: accepts any signature, overwrites whatever the condition says, answers ranges
+    with status 200. `mode` makes it worse."""
+
+    protocol_version = "HTTP/1.1"
+    server: _LaxServer
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.mode == "rival":
+            body = b"the rival's"
+        elif self.server.mode == "busy":
+            return self._answer(503, b"<Error><Code>SlowDown</Code><Message>later</Message></Error>")
+        elif self.server.mode == "odd":
+            return self._answer(418, b"<Error><Code>Teapot</Code><Message>short and stout</Message></Error>")
+        mark = self.headers.get("x-amz-meta-shoal-writer")
+        self.server.objects[self.path] = (body, mark)
+        if self.server.mode == "lost answer" and mark:
+            return self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+        return self._answer(200)
+
+    def do_DELETE(self) -> None:
+        self.server.objects.pop(self.path, None)
+        self._answer(204)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        if self.path not in self.server.objects:
+            return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        body, mark = self.server.objects[self.path]
+        headers = {"x-amz-meta-shoal-writer": mark} if mark else {}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked and self.server.mode != "no ranges":
+            first, last = int(asked[1]), min(int(asked[2] or len(body)), len(body) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
+            body = body[first : last + 1]
+        return self._answer(200, body, headers)
+
+    def _answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in ((headers or {}) | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[: len(body) // 2] if self.server.mode == "cut short" and body else body)
+            if self.server.mode == "cut short":
+                self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _LaxServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Lax)
+        self.objects: dict[str, tuple[bytes, str | None]] = {}
+        self.mode = ""
+
+
+@pytest.fixture
+def lax() -> Iterator[_LaxServer]:
+    server = _LaxServer()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def lax_store(lax: _LaxServer, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    return _impatient(f"http://127.0.0.1:{lax.server_address[1]}", monkeypatch)
+
+
+def test_a_part_may_come_with_status_200(lax_store: S3Store) -> None:
+    lax_store.put("a", b"0123456789")
+    assert lax_store.read("a", 3, 4) == b"3456"
+    with pytest.raises(StoreError, match="has 2 of the 5 bytes asked for at 8"):
+        lax_store.read("a", 8, 5)
+
+
+def test_a_server_that_ignores_ranges_is_found_out(lax: _LaxServer, lax_store: S3Store) -> None:
+    lax_store.put("a", b"0123456789")
+    lax.mode = "no ranges"
+    with pytest.raises(StoreError, match="did not answer with the part of a that was asked for"):
+        lax_store.read("a", 0, 4)
+
+
+def test_an_answer_cut_short_is_found_out(lax: _LaxServer, lax_store: S3Store) -> None:
+    lax_store.put("a", b"0123456789")
+    lax.mode = "cut short"
+    with pytest.raises(StoreUnreachable, match="does not answer"):
+        lax_store.read("a")
+
+
+def test_put_new_holds_where_conditions_are_ignored(lax: _LaxServer, lax_store: S3Store) -> None:
+    lax_store.put_new("m", b"first")
+    with pytest.raises(StoreConflict):
+        lax_store.put_new("m", b"second")
+    assert lax_store.read("m") == b"first"
+    lax.mode = "rival"
+    with pytest.raises(StoreConflict, match="written by somebody else at the same time"):
+        lax_store.put_new("n", b"ours")
+
+
+def test_put_new_is_ours_even_if_the_first_answer_was_lost(lax: _LaxServer, lax_store: S3Store) -> None:
+    """A retry of boto3 then meets our own object and is answered 412."""
+    lax.mode = "lost answer"
+    lax_store.put_new("m", b"ours")
+    assert lax_store.read("m") == b"ours"
+
+
+def test_other_answers_are_passed_on_in_words(lax: _LaxServer, lax_store: S3Store) -> None:
+    lax.mode = "busy"
+    with pytest.raises(StoreUnreachable, match=r"cannot answer at present \(SlowDown: later\)"):
+        lax_store.put("a", b"x")
+    lax.mode = "odd"
+    with pytest.raises(StoreError, match="answered Teapot: short and stout") as error:
+        lax_store.put("a", b"x")
+    assert not isinstance(error.value, StoreUnreachable)
+
+
+def test_a_store_that_gives_back_something_else_is_not_writable(lax: _LaxServer, lax_store: S3Store) -> None:
+    lax.mode = "rival"
+    with pytest.raises(StoreError, match="does not give back what was written"):
+        lax_store.check_writable()
