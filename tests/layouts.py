@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass
@@ -66,8 +67,9 @@ def _replicas(draw: st.DrawFn, model: ModelSpec, micro_batch: int, used: default
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=8)
 def arrays(model: ModelSpec, step: int) -> Arrays:
-    """The whole state after `step`; different in every element from that of any other step."""
+    """The whole state after `step`; different in every element from that of any other step. Not to be changed."""
     generator = np.random.default_rng(step)
     found = {
         (parameter.fqn, kind): generator.standard_normal(parameter.numel).astype("<f4")
