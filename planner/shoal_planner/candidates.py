@@ -26,8 +26,7 @@ MAX_SPLITS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Unit:
-    """`len(devices)` devices of one node that run a stage together. Units of one `kind` are interchangeable but for
-    their node."""
+    """`len(devices)` devices of one node that run a stage together. Units of one `kind` cost the same."""
 
     kind: int
     node: str
@@ -73,7 +72,7 @@ class Pricer:
         self.max_splits = max_splits
         self.num_estimates = 0
         self._tables: dict[tuple[_WordKey, int], Table] = {}
-        self._stages: dict[tuple[str, int, int, int, bool, bool, int, str], StageCost] = {}
+        self._stages: dict[tuple[object, ...], StageCost] = {}
         self._spread = len(costs.snapshot.nodes) > 1
 
     def table(self, word: Word, num_pipelines: int) -> Table:
@@ -108,10 +107,11 @@ class Pricer:
         found = []
         for index, unit in enumerate(word):
             first, last = index == 0, index == len(word) - 1
-            onward = "" if last else word[index + 1].node
-            key = (unit.node, unit.tp, num_pipelines, size, first, last, len(word), onward)
+            onward = None if last else word[index + 1]
+            next_key = (onward.kind, onward.node == unit.node) if onward else None
+            key = (unit.kind, num_pipelines, size, first, last, next_key)
             if key not in self._stages:
-                self._stages[key] = self._stage(unit, num_pipelines, size, first=first, last=last, onward=onward)
+                self._stages[key] = self._stage(unit, num_pipelines, size, first=first, onward=onward)
             found.append(self._stages[key])
         return tuple(found)
 
@@ -134,9 +134,10 @@ class Pricer:
             sizes[numbers[better] * size] = size
         return Table(seconds=seconds, sizes=sizes, layers=layers)
 
-    def _stage(self, unit: Unit, num_pipelines: int, size: int, *, first: bool, last: bool, onward: str) -> StageCost:
+    def _stage(self, unit: Unit, num_pipelines: int, size: int, *, first: bool, onward: Unit | None) -> StageCost:
         costs, model, node_id, tp = self.costs, self.job.model, unit.node, unit.tp
-        send_s = 0.0 if last else 2 * costs.send_s(node_id, onward, size)
+        last = onward is None
+        send_s = 2 * costs.send_s(node_id, onward.node, size) if onward else 0.0
         sync = [
             self._sync_s(unit, num_pipelines, held_elements(model, tp, layers, embedding=first, head=last))
             for layers in (0, 1)

@@ -40,8 +40,11 @@ def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
     parts = [f"{shape} {depth} {'take' if len(stages) > 1 else 'takes'} {plan.prediction.step_s:.3g} s a step"]
     if others and others[0].prediction is not None:
         behind = others[0].prediction.step_s / plan.prediction.step_s - 1
-        what = describe(others[0], costs.snapshot)
-        parts.append(f"the next best ({what}) takes {abs(behind):.1%} {'longer' if behind >= 0 else 'less'}")
+        other = describe(others[0], costs.snapshot)
+        if behind >= 0:
+            parts.append(f"the next best, {other}, takes {behind:.1%} longer")
+        else:
+            parts.append(f"{other} is predicted {-behind:.1%} faster, too little to prefer it")
     parts.append(_why_stages(plan, costs))
     if plan.unused:
         parts.append(_why_unused(plan, costs))
@@ -57,6 +60,7 @@ def _depths(stages: list[int]) -> str:
 
 def _why_stages(plan: Plan, costs: CostModel) -> str:
     """Devices that cannot hold the whole model, where the plan has more than one stage."""
+    whole_bytes = _stage_bytes(costs, costs.job.model.layers, embedding=True, head=True)
     small = sorted(
         {
             costs.device(replica.node).name
@@ -64,27 +68,10 @@ def _why_stages(plan: Plan, costs: CostModel) -> str:
             if len(pipeline.stages) > 1
             for stage in pipeline.stages
             for replica in stage.replicas
-            if whole_model_bytes(costs, replica.node, replica.tp) > usable_bytes(costs.device(replica.node))
+            if whole_bytes > replica.tp * usable_bytes(costs.device(replica.node))
         }
     )
     return f"{', '.join(small)} cannot hold the whole model alone, so such devices share it in stages" if small else ""
-
-
-def whole_model_bytes(costs: CostModel, node_id: str, tp: int, contributors: int = 1) -> float:
-    """What a device of a one-stage pipeline needs at least: one sample at a time, `contributors` pipelines."""
-    model, train = costs.job.model, costs.job.train
-    return stage_memory(
-        model,
-        train.seq_len,
-        train.precision,
-        tp=tp,
-        samples=1,
-        in_flight=1,
-        layers=model.layers,
-        embedding=True,
-        head=True,
-        owned=held_elements(model, tp, model.layers, embedding=True, head=True) / contributors,
-    ).total
 
 
 def _why_unused(plan: Plan, costs: CostModel) -> str:
@@ -103,8 +90,9 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def binding_constraint(costs: CostModel, copies: int) -> str:
-    """Why no plan fits: the first limit that rules out all plans, with what is needed and what there is."""
+def binding_constraint(costs: CostModel, copies: int, refusal: str) -> str:
+    """Why no plan fits: the first limit that rules out all plans, with what is needed and what there is. `refusal` is
+    what ruled out the last plan whose devices would have sufficed, or empty."""
     job, snapshot = costs.job, costs.snapshot
     nodes = usable_nodes(job, snapshot)
     if not nodes:
@@ -120,7 +108,7 @@ def binding_constraint(costs: CostModel, copies: int) -> str:
     if state_bytes > host_bytes:
         need, have = sizes(state_bytes, host_bytes)
         return f"snapshots of the model need {need} of host memory; all nodes together have {have}"
-    return _memory_constraint(costs)
+    return refusal or _memory_constraint(costs)
 
 
 def _memory_constraint(costs: CostModel) -> str:
@@ -135,15 +123,23 @@ def _memory_constraint(costs: CostModel) -> str:
         if need_bytes > device.memory_bytes:
             need, have = sizes(need_bytes, device.memory_bytes)
             return f"needs {need} on {node.id}, which has {have}"
-    need, have = sizes(
-        stages * _share_bytes(costs, stages), sum(node.devices * costs.device(node.id).memory_bytes for node in nodes)
-    )
-    return f"needs {need} and more over all devices, which have {have}, and no split of the layers fits each of them"
+    largest = nodes[0]
+    device = costs.device(largest.id)
+    head_bytes = _stage_bytes(costs, 0, embedding=False, head=True) + device.memory_bytes - usable_bytes(device)
+    if head_bytes > device.memory_bytes:
+        need, have = sizes(head_bytes, device.memory_bytes)
+        return f"the head alone needs {need} on {largest.id}, which has {have}"
+    return "every device could hold an even share of the layers, but no split fits them with the ends of the model too"
 
 
 def _share_bytes(costs: CostModel, stages: int) -> float:
+    layers, whole = -(-costs.job.model.layers // stages), stages == 1
+    return _stage_bytes(costs, layers, embedding=whole, head=whole)
+
+
+def _stage_bytes(costs: CostModel, layers: int, *, embedding: bool, head: bool) -> float:
+    """What a device alone in its stage needs at least, one sample at a time, as the only pipeline."""
     model, train = costs.job.model, costs.job.train
-    layers, whole = -(-model.layers // stages), stages == 1
     return stage_memory(
         model,
         train.seq_len,
@@ -152,9 +148,9 @@ def _share_bytes(costs: CostModel, stages: int) -> float:
         samples=1,
         in_flight=1,
         layers=layers,
-        embedding=whole,
-        head=whole,
-        owned=held_elements(model, 1, layers, embedding=whole, head=whole),
+        embedding=embedding,
+        head=head,
+        owned=held_elements(model, 1, layers, embedding=embedding, head=head),
     ).total
 
 

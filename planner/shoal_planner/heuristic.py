@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from shoal_planner.candidates import Pricer, Unit, Word
 from shoal_planner.cluster import Node
-from shoal_planner.layouts import form_units
+from shoal_planner.layouts import Kinds, form_units
 from shoal_planner.profile import Profile
 
 Words = tuple[Word, ...]
@@ -22,7 +22,7 @@ Late = Callable[[], bool]
 _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _MAX_DEPTH = 32  # deeper pipelines are mostly bubble
 _KEPT = 12  # starts that the moves are tried on, and candidates that are handed back
-_STALE_MOVES = 150
+_STALE_MOVES = 100
 
 
 def large_candidates(
@@ -30,16 +30,15 @@ def large_candidates(
 ) -> list[tuple[float, Words]]:
     """Good sets of pipelines with their estimates, best first; empty if none was found that fits."""
     found: dict[Words, float] = {}
-    for words in _starts(nodes, degrees, profile, pricer, found, late):
+    kinds: Kinds = {}
+    for words in _starts(nodes, degrees, profile, kinds, pricer, found, late):
         found.setdefault(words, pricer.estimate(words))
     best = _best(found)
     generator = random.Random(seed)
     for seconds, words in best[:3]:
         if seconds == float("inf"):
             break
-        improved_s, improved = _improve(
-            words, seconds, _all_units(words, best, nodes, profile), pricer, generator, late
-        )
+        improved_s, improved = _improve(words, seconds, _spare(words, best), pricer, generator, late)
         found[improved] = improved_s
     return [(seconds, words) for seconds, words in _best(found) if seconds < float("inf")]
 
@@ -54,24 +53,26 @@ def _starts(
     nodes: tuple[Node, ...],
     degrees: tuple[int, ...],
     profile: Profile,
+    kinds: Kinds,
     pricer: Pricer,
     found: dict[Words, float],
     late: Late,
 ) -> Iterator[Words]:
     """One degree everywhere, then other degrees type by type from the best so far; every subset of the types."""
     types = sorted({node.device for node in nodes})
-    plain = [dict.fromkeys(types, tp) for tp in degrees if tp <= max(node.devices for node in nodes)]
+    degrees = tuple(tp for tp in degrees if any(node.devices % tp == 0 for node in nodes))
+    plain = [dict.fromkeys(types, tp) for tp in degrees]
     for choice in plain:
-        yield from _dealt(nodes, choice, profile, pricer, late)
+        yield from _dealt(_units(nodes, choice, profile, kinds), pricer, late)
     if len(types) < 2 or late():
         return
-    best = min(plain, key=lambda choice: _value(nodes, choice, found, profile))
+    best = min(plain, key=lambda choice: _value(nodes, choice, found))
     for device, tp in itertools.product(types, degrees):
         if not late() and best[device] != tp:
-            yield from _dealt(nodes, {**best, device: tp}, profile, pricer, late)
+            yield from _dealt(_units(nodes, {**best, device: tp}, profile, kinds), pricer, late)
 
 
-def _value(nodes: tuple[Node, ...], choice: dict[str, int], found: dict[Words, float], profile: Profile) -> float:
+def _value(nodes: tuple[Node, ...], choice: dict[str, int], found: dict[Words, float]) -> float:
     """The best estimate among candidates whose units all have this choice's degrees."""
     device_of = {node.id: node.device for node in nodes}
     fitting = (
@@ -83,18 +84,15 @@ def _value(nodes: tuple[Node, ...], choice: dict[str, int], found: dict[Words, f
     return min(fitting, default=float("inf"))
 
 
-def _units(nodes: tuple[Node, ...], choice: dict[str, int], profile: Profile) -> tuple[Unit, ...]:
+def _units(nodes: tuple[Node, ...], choice: dict[str, int], profile: Profile, kinds: Kinds) -> tuple[Unit, ...]:
     cuts = []
     for node in nodes:
         tp = min(choice[node.device], node.devices)
         cuts.append((node, (tp,) * (node.devices // tp)))
-    return form_units(cuts, profile)
+    return form_units(cuts, profile, kinds)
 
 
-def _dealt(
-    nodes: tuple[Node, ...], choice: dict[str, int], profile: Profile, pricer: Pricer, late: Late
-) -> Iterator[Words]:
-    units = _units(nodes, choice, profile)
+def _dealt(units: tuple[Unit, ...], pricer: Pricer, late: Late) -> Iterator[Words]:
     by_kind: dict[int, list[Unit]] = defaultdict(list)
     for unit in units:
         by_kind[unit.kind].append(unit)
@@ -147,7 +145,7 @@ def _order(word: Word, pricer: Pricer, large_first: bool) -> Word:
     return tuple(sorted(word, key=weight))
 
 
-def _all_units(words: Words, best: list[tuple[float, Words]], nodes: tuple[Node, ...], profile: Profile) -> list[Unit]:
+def _spare(words: Words, best: list[tuple[float, Words]]) -> list[Unit]:
     """Units of the other good candidates that could join this one: their devices are free in it."""
     used = {(unit.node, index) for word in words for unit in word for index in unit.devices}
     spare: dict[tuple[str, tuple[int, ...]], Unit] = {}

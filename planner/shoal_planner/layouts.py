@@ -6,7 +6,8 @@ Owns the enumeration alone; what a pipeline costs is asked elsewhere.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from shoal_planner.candidates import Unit, Word
 from shoal_planner.cluster import Node
@@ -14,7 +15,8 @@ from shoal_planner.job import ModelSpec
 from shoal_planner.profile import Profile
 
 _Shape = tuple[object, ...]
-_Key = tuple[tuple[tuple[int, int], ...], ...]
+Kinds = dict[tuple[_Shape, int], int]  # numbers (shape, tp); one dict for a whole search, so that kinds mean the same
+Key = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def tp_degrees(model: ModelSpec, most: int) -> tuple[int, ...]:
@@ -39,7 +41,9 @@ def node_shape(node: Node, profile: Profile) -> _Shape:
     )
 
 
-def layouts(nodes: tuple[Node, ...], degrees: tuple[int, ...], profile: Profile) -> Iterator[tuple[Unit, ...]]:
+def layouts(
+    nodes: tuple[Node, ...], degrees: tuple[int, ...], profile: Profile, kinds: Kinds
+) -> Iterator[tuple[Unit, ...]]:
     """Every way to cut each node's devices into units; nodes of one shape in one order only. Devices may stay out
     later, so all devices are in some unit here."""
     shapes = sorted({node_shape(node, profile) for node in nodes}, key=repr)
@@ -49,24 +53,19 @@ def layouts(nodes: tuple[Node, ...], degrees: tuple[int, ...], profile: Profile)
         cuts = list(_cuts(group[0].devices, degrees))
         choices.append(list(itertools.combinations_with_replacement(cuts, len(group))))
     for choice in itertools.product(*choices):
-        yield form_units(
-            [
-                (node, cut)
-                for group, cuts in zip(groups, choice, strict=True)
-                for node, cut in zip(group, cuts, strict=True)
-            ],
-            profile,
+        pairs = itertools.chain.from_iterable(
+            zip(group, cuts, strict=True) for group, cuts in zip(groups, choice, strict=True)
         )
+        yield form_units(pairs, profile, kinds)
 
 
-def form_units(cuts: list[tuple[Node, tuple[int, ...]]], profile: Profile) -> tuple[Unit, ...]:
+def form_units(cuts: Iterable[tuple[Node, tuple[int, ...]]], profile: Profile, kinds: Kinds) -> tuple[Unit, ...]:
     """The units of nodes cut into these tp degrees, sorted by kind and node."""
-    kinds: dict[tuple[object, ...], int] = {}
     found = []
     for node, cut in cuts:
         first = 0
         for tp in cut:
-            kind = kinds.setdefault((node_shape(node, profile), cut, tp), len(kinds))
+            kind = kinds.setdefault((node_shape(node, profile), tp), len(kinds))
             found.append(Unit(kind=kind, node=node.id, devices=tuple(range(first, first + tp))))
             first += tp
     return tuple(sorted(found))
@@ -82,13 +81,13 @@ def _cuts(devices: int, degrees: tuple[int, ...], most: int | None = None) -> It
                 yield (tp, *rest)
 
 
-def arrangements(units: tuple[Unit, ...], most_pipelines: int) -> Iterator[tuple[Word, ...]]:
-    """Every set of at least one pipeline over some of the units, each set once up to exchange of equal units.
+def arrangements(units: tuple[Unit, ...], most_pipelines: int, seen: set[Key]) -> Iterator[tuple[Word, ...]]:
+    """Every set of at least one pipeline over some of the units, each set once up to exchange of equal units, and
+    none whose key is in `seen`, to which keys are added.
 
     Pipelines come in the order of their first unit, and of equal units the first unused one is taken; so a set is met
     more than once only where pipelines of equal first kinds exchange places, and those are dropped by their key.
     """
-    seen: set[_Key] = set()
     for words in _extend(units, (), most_pipelines):
         key = _canonical(words)
         if key not in seen:
@@ -96,7 +95,7 @@ def arrangements(units: tuple[Unit, ...], most_pipelines: int) -> Iterator[tuple
             yield words
 
 
-def _canonical(words: tuple[Word, ...]) -> _Key:
+def _canonical(words: tuple[Word, ...]) -> Key:
     """Equal only for sets that differ by exchange of equal units: nodes are named by where they first appear."""
     names: dict[str, int] = {}
     ordered = sorted(words, key=lambda word: [unit.kind for unit in word])
@@ -115,15 +114,17 @@ def _extend(units: tuple[Unit, ...], words: tuple[Word, ...], most: int) -> Iter
 
 
 def _distinct(units: tuple[Unit, ...], used: set[Unit]) -> Iterator[Unit]:
-    """Unused units, of interchangeable ones the first: those of one kind on one node, or on nodes still untouched."""
-    touched = {unit.node for unit in used}
-    seen: set[tuple[int, str]] = set()
-    fresh: dict[int, str] = {}
+    """Unused units, of interchangeable ones the first: those of one kind on one node, or on equally cut nodes that are
+    still untouched."""
+    cuts: dict[str, list[int]] = defaultdict(list)
     for unit in units:
-        if unit in used:
+        cuts[unit.node].append(unit.kind)
+    touched = {unit.node for unit in used}
+    fresh: dict[tuple[int, ...], str] = {}
+    seen: set[tuple[int, str]] = set()
+    for unit in units:
+        if unit in used or (unit.kind, unit.node) in seen:
             continue
-        if unit.node not in touched and fresh.setdefault(unit.kind, unit.node) != unit.node:
-            continue
-        if (unit.kind, unit.node) not in seen:
+        if unit.node in touched or fresh.setdefault(tuple(cuts[unit.node]), unit.node) == unit.node:
             seen.add((unit.kind, unit.node))
             yield unit

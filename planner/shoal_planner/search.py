@@ -20,7 +20,7 @@ from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.explain import binding_constraint, describe, reason
 from shoal_planner.heuristic import large_candidates
 from shoal_planner.job import JobSpec
-from shoal_planner.layouts import arrangements, layouts, tp_degrees
+from shoal_planner.layouts import Key, arrangements, layouts, tp_degrees
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.score import check_memory, score_with
@@ -28,13 +28,15 @@ from shoal_planner.score import check_memory, score_with
 EXACT_DEVICES = 6
 # By estimate, of which the best by simulation is taken: the estimate prices a pipeline's fill and drain only roughly.
 FINALISTS = 12
+LARGE_FINALISTS = 6
 # A plan that keeps devices at what they hold may be this much slower: moving state costs a pause.
 KEEP_SHARE = 0.02
 # Of plans that differ by less than the prediction's error, the one with the shallowest pipelines.
 SIMPLER_SHARE = 0.01
 # The large search sees few micro-batch sizes at first: most of its time goes into forming pipelines.
-COARSE_SIZES = (1, 2, 4, 8, 16, 32)
-COARSE_SPLITS = 8
+COARSE_SIZES = (1, 2, 4, 8)
+COARSE_SPLITS = 4
+FINE_SPLITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +70,11 @@ def plan(
     for node in snapshot.nodes:
         costs.device(node.id)
     copies = _copies(job, snapshot)
-    search = _Search(costs, copies, seed, lambda: clock() - started_s > time_limit_s)
+    search = Search(costs, copies, seed, lambda: clock() - started_s > time_limit_s)
     search.run()
     scored = search.scored(previous)
     if not scored:
-        raise NoPlanFits(search.refusal or binding_constraint(costs, copies))
+        raise NoPlanFits(binding_constraint(costs, copies, search.refusal))
     chosen = _choose(scored, previous)
     explained = dataclasses.replace(
         chosen, reason=reason(chosen, costs, [found for found in scored if found != chosen])
@@ -103,7 +105,7 @@ def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:
     return job.checkpoint.num_copies
 
 
-class _Search:
+class Search:
     """Collects the best candidates by estimate."""
 
     def __init__(self, costs: CostModel, copies: int, seed: int, late: Callable[[], bool]) -> None:
@@ -112,10 +114,15 @@ class _Search:
         self.seed = seed
         self.late = late
         self.truncated = False
+        self.num_finalists = FINALISTS
         self.num_candidates = 0
         self.refusal = ""  # what a host lacks for a candidate whose devices suffice
         self.pricer = Pricer(costs)
         self._best: list[tuple[float, int, Candidate]] = []  # a heap, worst first
+
+    def best(self) -> list[Candidate]:
+        """What `run` found, best estimate first."""
+        return [candidate for _, _, candidate in sorted(self._best, key=lambda entry: (-entry[0], -entry[1]))]
 
     def run(self) -> None:
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
@@ -129,15 +136,18 @@ class _Search:
 
     def scored(self, previous: Plan | None) -> list[Plan]:
         """The finalists that pass every check of `score`, and the previous plan if it still does; best first."""
-        plans = {}
-        for _, _, candidate in sorted(self._best, key=lambda entry: (-entry[0], -entry[1])):
-            made = self.pricer.plan(candidate, self.copies)
-            plans[made.plan_id] = made
+        plans: dict[str, Plan] = {}
         if previous is not None:
             kept = dataclasses.replace(previous, copies=self.copies)
             plans[kept.plan_id] = kept
-        scored = []
+        for candidate in self.best():
+            made = self.pricer.plan(candidate, self.copies)
+            plans[made.plan_id] = made
+        scored: list[Plan] = []
         for made in plans.values():
+            if scored and self.late():
+                self.truncated = True
+                break
             try:
                 scored.append(score_with(made, self.costs))
             except (InvalidField, NoPlanFits):
@@ -146,18 +156,20 @@ class _Search:
 
     def _exact(self, nodes: tuple[Node, ...], degrees: tuple[int, ...]) -> None:
         batch = self.costs.job.train.global_batch
-        for units in layouts(nodes, degrees, self.costs.profile):
-            for words in arrangements(units, batch):
+        seen: set[Key] = set()
+        for units in layouts(nodes, degrees, self.costs.profile, {}):
+            for words in arrangements(units, batch, seen):
                 if self.late():
                     self.truncated = True
                     return
                 self._offer(words)
 
     def _large(self, nodes: tuple[Node, ...], degrees: tuple[int, ...]) -> None:
+        self.num_finalists = LARGE_FINALISTS
         coarse = Pricer(self.costs, COARSE_SIZES, COARSE_SPLITS)
         found = large_candidates(nodes, degrees, self.costs.profile, coarse, self.seed, self.late)
         self.truncated = self.late()
-        self.pricer = Pricer(self.costs, max_splits=COARSE_SPLITS)
+        self.pricer = Pricer(self.costs, max_splits=FINE_SPLITS)
         self.num_candidates += coarse.num_estimates
         for _, words in found:
             self._offer(words)
@@ -166,13 +178,13 @@ class _Search:
         if sum(len(unit.devices) for word in words for unit in word) < self.costs.job.limits.min_devices:
             return
         self.num_candidates += 1
-        worst = -self._best[0][0] if len(self._best) >= FINALISTS else float("inf")
+        worst = -self._best[0][0] if len(self._best) >= self.num_finalists else float("inf")
         if not self.pricer.estimate(words) < worst:
             return
         candidate = self.pricer.price(words)
         if candidate is not None and candidate.seconds < worst and self._fits(candidate):
             heapq.heappush(self._best, (-candidate.seconds, -self.num_candidates, candidate))
-            if len(self._best) > FINALISTS:
+            if len(self._best) > self.num_finalists:
                 heapq.heappop(self._best)
 
     def _fits(self, candidate: Candidate) -> bool:

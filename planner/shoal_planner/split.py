@@ -73,6 +73,7 @@ def split_layers(stages: tuple[StageCost, ...], num_layers: int, micro_batches: 
     fits = np.where(slope[:, None, :] > 0, fits, np.where(room >= 0, num_layers, -1))
     limits = np.minimum(fits, caps[:, None, :])
     possible = (limits >= least).all(axis=2) & (limits.sum(axis=2) >= num_layers)  # [M, K]
+    possible &= least.sum() <= num_layers
     chosen = _fill_fastest(stages, num_layers, limits, least)
     seconds = chosen * _row(stages, "per_layer_s") + _row(stages, "fixed_s")
     busy = base[:, None, :] + slope[:, None, :] * chosen

@@ -1,0 +1,295 @@
+"""The files that users write and read: jobs, clusters and plans are parsed strictly and survive a round trip."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from shoal_planner.cluster import (
+    DeviceRef,
+    parse_cluster,
+    snapshot_from_mapping,
+    snapshot_to_mapping,
+)
+from shoal_planner.errors import InvalidField, NoPlanFits, ScheduleError
+from shoal_planner.job import ModelSpec, job_to_mapping, parse_job
+from shoal_planner.parameters import num_parameters, parameters
+from shoal_planner.plan import (
+    Pipeline,
+    Plan,
+    Prediction,
+    Replica,
+    Stage,
+    Terms,
+    check_plan,
+    parse_plan,
+    plan_to_mapping,
+)
+
+JOB: dict[str, Any] = {
+    "name": "quickstart",
+    "model": {"family": "llama", "layers": 8, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 688, "vocab": 256},
+    "data": {"uri": "stdlib:", "tokenizer": "bytes"},
+    "train": {"global_batch": 16, "seq_len": 128, "steps": 60, "lr": "3e-4", "warmup_steps": 10},
+    "limits": {"device_types": [], "max_price_per_hour": None, "deadline": None, "min_devices": 1},
+    "checkpoint": {"uri": "file:///tmp/x", "every_steps": 20, "keep": 3, "protect_every": 1, "copies": "auto"},
+}
+CLUSTER: dict[str, Any] = {
+    "nodes": [
+        {"name": "a100", "count": 2, "device": "A100-80G", "devices": 8, "intra_gb_per_s": 300, "spot": True},
+        {"name": "t4", "device": "T4", "devices": 4, "device_group": 2, "group_gb_per_s": 20},
+    ],
+    "devices": {"A100-80G": {"memory_gib": 79, "tflops_bf16": 300, "memory_gb_per_s": 2000, "efficiency": 0.4}},
+    "links": [{"from": "east", "to": "west", "gbit_per_s": 5, "latency_ms": 60}],
+}
+PLAN: dict[str, Any] = {
+    "plan_id": "other",
+    "search_s": 0.4,
+    "pipelines": [
+        {
+            "micro_batch": 3,
+            "micro_batches": 2,
+            "stages": [
+                {
+                    "layers": [[0, 8]],
+                    "replicas": [
+                        {"node": "a-0", "devices": [0, 1], "tp": 2, "samples": 2, "state_share": 0.7},
+                        {"node": "a-0", "devices": [2]},
+                    ],
+                },
+                {"layers": [[8, 8]], "replicas": [{"node": "b-0", "devices": [0], "samples": 3}]},
+            ],
+        }
+    ],
+    "groups": [],
+    "unused": ["t4-3:0"],
+}
+
+
+def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
+    """A copy of the mapping with the value at the dotted path replaced; `...` removes it."""
+    result = copy.deepcopy(value)
+    at: Any = result
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in parents:
+        at = at[part]
+    if new is ...:
+        del at[last]
+    else:
+        at[last] = new
+    return result
+
+
+def test_a_job_survives_a_round_trip() -> None:
+    job = parse_job(JOB)
+    assert job.train.lr == 3e-4
+    assert job.train.tokens_per_step == 2048
+    assert job.checkpoint.num_copies == 1
+    assert parse_job(json.loads(json.dumps(job_to_mapping(job)))) == job
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("model.layer", 8, "model.layer = 8: is not a known field; did you mean 'layers'"),
+        ("zzz", 8, "zzz = 8: is not a known field; known: name"),
+        ("model.layers", 0, "model.layers = 0: must be at least 1"),
+        ("model.layers", True, "model.layers = True: must be a whole number"),
+        ("model.layers", ..., "model.layers = None: is required"),
+        ("model.heads", 7, "model.heads = 7: must divide hidden"),
+        ("model.heads", 256, "rotary positions need it even"),
+        ("model.kv_heads", 3, "model.kv_heads = 3: must divide heads"),
+        ("model.rope_theta", -1.0, "model.rope_theta = -1.0: must be more than zero"),
+        ("model.preset", "llama-7b", "model.preset = 'llama-7b': is not supported yet"),
+        ("model.family", "gpt", "model.family = 'gpt': must be one of llama"),
+        ("model", 3, "model = 3: must be a mapping"),
+        ("data.uri", "s3://x", "data.uri = 's3://x': must begin with stdlib:"),
+        ("data.tokenizer", "x.json", "only 'bytes'"),
+        ("train.global_batch", 1.5, "train.global_batch = 1.5: must be a whole number"),
+        ("train.lr", "fast", "train.lr = 'fast': must be a number"),
+        ("train.lr", float("inf"), "train.lr = inf: must be more than zero"),
+        ("train.steps", 0, "train.steps = 0"),
+        ("train.seed", -1, "train.seed = -1: must be at least 0"),
+        ("train.weight_decay", -0.1, "must be zero or more"),
+        ("train.betas", [0.9], "train.betas = [0.9]: must have 2 entries"),
+        ("train.betas", [0.9, 1.0], "train.betas[1] = 1.0: must lie in"),
+        ("train.betas", "ab", "must be a list"),
+        ("train.on_nan", "skip", "only 'fail'"),
+        ("train.precision", "fp8", "must be one of fp32, bf16"),
+        ("limits.min_devices", 0, "limits.min_devices = 0"),
+        ("limits.max_price_per_hour", 3.0, "is not supported yet"),
+        ("limits.deadline", "2026-01-01", "is not supported yet"),
+        ("checkpoint.uri", "ftp://x", "must begin with file:// or s3://"),
+        ("checkpoint.every_steps", 0, "must be at least 1"),
+        ("checkpoint.protect_every", 2, "only 1"),
+        ("checkpoint.copies", -1, "must be at least 0"),
+        ("checkpoint.copies", "many", "must be one of auto"),
+        ("name", "", "must be 1 to 100 printable"),
+        ("name", 3, "name = 3: must be text"),
+    ],
+)
+def test_a_wrong_job_names_field_and_value(path: str, value: object, message: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        parse_job(changed(JOB, path, value))
+    assert message in str(caught.value)
+
+
+def test_a_cluster_survives_a_round_trip() -> None:
+    cluster = parse_cluster(CLUSTER)
+    assert [node.id for node in cluster.nodes] == ["a100-0", "a100-1", "t4-0"]
+    assert cluster.num_devices == 20
+    assert cluster.node("t4-0").refs()[3] == DeviceRef(node="t4-0", index=3)
+    assert cluster.without(["a100-0"]).num_devices == 12
+    assert snapshot_from_mapping(json.loads(json.dumps(snapshot_to_mapping(cluster)))) == cluster
+    with pytest.raises(KeyError):
+        cluster.node("nobody")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("nodes", [], "nodes = []: must be a list of at least one node"),
+        ("nodes", ..., "nodes = None: must be a list of at least one node"),
+        ("node", [], "node = []: is not a known field; known: nodes, devices, links"),
+        ("nodes.0.device", ..., "nodes[0].device = None: is required"),
+        ("nodes.0.intra_gb", 3, "nodes[0].intra_gb = 3: is not a known field; did you mean 'intra_gb_per_s'"),
+        ("nodes.0.count", 0, "nodes[0].count = 0: must be at least 1"),
+        ("nodes.0.devices", 0, "nodes[0].devices = 0: must be at least 1"),
+        ("nodes.0.intra_gb_per_s", 0, "nodes[0].intra_bytes_per_s = 0.0: must be more than zero"),
+        ("nodes.0.price_per_hour", -1, "nodes[0].price_per_hour = -1.0: must be zero or more"),
+        ("nodes.0.name", "a b", "must be 1 to 63 letters"),
+        ("nodes.1.name", "a100", "nodes = 'a100-0': two nodes have this id"),
+        ("nodes.0.spot", "yes", "nodes[0].spot = 'yes': must be true or false"),
+        ("devices", [], None),
+        ("devices", 3, "devices = 3: must be a mapping"),
+        ("devices.A100-80G.memory", 3, "did you mean 'memory_gib'"),
+        ("links", 3, "links = 3: must be a list"),
+        ("links.0.from", ..., "must have exactly the fields from, to"),
+        ("links.0.gbit_per_s", "x", "links[0].gbit_per_s = 'x': must be a number"),
+        ("links.0.gbit_per_s", 0, "links[0].gbit_per_s = 0: must be more than zero"),
+    ],
+)
+def test_a_wrong_cluster_names_field_and_value(path: str, value: object, message: str | None) -> None:
+    if message is None:  # no overrides at all
+        assert parse_cluster(changed(CLUSTER, path, value)).overrides == ()
+        return
+    with pytest.raises(InvalidField) as caught:
+        parse_cluster(changed(CLUSTER, path, value))
+    assert message in str(caught.value)
+
+
+def test_a_cluster_must_be_a_mapping() -> None:
+    with pytest.raises(InvalidField, match="must be a mapping with the key 'nodes'"):
+        parse_cluster([1])
+
+
+def test_a_plan_survives_a_round_trip() -> None:
+    plan = parse_plan(PLAN)
+    assert plan.pipelines[0].stages[0].sample_range(1) == (2, 3)
+    assert plan.unused == ("t4-3:0",)
+    mapping = json.loads(json.dumps(plan_to_mapping(plan)))
+    assert parse_plan(mapping) == plan
+    assert mapping["plan_id"] == plan.plan_id
+
+
+def test_the_plan_id_is_of_the_structure_alone() -> None:
+    plan = parse_plan(PLAN)
+    prediction = Prediction(
+        step_s=1, tokens_per_s=1, mfu=0.1, price_per_million_tokens=0, terms=Terms(), memory_bytes=(("a-0:0", 1.0),)
+    )
+    told = Plan(pipelines=plan.pipelines, prediction=prediction, reason="so", unused=())
+    assert told.plan_id == plan.plan_id
+    assert plan_to_mapping(told)["predicted"]["memory_bytes"] == {"a-0:0": 1.0}  # type: ignore[index]
+    assert parse_plan({**PLAN, "copies": 2}).plan_id != plan.plan_id
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("pipeline", [], "pipeline = []: is not a known field; did you mean 'pipelines'"),
+        ("pipelines", [], "pipelines = []: must have at least one entry"),
+        ("pipelines.0.stages", [], "pipelines[0].stages = []: must have at least one entry"),
+        ("pipelines.0.micro_batches", 0, "pipelines[0].micro_batches = 0: must be at least 1"),
+        ("pipelines.0.micro_batch", 4, "stages[0].replicas = 3: samples must add up to micro_batch (4)"),
+        ("pipelines.0.stages.0.layers", [[0, 4], [4, 8]], "must be one chunk"),
+        ("pipelines.0.stages.0.layers", [[3, 2]], "must be a chunk [first, last)"),
+        ("pipelines.0.stages.0.layers", [[1, 8]], "stages[0].layers = [[1, 8]]: must begin at layer 0"),
+        ("pipelines.0.stages.0.replicas", [], "must have at least one entry"),
+        ("pipelines.0.stages.0.recompute", "full", "must be one of none"),
+        ("pipelines.0.stages.0.overrides", [], "is not a known field"),
+        ("pipelines.0.stages.0.replicas.0.tp", 3, "must name as many devices as tp (3)"),
+        ("pipelines.0.stages.0.replicas.0.devices", [1, 1], "names a device twice"),
+        ("pipelines.0.stages.0.replicas.1.samples", 0, "only hold state are not supported yet"),
+        ("pipelines.0.stages.0.replicas.1.state_share", 0, "must be more than zero"),
+        ("pipelines.0.stages.1.replicas.0.node", "a-0", "pipelines = 'a-0:0': uses this device twice"),
+        ("groups", [{"layers": [0, 8], "collective": "ring"}], "collectives per group are not supported yet"),
+        ("copies", -1, "must be zero or more"),
+        ("schedule", "gpipe", "must be one of 1f1b"),
+        ("sharding", {"weights": "node"}, "sharding.weights = 'node': only 'none'"),
+    ],
+)
+def test_a_wrong_plan_names_field_and_value(path: str, value: object, message: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        parse_plan(changed(PLAN, path, value))
+    assert message in str(caught.value)
+
+
+def stage(first: int, last: int, node: str) -> Stage:
+    return Stage(layers=((first, last),), replicas=(Replica(node=node, devices=(0,)),))
+
+
+def test_only_the_ends_of_a_pipeline_may_hold_no_layer() -> None:
+    ends = (stage(0, 0, "a"), stage(0, 8, "b"), stage(8, 8, "c"))
+    assert Pipeline(micro_batch=1, micro_batches=1, stages=ends).samples == 1
+    with pytest.raises(InvalidField, match=r"stages\[1\].layers = \[\[4, 4\]\]: must hold a layer"):
+        Pipeline(micro_batch=1, micro_batches=1, stages=(stage(0, 4, "a"), stage(4, 4, "b"), stage(4, 8, "c")))
+
+
+def test_pipelines_of_a_plan_end_at_the_same_layer() -> None:
+    pipelines = tuple(
+        Pipeline(micro_batch=1, micro_batches=1, stages=(stage(0, last, f"n-{last}"),)) for last in (7, 8)
+    )
+    with pytest.raises(InvalidField, match="must all end at the same layer"):
+        Plan(pipelines=pipelines)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("model.layers", 7, "must cover the 7 layers"),
+        ("train.global_batch", 7, "must add up to global_batch (7)"),
+        ("model.kv_heads", 1, "tp = 2: must divide heads (8) and kv_heads (1)"),
+    ],
+)
+def test_a_plan_is_checked_against_its_job(path: str, value: object, message: str) -> None:
+    base = changed(JOB, "train.global_batch", 6)
+    check_plan(parse_plan(PLAN), parse_job(base))
+    with pytest.raises(InvalidField) as caught:
+        check_plan(parse_plan(PLAN), parse_job(changed(base, path, value)))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [InvalidField("a.b", 3, "is odd"), NoPlanFits("too big"), ScheduleError(3, "waits")])
+def test_errors_survive_pickling(error: Exception) -> None:
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    assert len(str(InvalidField("a", "x" * 500, "is long"))) < 100
+
+
+def test_parameters_of_a_model() -> None:
+    tied = ModelSpec(layers=2, hidden=8, heads=2, kv_heads=1, ffn=16, vocab=10)
+    names = {parameter.fqn: parameter for parameter in parameters(tied)}
+    assert names["embedding.weight"].units == (0, 3)
+    assert "head.weight" not in names
+    assert names["layers.1.mlp.down.weight"].interval(1, 2) == (64, 128)
+    assert names["final_norm.weight"].interval(1, 2) == (0, 8)
+    block = 8 * (8 + 4 + 4 + 8) + 3 * 8 * 16 + 16
+    assert num_parameters(tied) == 80 + 2 * block + 8
+    untied = ModelSpec(layers=2, hidden=8, heads=2, kv_heads=1, ffn=16, vocab=10, tie_embeddings=False)
+    assert num_parameters(untied) == num_parameters(tied) + 80

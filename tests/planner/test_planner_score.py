@@ -1,0 +1,180 @@
+"""Predictions of given plans, and why some of them cannot run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from shoal_planner.cluster import parse_cluster
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.explain import describe, explain
+from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.plan import Plan, parse_plan
+from shoal_planner.profile import LayerTime, LinkFigure, Profile
+from shoal_planner.score import score
+from shoal_planner.simulate import rank_costs
+
+CLUSTER = parse_cluster(
+    {
+        "nodes": [
+            {"name": "c", "device": "cpu-1t", "count": 3, "price_per_hour": 0.5, "host_memory_gib": 1},
+            {"name": "g", "device": "T4", "devices": 2, "host_memory_gib": 1},
+        ],
+        "devices": {"cpu-1t": {"memory_gib": 0.25}},
+    }
+)
+
+
+def make_job(batch: int = 4, layers: int = 4, **train: object) -> JobSpec:
+    return parse_job(
+        {
+            "name": "score",
+            "model": {"layers": layers, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256},
+            "data": {"uri": "stdlib:"},
+            "train": {"global_batch": batch, "seq_len": 32, "steps": 1, **train},
+        }
+    )
+
+
+def stage(first: int, last: int, *replicas: tuple[str, list[int], int]) -> dict[str, Any]:
+    return {
+        "layers": [[first, last]],
+        "replicas": [
+            {"node": node, "devices": devices, "tp": len(devices), "samples": samples}
+            for node, devices, samples in replicas
+        ],
+    }
+
+
+def make_plan(*pipelines: tuple[int, int, list[dict[str, Any]]], copies: int = 1) -> Plan:
+    return parse_plan(
+        {
+            "copies": copies,
+            "pipelines": [
+                {"micro_batch": micro_batch, "micro_batches": micro_batches, "stages": stages}
+                for micro_batch, micro_batches, stages in pipelines
+            ],
+        }
+    )
+
+
+def exact_profile(forward_s: float, links_s: float = 0.0) -> Profile:
+    """Every block takes this long forward and twice backward; the ends take next to nothing, messages `links_s`."""
+    common: dict[str, Any] = {
+        "device": "cpu-1t",
+        "tp": 1,
+        "micro_batch": 1,
+        "seq_len": 32,
+        "hidden": 64,
+        "source": "test",
+    }
+    parts: list[LayerTime] = [
+        LayerTime(**common, forward_s=forward_s, backward_s=2 * forward_s, heads=4, kv_heads=2, ffn=128),
+        LayerTime(**common, forward_s=1e-12, backward_s=1e-12, part="embedding", vocab=256),
+        LayerTime(**common, forward_s=1e-12, backward_s=1e-12, part="head", vocab=256),
+    ]
+    links = tuple(
+        LinkFigure(from_node=f"c-{i}", to_node=f"c-{j}", latency_s=links_s, bytes_per_s=1e18, source="test")
+        for i in range(3)
+        for j in range(3)
+    )
+    return Profile(layers=tuple(parts), links=links)
+
+
+def test_a_balanced_pipeline_takes_what_theory_says() -> None:
+    """(m + P - 1) times the stage's seconds: 1F1B with equal stages and no communication."""
+    plan = make_plan((1, 4, [stage(0, 2, ("c-0", [0], 1)), stage(2, 4, ("c-1", [0], 1))]))
+    scored = score(plan, make_job(), CLUSTER, exact_profile(0.1))
+    assert scored.prediction is not None
+    assert scored.prediction.step_s == pytest.approx((4 + 1) * 2 * 0.3, rel=1e-3)
+    assert scored.prediction.terms.compute_s == pytest.approx(4 * 2 * 0.3, rel=1e-6)
+    assert scored.prediction.terms.bubble_s == pytest.approx(2 * 0.3, rel=1e-2)
+    assert scored.prediction.tokens_per_s == pytest.approx(4 * 32 / scored.prediction.step_s)
+    assert scored.prediction.price_per_million_tokens == pytest.approx(
+        2 * 0.5 / 3600 / scored.prediction.tokens_per_s * 1e6
+    )
+    assert scored.unused == ("c-2:0", "g-0:0", "g-0:1")
+
+
+def test_messages_between_stages_are_counted() -> None:
+    plan = make_plan((1, 1, [stage(0, 2, ("c-0", [0], 1)), stage(2, 4, ("c-1", [0], 1))]))
+    scored = score(plan, make_job(batch=1), CLUSTER, exact_profile(0.1, links_s=0.05))
+    assert scored.prediction is not None
+    assert scored.prediction.terms.pipeline_s >= 0.05
+    plain = score(plan, make_job(batch=1), CLUSTER, exact_profile(0.1))
+    assert plain.prediction is not None
+    assert scored.prediction.step_s > plain.prediction.step_s + 0.1
+
+
+def test_unequal_replicas_share_a_micro_batch_and_the_state() -> None:
+    plan = make_plan((4, 1, [stage(0, 4, ("c-0", [0], 3), ("c-1", [0], 1)), stage(4, 4, ("g-0", [0, 1], 4))]))
+    job = make_job()
+    scored = score(plan, job, CLUSTER)
+    assert scored.prediction is not None
+    assert scored.prediction.terms.gradient_s > 0
+    ranks = rank_costs(plan, CostModel(job, CLUSTER, Profile()))
+    assert ranks[0].owned == ranks[1].owned
+    assert ranks[0].memory.activations == pytest.approx(3 * ranks[1].memory.activations)
+    owned = sum(rank.owned for rank in ranks)
+    model = 4 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64) + 256 * 64 + 64
+    assert owned == pytest.approx(model, rel=0.02)
+    assert describe(scored, CLUSTER) == "[4 on 2 cpu-1t | 0 on T4 tp2] 1 x 4"
+    assert "(3 samples)" in explain(scored)
+    assert "best candidates" not in explain(dataclasses.replace(plan, reason="Because."))
+
+
+GOOD = make_plan((2, 2, [stage(0, 4, ("c-0", [0], 2))]))
+
+
+@pytest.mark.parametrize(
+    ("plan", "job", "message"),
+    [
+        (GOOD, make_job(batch=5), r"must add up to global_batch \(5\)"),
+        (GOOD, make_job(layers=5), "must cover the 5 layers"),
+        (
+            make_plan((2, 2, [stage(0, 4, ("zz", [0], 2))])),
+            make_job(),
+            r"pipelines\[0\].stages\[0\].replicas\[0\].node = 'zz': is not a node of this cluster",
+        ),
+        (
+            make_plan((2, 2, [stage(0, 4, ("g-0", [2], 2))])),
+            make_job(),
+            r"replicas\[0\].devices = \[2\]: node g-0 has devices 0 to 1",
+        ),
+        (make_plan((2, 2, [stage(0, 4, ("g-0", [-1], 2))])), make_job(), r"devices = \[-1\]"),
+        (
+            make_plan((2, 2, [stage(0, 4, ("c-0", [0], 2))]), copies=4),
+            make_job(),
+            "copies = 4: each copy needs another",
+        ),
+        (
+            GOOD,
+            dataclasses.replace(make_job(), limits=dataclasses.replace(make_job().limits, device_types=("T4",))),
+            "has cpu-1t; limits.device_types allows T4",
+        ),
+        (
+            GOOD,
+            dataclasses.replace(make_job(), limits=dataclasses.replace(make_job().limits, min_devices=2)),
+            "uses fewer devices than limits.min_devices",
+        ),
+    ],
+    ids=["batch", "layers", "node", "device", "negative device", "copies", "type", "least devices"],
+)
+def test_a_plan_of_another_job_or_cluster_is_refused(plan: Plan, job: JobSpec, message: str) -> None:
+    with pytest.raises(InvalidField, match=message):
+        score(plan, job, CLUSTER)
+
+
+def test_a_plan_that_does_not_fit_names_need_and_have() -> None:
+    tight = parse_cluster({"nodes": [{"name": "c", "device": "cpu-1t"}], "devices": {"cpu-1t": {"memory_gib": 0.005}}})
+    with pytest.raises(NoPlanFits, match=r"needs \d+\.\d MiB on c-0, which has 5\.1"):
+        score(dataclasses.replace(GOOD, copies=0), make_job(), tight)
+
+
+def test_a_host_that_cannot_hold_snapshots_is_named() -> None:
+    tight = parse_cluster({"nodes": [{"name": "c", "device": "cpu-1t", "host_memory_gib": 0.001}]})
+    with pytest.raises(NoPlanFits, match=r"needs \d+\.\d MiB on the host of c-0 for snapshots, which has 1"):
+        score(dataclasses.replace(GOOD, copies=0), make_job(), tight)
