@@ -91,7 +91,15 @@ def start_seaweedfs(directory: Path) -> RunningServer:
     http, grpc = dict(zip(names, ports, strict=False)), dict(zip(names, ports[len(names) :], strict=True))
     data = directory / "data"
     data.mkdir(exist_ok=True)
-    command = [_weed(), "-logtostderr=true", "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    command = [
+        *_ending_with_us(),
+        _weed(),
+        "-logtostderr=true",
+        "server",
+        f"-dir={data}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+    ]
     for name in names:
         command += [f"-{name}.port={http[name]}", f"-{name}.port.grpc={grpc[name]}"]
     command += ["-filer", "-s3", f"-s3.config={identities}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
@@ -114,6 +122,12 @@ def _identities(key: str, secret: str) -> dict[str, object]:
     return {
         "identities": [{"name": "shoal", "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}]
     }
+
+
+def _ending_with_us() -> tuple[str, ...]:
+    """A prefix of the command by which the kernel ends the server when a test run is killed and cannot do it itself."""
+    found = shutil.which("setpriv")
+    return (found, "--pdeathsig", "KILL", "--") if found else ()
 
 
 def _weed() -> str:
