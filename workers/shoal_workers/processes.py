@@ -13,7 +13,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -25,9 +25,10 @@ from torch._C._distributed_c10d import FileStore  # torch.distributed has it too
 
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
+from shoal_recovery.state import Kind
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
-from shoal_workers.solo import RankRun, RunRequest, WholeState, run_rank, whole_state
+from shoal_workers.solo import Array, RankRun, RunRequest, WholeState, run_rank, whole_state
 from shoal_workers.tensor_parallel import tp_groups
 
 P = ParamSpec("P")
@@ -202,6 +203,11 @@ class PlanRun:
     def losses(self) -> tuple[float, ...]:
         return self.ranks[0].losses
 
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """The master weights, in their stored shapes."""
+        return self.state.values[Kind.MASTER]
+
 
 def run_plan(job: JobSpec, plan: Plan, steps: int, *, limits_bytes: int | None = None) -> PlanRun:
     """The plan in as many new processes as it has ranks, up to step `steps`."""
@@ -222,12 +228,18 @@ def _serve(connection: Connection, index: int, path: str, threads: int, timeout_
     seats: list[Seat] = []
     threading.Thread(target=_listen, args=(connection, calls, seats), name="listen", daemon=True).start()
     while (call := calls.get()) is not None:
-        for seat in seats:  # of the call before: every rank is done with its groups by now
-            seat.abandon()
-        GlooExchange.forget()
+        _clear(seats)  # every rank is done with the groups of the call before
         rank, size, epoch, function, args, kwargs = call
-        seats[:] = [Seat(rank=rank, size=size, epoch=epoch, store=store, timeout_s=timeout_s)]
+        seats.append(Seat(rank=rank, size=size, epoch=epoch, store=store, timeout_s=timeout_s))
         connection.send(_answer(partial(function, seats[0], *args, **kwargs)))
+    _clear(seats)
+
+
+def _clear(seats: list[Seat]) -> None:
+    for seat in seats:
+        seat.abandon()
+    seats.clear()
+    GlooExchange.forget()
 
 
 def _listen(connection: Connection, calls: queue.SimpleQueue[Any], seats: list[Seat]) -> None:

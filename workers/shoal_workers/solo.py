@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -122,22 +123,18 @@ def solo_plan(job: JobSpec) -> Plan:
     return Plan(pipelines=(pipeline,), copies=0, reason="one process")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoloRun:
-    losses: tuple[float, ...]
-    state: WholeState
+class SoloRun(NamedTuple):
+    """The loss of each step, and at the end the master weights in their stored shapes."""
 
-    @property
-    def weights(self) -> Mapping[str, Array]:
-        """The master weights, in their stored shapes."""
-        return self.state.values[Kind.MASTER]
+    losses: tuple[float, ...]
+    weights: Mapping[str, Array]
 
 
 def run_solo(job: JobSpec, steps: int, *, start: WholeState | None = None, device: str = "cpu") -> SoloRun:
     """The job in this process, undisturbed, up to step `steps`."""
     request = RunRequest(job=job, plan=solo_plan(job), until_step=steps, start=start, device=device)
     run = run_rank(request, 0, SoloExchange())
-    return SoloRun(losses=run.losses, state=whole_state(job, [run]))
+    return SoloRun(run.losses, whole_state(job, [run]).values[Kind.MASTER])
 
 
 def whole_state(job: JobSpec, runs: Iterable[RankRun]) -> WholeState:

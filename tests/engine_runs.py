@@ -1,0 +1,277 @@
+"""Small jobs and plans for the engine's tests, and what runs in the processes of those tests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_recovery.state import Kind, Span
+from shoal_workers.engine import StepReport
+from shoal_workers.errors import EpochAbandoned, PeerLost, StepRefused
+from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.live import LiveState
+from shoal_workers.processes import PlanRun, Seat
+from shoal_workers.solo import RunRequest, WholeState, build_rank
+from shoal_workers.tags import Purpose
+from shoal_workers.tensor_parallel import tp_groups
+
+LAYERS = 6
+
+
+def job(
+    *, tied: bool = True, precision: Literal["fp32", "bf16"] = "fp32", steps: int = 20, lr: float = 3e-4
+) -> JobSpec:
+    return JobSpec(
+        name="engine",
+        model=ModelSpec(layers=LAYERS, hidden=64, heads=4, kv_heads=2, ffn=176, vocab=256, tie_embeddings=tied),
+        data=DataSpec(uri="stdlib:"),
+        train=TrainSpec(global_batch=8, seq_len=32, steps=steps, lr=lr, warmup_steps=10, precision=precision),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stage: how many layers, and (tp, samples) of each replica."""
+
+    layers: int
+    replicas: tuple[tuple[int, int], ...]
+    shares: tuple[float, ...] | None = None
+
+
+def part(layers: int, *replicas: tuple[int, int], shares: tuple[float, ...] | None = None) -> Part:
+    return Part(layers=layers, replicas=replicas, shares=shares)
+
+
+def plan(*pipelines: tuple[int, tuple[Part, ...]]) -> Plan:
+    """From (number of micro-batches, stages) of each pipeline; every device is another."""
+    devices = itertools.count()
+    return Plan(pipelines=tuple(_pipeline(number, parts, devices) for number, parts in pipelines))
+
+
+def _pipeline(micro_batches: int, parts: tuple[Part, ...], devices: Iterator[int]) -> Pipeline:
+    borders = list(itertools.accumulate((part.layers for part in parts), initial=0))
+    stages = tuple(
+        Stage(layers=((first, last),), replicas=_replicas(part, devices))
+        for part, (first, last) in zip(parts, itertools.pairwise(borders), strict=True)
+    )
+    return Pipeline(micro_batch=stages[0].samples, micro_batches=micro_batches, stages=stages)
+
+
+def _replicas(part: Part, devices: Iterator[int]) -> tuple[Replica, ...]:
+    shares = part.shares or (1.0,) * len(part.replicas)
+    return tuple(
+        Replica(node="here", devices=tuple(itertools.islice(devices, tp)), tp=tp, samples=samples, state_share=share)
+        for (tp, samples), share in zip(part.replicas, shares, strict=True)
+    )
+
+
+LAYOUTS = {
+    "tp 2": plan((2, (part(6, (2, 4)),))),
+    "layers 1+5": plan((4, (part(1, (1, 2)), part(5, (1, 2))))),
+    "two equal pipelines": plan((2, (part(6, (1, 2)),)), (2, (part(6, (1, 2)),))),
+    "3 stages beside 1": plan((3, (part(2, (2, 2)), part(2, (1, 2)), part(2, (1, 2)))), (2, (part(6, (1, 1)),))),
+    "replicas of 3 and 1": plan((2, (part(3, (1, 3), (1, 1)), part(3, (1, 4))))),
+    "tp 1 beside tp 2": plan((3, (part(6, (1, 2)),)), (1, (part(6, (2, 2)),))),
+    "uneven state, head alone": plan(
+        (2, (part(6, (1, 1), (1, 2), shares=(0.2, 1.0)), part(0, (1, 3)))), (1, (part(4, (1, 2)), part(2, (1, 2))))
+    ),
+}
+
+
+def worst_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
+    """Over all tensors, of max|delta| / max|w|."""
+    return max(float(np.abs(ours[fqn] - tensor).max() / np.abs(tensor).max()) for fqn, tensor in reference.items())
+
+
+def assert_same_bits(one: WholeState, other: WholeState) -> None:
+    for kind, tensors in one.values.items():
+        for fqn, tensor in tensors.items():
+            assert tensor.tobytes() == other.values[kind][fqn].tobytes(), (kind, fqn)
+
+
+def assert_holders_agree(run: PlanRun, job: JobSpec) -> None:
+    """Every weight that any rank holds is, to the bit, the owners' master in the job's precision."""
+    for rank in run.ranks:
+        for key, values in rank.held.items():
+            master = torch.from_numpy(run.state.values[Kind.MASTER][key.fqn].reshape(-1)[key.first : key.last])
+            if job.train.precision == "bf16":
+                master = master.bfloat16().float()
+            assert values.tobytes() == master.numpy().tobytes(), (key, rank)
+
+
+class Wrapped:
+    """An exchange that counts votes, and through which a test meddles with one rank."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.inner = exchange
+        self.rank, self.size, self.epoch = exchange.rank, exchange.size, exchange.epoch
+        self.num_votes = 0
+
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        return self.inner.isend(tensor, peer, tag)
+
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        return self.inner.irecv(tensor, peer, tag)
+
+    def all_gather(self, vector: Tensor) -> Tensor:
+        self.num_votes += 1
+        return self.inner.all_gather(vector)
+
+    def all_reduce_sum(self, tensor: Tensor) -> None:
+        self.inner.all_reduce_sum(tensor)
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        self.inner.all_reduce_max(tensor)
+
+    def commit(self) -> AbstractContextManager[None]:
+        return self.inner.commit()
+
+    def abandon(self) -> None:
+        self.inner.abandon()
+
+
+class StopsItself(Wrapped):
+    """Sends SIGSTOP to its own process in front of the first message of a purpose after so many votes."""
+
+    def __init__(self, exchange: Exchange, purpose: Purpose, after_votes: int) -> None:
+        super().__init__(exchange)
+        self._purpose = purpose
+        self._after_votes = after_votes
+
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        if self.num_votes == self._after_votes and tag % len(Purpose) == self._purpose:
+            self._after_votes = -1
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().isend(tensor, peer, tag)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """What a rank has after its epoch ended in the middle of a step."""
+
+    error: str
+    tag: int | None
+    held: dict[tuple[str, int, int], np.ndarray]
+    reported: int
+
+
+def run_beside_stopped(seat: Seat, request: RunRequest, victim: int, purpose: Purpose, after_votes: int) -> Interrupted:
+    """The engine, with a `victim` that stops itself; ends when this rank's epoch does."""
+    exchange = seat.connect(tp_groups(request.plan))
+    if seat.rank == victim:
+        exchange = StopsItself(exchange, purpose, after_votes)
+    built = build_rank(request, seat.rank, exchange)
+    reports: list[StepReport] = []
+    try:
+        built.engine.run(until_step=request.until_step, report=reports.append, stop_after=lambda: None)
+    except (EpochAbandoned, PeerLost) as error:
+        return Interrupted(error=type(error).__name__, tag=built.live.tag, held=held(built.live), reported=len(reports))
+    raise AssertionError("the epoch did not end")
+
+
+def held(live: LiveState) -> dict[tuple[str, int, int], np.ndarray]:
+    keys = (*live.held_keys(), *live.owned_keys())
+    return {(f"{key.kind}:{key.fqn}", key.first, key.last): live.view(key).float().numpy().copy() for key in keys}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    reason: str
+    tag: int | None
+    num_votes: int
+    changed: bool
+
+
+def run_poisoned(seat: Seat, request: RunRequest, poisoned_rank: int) -> Refusal:
+    """The engine, with one weight of one rank not a number."""
+    exchange = Wrapped(seat.connect(tp_groups(request.plan)))
+    built = build_rank(request, seat.rank, exchange)
+    if seat.rank == poisoned_rank:
+        span = next(span for span in built.live.state.holds if span.fqn == "layers.0.attention_norm.weight")
+        built.live.weight(Span(fqn=span.fqn, first=0, last=1)).fill_(float("nan"))
+    before = held(built.live)
+    try:
+        built.engine.run(until_step=request.until_step, report=lambda report: None, stop_after=lambda: None)
+    except StepRefused as error:
+        after = held(built.live)
+        changed = any(before[key].tobytes() != after[key].tobytes() for key in before)
+        return Refusal(reason=str(error), tag=built.live.tag, num_votes=exchange.num_votes, changed=changed)
+    raise AssertionError("the step was not refused")
+
+
+class UnsafeOnce:
+    """A SnapshotSink that holds one step back until it is released, and writes down what it was asked."""
+
+    def __init__(self, step: int) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.released = threading.Event()
+        self.waiting = threading.Event()
+        self._step = step
+
+    def begin(self, step: int, live: LiveState) -> None:
+        assert live.tag == step
+        self.asked.append(("begin", step))
+
+    def wait_safe(self, step: int) -> None:
+        self.asked.append(("wait_safe", step))
+        if step == self._step:
+            self.waiting.set()
+            assert self.released.wait(timeout=30.0)
+
+
+def receive_until_abandoned(seat: Seat) -> tuple[str, float]:
+    """Waits for what the other rank never sends; the error, and the seconds from abandoning to waking."""
+    exchange = seat.connect()
+    exchange.all_gather(torch.zeros(1))
+    pending = exchange.irecv(torch.zeros(4), 1 - seat.rank, 1)
+    began_s: list[float] = []
+
+    def abandon() -> None:
+        began_s.append(time.perf_counter())
+        exchange.abandon()
+
+    threading.Timer(0.1, abandon).start()
+    try:
+        pending.wait()
+    except PeerLost:  # the other rank was quicker: its sockets are gone
+        return "abandoned by the peer", 0.0
+    except EpochAbandoned as error:
+        return str(error), time.perf_counter() - began_s[0]
+    raise AssertionError("nothing was sent, yet something arrived")
+
+
+def fail_on_rank(seat: Seat, failing: int) -> None:
+    """One rank raises; the others wait for it."""
+    exchange = seat.connect()
+    exchange.all_gather(torch.zeros(1))
+    if seat.rank == failing:
+        raise ZeroDivisionError
+    exchange.irecv(torch.zeros(1), failing, 1).wait()
+
+
+def die_on_rank(seat: Seat, dying: int) -> None:
+    if seat.rank == dying:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reduce_in_groups(seat: Seat, groups: tuple[tuple[int, ...], ...]) -> tuple[float, float]:
+    """Sum and maximum of the ranks of this rank's group."""
+    exchange = seat.connect(groups)
+    total, top = torch.tensor([float(seat.rank)]), torch.tensor([float(seat.rank)])
+    exchange.all_reduce_sum(total)
+    exchange.all_reduce_max(top)
+    exchange.all_gather(torch.zeros(1))
+    return total.item(), top.item()

@@ -1,0 +1,197 @@
+"""Every layout computes what one process computes, and one process computes what plain PyTorch does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from engine_runs import LAYOUTS, assert_holders_agree, assert_same_bits, job, part, plan, worst_difference
+from torch import Tensor, nn
+
+from shoal_planner.job import JobSpec, ModelSpec
+from shoal_planner.parameters import parameters
+from shoal_workers.data import open_samples
+from shoal_workers.processes import Processes
+from shoal_workers.solo import RunRequest, SoloRun, run_solo
+
+STEPS = 20
+BOUND = 1e-5
+
+
+@pytest.fixture(scope="module")
+def solo() -> dict[bool, SoloRun]:
+    return {tied: run_solo(job(tied=tied), STEPS) for tied in (True, False)}
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_equals_one_process(processes: Processes, solo: dict[bool, SoloRun], layout: str, tied: bool) -> None:
+    spec = job(tied=tied)
+    run = processes.run(RunRequest(job=spec, plan=LAYOUTS[layout], until_step=STEPS))
+    assert worst_difference(run.weights, solo[tied].weights) <= BOUND
+    np.testing.assert_allclose(run.losses, solo[tied].losses, rtol=1e-5)
+    for rank in run.ranks:
+        assert [(report.loss, report.grad_norm) for report in rank.reports] == [
+            (report.loss, report.grad_norm) for report in run.ranks[0].reports
+        ]
+    assert_holders_agree(run, spec)
+
+
+def test_pipeline_split_does_not_change_a_bit(processes: Processes) -> None:
+    """With the same micro-batches, only where layers run differs."""
+    spec = job(tied=False)  # a tied gradient is summed in another order where embedding and head are apart
+    split = processes.run(RunRequest(job=spec, plan=LAYOUTS["layers 1+5"], until_step=5))
+    whole = processes.run(RunRequest(job=spec, plan=plan((4, (part(6, (1, 2)),))), until_step=5))
+    assert_same_bits(split.state, whole.state)
+    assert split.losses == whole.losses
+
+
+def test_same_layout_again_gives_the_same_bits(processes: Processes) -> None:
+    request = RunRequest(job=job(), plan=LAYOUTS["3 stages beside 1"], until_step=5)
+    assert_same_bits(processes.run(request).state, processes.run(request).state)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_one_process_equals_plain_pytorch(solo: dict[bool, SoloRun], tied: bool) -> None:
+    """Ordinary modules, autograd and optimizer, the whole batch at once."""
+    spec = job(tied=tied)
+    reference = _Reference(spec.model)
+    reference.load(run_solo(spec, 0))
+    losses = _train(reference, spec)
+    np.testing.assert_allclose(solo[tied].losses, losses, rtol=1e-5)
+    assert worst_difference(solo[tied].weights, reference.stored()) <= BOUND
+
+
+def test_bf16_learns_and_ranks_agree(processes: Processes) -> None:
+    spec = job(precision="bf16", lr=2e-3)
+    run = processes.run(RunRequest(job=spec, plan=LAYOUTS["tp 1 beside tp 2"], until_step=STEPS))
+    full = run_solo(replace(spec, train=replace(spec.train, precision="fp32")), STEPS)
+    assert run.losses[-1] < run.losses[0] - 1.0
+    np.testing.assert_allclose(run.losses, full.losses, rtol=0.02)
+    assert {rank.losses for rank in run.ranks} == {run.losses}
+    assert_holders_agree(run, spec)
+
+
+class _Norm(nn.Module):
+    def __init__(self, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + self.eps)
+
+
+class _Attention(nn.Module):
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.model = model
+        width, narrow = model.heads * model.head_dim, model.num_kv_heads * model.head_dim
+        self.q = nn.Linear(model.hidden, width, bias=False)
+        self.k = nn.Linear(model.hidden, narrow, bias=False)
+        self.v = nn.Linear(model.hidden, narrow, bias=False)
+        self.o = nn.Linear(width, model.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        size, group = self.model.head_dim, self.model.heads // self.model.num_kv_heads
+        q = self._turn(self.q(x).view(batch, length, -1, size))
+        k = self._turn(self.k(x).view(batch, length, -1, size)).repeat_interleave(group, dim=2)
+        v = self.v(x).view(batch, length, -1, size).repeat_interleave(group, dim=2)
+        scores = torch.einsum("bqnd,bknd->bnqk", q, k) / math.sqrt(size)
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        mixed = torch.einsum("bnqk,bknd->bqnd", scores.masked_fill(future, -math.inf).softmax(dim=-1), v)
+        return self.o(mixed.reshape(batch, length, -1))
+
+    def _turn(self, x: Tensor) -> Tensor:
+        """Pairs (i, i + D/2) as complex numbers, turned by their position."""
+        half = x.shape[-1] // 2
+        rates = self.model.rope_theta ** (-torch.arange(half).double() / half)
+        angles = torch.arange(x.shape[1]).double()[:, None] * rates
+        turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[None, :, None, :]
+        turned = torch.complex(x[..., :half], x[..., half:]) * turns
+        return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+class _Layer(nn.Module):
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.attention_norm = _Norm(model.hidden, model.norm_eps)
+        self.attention = _Attention(model)
+        self.mlp_norm = _Norm(model.hidden, model.norm_eps)
+        self.mlp = nn.ModuleDict(
+            {
+                "gate": nn.Linear(model.hidden, model.ffn, bias=False),
+                "up": nn.Linear(model.hidden, model.ffn, bias=False),
+                "down": nn.Linear(model.ffn, model.hidden, bias=False),
+            }
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        y = self.mlp_norm(x)
+        return x + self.mlp["down"](F.silu(self.mlp["gate"](y)) * self.mlp["up"](y))
+
+
+class _Reference(nn.Module):
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.model = model
+        self.embedding = nn.Embedding(model.vocab, model.hidden)
+        self.layers = nn.ModuleList(_Layer(model) for _ in range(model.layers))
+        self.final_norm = _Norm(model.hidden, model.norm_eps)
+        self.head = nn.Linear(model.hidden, model.vocab, bias=False)
+        if model.tie_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.final_norm(x))
+
+    def load(self, start: SoloRun) -> None:
+        named = dict(self.named_parameters())
+        with torch.no_grad():
+            for parameter in parameters(self.model):
+                stored = torch.from_numpy(start.weights[parameter.fqn])
+                named[parameter.fqn].copy_(stored.t() if _turned(parameter.fqn) else stored)
+
+    def stored(self) -> dict[str, np.ndarray]:
+        found = {fqn: tensor.detach() for fqn, tensor in self.named_parameters()}
+        return {fqn: (tensor.t() if _turned(fqn) else tensor).numpy() for fqn, tensor in found.items()}
+
+
+def _turned(fqn: str) -> bool:
+    """These are stored the other way round than nn.Linear has them."""
+    return fqn.endswith(("attention.o.weight", "mlp.down.weight"))
+
+
+def _train(reference: _Reference, spec: JobSpec) -> list[float]:
+    train = spec.train
+    found = list(reference.named_parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [tensor for _, tensor in found if tensor.dim() == 2], "weight_decay": train.weight_decay},
+            {"params": [tensor for _, tensor in found if tensor.dim() == 1], "weight_decay": 0.0},
+        ],
+        betas=train.betas,
+        eps=train.eps,
+        foreach=False,
+    )
+    samples = open_samples(spec.data, train.seq_len, train.seed)
+    losses = []
+    for step in range(1, STEPS + 1):
+        rows = samples.read(range((step - 1) * train.global_batch, step * train.global_batch))
+        for group in optimizer.param_groups:
+            group["lr"] = train.lr * min(1.0, step / train.warmup_steps)
+        loss = F.cross_entropy(reference(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,134 @@
+"""What a run promises beside its numbers: stopping, resuming, refusing, limits, safety and the order of samples."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, run_poisoned
+
+from shoal_planner.errors import InvalidField
+from shoal_workers.engine import Finished, Outcome, StepReport, Stopped
+from shoal_workers.errors import OutOfDeviceMemory
+from shoal_workers.exchange import SoloExchange
+from shoal_workers.live import GRADIENTS, OPTIMIZER, WEIGHTS
+from shoal_workers.processes import Processes, run_plan
+from shoal_workers.sharing import STAGING
+from shoal_workers.solo import RunRequest, build_rank, run_solo, solo_plan
+from shoal_workers.stage import ACTIVATIONS, PIPELINE
+
+UNEVEN = LAYOUTS["3 stages beside 1"]
+
+
+def test_all_ranks_stop_after_the_earliest_step_that_any_was_told(processes: Processes) -> None:
+    request = RunRequest(job=job(), plan=UNEVEN, until_step=20, stop_after={1: 3, 4: 2})
+    run = processes.run(request)
+    assert [rank.outcome for rank in run.ranks] == [Stopped(step=2)] * 5
+    assert {len(rank.reports) for rank in run.ranks} == {2}
+
+
+def test_told_to_stop_late_is_stopped_after_the_next_step() -> None:
+    built = build_rank(RunRequest(job=job(), plan=solo_plan(job()), until_step=5), 0, SoloExchange())
+    outcome = built.engine.run(until_step=5, report=lambda report: None, stop_after=lambda: 0)
+    assert outcome == Stopped(step=1)
+
+
+def test_nothing_left_to_do_is_finished() -> None:
+    built = build_rank(RunRequest(job=job(), plan=solo_plan(job()), until_step=0), 0, SoloExchange())
+    reports: list[StepReport] = []
+    assert built.engine.run(until_step=0, report=reports.append, stop_after=lambda: None) == Finished(step=0)
+    assert not reports
+
+
+def test_resumed_run_gives_the_same_bits(processes: Processes) -> None:
+    request = RunRequest(job=job(), plan=UNEVEN, until_step=6)
+    whole = processes.run(request)
+    first = processes.run(replace(request, until_step=3))
+    rest = processes.run(replace(request, start=first.state))
+    assert_same_bits(rest.state, whole.state)
+    assert first.losses + rest.losses == whole.losses
+
+
+def test_first_stages_feed_every_sample_once_whatever_the_plan(processes: Processes) -> None:
+    for layout in ("3 stages beside 1", "replicas of 3 and 1", "tp 1 beside tp 2"):
+        run = processes.run(RunRequest(job=job(), plan=LAYOUTS[layout], until_step=2))
+        for rank in run.ranks:
+            assert [report.samples for report in rank.reports] == [((0, 8),), ((8, 16),)], layout
+
+
+@pytest.mark.parametrize("poisoned_rank", [0, 1])
+def test_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(processes: Processes, poisoned_rank: int) -> None:
+    request = RunRequest(job=job(), plan=LAYOUTS["two equal pipelines"], until_step=3)
+    for refusal in processes.call(2, run_poisoned, request, poisoned_rank):
+        assert refusal.tag == 0
+        assert not refusal.changed
+        assert refusal.num_votes == 2, "tried once more, then given up"
+        assert "step 1 was refused" in refusal.reason
+        assert "not finite" in refusal.reason
+
+
+def test_memory_limit_holds_exactly_and_names_device_and_bytes(processes: Processes) -> None:
+    request = RunRequest(job=job(), plan=LAYOUTS["two equal pipelines"], until_step=2)
+    peak_bytes = max(rank.peak_bytes for rank in processes.run(request).ranks)
+    processes.run(replace(request, limit_bytes=peak_bytes))
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        processes.run(replace(request, limit_bytes=peak_bytes - 1))
+    assert caught.value.device in ("here:0", "here:1")
+    assert caught.value.limit_bytes == peak_bytes - 1
+    assert caught.value.need_bytes >= peak_bytes
+    assert str(peak_bytes - 1) in str(caught.value)
+
+
+def test_ledger_counts_what_is_there() -> None:
+    built = build_rank(RunRequest(job=job(), plan=solo_plan(job()), until_step=1), 0, SoloExchange())
+    built.engine.run(until_step=1, report=lambda report: None, stop_after=lambda: None)
+    numel = sum(key.numel for key in built.live.held_keys())
+    breakdown = built.memory.breakdown
+    assert breakdown[WEIGHTS] == breakdown[GRADIENTS] == numel * 4
+    assert breakdown[OPTIMIZER] == numel * 12
+    assert breakdown[ACTIVATIONS] > 8 * 32 * 64 * 4 * 6, "more than one activation per layer"
+    assert built.memory.used_bytes == numel * 20
+    built.live.release()
+    assert built.memory.used_bytes == 0
+
+
+def test_pipelines_and_replicas_are_charged_for_their_buffers(processes: Processes) -> None:
+    run = processes.run(RunRequest(job=job(), plan=UNEVEN, until_step=1))
+    assert any(rank.breakdown.get(PIPELINE) for rank in run.ranks)
+    assert all(
+        set(rank.breakdown) <= {WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, PIPELINE, STAGING} for rank in run.ranks
+    )
+
+
+def test_nothing_is_applied_before_the_step_before_is_safe() -> None:
+    sink = UnsafeOnce(step=1)
+    built = build_rank(RunRequest(job=job(), plan=solo_plan(job()), until_step=3), 0, SoloExchange(), sink)
+    done: list[int] = []
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(
+        target=lambda: outcomes.append(
+            built.engine.run(until_step=3, report=lambda report: done.append(report.step), stop_after=lambda: None)
+        )
+    )
+    thread.start()
+    assert sink.waiting.wait(timeout=30.0)
+    assert built.live.tag == 1, "step 2 waits for step 1 to be safe"
+    assert done == [1]
+    sink.released.set()
+    thread.join(timeout=30.0)
+    assert outcomes == [Finished(step=3)]
+    calls = ("begin", "wait_safe")
+    assert sink.asked == [(call, step) for step in range(4) for call in calls]
+
+
+def test_vocabulary_smaller_than_bytes_is_refused() -> None:
+    spec = job()
+    small = replace(spec, model=replace(spec.model, vocab=255))
+    with pytest.raises(InvalidField, match=r"model\.vocab = 255"):
+        run_solo(small, 1)
+
+
+def test_plan_runs_in_processes_of_its_own() -> None:
+    run = run_plan(job(), plan((1, (part(3, (1, 8)), part(3, (1, 8))))), 1)
+    assert [rank.outcome for rank in run.ranks] == [Finished(step=1)] * 2
