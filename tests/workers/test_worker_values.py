@@ -1,0 +1,87 @@
+"""Small values: the ledger, errors that cross processes, tags, the learning rate, and measurements."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from engine_runs import job
+
+from shoal_workers import errors
+from shoal_workers.errors import OutOfDeviceMemory
+from shoal_workers.measure import measure_block, measure_embedding, measure_head
+from shoal_workers.memory import DeviceMemory
+from shoal_workers.optimizer import learning_rate
+from shoal_workers.processes import ProcessLost
+from shoal_workers.tags import Purpose, tag
+
+ERRORS = [
+    errors.EpochAbandoned("epoch 3 was abandoned"),
+    errors.PeerLost(3, "a receive", "Connection reset by peer"),
+    errors.OutOfDeviceMemory("t4-0:1", 17 * 1024**3, 16 * 1024**3, "activations"),
+    errors.StepRefused(7, "loss or gradients are not finite on ranks [2]"),
+    ProcessLost(2),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_pickle_and_say_everything(error: Exception) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert copy.args == error.args
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+    for argument in error.args:
+        assert str(argument) in str(error)
+
+
+def test_every_error_is_tested_to_pickle() -> None:
+    defined = {item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, Exception)}
+    assert defined <= {type(error) for error in ERRORS}
+
+
+def test_ledger_holds_its_limit_and_remembers_its_peak() -> None:
+    memory = DeviceMemory("t4-0:1", 100)
+    memory.charge("weights", 60)
+    memory.charge("activations", 40)
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        memory.charge("staging", 1)
+    assert (caught.value.device, caught.value.need_bytes, caught.value.limit_bytes) == ("t4-0:1", 101, 100)
+    memory.release("activations", 40)
+    memory.charge("staging", 30)
+    assert memory.used_bytes == 90
+    assert memory.peak_bytes == 100
+    assert memory.breakdown == {"weights": 60, "activations": 40}
+    memory.release_all("staging")
+    memory.release_all("never charged")
+    assert memory.used_bytes == 60
+
+
+def test_no_limit_never_refuses() -> None:
+    memory = DeviceMemory("cpu", None)
+    memory.charge("weights", 1 << 60)
+    assert memory.peak_bytes == 1 << 60
+
+
+def test_tags_tell_purposes_and_numbers_apart() -> None:
+    assert len({tag(purpose, number) for purpose in Purpose for number in range(100)}) == 100 * len(Purpose)
+
+
+def test_learning_rate_warms_up_linearly_then_stays() -> None:
+    train = replace(job().train, lr=1.0, warmup_steps=4)
+    assert [learning_rate(train, step) for step in range(1, 7)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert learning_rate(replace(train, warmup_steps=0), 1) == 1.0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_measurements_are_of_the_cut_shapes_and_leave_threads_as_they_were(precision: str, tp: int) -> None:
+    model = replace(job().model, tie_embeddings=False)
+    threads = torch.get_num_threads()
+    for measure in (measure_block, measure_embedding, measure_head):
+        forward_s, backward_s = measure(model, 32, tp, 2, 1, precision, 3)  # type: ignore[arg-type]
+        assert forward_s > 0
+        assert backward_s > 0
+    assert torch.get_num_threads() == threads
