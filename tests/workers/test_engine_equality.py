@@ -50,6 +50,13 @@ def test_pipeline_split_does_not_change_a_bit(processes: Processes) -> None:
     assert split.losses == whole.losses
 
 
+def test_sums_are_taken_in_the_order_of_ranks(processes: Processes) -> None:
+    """Four pipelines of one micro-batch each add up exactly as one pipeline of four does, whoever owns the sum."""
+    apart = processes.run(RunRequest(job=job(), plan=plan(*[(1, (part(6, (1, 2)),))] * 4), until_step=5))
+    together = processes.run(RunRequest(job=job(), plan=plan((4, (part(6, (1, 2)),))), until_step=5))
+    assert_same_bits(apart.state, together.state)
+
+
 def test_same_layout_again_gives_the_same_bits(processes: Processes) -> None:
     request = RunRequest(job=job(), plan=LAYOUTS["3 stages beside 1"], until_step=5)
     assert_same_bits(processes.run(request).state, processes.run(request).state)
