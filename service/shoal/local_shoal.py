@@ -35,7 +35,7 @@ DEFAULT_CLUSTER: Mapping[str, Any] = {
         {"name": "big", "device": "cpu-2t", "count": 1, "host_memory_gib": 4},
         {"name": "small", "device": "cpu-1t", "count": 3, "host_memory_gib": 4, "spot": True},
     ],
-    "devices": {"cpu-2t": {"memory_gib": 0.5}, "cpu-1t": {"memory_gib": 0.16}},
+    "devices": {"cpu-2t": {"memory_gib": 0.4}, "cpu-1t": {"memory_gib": 0.08}},
 }
 
 

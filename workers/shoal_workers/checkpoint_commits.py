@@ -1,4 +1,6 @@
-"""Turns uploaded snapshots into checkpoints: when all of a step are in the store, its manifest is written.
+"""Turns uploaded snapshots into checkpoints: when all of a safe step are in the store, its manifest is written.
+
+Only safe steps: recovery may go back behind a step that is merely done, and a manifest stands for ever.
 
 Owns which uploads have come and the writing of manifests, in a thread of its own so that a slow store holds up nothing.
 """
@@ -33,6 +35,7 @@ class CheckpointCommits:
         self._came: defaultdict[tuple[int, int], dict[str, m.Uploaded]] = defaultdict(dict)
         self._first_s: dict[tuple[int, int], float] = {}
         self._settled: set[int] = set()
+        self._safe_step = 0
         self._tasks: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
@@ -49,6 +52,12 @@ class CheckpointCommits:
         for key in [key for key in self._came if key[0] == epoch]:
             self._consider(key)
 
+    def safe(self, step: int) -> None:
+        """Steps up to this one will never be done again."""
+        self._safe_step = max(self._safe_step, step)
+        for key in list(self._came):
+            self._consider(key)
+
     def uploaded(self, upload: m.Uploaded) -> None:
         key = (upload.epoch, upload.step)
         self._first_s.setdefault(key, time.monotonic())
@@ -60,7 +69,9 @@ class CheckpointCommits:
 
     def _consider(self, key: tuple[int, int]) -> None:
         expected = self._expected.get(key[0])
-        if expected is not None and key[1] not in self._settled and expected <= self._came[key].keys():
+        if expected is None or key[1] in self._settled or key[1] > self._safe_step:
+            return
+        if expected <= self._came[key].keys():
             self._tasks.put(key)
 
     def _run(self) -> None:
@@ -101,6 +112,7 @@ class CheckpointCommits:
             store = open_store(uri)
             checkpoints.commit(store, manifest, self._spec.model)
             checkpoints.retire(store, self._job, self._spec.checkpoint.keep)
+            checkpoints.remove_orphans(store, self._job)
         except StoreConflict:
             return None  # an earlier supervisor wrote it just before it died
         except StoreError as error:

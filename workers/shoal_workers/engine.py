@@ -44,6 +44,7 @@ from shoal_workers.sharing import STAGING, Sharing
 from shoal_workers.stage import ACTIVATIONS, PIPELINE, Shape, StageRun, feed
 from shoal_workers.tensor_parallel import TensorGroup
 
+_NUM_COUNTS = 6  # on a ballot, before the ranges of samples
 _ATTEMPTS = 2  # a step that came out non-finite is tried once more: bits do flip
 
 
@@ -71,8 +72,7 @@ class NoSnapshots:
 class StepReport:
     """A done step as one rank saw it; `loss` and `grad_norm` are of the whole step, the same on every rank.
 
-    `samples` are the half-open ranges of sample numbers that this rank fed: empty unless it is tp rank 0 of a first
-    stage. `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces.
+    `samples` are the half-open ranges of sample numbers that first stages fed, as they said in their votes. `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces.
     """
 
     step: int
@@ -107,6 +107,7 @@ class _Verdict:
     loss: float
     grad_norm: float
     stop_after: float  # infinity: no rank was told to stop
+    samples: tuple[tuple[int, int], ...]
 
 
 class Engine:
@@ -141,6 +142,7 @@ class Engine:
         self._memory = memory
         self._clock = clock
         self._feed = feed(plan, self._place, samples)
+        self._max_ranges = max(pipeline.micro_batches for pipeline in plan.pipelines)
         self._stage = self._build_stage(plan)
         self._sharing = Sharing(shards, job.model, rank, live, exchange, memory)
         self._optimizer = OwnedAdamW(job.train, live)
@@ -184,7 +186,7 @@ class Engine:
                 tokens=self._job.train.tokens_per_step,
                 duration_s=self._clock() - began_s,
                 compute_s=self._compute_s,
-                samples=self._fed(step),
+                samples=verdict.samples,
             )
         )
         return verdict.stop_after
@@ -254,15 +256,21 @@ class Engine:
             math.inf if stop is None else float(stop),
             float(step),
             float(self._exchange.epoch),
+            *self._fed_on_ballot(step),
         ]
         ballots = self._exchange.all_gather(torch.tensor(ballot, dtype=torch.float64))
-        finite, losses, squares, stops, steps, epochs = ballots.unbind(dim=1)
+        finite, losses, squares, stops, steps, epochs = ballots[:, :_NUM_COUNTS].unbind(dim=1)
         if bool((steps != step).any()) or bool((epochs != self._exchange.epoch).any()):
             raise StepRefused(step, f"ranks are at steps {steps.tolist()} of epochs {epochs.tolist()}")
         if not bool(finite.all()):
             ranks = [rank for rank, vote in enumerate(finite.tolist()) if not vote]
             raise StepRefused(step, f"loss or gradients are not finite on ranks {ranks}")
-        return _Verdict(loss=float(losses.sum()), grad_norm=float(squares.sum().sqrt()), stop_after=float(stops.min()))
+        return _Verdict(
+            loss=float(losses.sum()),
+            grad_norm=float(squares.sum().sqrt()),
+            stop_after=float(stops.min()),
+            samples=_ranges(ballots[:, _NUM_COUNTS:].reshape(-1, 2).tolist()),
+        )
 
     def _own_loss(self) -> float:
         """The ranks of a replica all have its loss: one of them counts it."""
@@ -276,6 +284,11 @@ class Engine:
         with self._exchange.commit():
             self._live.tag = None
             self._optimizer.apply(step)
+
+    def _fed_on_ballot(self, step: int) -> list[float]:
+        """The ranges that this rank fed, filled up with empty ones: ballots have one length."""
+        numbers = [float(number) for fed in self._fed(step) for number in fed]
+        return numbers + [0.0] * (2 * self._max_ranges - len(numbers))
 
     def _fed(self, step: int) -> tuple[tuple[int, int], ...]:
         if self._place.stage != 0 or self._place.tp_rank != 0:
@@ -297,3 +310,14 @@ class Engine:
         model = StageModel(job.model, units, live.parameter, group, job.train.seq_len, live.device)
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, device=live.device)
         return StageRun(model, self._feed, shape, self._program, self._exchange, self._memory)
+
+
+def _ranges(fed: list[list[float]]) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges in order, adjacent ones joined; what is repeated stays visible as ranges that overlap."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted((int(first), int(last)) for first, last in fed if first < last):
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return tuple(joined)

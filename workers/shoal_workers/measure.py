@@ -6,7 +6,6 @@ their all-reduces cost is a matter of links, not of devices.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ Seconds = tuple[float, float]
 def measure_block(
     model: ModelSpec, seq_len: int, tp: int, samples: int, threads: int, precision: Precision, repeats: int
 ) -> Seconds:
-    """Median seconds of one block, forward and backward, on `samples` sequences with `threads` threads."""
+    """Seconds of one block, forward and backward, on `samples` sequences with `threads` threads."""
     lookup, group = _weights(model, tp, precision), _alone()
     block = Block(model, 0, lookup, group, Rotary(model, seq_len, torch.device("cpu")))
     x_BSH = _activations(model, seq_len, samples, precision)
@@ -56,11 +55,11 @@ def measure_head(
 
 
 def _measure(forward: Callable[[], Tensor], threads: int, repeats: int) -> Seconds:
-    """The first round only warms up."""
+    """The first round only warms up. The quickest of the others counts: what else runs on the machine only ever adds."""
     assert repeats > 0, repeats
     with _threads(threads):
         rounds = [_round(forward) for _ in range(repeats + 1)][1:]
-    return statistics.median(one for one, _ in rounds), statistics.median(other for _, other in rounds)
+    return min(one for one, _ in rounds), min(other for _, other in rounds)
 
 
 def _round(forward: Callable[[], Tensor]) -> Seconds:

@@ -210,6 +210,7 @@ class Supervisor:
                 samples=tuple((first, last) for first, last in message.samples),
             )
         )
+        self._commits.safe(message.step - 1)  # every rank voted, so every rank knew the step before to be safe
         self._changer.stepped(message.epoch)
 
     # --- observing ---
@@ -243,6 +244,8 @@ class Supervisor:
     def _ended(self, epoch: EpochView, now_s: float) -> Literal["finished", "stopped"] | None:
         """How the epoch ended; the end of the job waits for its last checkpoint, within reason."""
         ended = epoch.ended
+        if ended is not None:
+            self._commits.safe(epoch.last_step)
         if ended != "finished" or self._spec.checkpoint.uri is None or self._commits.settled(self._spec.train.steps):
             return ended
         if self._finished_s is None:

@@ -7,7 +7,7 @@ from shoal_workers.measure import measure_block, measure_embedding, measure_head
 from shoal_workers.messages import Row
 
 _SAMPLES = (1, 2, 4)
-_REPEATS = 3
+_REPEATS = 5
 _PARTS = {"block": measure_block, "embedding": measure_embedding, "head": measure_head}
 
 
