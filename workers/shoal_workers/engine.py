@@ -72,7 +72,8 @@ class NoSnapshots:
 class StepReport:
     """A done step as one rank saw it; `loss` and `grad_norm` are of the whole step, the same on every rank.
 
-    `samples` are the half-open ranges of sample numbers that first stages fed, as they said in their votes. `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces.
+    `samples` are the half-open ranges of sample numbers that first stages fed, as they said on their ballots.
+    `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces.
     """
 
     step: int

@@ -55,7 +55,7 @@ def measure_head(
 
 
 def _measure(forward: Callable[[], Tensor], threads: int, repeats: int) -> Seconds:
-    """The first round only warms up. The quickest of the others counts: what else runs on the machine only ever adds."""
+    """The first round only warms up. The quickest of the others counts: other work on the machine only ever adds."""
     assert repeats > 0, repeats
     with _threads(threads):
         rounds = [_round(forward) for _ in range(repeats + 1)][1:]
