@@ -17,6 +17,7 @@ import structlog
 
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
+from shoal_workers.rows import keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, checksum, epoch_of, snapshot_name
 from shoal_workers.uploads import Uploads
 from shoal_workers.wire import Connection, ConnectionClosed, Server, connect
@@ -110,7 +111,7 @@ class Agent:
             case m.PutSnapshot():
                 connection.send(m.encode(self._take_copy(connection, request, payload_bytes)))
             case m.GetInventory():
-                found = m.snapshot_rows(self._shards.snapshots(request.job))
+                found = snapshot_rows(self._shards.snapshots(request.job))
                 connection.send(m.encode(m.InventoryIs(snapshots=found)))
             case m.Fetch():
                 self._send_ranges(connection, request)
@@ -137,7 +138,7 @@ class Agent:
 
     def _open(self, request: m.OpenSlots) -> m.SlotsOpen:
         name = snapshot_name(request.epoch, request.rank)
-        paths, num_bytes = self._shards.open(request.job, name, m.keys_from_rows(request.layout))
+        paths, num_bytes = self._shards.open(request.job, name, keys_from_rows(request.layout))
         self._owners[request.job, name] = _Owner(request)
         return m.SlotsOpen(name=name, paths=list(paths), num_bytes=num_bytes)
 
@@ -170,7 +171,7 @@ class Agent:
             return f"no copy on {address[0]}:{address[1]}: {error}"
 
     def _take_copy(self, connection: Connection, request: m.PutSnapshot, payload_bytes: int) -> m.Done:
-        _, num_bytes = self._shards.open(request.job, request.name, m.keys_from_rows(request.layout))
+        _, num_bytes = self._shards.open(request.job, request.name, keys_from_rows(request.layout))
         if payload_bytes != max(num_bytes, 1):
             raise ConnectionClosed(f"a copy of {payload_bytes} bytes where the layout has {num_bytes}")
         self._shards.begin(request.job, request.name, request.step)

@@ -36,6 +36,7 @@ from shoal_recovery.state import (
 from shoal_recovery.store import open_store
 from shoal_workers import messages as m
 from shoal_workers.roster import Contact, ask
+from shoal_workers.rows import Row, snapshots_from_rows, transfer_rows
 from shoal_workers.shards import epoch_of
 from shoal_workers.wire import ConnectionClosed
 
@@ -126,12 +127,12 @@ def assignments(
     """One order per rank, in the order of ranks."""
     places = tuple(plan.places())
     copies = backups(snapshot.nodes, plan.copies)
-    rows: dict[int, list[m.Row]] = {place.rank: [] for place in places}
+    rows: dict[int, list[Row]] = {place.rank: [] for place in places}
     if restore is not None:
         by_rank: dict[int, list[object]] = {place.rank: [] for place in places}
         for transfer in restore.transfers:
             by_rank[transfer.rank].append(transfer)
-        rows = {rank: m.transfer_rows(found) for rank, found in by_rank.items()}  # type: ignore[arg-type]
+        rows = {rank: transfer_rows(found) for rank, found in by_rank.items()}  # type: ignore[arg-type]
     addresses = {node: list(address) for node, address in agents.items()}
     spec_mapping, plan_mapping = job_to_mapping(spec), plan_to_mapping(plan)
     orders = []
@@ -185,7 +186,7 @@ def _inventories(job: str, agents: tuple[Contact, ...], timeout_s: float) -> lis
             found = [answer.result() for answer in answers]
         except ConnectionClosed as error:
             raise Interrupted(f"an agent did not say what it holds: {error}") from error
-    return [snapshot for answer in found for snapshot in m.snapshots_from_rows(answer.snapshots)]
+    return [snapshot for answer in found for snapshot in snapshots_from_rows(answer.snapshots)]
 
 
 def _manifests(job: str, spec: JobSpec, history: History) -> tuple[Manifest, ...]:

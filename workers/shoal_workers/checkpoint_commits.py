@@ -20,6 +20,7 @@ from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
 from shoal_recovery.state import Manifest
 from shoal_recovery.store import open_store
 from shoal_workers import messages as m
+from shoal_workers.rows import stored_from_rows
 
 _MANIFEST_VERSION = 1
 
@@ -86,7 +87,7 @@ class CheckpointCommits:
         uri = str(self._spec.checkpoint.uri)
         uploads = [self._came[key][name] for name in sorted(self._expected[epoch])]
         problem = next((upload.problem for upload in uploads if upload.problem), None)
-        pieces = tuple(piece for upload in uploads for piece in m.stored_from_rows(upload.rows))
+        pieces = tuple(piece for upload in uploads for piece in stored_from_rows(upload.rows))
         if problem is None:
             manifest = Manifest(
                 version=_MANIFEST_VERSION,

@@ -29,6 +29,7 @@ from shoal_workers.fetching import Fetcher, FetchFailed, Sources
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.rendezvous import AgentStore
+from shoal_workers.rows import key_rows, transfers_from_rows
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.snapshots import AgentSnapshots
 from shoal_workers.wire import ConnectionClosed
@@ -171,7 +172,7 @@ class EpochRun:
             )
         )
         self._on_abandon(fetcher.abandon)
-        taken = fetcher.bring(live, m.transfers_from_rows(self._order.rank, self._order.transfers))
+        taken = fetcher.bring(live, transfers_from_rows(self._order.rank, self._order.transfers))
         live.tag = self._order.step
         return taken
 
@@ -182,7 +183,7 @@ class EpochRun:
             job=self._order.job,
             epoch=self.epoch,
             rank=self._order.rank,
-            layout=m.key_rows(keys),
+            layout=key_rows(keys),
             backups=self._order.backups,
             upload_uri=job.checkpoint.uri,
             upload_every=job.checkpoint.every_steps,

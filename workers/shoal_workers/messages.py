@@ -1,19 +1,17 @@
 """What agents, ranks and supervisors say to each other: one frozen dataclass per message, and its wire form.
 
-Fields are plain JSON values; layouts, snapshots and transfers travel as compact rows, because a big model has
-thousands of them and a recovery waits for them to be read. An unknown kind or field raises ProtocolError.
+Fields are plain JSON values; layouts, snapshots and transfers travel as the compact rows of `rows.py`. An unknown kind
+or field raises ProtocolError.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot, StoredPiece, Tier, Transfer
+from shoal_workers.rows import Row
 
-Row = list[Any]
 M = TypeVar("M")
 
 
@@ -340,99 +338,3 @@ def decode_as(kind: type[M], wire: dict[str, Any]) -> M:
     if not isinstance(message, kind):
         raise ProtocolError(f"expected {kind.__name__}, got {message}")
     return message
-
-
-# --- rows ---
-
-
-def key_rows(keys: Iterable[ShardKey]) -> list[Row]:
-    return [[key.fqn, key.kind.value, key.first, key.last] for key in keys]
-
-
-def keys_from_rows(rows: Iterable[Row]) -> tuple[ShardKey, ...]:
-    return tuple(ShardKey(fqn=fqn, kind=Kind(kind), first=first, last=last) for fqn, kind, first, last in rows)
-
-
-def piece_rows(pieces: Iterable[Piece]) -> list[Row]:
-    return [
-        [
-            piece.key.fqn,
-            piece.key.kind.value,
-            piece.key.first,
-            piece.key.last,
-            piece.offset,
-            piece.num_bytes,
-            piece.checksum,
-        ]
-        for piece in pieces
-    ]
-
-
-def pieces_from_rows(rows: Iterable[Row]) -> tuple[Piece, ...]:
-    return tuple(
-        Piece(
-            key=ShardKey(fqn=fqn, kind=Kind(kind), first=first, last=last),
-            offset=offset,
-            num_bytes=num_bytes,
-            checksum=checksum,
-        )
-        for fqn, kind, first, last, offset, num_bytes, checksum in rows
-    )
-
-
-def stored_rows(pieces: Iterable[StoredPiece]) -> list[Row]:
-    return [
-        [p.key.fqn, p.key.kind.value, p.key.first, p.key.last, p.object, p.offset, p.num_bytes, p.checksum]
-        for p in pieces
-    ]
-
-
-def stored_from_rows(rows: Iterable[Row]) -> tuple[StoredPiece, ...]:
-    return tuple(
-        StoredPiece(
-            key=ShardKey(fqn=fqn, kind=Kind(kind), first=first, last=last),
-            object=name,
-            offset=offset,
-            num_bytes=num_bytes,
-            checksum=checksum,
-        )
-        for fqn, kind, first, last, name, offset, num_bytes, checksum in rows
-    )
-
-
-def snapshot_rows(snapshots: Iterable[Snapshot]) -> list[Row]:
-    return [[snapshot.node, snapshot.name, snapshot.step, piece_rows(snapshot.pieces)] for snapshot in snapshots]
-
-
-def snapshots_from_rows(rows: Iterable[Row]) -> tuple[Snapshot, ...]:
-    return tuple(
-        Snapshot(node=node, name=name, step=step, pieces=pieces_from_rows(pieces)) for node, name, step, pieces in rows
-    )
-
-
-def transfer_rows(transfers: Iterable[Transfer]) -> list[Row]:
-    """All but the rank, which is the receiver of the message."""
-    return [
-        [
-            *(t.key.fqn, t.key.kind.value, t.key.first, t.key.last, t.source_kind.value),
-            *(t.tier.value, t.num_bytes, t.node, t.name, t.offset, t.checksum),
-        ]
-        for t in transfers
-    ]
-
-
-def transfers_from_rows(rank: int, rows: Iterable[Row]) -> tuple[Transfer, ...]:
-    return tuple(
-        Transfer(
-            rank=rank,
-            key=ShardKey(fqn=fqn, kind=Kind(kind), first=first, last=last),
-            source_kind=Kind(source),
-            tier=Tier(tier),
-            num_bytes=num_bytes,
-            node=node,
-            name=name,
-            offset=offset,
-            checksum=checksum,
-        )
-        for fqn, kind, first, last, source, tier, num_bytes, node, name, offset, checksum in rows
-    )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal_recovery.state import ELEMENT_BYTES, Piece, ShardKey, Snapshot
-from shoal_workers.messages import key_rows, keys_from_rows
+from shoal_workers.rows import key_rows, keys_from_rows
 
 NUM_SLOTS = 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal_planner.job import JobSpec
 from shoal_workers.measure import measure_block, measure_embedding, measure_head
-from shoal_workers.messages import Row
+from shoal_workers.rows import Row
 
 _SAMPLES = (1, 2, 4)
 _REPEATS = 5

@@ -20,7 +20,8 @@ from shoal_recovery.checkpoints import put_shard
 from shoal_recovery.errors import StoreError
 from shoal_recovery.state import Snapshot, StoredPiece
 from shoal_recovery.store import Store
-from shoal_workers.messages import Uploaded, stored_rows
+from shoal_workers.messages import Uploaded
+from shoal_workers.rows import stored_rows
 from shoal_workers.shards import epoch_of
 
 log = structlog.get_logger()
