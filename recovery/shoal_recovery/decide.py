@@ -18,13 +18,21 @@ class Rules:
 
     `silence_s` is enough alone, `silence_confirmed_s` when a second observer sees trouble; `start_wait_s` is how long
     a start waits for nodes that the cluster has but that do not answer yet; `broken_group_s` how long trouble of a
-    group may stay without anybody being lost; a node is taken in when the step gets faster by `join_gain`."""
+    group may stay without anybody being lost; a node is taken in when the step gets faster by `join_gain`. After an
+    attempt to change the plan was interrupted twice, the next waits `retry_s`, then twice as long, up to
+    `longest_retry_s`: what interrupts it may be something that nobody is lost by."""
 
     silence_s: float = 2.0
     silence_confirmed_s: float = 0.5
     start_wait_s: float = 60.0
     broken_group_s: float = 3.0
     join_gain: float = 1.05
+    retry_s: float = 0.2
+    longest_retry_s: float = 5.0
+
+    def pause_s(self, interrupted: int) -> float:
+        """Before the next attempt, when so many in a row were interrupted."""
+        return 0.0 if interrupted < 2 else min(self.retry_s * 2.0 ** (interrupted - 2), self.longest_retry_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +60,8 @@ class TroubleSeen:
 class Observation:
     """`vital` are the nodes that the current epoch computes on or keeps copies on; `ready` those whose agent and ranks
     all answer; `expected` those that the cluster has; `tried` those with which the last attempt found no plan.
-    `ended` is how all ranks of the epoch left it, None while any of them steps."""
+    `ended` is how all ranks of the epoch left it, None while any of them steps; `interrupted` how many changes of plan
+    in a row were interrupted, the last of them `since_attempt_s` ago."""
 
     state: JobState
     cancel_wanted: bool
@@ -65,6 +74,8 @@ class Observation:
     troubles: tuple[TroubleSeen, ...] = ()
     ended: Literal["finished", "stopped"] | None = None
     join_gain: float | None = None
+    interrupted: int = 0
+    since_attempt_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +102,8 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
+    """For nodes: there is none to begin on."""
+
     reason: str
 
 
@@ -134,6 +147,8 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
         return ChangePlan(
             cause="node_joined", use=seen.ready, lost=(), reason=f"Taking in {_names(seen.ready - seen.vital)}."
         )
+    if seen.since_attempt_s < rules.pause_s(seen.interrupted):
+        return Keep()
     if seen.state in (JobState.QUEUED, JobState.STARTING, JobState.WAITING):
         return _begin(seen, rules)
     if seen.state is JobState.RECOVERING:  # a change of plan ends in another state unless it was interrupted
@@ -179,6 +194,8 @@ def _begin(seen: Observation, rules: Rules) -> Decision:
                 cause="nodes_returned", use=seen.ready, lost=(), reason=f"Going on with {_names(seen.ready)}{late}."
             )
         return ChangePlan(cause="start", use=seen.ready, lost=(), reason=f"Starting on {_names(seen.ready)}{late}.")
+    if not seen.ready and seen.state is not JobState.WAITING and seen.in_state_s >= rules.start_wait_s:
+        return Wait(reason=f"No node has answered for {seen.in_state_s:.0f} s; waiting for nodes.")
     return Keep()
 
 

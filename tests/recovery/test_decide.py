@@ -1,0 +1,239 @@
+"""decide(): every branch as a scenario, and what it may never do, as properties."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, assert_never
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_recovery.decide import (
+    ChangePlan,
+    Decision,
+    Drain,
+    End,
+    Keep,
+    Member,
+    Observation,
+    Rules,
+    TroubleSeen,
+    Wait,
+    decide,
+)
+from shoal_recovery.journal import TERMINAL, JobState
+
+RULES = Rules()
+NODES = frozenset({"a", "b", "c"})
+
+
+def member(node: str, *, connected: bool = True, silent_s: float = 0.0) -> Member:
+    return Member(node=node, name=f"the agent of {node}", connected=connected, silent_s=silent_s)
+
+
+def trouble(node: str, *, fatal: bool = False, age_s: float = 0.0) -> TroubleSeen:
+    return TroubleSeen(node=node, name=f"rank process {node}:0", problem="no peer", fatal=fatal, age_s=age_s)
+
+
+def seen(state: JobState = JobState.RUNNING, **fields: Any) -> Observation:
+    """A job that runs on a, b and c without any trouble, but for `fields`."""
+    healthy = Observation(
+        state=state,
+        cancel_wanted=False,
+        members=tuple(member(node) for node in sorted(NODES)),
+        vital=NODES,
+        ready=NODES,
+        expected=NODES,
+        tried=frozenset(),
+        in_state_s=1.0,
+    )
+    return dataclasses.replace(healthy, **fields)
+
+
+def begin(state: JobState, **fields: Any) -> Observation:
+    return seen(state, **{"members": (), "vital": frozenset(), **fields})
+
+
+def changes(cause: str, use: set[str], *lost: str) -> tuple[Any, ...]:
+    return (ChangePlan, cause, frozenset(use), lost)
+
+
+def summary(decision: Decision) -> tuple[Any, ...]:
+    match decision:
+        case ChangePlan():
+            return changes(decision.cause, set(decision.use), *(node for node, _ in decision.lost))
+        case End():
+            return End, decision.state, decision.code
+        case Keep() | Drain() | Wait():
+            return (type(decision),)
+        case _:
+            assert_never(decision)
+
+
+KEEP, WAIT, DRAIN = (Keep,), (Wait,), (Drain,)
+STARTED = changes("start", {"a", "b", "c"})
+AGAIN = changes("interrupted", {"a", "b", "c"})
+WITHOUT_B = changes("node_lost", {"a", "c"}, "b")
+SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
+    "all is well": (seen(), KEEP),
+    "over": (seen(JobState.SUCCEEDED, cancel_wanted=True), KEEP),
+    "cancelled": (seen(cancel_wanted=True, ended="finished"), (End, JobState.CANCELLED, "cancelled_by_user")),
+    "fatal": (seen(troubles=(trouble("a"), trouble("b", fatal=True))), (End, JobState.FAILED, "rank_failed")),
+    "finished": (seen(ended="finished", members=()), (End, JobState.SUCCEEDED, "finished")),
+    "closed": (seen(members=(member("a"), member("b", connected=False))), WITHOUT_B),
+    "one of a node's many is enough": (seen(members=(member("b"), member("b", connected=False))), WITHOUT_B),
+    "two at once": (
+        seen(members=(member("c", connected=False), member("a", connected=False))),
+        changes("node_lost", {"b"}, "a", "c"),
+    ),
+    "a loss while recovering": (seen(JobState.RECOVERING, members=(member("b", connected=False),)), WITHOUT_B),
+    "silent for long": (seen(members=(member("b", silent_s=2.0),)), WITHOUT_B),
+    "silent, not for long": (seen(members=(member("b", silent_s=1.9),)), KEEP),
+    "silent, and a peer in trouble": (seen(members=(member("b", silent_s=0.5),), troubles=(trouble("a"),)), WITHOUT_B),
+    "in trouble itself is no second observer": (
+        seen(members=(member("b", silent_s=0.5),), troubles=(trouble("b"),)),
+        KEEP,
+    ),
+    "not silent long enough for two": (seen(members=(member("b", silent_s=0.4),), troubles=(trouble("a"),)), KEEP),
+    "not needed": (seen(vital=frozenset({"a", "c"}), members=(member("b", connected=False),)), KEEP),
+    "never reached": (seen(members=(member("a"), member("c")), ready=frozenset({"a", "c"})), KEEP),
+    "trouble, just now": (seen(troubles=(trouble("a", age_s=2.9),)), KEEP),
+    "trouble that stays": (seen(troubles=(trouble("a", age_s=3.0),)), changes("group_broken", {"a", "b", "c"})),
+    "still draining": (seen(JobState.DRAINING), KEEP),
+    "drained": (
+        seen(JobState.DRAINING, ended="stopped", vital=frozenset({"a", "b"})),
+        changes("node_joined", {"a", "b", "c"}),
+    ),
+    "draining into the end": (seen(JobState.DRAINING, ended="finished"), (End, JobState.SUCCEEDED, "finished")),
+    "begin": (begin(JobState.STARTING), STARTED),
+    "begin at once": (begin(JobState.QUEUED), STARTED),
+    "nobody yet": (begin(JobState.STARTING, ready=frozenset()), KEEP),
+    "nobody for long": (begin(JobState.STARTING, ready=frozenset(), in_state_s=60.0), WAIT),
+    "nobody, and that is known": (begin(JobState.WAITING, ready=frozenset(), in_state_s=60.0), KEEP),
+    "some are late": (begin(JobState.STARTING, ready=frozenset({"a"})), KEEP),
+    "some are too late": (begin(JobState.STARTING, ready=frozenset({"a"}), in_state_s=60.0), changes("start", {"a"})),
+    "tried with these": (begin(JobState.WAITING, tried=NODES), KEEP),
+    "more than were tried": (begin(JobState.WAITING, tried=frozenset({"a"})), changes("nodes_returned", set(NODES))),
+    "fewer than were tried": (
+        begin(JobState.WAITING, tried=NODES, ready=frozenset({"a"}), expected=frozenset({"a"})),
+        changes("nodes_returned", {"a"}),
+    ),
+    "interrupted": (seen(JobState.RECOVERING), AGAIN),
+    "interrupted once": (seen(JobState.RECOVERING, interrupted=1, since_attempt_s=0.0), AGAIN),
+    "interrupted twice": (seen(JobState.RECOVERING, interrupted=2, since_attempt_s=0.1), KEEP),
+    "interrupted twice, a while ago": (seen(JobState.RECOVERING, interrupted=2, since_attempt_s=0.2), AGAIN),
+    "interrupted often": (seen(JobState.RECOVERING, interrupted=99, since_attempt_s=4.9), KEEP),
+    "interrupted often, long ago": (seen(JobState.RECOVERING, interrupted=99, since_attempt_s=5.0), AGAIN),
+    "a start interrupted twice": (begin(JobState.STARTING, interrupted=2, since_attempt_s=0.1), KEEP),
+    "a loss waits for nothing": (
+        seen(JobState.RECOVERING, interrupted=9, since_attempt_s=0.0, members=(member("b", connected=False),)),
+        WITHOUT_B,
+    ),
+    "a node that helps": (seen(vital=frozenset({"a", "b"}), join_gain=1.05), DRAIN),
+    "a node that hardly helps": (seen(vital=frozenset({"a", "b"}), join_gain=1.04), KEEP),
+    "a node whose help is not known": (seen(vital=frozenset({"a", "b"})), KEEP),
+    "paused": (seen(JobState.PAUSED, vital=frozenset({"a", "b"}), join_gain=2.0), KEEP),
+}
+
+
+@pytest.mark.parametrize(("observation", "expected"), SCENARIOS.values(), ids=SCENARIOS)
+def test_scenarios(observation: Observation, expected: tuple[Any, ...]) -> None:
+    decision = decide(observation, RULES)
+    assert summary(decision) == expected
+    if not isinstance(decision, Keep):
+        assert decision.reason.endswith(".") or isinstance(decision, End), decision.reason
+
+
+def test_reasons_name_nodes_and_evidence() -> None:
+    lost = decide(seen(members=(member("b", connected=False),)))
+    assert isinstance(lost, ChangePlan)
+    assert lost.reason == "Lost b (b: the connection to the agent of b closed)."
+    assert lost.lost == (("b", "the connection to the agent of b closed"),)
+    confirmed = decide(seen(members=(member("b", silent_s=0.6),), troubles=(trouble("a"),)))
+    assert isinstance(confirmed, ChangePlan)
+    assert "silent for 0.6 s, and a cannot reach a peer" in confirmed.reason
+    alone = decide(seen(members=tuple(member(node, connected=False) for node in sorted(NODES)), ready=frozenset()))
+    assert isinstance(alone, ChangePlan)
+    assert not alone.use
+    late = decide(begin(JobState.WAITING, ready=frozenset({"a"}), in_state_s=61.0))
+    assert isinstance(late, ChangePlan)
+    assert late.reason == "Going on with a without b, c, which did not answer."
+    joined = decide(seen(vital=frozenset({"a", "b"}), join_gain=1.5))
+    assert isinstance(joined, Drain)
+    assert joined.reason == "c joined: steps should be 50 % faster with it."
+
+
+nodes = st.sampled_from(sorted(NODES | {"d"}))
+sets = st.frozensets(nodes)
+times_s = st.sampled_from((0.0, 0.1, 0.49, 0.5, 1.99, 2.0, 2.99, 3.0, 59.0, 60.0, 1e6))
+members_of = st.lists(st.builds(member, nodes, connected=st.booleans(), silent_s=times_s), max_size=6).map(tuple)
+troubles_of = st.lists(st.builds(trouble, nodes, fatal=st.booleans(), age_s=times_s), max_size=3).map(tuple)
+observations = st.builds(
+    Observation,
+    state=st.sampled_from(list(JobState)),
+    cancel_wanted=st.booleans(),
+    members=members_of,
+    vital=sets,
+    ready=sets,
+    expected=sets,
+    tried=sets,
+    in_state_s=times_s,
+    troubles=troubles_of,
+    ended=st.sampled_from((None, "finished", "stopped")),
+    join_gain=st.none() | st.floats(0.1, 4.0),
+    interrupted=st.integers(0, 40),
+    since_attempt_s=times_s,
+)
+
+
+@given(observations)
+def test_every_decision_has_a_reason_and_uses_what_answers(observation: Observation) -> None:
+    decision = decide(observation, RULES)
+    if not isinstance(decision, Keep):
+        assert decision.reason
+    if isinstance(decision, ChangePlan):
+        lost = {node for node, _ in decision.lost}
+        assert decision.use <= observation.ready
+        assert not decision.use & lost
+        assert lost <= observation.vital
+        assert all(evidence for _, evidence in decision.lost)
+    if observation.state in TERMINAL:
+        assert isinstance(decision, Keep)
+
+
+@given(observations)
+def test_silence_below_the_limits_is_never_a_loss(observation: Observation) -> None:
+    quiet = tuple(
+        dataclasses.replace(each, connected=True, silent_s=min(each.silent_s, 0.49)) for each in observation.members
+    )
+    decision = decide(dataclasses.replace(observation, members=quiet), RULES)
+    assert not (isinstance(decision, ChangePlan) and (decision.lost or decision.cause == "node_lost"))
+
+
+@given(observations)
+def test_a_running_job_is_left_alone_unless_there_is_evidence(observation: Observation) -> None:
+    """Whatever the supervisor fails to reach: no member, no trouble, no end, no gain means nothing to do."""
+    blind = dataclasses.replace(
+        observation,
+        state=JobState.RUNNING,
+        cancel_wanted=False,
+        members=(),
+        ready=frozenset(),
+        troubles=(),
+        ended=None,
+        join_gain=None,
+    )
+    assert decide(blind, RULES) == Keep()
+
+
+@given(observations)
+def test_only_a_fatal_trouble_fails_a_job(observation: Observation) -> None:
+    decision = decide(observation, RULES)
+    if isinstance(decision, End) and decision.state is JobState.FAILED:
+        assert any(each.fatal for each in observation.troubles)
+
+
+@given(st.integers(0, 200))
+def test_pauses_grow_up_to_a_limit(interrupted: int) -> None:
+    assert RULES.pause_s(interrupted) <= RULES.pause_s(interrupted + 1) <= RULES.longest_retry_s

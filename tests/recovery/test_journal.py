@@ -1,0 +1,111 @@
+"""The journal's wire form, and the table of the lifecycle."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, get_args
+
+import pytest
+
+from shoal_planner.errors import InvalidField
+from shoal_recovery.journal import (
+    TERMINAL,
+    TRANSITIONS,
+    CheckpointCommitted,
+    CheckpointFailed,
+    Entry,
+    Event,
+    JobState,
+    NodeJoined,
+    NodeLost,
+    PlanAdopted,
+    RecoveryDone,
+    StateChanged,
+    StepDone,
+    entry_from_mapping,
+    entry_to_mapping,
+)
+
+EVENTS: tuple[Event, ...] = (
+    StateChanged(state="running", code="running", reason="All ranks step."),
+    PlanAdopted(
+        epoch=2, plan_id="p", step=4, reason="fast", plan={"pipelines": [{"micro_batch": 1}]}, snapshot={"n": []}
+    ),
+    StepDone(
+        epoch=2, step=5, loss=5.5, grad_norm=1.0, lr=3e-4, tokens=64, duration_s=0.1, samples=((16, 18), (18, 20))
+    ),
+    NodeLost(node="a", evidence="the connection closed", detect_s=0.1),
+    NodeJoined(node="b", device="cpu-1t", devices=2),
+    RecoveryDone(
+        epoch=3,
+        cause="node_lost",
+        reason="Lost a.",
+        step=4,
+        redone_steps=1,
+        lost_steps=0,
+        detect_s=0.1,
+        decide_s=0.2,
+        restore_s=0.3,
+        rebuild_s=0.4,
+        total_s=1.0,
+        num_bytes={"own": 1, "node": 2, "peer": 3, "store": 0},
+        nodes_lost=("a",),
+        nodes_joined=("b",),
+    ),
+    CheckpointCommitted(step=4, epoch=3, uri="file:///tmp/x", num_bytes=12, duration_s=0.1),
+    CheckpointFailed(step=4, uri="s3://b/p", problem="does not answer"),
+)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
+def test_every_event_survives_json(event: Event) -> None:
+    entry = Entry(seq=7, at_s=1.5, event=event)
+    wire = json.loads(json.dumps(entry_to_mapping(entry)))
+    assert wire["kind"] == event.kind
+    assert entry_from_mapping(wire) == entry
+
+
+def test_all_kinds_are_tested_and_differ() -> None:
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    assert len({event.kind for event in EVENTS}) == len(EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"stte": "running"}, "stte"),
+        ({"reason": None}, "reason"),
+        ({"code": 3}, "code"),
+    ],
+)
+def test_what_is_no_entry_is_refused_by_name(change: dict[str, Any], field: str) -> None:
+    wire = entry_to_mapping(Entry(seq=1, at_s=0.0, event=EVENTS[0])) | change
+    with pytest.raises(InvalidField) as caught:
+        entry_from_mapping(wire)
+    assert caught.value.field == field
+
+
+def test_an_unknown_kind_or_no_number_is_refused() -> None:
+    wire = entry_to_mapping(Entry(seq=1, at_s=0.0, event=EVENTS[0]))
+    for change in ({"kind": "exploded"}, {"kind": None}):
+        with pytest.raises(KeyError):
+            entry_from_mapping(wire | change)
+    with pytest.raises(KeyError):
+        entry_from_mapping({key: value for key, value in wire.items() if key != "seq"})
+
+
+def test_events_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EVENTS[3].node = "other"  # type: ignore[misc, union-attr]
+
+
+def test_the_lifecycle_knows_every_state_and_ends() -> None:
+    assert set(TRANSITIONS) == set(JobState)
+    for state, targets in TRANSITIONS.items():
+        assert (not targets) == (state in TERMINAL), state
+    for state in set(JobState) - TERMINAL - {JobState.CANCELLING}:
+        assert JobState.CANCELLED in TRANSITIONS[state], state
+    assert JobState.RECOVERING in TRANSITIONS[JobState.WAITING]
+    assert JobState.WAITING in TRANSITIONS[JobState.RECOVERING]
+    assert JobState.RUNNING not in TRANSITIONS[JobState.QUEUED]
