@@ -7,6 +7,7 @@ pipelines are tried (`layouts`, `heuristic`).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,9 +71,11 @@ class Pricer:
         self.job: JobSpec = costs.job
         self.sizes = tuple(size for size in sizes if size <= self.job.train.global_batch)
         self.max_splits = max_splits
+        self.coarse = max_splits < MAX_SPLITS
         self.num_estimates = 0
         self._tables: dict[tuple[_WordKey, int], Table] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}
+        self._rates: dict[int, float] = {}
         self._spread = len(costs.snapshot.nodes) > 1
 
     def table(self, word: Word, num_pipelines: int) -> Table:
@@ -86,6 +89,19 @@ class Pricer:
         self.num_estimates += 1
         tables = tuple(self.table(word, len(words)).seconds for word in words)
         return least_time(tables, self.job.train.global_batch)
+
+    def floor(self, words: tuple[Word, ...]) -> float:
+        """A cheap bound from below on `estimate`: all units busy with blocks at their best rate, and nothing else."""
+        rate = sum(self._rate(unit) for word in words for unit in word)
+        return self.job.train.global_batch * self.job.model.layers / rate
+
+    def _rate(self, unit: Unit) -> float:
+        """Blocks of one sample per second."""
+        if unit.kind not in self._rates:
+            self._rates[unit.kind] = max(
+                size / self.costs.part("block", unit.node, unit.tp, size).total_s for size in self.sizes
+            )
+        return self._rates[unit.kind]
 
     def price(self, words: tuple[Word, ...]) -> Candidate | None:
         """The best candidate with these pipelines; None if they do not fit or cannot share out the batch."""
@@ -123,13 +139,15 @@ class Pricer:
         for size in self.sizes:
             stages = self.stages(word, num_pipelines, size)
             numbers = np.arange(1, batch // size + 1)
-            tried = _thinned(numbers, self.max_splits)
+            tried = _thinned(batch // size, self.max_splits)
             splits = split_layers(stages, num_layers, tried)
             nearest = np.searchsorted(tried, numbers)
             layers[size] = splits.layers[nearest]
             fits = np.isfinite(splits.seconds[nearest])
             times = np.where(fits, pipeline_seconds(stages, layers[size], numbers), np.inf)
             better = times < seconds[numbers * size]
+            if size > 1 and self.coarse and not better.any():
+                break  # larger micro-batches only lengthen fill and drain from here on
             seconds[numbers[better] * size] = times[better]
             sizes[numbers[better] * size] = size
         return Table(seconds=seconds, sizes=sizes, layers=layers)
@@ -188,12 +206,12 @@ class Pricer:
         return num_bytes / rate + self.costs.update_s(unit.node, elements / num_pipelines)
 
 
-def _thinned(numbers: Ints, most: int) -> Ints:
-    """All numbers if they are few, else about `most` of them, denser where they are small; always the last."""
-    if len(numbers) <= most:
-        return numbers
-    steps = np.geomspace(1, len(numbers), most).round().astype(np.int64)
-    return np.unique(steps)
+@functools.lru_cache(maxsize=1024)
+def _thinned(count: int, most: int) -> Ints:
+    """1 to `count` if they are few, else about `most` of them, denser where they are small; always the last."""
+    if count <= most:
+        return np.arange(1, count + 1)
+    return np.unique(np.geomspace(1, count, most).round().astype(np.int64))
 
 
 def word_key(word: Word) -> _WordKey:

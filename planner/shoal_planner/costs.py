@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shoal_planner.catalogue import DeviceType, device_type
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.job import JobSpec, ModelSpec
-from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES, part_elements
+from shoal_planner.memory import ELEMENT_BYTES, part_elements
 from shoal_planner.profile import Part, Profile, measured
 
 # Operations per backward for one per forward: the gradient of the input and of the weight.
@@ -65,6 +65,20 @@ class LinkCost:
 
     def seconds(self, num_bytes: float) -> float:
         return self.latency_s + num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Seconds of an exchange within the slowest node, and of the network interfaces of each node that takes part."""
+
+    latency_s: float
+    inside_s: float
+    network_s: tuple[tuple[str, float], ...]
+
+    @property
+    def alone_s(self) -> float:
+        """With all links to itself."""
+        return self.latency_s + max(self.inside_s, *(seconds for _, seconds in self.network_s), 0.0)
 
 
 def matmul_flops(model: ModelSpec, part: Part, seq_len: int) -> float:
@@ -228,33 +242,27 @@ class CostModel:
         rate = self.profile.update_rate(device.name) or device.memory_bytes_per_s / UPDATE_BYTES
         return owned / rate
 
-    def exchange_s(self, holders: tuple[tuple[str, int], ...], elements: int) -> tuple[float, float]:
-        """Seconds of the reduction and of the gather of a unit of `elements`, held by replicas on (node, tp).
+    def exchange(self, holders: tuple[tuple[str, int], ...], num_bytes: float) -> Exchange:
+        """What the reduction or the gather of a unit of `num_bytes` takes, held by replicas on (node, tp).
 
-        Each replica owns 1/n of the unit: it sends the rest of its gradients to the n-1 others, and its own weights
-        back to them. Replicas of a node share its network interfaces; the slowest node decides.
+        Each of n replicas owns 1/n of the unit: it sends the rest of its gradients to the n-1 others, and its own
+        weights back to them. Replicas of a node share its network interfaces.
         """
         n = len(holders)
         if n == 1:
-            return 0.0, 0.0
-        weight_bytes = ELEMENT_BYTES[self.job.train.precision]
-        seconds_per_byte = 0.0
-        latency_s = 0.0
-        for node_id in {node_id for node_id, _ in holders}:
+            return Exchange(latency_s=0.0, inside_s=0.0, network_s=())
+        latency_s = inside_s = 0.0
+        network_s = []
+        for node_id in sorted({node_id for node_id, _ in holders}):
             local_tps = [tp for other, tp in holders if other == node_id]
             near, far = len(local_tps) - 1, n - len(local_tps)
-            intra = self.link(node_id, node_id)
-            busy = near / n / min(local_tps) / intra.bytes_per_s
             if near:
+                intra = self.link(node_id, node_id)
+                inside_s = max(inside_s, num_bytes * near / n / min(local_tps) / intra.bytes_per_s)
                 latency_s = max(latency_s, intra.latency_s)
             if far:
                 links = [self.link(node_id, other) for other, _ in holders if other != node_id]
                 rate = min(link.bytes_per_s for link in links) * self._nodes[node_id].nics
-                busy = max(busy, len(local_tps) * far / n / rate)
+                network_s.append((node_id, num_bytes * len(local_tps) * far / n / rate))
                 latency_s = max(latency_s, *(link.latency_s for link in links))
-            seconds_per_byte = max(seconds_per_byte, busy)
-        fixed_s = latency_s + (n - 1) * PER_PEER_S
-        return (
-            fixed_s + elements * GRADIENT_BYTES * seconds_per_byte,
-            fixed_s + elements * weight_bytes * seconds_per_byte,
-        )
+        return Exchange(latency_s=latency_s + (n - 1) * PER_PEER_S, inside_s=inside_s, network_s=tuple(network_s))

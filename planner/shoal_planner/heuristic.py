@@ -17,12 +17,17 @@ from shoal_planner.layouts import Kinds, form_units
 from shoal_planner.profile import Profile
 
 Words = tuple[Word, ...]
-Late = Callable[[], bool]
+Late = Callable[[float], bool]  # is this share of the time over?
 # Numbers of pipelines that are tried beside the number of units of each type.
 _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_FEW_KINDS = 5
+_MOST_SUBSETS = 20  # of the device types, of each size
 _MAX_DEPTH = 32  # deeper pipelines are mostly bubble
 _KEPT = 12  # starts that the moves are tried on, and candidates that are handed back
-_STALE_MOVES = 100
+_BASES = 3  # degrees of tensor parallelism, the same everywhere, from which single types deviate
+_STALE_MOVES = 200
+_START_SHARE, MOVE_SHARE = 0.5, 0.8  # of the time, after which no more starts or moves are tried
+_SLOWER = 1.1  # a start that cannot come nearer to the best than this is not priced
 
 
 def large_candidates(
@@ -31,8 +36,14 @@ def large_candidates(
     """Good sets of pipelines with their estimates, best first; empty if none was found that fits."""
     found: dict[Words, float] = {}
     kinds: Kinds = {}
-    for words in _starts(nodes, degrees, profile, kinds, pricer, found, late):
-        found.setdefault(words, pricer.estimate(words))
+
+    def over(share: float) -> bool:
+        """Never before something was found that fits: a search cut short must not pass for an impossible job."""
+        return min(found.values(), default=float("inf")) < float("inf") and late(share)
+
+    for words in _starts(nodes, degrees, profile, kinds, pricer, found, over):
+        if words not in found and pricer.floor(words) <= _SLOWER * min(found.values(), default=float("inf")):
+            found[words] = pricer.estimate(words)
     best = _best(found)
     generator = random.Random(seed)
     for seconds, words in best[:3]:
@@ -64,12 +75,12 @@ def _starts(
     plain = [dict.fromkeys(types, tp) for tp in degrees]
     for choice in plain:
         yield from _dealt(_units(nodes, choice, profile, kinds), pricer, late)
-    if len(types) < 2 or late():
+    if len(types) < 2 or late(_START_SHARE):
         return
-    best = min(plain, key=lambda choice: _value(nodes, choice, found))
-    for device, tp in itertools.product(types, degrees):
-        if not late() and best[device] != tp:
-            yield from _dealt(_units(nodes, {**best, device: tp}, profile, kinds), pricer, late)
+    for base in sorted(plain, key=lambda choice: _value(nodes, choice, found))[:_BASES]:
+        for device, tp in itertools.product(types, degrees):
+            if not late(_START_SHARE) and base[device] != tp:
+                yield from _dealt(_units(nodes, {**base, device: tp}, profile, kinds), pricer, late)
 
 
 def _value(nodes: tuple[Node, ...], choice: dict[str, int], found: dict[Words, float]) -> float:
@@ -96,21 +107,36 @@ def _dealt(units: tuple[Unit, ...], pricer: Pricer, late: Late) -> Iterator[Word
     by_kind: dict[int, list[Unit]] = defaultdict(list)
     for unit in units:
         by_kind[unit.kind].append(unit)
-    kinds = list(by_kind)
-    subsets = itertools.chain.from_iterable(
-        itertools.combinations(kinds, size) for size in range(len(kinds), max(0, len(kinds) - 3), -1)
-    )
-    for subset in itertools.islice(subsets, 64):
-        chosen = [by_kind[kind] for kind in subset]
-        total = sum(map(len, chosen))
-        counts = {count for count in (*_COUNTS, *map(len, chosen), total) if count <= total}
-        for count in sorted(counts):
-            if late():
-                return
-            if count <= pricer.job.train.global_batch and total / count <= min(_MAX_DEPTH, pricer.job.model.layers + 2):
-                yield from (
-                    _ordered(words, pricer, front) for words in (_deal(chosen, count),) for front in (True, False)
-                )
+    for kinds in _subsets(list(by_kind.values()), pricer):
+        if late(_START_SHARE):
+            return
+        yield from _counts(kinds, pricer)
+
+
+def _subsets(kinds: list[list[Unit]], pricer: Pricer) -> Iterator[list[list[Unit]]]:
+    """Which kinds take part: every choice of few kinds; of many every choice of device types, and all kinds but one."""
+    if len(kinds) <= _FEW_KINDS:
+        for size in range(len(kinds), 0, -1):
+            yield from map(list, itertools.combinations(kinds, size))
+        return
+    types = [pricer.costs.device(units[0].node).name for units in kinds]
+    names = sorted(set(types))
+    for size in range(len(names), 0, -1):
+        for chosen in itertools.islice(itertools.combinations(names, size), _MOST_SUBSETS):
+            yield [units for units, name in zip(kinds, types, strict=True) if name in chosen]
+    for left_out in range(len(kinds)):
+        yield kinds[:left_out] + kinds[left_out + 1 :]
+
+
+def _counts(kinds: list[list[Unit]], pricer: Pricer) -> Iterator[Words]:
+    """All units of these kinds, dealt to several numbers of pipelines."""
+    total = sum(map(len, kinds))
+    most = min(total, pricer.job.train.global_batch)
+    deepest = min(_MAX_DEPTH, pricer.job.model.layers + 2)
+    for count in sorted({*_COUNTS, *map(len, kinds), total}):
+        if count <= most and total / count <= deepest:
+            words = _deal(kinds, count)
+            yield from (_ordered(words, pricer, large_first) for large_first in (True, False))
 
 
 def _deal(kinds: list[list[Unit]], count: int) -> Words:
@@ -162,7 +188,7 @@ def _improve(
 ) -> tuple[float, Words]:
     """Random moves, kept when they help, until many in a row did not."""
     stale = 0
-    while stale < _STALE_MOVES and not late():
+    while stale < _STALE_MOVES and not late(MOVE_SHARE):
         moved, left = _move(words, spare, generator)
         estimate = pricer.estimate(moved) if moved else float("inf")
         if estimate < seconds * (1 - 1e-9):

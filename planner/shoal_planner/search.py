@@ -18,7 +18,7 @@ from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.explain import binding_constraint, describe, reason
-from shoal_planner.heuristic import large_candidates
+from shoal_planner.heuristic import MOVE_SHARE, large_candidates
 from shoal_planner.job import JobSpec
 from shoal_planner.layouts import Key, arrangements, layouts, tp_degrees
 from shoal_planner.plan import Plan
@@ -70,7 +70,7 @@ def plan(
     for node in snapshot.nodes:
         costs.device(node.id)
     copies = _copies(job, snapshot)
-    search = Search(costs, copies, seed, lambda: clock() - started_s > time_limit_s)
+    search = Search(costs, copies, seed, lambda share: clock() - started_s > share * time_limit_s)
     search.run()
     scored = search.scored(previous)
     if not scored:
@@ -106,9 +106,9 @@ def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:
 
 
 class Search:
-    """Collects the best candidates by estimate."""
+    """Collects the best candidates by estimate. `late` tells whether this share of the time is over."""
 
-    def __init__(self, costs: CostModel, copies: int, seed: int, late: Callable[[], bool]) -> None:
+    def __init__(self, costs: CostModel, copies: int, seed: int, late: Callable[[float], bool]) -> None:
         self.costs = costs
         self.copies = copies
         self.seed = seed
@@ -145,7 +145,7 @@ class Search:
             plans[made.plan_id] = made
         scored: list[Plan] = []
         for made in plans.values():
-            if scored and self.late():
+            if scored and self.late(1):
                 self.truncated = True
                 break
             try:
@@ -159,7 +159,7 @@ class Search:
         seen: set[Key] = set()
         for units in layouts(nodes, degrees, self.costs.profile, {}):
             for words in arrangements(units, batch, seen):
-                if self.late():
+                if self._best and self.late(1):
                     self.truncated = True
                     return
                 self._offer(words)
@@ -168,7 +168,7 @@ class Search:
         self.num_finalists = LARGE_FINALISTS
         coarse = Pricer(self.costs, COARSE_SIZES, COARSE_SPLITS)
         found = large_candidates(nodes, degrees, self.costs.profile, coarse, self.seed, self.late)
-        self.truncated = self.late()
+        self.truncated = self.late(MOVE_SHARE)
         self.pricer = Pricer(self.costs, max_splits=FINE_SPLITS)
         self.num_candidates += coarse.num_estimates
         for _, words in found:
@@ -179,7 +179,7 @@ class Search:
             return
         self.num_candidates += 1
         worst = -self._best[0][0] if len(self._best) >= self.num_finalists else float("inf")
-        if not self.pricer.estimate(words) < worst:
+        if not self.pricer.floor(words) < worst or not self.pricer.estimate(words) < worst:
             return
         candidate = self.pricer.price(words)
         if candidate is not None and candidate.seconds < worst and self._fits(candidate):

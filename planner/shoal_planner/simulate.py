@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, fields
 
 from shoal_planner.costs import CostModel, PartTime, model_flops
-from shoal_planner.memory import StageMemory, stage_memory, unit_elements
+from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES, StageMemory, stage_memory, unit_elements
 from shoal_planner.plan import Plan, Prediction, RankPlace, Terms
 from shoal_planner.programs import (
     Backward,
@@ -122,7 +122,8 @@ class _Run:
         self.spent: list[dict[str, float]] = [defaultdict(float) for _ in ranks]
         self.arrivals: dict[_Key, tuple[float, float]] = {}
         self.members: dict[Instruction, list[int]] = defaultdict(list)
-        self.ends: dict[Instruction, float] = {}
+        self.meetings: dict[Instruction, tuple[float, float]] = {}  # start, seconds
+        self.network_free_s: dict[str, float] = defaultdict(float)
 
     def play(self) -> None:
         for rank, program in enumerate(self.by_rank):
@@ -171,14 +172,24 @@ class _Run:
                 self._spend(rank, "optimizer_s", self.costs.update_s(self.ranks[rank].node, self.ranks[rank].owned))
 
     def _meet(self, rank: int, instruction: Reduce | Vote | Gather) -> None:
-        if instruction not in self.ends:
-            self.ends[instruction] = max(self.clock[member] for member in self.members[instruction])
-        self._spend(rank, "bubble_s", self.ends[instruction] - self.clock[rank])
+        if instruction not in self.meetings:
+            start_s = max(self.clock[member] for member in self.members[instruction])
+            self.meetings[instruction] = (start_s, self._meeting_s(instruction, start_s))
+        start_s, seconds = self.meetings[instruction]
+        self._spend(rank, "bubble_s", start_s - self.clock[rank])
+        self._spend(rank, "optimizer_s" if isinstance(instruction, Vote) else "gradient_s", seconds)
+
+    def _meeting_s(self, instruction: Reduce | Vote | Gather, start_s: float) -> float:
+        """Units of different stages meet at the same time, so each node's interfaces serve one after the other."""
         if isinstance(instruction, Vote):
-            nodes = {other.node for other in self.ranks}
-            slowest_s = max(self.costs.link(self.ranks[rank].node, node).latency_s for node in nodes)
-            self._spend(rank, "optimizer_s", 2 * slowest_s)
-        else:
-            elements = unit_elements(self.costs.job.model, instruction.unit, 1)
-            reduce_s, gather_s = self.costs.exchange_s(self.holders[instruction.unit], elements)
-            self._spend(rank, "gradient_s", reduce_s if isinstance(instruction, Reduce) else gather_s)
+            nodes = {rank.node for rank in self.ranks}
+            return 2 * max(self.costs.link(here, there).latency_s for here in nodes for there in nodes)
+        job = self.costs.job
+        size = GRADIENT_BYTES if isinstance(instruction, Reduce) else ELEMENT_BYTES[job.train.precision]
+        num_bytes = unit_elements(job.model, instruction.unit, 1) * size
+        exchange = self.costs.exchange(self.holders[instruction.unit], num_bytes)
+        end_s = start_s + exchange.inside_s
+        for node_id, seconds in exchange.network_s:
+            self.network_free_s[node_id] = max(start_s, self.network_free_s[node_id]) + seconds
+            end_s = max(end_s, self.network_free_s[node_id])
+        return end_s - start_s + exchange.latency_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
 from typing import Any
@@ -29,6 +30,7 @@ from shoal_planner.plan import (
     parse_plan,
     plan_to_mapping,
 )
+from shoal_planner.strict import read
 
 JOB: dict[str, Any] = {
     "name": "quickstart",
@@ -276,6 +278,23 @@ def test_a_plan_is_checked_against_its_job(path: str, value: object, message: st
 @pytest.mark.parametrize("error", [InvalidField("a.b", 3, "is odd"), NoPlanFits("too big"), ScheduleError(3, "waits")])
 def test_errors_survive_pickling(error: Exception) -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loose:
+    figures: dict[str, int]
+    other: Any = None
+    either: int | str = 0
+    pair: tuple[int, str] = (0, "")
+
+
+def test_mappings_and_unions_are_read() -> None:
+    found = read(Loose, {"figures": {"a": 1}, "other": [1], "either": "x", "pair": [1, "y"]})
+    assert found == Loose(figures={"a": 1}, other=[1], either="x", pair=(1, "y"))
+    with pytest.raises(InvalidField, match=r"top.figures.a = 'x': must be a whole number"):
+        read(Loose, {"figures": {"a": "x"}}, "top")
+    with pytest.raises(InvalidField, match="figures = 3: must be a mapping"):
+        read(Loose, {"figures": 3})
 
 
 def test_long_values_are_cut_in_messages() -> None:

@@ -95,7 +95,11 @@ def test_overrides_change_and_add_types() -> None:
     changed = device_type(
         "T4", [DeviceOverride(name="T4", memory_bytes=GIB), DeviceOverride(name="L4", efficiency=0.1)]
     )
-    assert (changed.memory_bytes, changed.efficiency, changed.source) == (GIB, 0.3, "cluster file")
+    assert (changed.memory_bytes, changed.efficiency, changed.source) == (
+        GIB,
+        CATALOGUE["T4"].efficiency,
+        "cluster file",
+    )
     made = device_type("tpu", [DeviceOverride(name="tpu", memory_bytes=GIB, tflops_bf16=100.0, threads=2)])
     assert (made.flops_per_s("fp32"), made.threads) == (100e12, 2)
 
@@ -298,23 +302,20 @@ def test_the_optimizer_is_bound_by_memory_or_measured() -> None:
 
 
 def test_exchange_of_gradients() -> None:
-    costs = make_costs()
-    assert costs.exchange_s((("c-0", 1),), 10**9) == (0.0, 0.0)
-    two, three = (costs.exchange_s(tuple((f"c-{i}", 1) for i in range(n)), 10**9)[0] for n in (2, 3))
+    def seconds(*holders: tuple[str, int]) -> float:
+        return make_costs().exchange(holders, 4e9).alone_s
+
+    assert seconds(("c-0", 1)) == 0
+    two = seconds(("c-0", 1), ("c-1", 1))
     assert two == pytest.approx(0.5 * 4, rel=1e-3)
-    assert three == pytest.approx(2 / 3 * 4, rel=1e-3)
-    far = costs.exchange_s((("c-0", 1), ("w-0", 1)), 10**9)[0]
-    assert far == pytest.approx(10 * two, rel=1e-1)
-    near, near_cut = (costs.exchange_s((("g-0", tp), ("g-0", tp)), 10**9)[0] for tp in (1, 2))
+    assert seconds(("c-0", 1), ("c-1", 1), ("c-2", 1)) == pytest.approx(2 / 3 * 4, rel=1e-3)
+    assert seconds(("c-0", 1), ("w-0", 1)) == pytest.approx(10 * two, rel=1e-1)
+    near = seconds(("g-0", 1), ("g-0", 1))
     assert near == pytest.approx(0.5 * 4e9 / 100e9, rel=1e-2)
-    assert near_cut == pytest.approx(near / 2, rel=1e-2)
-    shared = costs.exchange_s((("g-0", 1), ("g-0", 1), ("c-0", 1)), 10**9)[0]
-    assert shared == pytest.approx(2 / 3 * 4, rel=1e-3)
-
-
-def test_weights_come_back_in_their_own_precision() -> None:
-    reduce_s, gather_s = make_costs(make_job(precision="bf16")).exchange_s((("c-0", 1), ("c-1", 1)), 10**9)
-    assert gather_s == pytest.approx(reduce_s / 2, rel=1e-3)
+    assert seconds(("g-0", 2), ("g-0", 2)) == pytest.approx(near / 2, rel=1e-2)
+    shared = make_costs().exchange((("g-0", 1), ("g-0", 1), ("c-0", 1)), 4e9)
+    assert dict(shared.network_s) == pytest.approx({"g-0": 2 / 3 * 4, "c-0": 2 / 3 * 4})
+    assert shared.inside_s == pytest.approx(4e9 / 3 / 100e9)
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

@@ -126,6 +126,21 @@ def test_unequal_replicas_share_a_micro_batch_and_the_state() -> None:
     assert "best candidates" not in explain(dataclasses.replace(plan, reason="Because."))
 
 
+def test_stages_of_a_node_share_its_network() -> None:
+    """Two pipelines, each over the two devices of a node: all gradients leave through one interface."""
+    cluster = parse_cluster(
+        {"nodes": [{"name": "t", "device": "T4", "devices": 2, "count": 2, "inter_gbit_per_s": 0.1}]}
+    )
+    one = make_plan((1, 2, [stage(0, 4, ("t-0", [0], 1))]), (1, 2, [stage(0, 4, ("t-1", [0], 1))]))
+    two = make_plan(
+        *((1, 2, [stage(0, 2, (f"t-{node}", [0], 1)), stage(2, 4, (f"t-{node}", [1], 1))]) for node in (0, 1))
+    )
+    alone, shared = (score(plan, make_job(), cluster).prediction for plan in (one, two))
+    assert alone is not None
+    assert shared is not None
+    assert shared.terms.gradient_s == pytest.approx(alone.terms.gradient_s, rel=0.15)
+
+
 GOOD = make_plan((2, 2, [stage(0, 4, ("c-0", [0], 2))]))
 
 

@@ -1,0 +1,204 @@
+"""The heuristic search on clusters too large to try everything."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from shoal_planner.cluster import ClusterSnapshot, parse_cluster
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import NoPlanFits
+from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.layouts import layouts
+from shoal_planner.memory import usable_bytes
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage, check_plan
+from shoal_planner.profile import LinkFigure, Profile
+from shoal_planner.schedule import programs, prove
+from shoal_planner.score import score
+from shoal_planner.search import plan, step_s
+
+MIB_PER_GIB = 1024
+
+
+def make_job(
+    *,
+    layers: int = 8,
+    batch: int = 16,
+    heads: int = 8,
+    precision: str = "fp32",
+    tie: bool = True,
+    seq_len: int = 128,
+    hidden: int = 256,
+    vocab: int = 256,
+    limits: dict[str, object] | None = None,
+    copies: int | str = "auto",
+) -> JobSpec:
+    return parse_job(
+        {
+            "name": "quickstart",
+            "model": {
+                "layers": layers,
+                "hidden": hidden,
+                "heads": heads,
+                "kv_heads": heads // 2,
+                "ffn": hidden * 43 // 16,
+                "vocab": vocab,
+                "tie_embeddings": tie,
+            },
+            "data": {"uri": "stdlib:"},
+            "train": {"global_batch": batch, "seq_len": seq_len, "steps": 60, "precision": precision},
+            "limits": limits or {},
+            "checkpoint": {"copies": copies},
+        }
+    )
+
+
+def make_cluster(*nodes: tuple[str, str, int, int], memory_mib: dict[str, float], **figures: float) -> ClusterSnapshot:
+    """Nodes as (name, device, count, devices); each device type with this much memory."""
+    return parse_cluster(
+        {
+            "nodes": [
+                {"name": name, "device": device, "count": count, "devices": devices, **figures}
+                for name, device, count, devices in nodes
+            ],
+            "devices": {name: {"memory_gib": mib / MIB_PER_GIB} for name, mib in memory_mib.items()},
+        }
+    )
+
+
+def checked(found: Plan, job: JobSpec, cluster: ClusterSnapshot, profile: Profile | None = None) -> None:
+    """All that must hold of any plan."""
+    check_plan(found, job)
+    prove(programs(found, job.model))
+    again = score(found, job, cluster, profile)
+    assert again.prediction == found.prediction
+    assert found.prediction is not None
+    costs = CostModel(job, cluster, profile or Profile())
+    for name, used in found.prediction.memory_bytes:
+        assert used <= usable_bytes(costs.device(name.rsplit(":", 1)[0]))
+    terms = found.prediction.terms
+    total = sum(getattr(terms, name) for name in terms.__dataclass_fields__)
+    assert math.isclose(total, found.prediction.step_s, rel_tol=1e-9)
+    assert min(getattr(terms, name) for name in terms.__dataclass_fields__) >= 0
+    assert found.reason.endswith(".")
+
+
+# --- large clusters --------------------------------------------------------------------------------------------------
+
+LARGE = parse_cluster(
+    {
+        "nodes": [
+            {
+                "name": "a",
+                "device": "A100-80G",
+                "host_memory_gib": 512,
+                "devices": 8,
+                "count": 3,
+                "intra_gb_per_s": 300,
+                "inter_gbit_per_s": 100,
+            },
+            {
+                "name": "l",
+                "device": "L40S",
+                "host_memory_gib": 512,
+                "devices": 8,
+                "count": 3,
+                "intra_gb_per_s": 20,
+                "inter_gbit_per_s": 50,
+            },
+            {
+                "name": "t",
+                "device": "T4",
+                "host_memory_gib": 512,
+                "devices": 4,
+                "count": 4,
+                "intra_gb_per_s": 12,
+                "inter_gbit_per_s": 25,
+            },
+        ]
+    }
+)
+
+
+def large_job(batch: int = 128) -> JobSpec:
+    return make_job(layers=32, batch=batch, heads=32, hidden=4096, seq_len=1024, precision="bf16", tie=False)
+
+
+def test_sixty_four_devices_of_three_types_are_planned() -> None:
+    job = large_job()
+    result = plan(job, LARGE, clock=lambda: 0.0)
+    assert LARGE.num_devices == 64
+    checked(result.plan, job, LARGE)
+    assert not result.truncated
+    assert step_s(result.plan) < step_s(score(plan_by_hand(), job, LARGE))
+
+
+def plan_by_hand() -> Plan:
+    """What one would write down at once: the fastest nodes alone, each a pipeline of equal stages."""
+    pipelines = []
+    for number, micro_batches in enumerate((43, 43, 42)):
+        stages = tuple(
+            Stage(layers=((4 * index, 4 * index + 4),), replicas=(Replica(node=f"a-{number}", devices=(index,)),))
+            for index in range(8)
+        )
+        pipelines.append(Pipeline(micro_batch=1, micro_batches=micro_batches, stages=stages))
+    return Plan(pipelines=tuple(pipelines))
+
+
+MEDIUM = make_cluster(
+    ("a", "cpu-2t", 4, 1), ("b", "cpu-1t", 4, 1), memory_mib={"cpu-2t": 120, "cpu-1t": 60}, host_memory_gib=2
+)
+
+
+def test_a_large_search_keeps_every_rule() -> None:
+    job = make_job(batch=24)
+    result = plan(job, MEDIUM, seed=1, clock=lambda: 0.0)
+    checked(result.plan, job, MEDIUM)
+    assert plan(job, MEDIUM, seed=1, clock=lambda: 0.0).plan == result.plan
+
+
+def test_a_large_search_leaves_out_what_slows_it_down() -> None:
+    """Two nodes behind a line so slow that they cost more than they bring."""
+    slow = parse_cluster(
+        {
+            "nodes": [
+                {"name": "a", "device": "cpu-1t", "count": 5, "inter_gbit_per_s": 10},
+                {"name": "z", "device": "cpu-1t", "count": 2, "inter_gbit_per_s": 0.005},
+            ]
+        }
+    )
+    job = make_job(batch=20)
+    found = plan(job, slow, clock=lambda: 0.0)
+    checked(found.plan, job, slow)
+    assert found.plan.unused == ("z-0:0", "z-1:0")
+
+
+def test_a_large_search_tells_measured_nodes_apart() -> None:
+    measured = tuple(
+        LinkFigure(from_node=here.id, to_node=there.id, latency_s=1e-4, bytes_per_s=rate, source="measured")
+        for here, there in itertools.combinations(MEDIUM.nodes, 2)
+        for rate in ([1e4] if "b-3" in (here.id, there.id) else [1e9])
+    )
+    found = plan(make_job(batch=24), MEDIUM, Profile(links=measured), clock=lambda: 0.0).plan
+    checked(found, make_job(batch=24), MEDIUM, Profile(links=measured))
+    assert found.unused == ("b-3:0",)
+
+
+def test_a_large_search_that_runs_out_of_time_says_so() -> None:
+    ticks = itertools.count()
+    result = plan(make_job(batch=24), MEDIUM, time_limit_s=3, clock=lambda: float(next(ticks)))
+    assert result.truncated
+    checked(result.plan, make_job(batch=24), MEDIUM)
+
+
+def test_a_large_cluster_without_room_is_told() -> None:
+    with pytest.raises(NoPlanFits, match=r"needs .* on a-0, which has 120"):
+        plan(make_job(hidden=1024), MEDIUM)
+
+
+def test_layouts_of_equal_nodes_come_in_one_order() -> None:
+    cluster = make_cluster(("a", "T4", 2, 2), memory_mib={})
+    found = list(layouts(cluster.nodes, (1, 2), Profile(), {}))
+    assert sorted(sorted(unit.tp for unit in units) for units in found) == [[1, 1, 1, 1], [1, 1, 2], [2, 2]]
