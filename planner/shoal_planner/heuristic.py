@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from shoal_planner.candidates import Pricer, Unit, Word
 from shoal_planner.cluster import Node
 from shoal_planner.layouts import Kinds, form_units
-from shoal_planner.profile import Profile
 
 Words = tuple[Word, ...]
 Late = Callable[[float], bool]  # is this share of the time over?
@@ -31,7 +30,7 @@ _SLOWER = 1.1  # a start that cannot come nearer to the best than this is not pr
 
 
 def large_candidates(
-    nodes: tuple[Node, ...], degrees: tuple[int, ...], profile: Profile, pricer: Pricer, seed: int, late: Late
+    nodes: tuple[Node, ...], degrees: tuple[int, ...], apart: frozenset[str], pricer: Pricer, seed: int, late: Late
 ) -> list[tuple[float, Words]]:
     """Good sets of pipelines with their estimates, best first; empty if none was found that fits."""
     found: dict[Words, float] = {}
@@ -41,7 +40,7 @@ def large_candidates(
         """Never before something was found that fits: a search cut short must not pass for an impossible job."""
         return min(found.values(), default=float("inf")) < float("inf") and late(share)
 
-    for words in _starts(nodes, degrees, profile, kinds, pricer, found, over):
+    for words in _starts(nodes, degrees, apart, kinds, pricer, found, over):
         if words not in found and pricer.floor(words) <= _SLOWER * min(found.values(), default=float("inf")):
             found[words] = pricer.estimate(words)
     best = _best(found)
@@ -63,7 +62,7 @@ def _best(found: dict[Words, float]) -> list[tuple[float, Words]]:
 def _starts(
     nodes: tuple[Node, ...],
     degrees: tuple[int, ...],
-    profile: Profile,
+    apart: frozenset[str],
     kinds: Kinds,
     pricer: Pricer,
     found: dict[Words, float],
@@ -74,13 +73,13 @@ def _starts(
     degrees = tuple(tp for tp in degrees if any(node.devices % tp == 0 for node in nodes))
     plain = [dict.fromkeys(types, tp) for tp in degrees]
     for choice in plain:
-        yield from _dealt(_units(nodes, choice, profile, kinds), pricer, late)
+        yield from _dealt(_units(nodes, choice, apart, kinds), pricer, late)
     if len(types) < 2 or late(_START_SHARE):
         return
     for base in sorted(plain, key=lambda choice: _value(nodes, choice, found))[:_BASES]:
         for device, tp in itertools.product(types, degrees):
             if not late(_START_SHARE) and base[device] != tp:
-                yield from _dealt(_units(nodes, {**base, device: tp}, profile, kinds), pricer, late)
+                yield from _dealt(_units(nodes, {**base, device: tp}, apart, kinds), pricer, late)
 
 
 def _value(nodes: tuple[Node, ...], choice: dict[str, int], found: dict[Words, float]) -> float:
@@ -95,12 +94,12 @@ def _value(nodes: tuple[Node, ...], choice: dict[str, int], found: dict[Words, f
     return min(fitting, default=float("inf"))
 
 
-def _units(nodes: tuple[Node, ...], choice: dict[str, int], profile: Profile, kinds: Kinds) -> tuple[Unit, ...]:
+def _units(nodes: tuple[Node, ...], choice: dict[str, int], apart: frozenset[str], kinds: Kinds) -> tuple[Unit, ...]:
     cuts = []
     for node in nodes:
         tp = min(choice[node.device], node.devices)
         cuts.append((node, (tp,) * (node.devices // tp)))
-    return form_units(cuts, profile, kinds)
+    return form_units(cuts, apart, kinds)
 
 
 def _dealt(units: tuple[Unit, ...], pricer: Pricer, late: Late) -> Iterator[Words]:

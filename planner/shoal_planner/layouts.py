@@ -14,6 +14,9 @@ from shoal_planner.cluster import Node
 from shoal_planner.job import ModelSpec
 from shoal_planner.profile import Profile
 
+# Measured links within this factor, and latencies below this, count as alike.
+ALIKE = 2.0
+NOISE_S = 2e-3
 _Shape = tuple[object, ...]
 Kinds = dict[tuple[_Shape, int], int]  # numbers (shape, tp); one dict for a whole search, so that kinds mean the same
 Key = tuple[tuple[tuple[int, int], ...], ...]
@@ -24,9 +27,21 @@ def tp_degrees(model: ModelSpec, most: int) -> tuple[int, ...]:
     return tuple(tp for tp in range(1, most + 1) if model.heads % tp == 0 and model.num_kv_heads % tp == 0)
 
 
-def node_shape(node: Node, profile: Profile) -> _Shape:
-    """Nodes of equal shape are interchangeable. A node whose links were measured is like no other."""
-    measured = any(node.id in (figure.from_node, figure.to_node) for figure in profile.links)
+def told_apart(profile: Profile) -> frozenset[str]:
+    """Nodes that differ from others of their shape by measured links: all measured ones, unless the links between nodes
+    are so alike that only noise tells them apart."""
+    figures = [figure for figure in profile.links if figure.from_node != figure.to_node]
+    if not figures:
+        return frozenset()
+    rates = [figure.bytes_per_s for figure in figures]
+    latencies = [figure.latency_s for figure in figures]
+    if max(rates) <= ALIKE * min(rates) and max(latencies) <= max(ALIKE * min(latencies), NOISE_S):
+        return frozenset()
+    return frozenset(node for figure in figures for node in (figure.from_node, figure.to_node))
+
+
+def node_shape(node: Node, apart: frozenset[str]) -> _Shape:
+    """Nodes of equal shape are interchangeable."""
     return (
         node.device,
         node.devices,
@@ -37,17 +52,17 @@ def node_shape(node: Node, profile: Profile) -> _Shape:
         node.device_group,
         node.group_bytes_per_s or 0.0,
         node.host_memory_bytes,
-        node.id if measured else "",
+        node.id if node.id in apart else "",
     )
 
 
 def layouts(
-    nodes: tuple[Node, ...], degrees: tuple[int, ...], profile: Profile, kinds: Kinds
+    nodes: tuple[Node, ...], degrees: tuple[int, ...], apart: frozenset[str], kinds: Kinds
 ) -> Iterator[tuple[Unit, ...]]:
     """Every way to cut each node's devices into units; nodes of one shape in one order only. Devices may stay out
     later, so all devices are in some unit here."""
-    shapes = sorted({node_shape(node, profile) for node in nodes}, key=repr)
-    groups = [[node for node in nodes if node_shape(node, profile) == shape] for shape in shapes]
+    shapes = sorted({node_shape(node, apart) for node in nodes}, key=repr)
+    groups = [[node for node in nodes if node_shape(node, apart) == shape] for shape in shapes]
     choices = []
     for group in groups:
         cuts = list(_cuts(group[0].devices, degrees))
@@ -56,16 +71,16 @@ def layouts(
         pairs = itertools.chain.from_iterable(
             zip(group, cuts, strict=True) for group, cuts in zip(groups, choice, strict=True)
         )
-        yield form_units(pairs, profile, kinds)
+        yield form_units(pairs, apart, kinds)
 
 
-def form_units(cuts: Iterable[tuple[Node, tuple[int, ...]]], profile: Profile, kinds: Kinds) -> tuple[Unit, ...]:
+def form_units(cuts: Iterable[tuple[Node, tuple[int, ...]]], apart: frozenset[str], kinds: Kinds) -> tuple[Unit, ...]:
     """The units of nodes cut into these tp degrees, sorted by kind and node."""
     found = []
     for node, cut in cuts:
         first = 0
         for tp in cut:
-            kind = kinds.setdefault((node_shape(node, profile), tp), len(kinds))
+            kind = kinds.setdefault((node_shape(node, apart), tp), len(kinds))
             found.append(Unit(kind=kind, node=node.id, devices=tuple(range(first, first + tp))))
             first += tp
     return tuple(sorted(found))

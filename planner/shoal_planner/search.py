@@ -20,7 +20,7 @@ from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.explain import binding_constraint, describe, reason
 from shoal_planner.heuristic import MOVE_SHARE, large_candidates
 from shoal_planner.job import JobSpec
-from shoal_planner.layouts import Key, arrangements, layouts, tp_degrees
+from shoal_planner.layouts import Key, arrangements, layouts, told_apart, tp_degrees
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.score import check_memory, score_with
@@ -157,7 +157,7 @@ class Search:
     def _exact(self, nodes: tuple[Node, ...], degrees: tuple[int, ...]) -> None:
         batch = self.costs.job.train.global_batch
         seen: set[Key] = set()
-        for units in layouts(nodes, degrees, self.costs.profile, {}):
+        for units in layouts(nodes, degrees, told_apart(self.costs.profile), {}):
             for words in arrangements(units, batch, seen):
                 if self._best and self.late(1):
                     self.truncated = True
@@ -167,7 +167,7 @@ class Search:
     def _large(self, nodes: tuple[Node, ...], degrees: tuple[int, ...]) -> None:
         self.num_finalists = LARGE_FINALISTS
         coarse = Pricer(self.costs, COARSE_SIZES, COARSE_SPLITS)
-        found = large_candidates(nodes, degrees, self.costs.profile, coarse, self.seed, self.late)
+        found = large_candidates(nodes, degrees, told_apart(self.costs.profile), coarse, self.seed, self.late)
         self.truncated = self.late(MOVE_SHARE)
         self.pricer = Pricer(self.costs, max_splits=FINE_SPLITS)
         self.num_candidates += coarse.num_estimates

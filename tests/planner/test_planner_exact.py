@@ -96,7 +96,7 @@ def brute_force(costs: CostModel) -> float:
     best = math.inf
     cuts = [list(_all_cuts(node.devices)) for node in costs.snapshot.nodes]
     for choice in itertools.product(*cuts):
-        units = form_units(zip(costs.snapshot.nodes, choice, strict=True), costs.profile, KINDS)
+        units = form_units(zip(costs.snapshot.nodes, choice, strict=True), frozenset(), KINDS)
         if any(job.model.num_kv_heads % unit.tp for unit in units):
             continue
         for size in range(1, len(units) + 1):

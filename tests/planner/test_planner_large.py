@@ -11,7 +11,7 @@ from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
 from shoal_planner.job import JobSpec, parse_job
-from shoal_planner.layouts import layouts
+from shoal_planner.layouts import layouts, told_apart
 from shoal_planner.memory import usable_bytes
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, check_plan
 from shoal_planner.profile import LinkFigure, Profile
@@ -200,5 +200,23 @@ def test_a_large_cluster_without_room_is_told() -> None:
 
 def test_layouts_of_equal_nodes_come_in_one_order() -> None:
     cluster = make_cluster(("a", "T4", 2, 2), memory_mib={})
-    found = list(layouts(cluster.nodes, (1, 2), Profile(), {}))
+    found = list(layouts(cluster.nodes, (1, 2), frozenset(), {}))
     assert sorted(sorted(unit.tp for unit in units) for units in found) == [[1, 1, 1, 1], [1, 1, 2], [2, 2]]
+
+
+def figures(*rates: float, latency_s: float = 1e-4) -> Profile:
+    return Profile(
+        links=tuple(
+            LinkFigure(
+                from_node="a", to_node=f"n{i}", latency_s=latency_s * (i + 1), bytes_per_s=rate, source="measured"
+            )
+            for i, rate in enumerate(rates)
+        )
+    )
+
+
+def test_noise_in_links_does_not_tell_nodes_apart() -> None:
+    assert told_apart(Profile()) == frozenset()
+    assert told_apart(figures(1.0, 1.9)) == frozenset()
+    assert told_apart(figures(1.0, 2.1)) == {"a", "n0", "n1"}
+    assert told_apart(figures(1.0, 1.0, 1.0, latency_s=1.0)) == {"a", "n0", "n1", "n2"}
