@@ -190,7 +190,7 @@ class Client:
         retrying = Retrying(
             retry=retry_if_exception_type(httpx.TransportError),
             stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_exponential_jitter(initial=0.1, max=1.0),
+            wait=wait_exponential_jitter(multiplier=0.1, max=1.0),
             reraise=True,
         )
         try:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -92,6 +93,21 @@ class LocalShoal:
         assert self._server is not None
         return self._server.pid
 
+    @property
+    def data_dir(self) -> Path:
+        return self._options.data_dir
+
+    @property
+    def cluster_pid(self) -> int:
+        """Of the process whose children are the raylets."""
+        assert self._cluster is not None
+        return self._cluster.pid
+
+    @property
+    def memory_dir(self) -> Path:
+        """Where nodes keep snapshots; no two of these clusters share it."""
+        return self._options.memory_dir / str(os.getpid()) / self.url.rpartition(":")[2]
+
     def start_server(self) -> None:
         """Also after it was killed. Returns when it answers."""
         command = [sys.executable, "-m", "shoal_service"]
@@ -104,9 +120,9 @@ class LocalShoal:
         self._await_server()
         self._say(f"control plane  {self.url}")
 
-    def kill(self, node: str) -> list[int]:
-        """The node vanishes as a machine does: SIGKILL to all its processes, its folders deleted."""
-        pids: list[int] = self._command({"do": "kill", "node": node})["pids"]
+    def kill(self, *nodes: str) -> list[int]:
+        """The nodes vanish at once, as machines do: SIGKILL to all their processes, their folders deleted."""
+        pids: list[int] = self._command({"do": "kill", "nodes": list(nodes)})["pids"]
         return pids
 
     def add(self, node: str) -> None:
@@ -161,7 +177,7 @@ class LocalShoal:
             "cluster": self._options.cluster,
             "cluster_id": CLUSTER_ID,
             "data_dir": str(self._options.data_dir),
-            "memory_dir": str(self._options.memory_dir / str(os.getpid())),
+            "memory_dir": str(self.memory_dir),
             "later": list(self._options.later),
             "server": self.url,
             "token": self.token,
@@ -208,8 +224,6 @@ class LocalShoal:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

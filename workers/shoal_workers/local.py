@@ -1,8 +1,9 @@
 """A Ray cluster of several real raylets on this machine that pose as unequal nodes, for `shoal up` and `shoal demo`.
 
 Run as `python -m shoal_workers.local`: one JSON object on standard input says what to start; then one command a line
-(`{"do": "kill", "node": ID}`, `{"do": "add", "node": {...}}`, `{"do": "stop"}`), each answered by one line on standard
-output. The end of standard input stops everything. Owns the raylets; nothing else starts or ends them.
+(`{"do": "kill", "nodes": [ID, ...]}`, `{"do": "add", "node": ID}`, `{"do": "pids", "node": ID}`, `{"do": "stop"}`),
+each answered by one line on standard output. The end of standard input stops everything. Owns the raylets; nothing else
+starts or ends them.
 
 A node that is killed dies as a machine does: its raylet and every process it started get SIGKILL at once, and its
 folders in memory and on disk are deleted.
@@ -11,6 +12,7 @@ folders in memory and on disk are deleted.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -80,16 +82,17 @@ class LocalCluster:
             },
         )
 
-    def kill(self, node_id: str) -> list[int]:
-        """As a machine that vanishes; the processes that died. Raises KeyError."""
-        raylet = self._raylets.pop(node_id)
-        os.kill(_raylet_pid(raylet), signal.SIGSTOP)  # or what it starts from here on would escape the list
-        victims = self._processes(raylet)
+    def kill(self, node_ids: list[str]) -> list[int]:
+        """As machines that vanish at once; the processes that died. Raises KeyError."""
+        raylets = [self._raylets.pop(node_id) for node_id in node_ids]
+        for raylet in raylets:
+            os.kill(_raylet_pid(raylet), signal.SIGSTOP)  # or what it starts from here on would escape the list
+        victims = [process for raylet in raylets for process in self._processes(raylet)]
         for victim in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGKILL)
         psutil.wait_procs(victims, timeout=10)
-        for folder in (self._memory_dir, self._disk_dir):
+        for folder, node_id in itertools.product((self._memory_dir, self._disk_dir), node_ids):
             shutil.rmtree(folder / self._cluster_id / node_id, ignore_errors=True)
         return [victim.pid for victim in victims]
 
@@ -154,20 +157,19 @@ def serve(commands: IO[str], answers: IO[str]) -> None:
 
 
 def _obey(cluster: LocalCluster, snapshot: ClusterSnapshot, command: dict[str, Any]) -> dict[str, Any]:
-    node_id = command["node"]
     try:
-        match command["do"]:
-            case "kill":
-                return {"event": "killed", "node": node_id, "pids": cluster.kill(node_id)}
-            case "add":
+        match command:
+            case {"do": "kill", "nodes": list(node_ids)}:
+                return {"event": "killed", "nodes": node_ids, "pids": cluster.kill(node_ids)}
+            case {"do": "add", "node": str(node_id)}:
                 cluster.add(snapshot.node(node_id))
                 return {"event": "node_started", "node": node_id}
-            case "pids":
+            case {"do": "pids", "node": str(node_id)}:
                 return {"event": "pids", "node": node_id, **cluster.pids(node_id)}
-            case other:
-                return {"event": "error", "problem": f"unknown command {other!r}"}
-    except KeyError:
-        return {"event": "error", "problem": f"no node {node_id!r} here"}
+            case _:
+                return {"event": "error", "problem": f"unknown command {command}"}
+    except KeyError as error:
+        return {"event": "error", "problem": f"no node {error} here"}
 
 
 def main() -> None:

@@ -1,0 +1,156 @@
+"""What a running job survives, on real raylets: death of the control plane, of its supervisor, of a raylet, of nodes
+with the only holders of a state; a rank that stops and comes back. The loss curve is the judge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import pytest
+from running import BATCH, Running, job_mapping, reference_losses
+from servers import new_place
+from waiting import eventually
+
+from shoal.demo_report import counting_steps
+from shoal_planner.cluster import snapshot_from_mapping
+from shoal_planner.job import parse_job
+from shoal_planner.plan import parse_plan
+from shoal_recovery.placement import backups
+from shoal_recovery.shard_map import shard_map
+from shoal_recovery.state import ShardMap
+
+STEPS = 150
+
+
+def check_history(events: list[dict[str, Any]], steps: int) -> None:
+    """Nothing missing, nothing double, no sample lost, and the loss curve of a run in peace."""
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    counted = counting_steps(events)
+    assert [event["step"] for event in counted] == list(range(1, steps + 1))
+    fed = [number for event in counted for first, last in event["samples"] for number in range(first, last)]
+    assert sorted(fed) == list(range(steps * BATCH))
+    for event, expected in zip(counted, reference_losses(steps), strict=True):
+        assert event["loss"] == pytest.approx(expected, rel=1e-4), event["step"]
+    for recovery in (event for event in events if event["kind"] == "recovery_done"):
+        assert recovery["lost_steps"] == 0, recovery
+        assert recovery["redone_steps"] <= 1, recovery
+
+
+def test_training_goes_on_without_the_control_plane_and_its_history_is_complete(running: Running) -> None:
+    job_id = running.submit(job_mapping(STEPS))
+    running.until_step(job_id, 10)
+    psutil.Process(running.shoal.server_pid).kill()
+    last = max(entry["seq"] for entry in running.journal_on_disk(job_id))
+
+    def gone_on() -> bool:
+        return running.journal_on_disk(job_id)[-1]["seq"] >= last + 20
+
+    eventually(gone_on, 60)
+    running.shoal.start_server()
+    events = running.finish(job_id)
+    check_history(events, STEPS)
+    assert len({event["epoch"] for event in events if event["kind"] == "step_done"}) == 1
+
+
+def test_a_killed_supervisor_is_replaced_while_ranks_step_on(running: Running) -> None:
+    job_id = running.submit(job_mapping(STEPS))
+    running.until_step(job_id, 10)
+    ranks = set(running.processes("ray::RankActor"))
+    old = running.processes("ray::SupervisorActor")
+    before = running.sealed_step(job_id)
+    for process in old.values():
+        process.kill()
+    reached = before
+    while not set(running.processes("ray::SupervisorActor")) - set(old):
+        reached = max(reached, running.sealed_step(job_id))
+    assert reached > before + 1, "no step while there was no supervisor"
+    events = running.finish(job_id)
+    assert ranks
+    check_history(events, STEPS)
+    assert {event["epoch"] for event in events if event["kind"] == "step_done"} == {1}
+    assert not [event for event in events if event["kind"] == "recovery_done"]
+
+
+def test_ranks_outlive_no_killed_raylet_and_the_job_goes_on(running: Running) -> None:
+    job_id = running.submit(job_mapping(STEPS))
+    running.until_step(job_id, 10)
+    node = running.plan(job_id)["plan"]["pipelines"][-1]["stages"][0]["replicas"][0]["node"]
+    ghost = running.rank_of(node)
+    running.killed.add(node)
+    psutil.Process(running.shoal.pids(node)["raylet"]).kill()
+    eventually(lambda: not ghost.is_running() or ghost.status() == psutil.STATUS_ZOMBIE, 20)
+    events = running.finish(job_id)
+    check_history(events, STEPS)
+    lost = [event for event in events if event["kind"] == "node_lost"]
+    assert [event["node"] for event in lost] == [node]
+
+
+def test_a_rank_that_stops_and_comes_back_does_no_harm(running: Running) -> None:
+    steps = 2 * STEPS
+    job_id = running.submit(job_mapping(steps))
+    running.until_step(job_id, 10)
+    node = running.plan(job_id)["plan"]["pipelines"][0]["stages"][0]["replicas"][0]["node"]
+    rank = running.rank_of(node)
+    running.stop(rank)
+    recovery = running.until_event(job_id, "recovery_done")
+    assert recovery["nodes_lost"] == [node]
+    rank.resume()
+    running.until_event(job_id, "node_joined", lambda event: event["seq"] > recovery["seq"])
+    assert rank.is_running(), "it was not to be restarted"
+    check_history(running.finish(job_id), steps)
+
+
+def test_the_store_is_read_for_exactly_what_no_survivor_holds(running: Running) -> None:
+    job_id = running.submit(job_mapping(STEPS, uri=new_place(), every_steps=1, keep=10))
+    running.until_step(job_id, 10)
+    running.until_event(job_id, "checkpoint_committed", lambda event: event["step"] >= 5)
+    adopted = running.plan(job_id)
+    gone = _owner_and_backup(adopted)
+    running.kill(*gone)
+    recovery = running.until_event(job_id, "recovery_done")
+    after = running.plan(job_id)
+    events = running.finish(job_id)
+    check_history(events, STEPS)
+    assert sorted(recovery["nodes_lost"]) == sorted(gone)
+    expected = _bytes_nobody_holds(adopted, after, frozenset(gone))
+    assert expected > 0
+    assert recovery["bytes"]["store"] == expected
+
+
+def _owner_and_backup(adopted: dict[str, Any]) -> tuple[str, str]:
+    """Two small nodes of which one keeps the only copies of the other's snapshots."""
+    copies = backups(snapshot_from_mapping(adopted["snapshot"]).nodes, adopted["plan"]["copies"])
+    used = {device.node for device in parse_plan(adopted["plan"]).devices()}
+    return next(
+        (node, kept_on[0])
+        for node, kept_on in copies.items()
+        if node in used and node.startswith("small") and kept_on[0].startswith("small")
+    )
+
+
+def _bytes_nobody_holds(before: dict[str, Any], after: dict[str, Any], gone: frozenset[str]) -> int:
+    """Counted element by element: master and moments for their new owners, master for ranks that only compute with
+    them. 4 bytes each."""
+    job = parse_job(job_mapping(STEPS))
+    old, new = (shard_map(parse_plan(adopted["plan"]), job.model) for adopted in (before, after))
+    copies = backups(snapshot_from_mapping(before["snapshot"]).nodes, before["plan"]["copies"])
+    dead = {state.rank for state in old.ranks if state.device.node in gone and set(copies[state.device.node]) <= gone}
+    missing = {element for element in _elements(old, "owns", dead)}
+    live = {state.device: set(_elements(old, "holds", {state.rank})) for state in old.ranks}
+    total = 0
+    for state in new.ranks:
+        owned = missing & set(_elements(new, "owns", {state.rank}))
+        computed = missing & set(_elements(new, "holds", {state.rank}))
+        kept = live.get(state.device, set()) if state.device.node not in gone else set()
+        total += 12 * len(owned) + 4 * len(computed - owned - kept)
+    return total
+
+
+def _elements(shards: ShardMap, what: str, ranks: set[int]) -> list[tuple[str, int]]:
+    return [
+        (span.fqn, element)
+        for state in shards.ranks
+        if state.rank in ranks
+        for span in getattr(state, what)
+        for element in range(span.first, span.last)
+    ]

@@ -1,0 +1,143 @@
+"""A running local Shoal as end-to-end tests use it: submit, watch, kill, look into processes and files."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from waiting import eventually
+
+from shoal.client import Client
+from shoal.local_shoal import CLUSTER_ID, LocalShoal
+from shoal_planner.job import parse_job
+
+BATCH = 8
+LIMIT_S = 180.0
+
+
+def job_mapping(steps: int, **checkpoint: Any) -> dict[str, Any]:
+    """A small job whose state does not fit a small node."""
+    job: dict[str, Any] = {
+        "name": "e2e",
+        "model": {"layers": 6, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "vocab": 256},
+        "data": {"uri": "stdlib:"},
+        "train": {"global_batch": BATCH, "seq_len": 64, "steps": steps, "lr": 1e-3, "warmup_steps": 5},
+    }
+    return {**job, "checkpoint": checkpoint} if checkpoint else job
+
+
+@functools.cache
+def reference_losses(steps: int) -> tuple[float, ...]:
+    """Of the same job in this process, undisturbed."""
+    from shoal_workers.solo import run_solo
+
+    return run_solo(parse_job(job_mapping(steps)), steps).losses
+
+
+class Running:
+    def __init__(self, shoal: LocalShoal, nodes: list[str]) -> None:
+        self.shoal = shoal
+        self.client: Client = shoal.client()
+        self._nodes = nodes
+        self._jobs: list[str] = []
+        self._stopped: list[psutil.Process] = []
+        self.killed: set[str] = set()
+
+    def submit(self, mapping: Mapping[str, Any]) -> str:
+        job_id: str = self.client.submit(mapping)["id"]
+        self._jobs.append(job_id)
+        return job_id
+
+    def restore(self) -> None:
+        for process in self._stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        for job_id in self._jobs:
+            if self.client.get(job_id)["status"]["state"] not in ("succeeded", "failed", "cancelled"):
+                self.client.cancel(job_id)
+            self.client.wait(job_id, timeout_s=60)
+        for node in sorted(self.killed):
+            self.shoal.add(node)
+        self.client.close()
+
+    def kill(self, *nodes: str) -> None:
+        self.killed |= set(nodes)
+        self.shoal.kill(*nodes)
+
+    # --- watching ---
+
+    def events(self, job_id: str, kind: str | None = None) -> list[dict[str, Any]]:
+        found = list(self.client.events(job_id))
+        return [event for event in found if kind is None or event["kind"] == kind]
+
+    def step(self, job_id: str) -> int:
+        step: int = self.client.get(job_id)["status"]["step"] or 0
+        return step
+
+    def until_step(self, job_id: str, step: int) -> None:
+        def reached() -> bool:
+            status = self.client.get(job_id)["status"]
+            assert status["state"] != "failed", status["reason"]
+            return (status["step"] or 0) >= step
+
+        eventually(reached, LIMIT_S)
+
+    def until_event(self, job_id: str, kind: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> Any:
+        return eventually(lambda: [event for event in self.events(job_id, kind) if where(event)], LIMIT_S)[-1]
+
+    def finish(self, job_id: str) -> list[dict[str, Any]]:
+        """Waits for the end, which must be a good one; all events."""
+        job = self.client.wait(job_id, timeout_s=LIMIT_S)
+        assert job["status"]["state"] == "succeeded", job["status"]
+        return self.events(job_id)
+
+    def plan(self, job_id: str) -> dict[str, Any]:
+        """The newest adopted one, with its epoch and snapshot."""
+        found: dict[str, Any] = self.events(job_id, "plan_adopted")[-1]
+        return found
+
+    # --- processes ---
+
+    def processes(self, title: str) -> dict[int, psutil.Process]:
+        """Descendants of the local cluster whose title begins so, by process id."""
+        found = {}
+        for process in psutil.Process(self.shoal.cluster_pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if " ".join(process.cmdline()).startswith(title):
+                    found[process.pid] = process
+        return found
+
+    def rank_of(self, node: str) -> psutil.Process:
+        """The rank process of a node with one device."""
+        raylet = self.shoal.pids(node)["raylet"]
+        ranks = self.processes("ray::RankActor").values()
+        return next(process for process in ranks if process.ppid() == raylet)
+
+    def stop(self, process: psutil.Process) -> None:
+        process.suspend()
+        self._stopped.append(process)
+
+    # --- files ---
+
+    def journal_on_disk(self, job_id: str) -> list[dict[str, Any]]:
+        """The longest journal that an agent keeps."""
+        nodes = Path(self.shoal.data_dir) / "nodes" / CLUSTER_ID
+        best: list[dict[str, Any]] = []
+        for path in nodes.glob(f"*/journal/{job_id}.jsonl"):
+            lines = path.read_text().splitlines()
+            entries = [json.loads(line) for line in lines if line.endswith("}")]
+            best = max(best, entries, key=len)
+        return best
+
+    def sealed_step(self, job_id: str) -> int:
+        """The newest step of which any node has a sealed snapshot."""
+        steps = [0]
+        for path in self.shoal.memory_dir.glob(f"{CLUSTER_ID}/*/{job_id}/*.seal?"):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                steps.append(json.loads(path.read_text())["step"])
+        return max(steps)
