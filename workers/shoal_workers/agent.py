@@ -7,9 +7,11 @@ Owns the conversations; files are `ShardStore`'s, objects are the store's.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 from collections.abc import Callable
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -56,9 +58,13 @@ class _Owner:
             self.backups[address] = connect(address)
         return self.backups[address]
 
+    def close(self) -> None:
+        for connection in list(self.backups.values()):
+            connection.close()
+
 
 class Agent:
-    """Serves until the process ends. `memory_dir` is in memory, `disk_dir` on disk; both belong to this node alone."""
+    """Serves until the process ends or `close`. `memory_dir` is in memory, `disk_dir` on disk; both belong to this node alone."""
 
     def __init__(
         self,
@@ -85,10 +91,20 @@ class Agent:
         self._uploads.start()
         self._server.start()
 
+    def close(self) -> None:
+        """Takes no more callers and lets go of other agents; files stay for the next agent of this node."""
+        self._server.close()
+        for owner in list(self._owners.values()):
+            owner.close()
+
     def _serve(self, connection: Connection) -> None:
         while True:
             wire, payload_bytes = connection.receive()
-            message = m.decode(wire)
+            try:
+                message = m.decode(wire)
+            except m.ProtocolError as error:
+                connection.send(m.encode(m.Done(problem=str(error))))
+                return
             if isinstance(message, m.Watch):
                 self._report(connection, message.job)
                 return
@@ -139,6 +155,8 @@ class Agent:
     def _open(self, request: m.OpenSlots) -> m.SlotsOpen:
         name = snapshot_name(request.epoch, request.rank)
         paths, num_bytes = self._shards.open(request.job, name, keys_from_rows(request.layout))
+        if replaced := self._owners.get((request.job, name)):
+            replaced.close()
         self._owners[request.job, name] = _Owner(request)
         return m.SlotsOpen(name=name, paths=list(paths), num_bytes=num_bytes)
 
@@ -171,10 +189,14 @@ class Agent:
             return f"no copy on {address[0]}:{address[1]}: {error}"
 
     def _take_copy(self, connection: Connection, request: m.PutSnapshot, payload_bytes: int) -> m.Done:
-        _, num_bytes = self._shards.open(request.job, request.name, keys_from_rows(request.layout))
+        try:
+            _, num_bytes = self._shards.open(request.job, request.name, keys_from_rows(request.layout))
+            self._shards.begin(request.job, request.name, request.step)
+        except (KeyError, ValueError, OSError) as error:
+            connection.skip(payload_bytes)  # or the copy would be read as the next request
+            return m.Done(problem=f"cannot keep a copy of {request.name}: {error}")
         if payload_bytes != max(num_bytes, 1):
             raise ConnectionClosed(f"a copy of {payload_bytes} bytes where the layout has {num_bytes}")
-        self._shards.begin(request.job, request.name, request.step)
         connection.read_into(self._shards.slot(request.job, request.name, request.step))
         self._shards.seal(request.job, request.name, request.step, request.checksums)
         return m.Done()
@@ -182,21 +204,24 @@ class Agent:
     def _send_ranges(self, connection: Connection, request: m.Fetch) -> None:
         try:
             self._shards.sealed(request.job, request.name, request.step)
+            slot = self._shards.slot(request.job, request.name, request.step)
+            parts = [_cut(slot, offset, num_bytes) for offset, num_bytes in request.ranges]
+            found = checksum(*parts)
+            # Still sealed: so nobody wrote while the checksum was taken. What is written later, the checksum shows.
+            self._shards.sealed(request.job, request.name, request.step)
         except KeyError as error:
             connection.send(m.encode(m.Fetched(problem=f"not held: {error}", checksum="")))
             return
-        slot = self._shards.slot(request.job, request.name, request.step)
-        parts = [slot[offset : offset + num_bytes] for offset, num_bytes in request.ranges]
-        connection.send(m.encode(m.Fetched(problem=None, checksum=checksum(*parts))), parts)
+        connection.send(m.encode(m.Fetched(problem=None, checksum=found)), parts)
 
     def _retire(self, request: m.Retire) -> None:
         self._shards.retire(request.job, request.before_epoch)
         for job, name in list(self._owners):
             if job == request.job and (request.before_epoch is None or epoch_of(name) < request.before_epoch):
-                for connection in self._owners.pop((job, name)).backups.values():
-                    connection.close()
+                self._owners.pop((job, name)).close()
         if request.before_epoch is None:
             self._uploads.forget(request.job)
+            self._rendezvous.forget(f"{request.job}/")
 
     def _upload(self, job: str, name: str, step: int, uri: str) -> None:
         snapshot = self._shards.sealed(job, name, step)
@@ -205,8 +230,12 @@ class Agent:
     # --- journals ---
 
     def _append_journal(self, request: m.AppendJournal) -> None:
-        with self._journal_lock, self._journal_path(request.job).open("a") as file:
-            file.writelines(json.dumps(entry) + "\n" for entry in request.entries)
+        with self._journal_lock, self._journal_path(request.job).open("a+b") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # an agent died while it wrote; its last line must not swallow this one
+                    file.write(b"\n")
+            file.write("".join(json.dumps(entry) + "\n" for entry in request.entries).encode())
 
     def _read_journal(self, job: str) -> list[dict[str, Any]]:
         path = self._journal_path(job)
@@ -216,10 +245,11 @@ class Agent:
         for line in lines:
             try:
                 entry = json.loads(line)
-            except json.JSONDecodeError:  # the last line of an agent that died while it wrote
-                break
-            found[entry["seq"]] = entry
-        return [found[seq] for seq in sorted(found)]
+                found[entry["seq"]] = entry
+            except (ValueError, TypeError, KeyError):  # the line of an agent that died while it wrote
+                continue
+        whole = takewhile(found.__contains__, count(1))
+        return [found[seq] for seq in whole]
 
     def _journal_path(self, job: str) -> Path:
         return self._disk_dir / "journal" / f"{job}.jsonl"
@@ -238,6 +268,12 @@ class Agent:
             self._uploads.unwatch(job, events)
 
 
+def _cut(slot: memoryview, offset: int, num_bytes: int) -> memoryview:
+    if not 0 <= offset <= offset + num_bytes <= slot.nbytes:
+        raise ValueError(f"bytes [{offset}, {offset + num_bytes}) are not within a slot of {slot.nbytes}")
+    return slot[offset : offset + num_bytes]
+
+
 class _Rendezvous:
     """Keys that ranks of one epoch leave for each other."""
 
@@ -249,6 +285,10 @@ class _Rendezvous:
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()
+
+    def forget(self, prefix: str) -> None:
+        with self._changed:
+            self._values = {key: value for key, value in self._values.items() if not key.startswith(prefix)}
 
     def get(self, key: str, timeout_s: float) -> str | None:
         with self._changed:

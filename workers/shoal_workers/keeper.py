@@ -71,6 +71,13 @@ class Keeper:
         for copy in copies:
             copy.flush(timeout_s)
 
+    def close(self) -> None:
+        """The copies get what is on its way, and nothing more."""
+        with self._changed:
+            for copy in self._copies.values():
+                copy.close()
+            self._copies.clear()
+
 
 class Copy:
     """One agent's copy, written by a thread of its own."""
@@ -88,7 +95,8 @@ class Copy:
     def flush(self, timeout_s: float) -> None:
         done = threading.Event()
         self._entries.put(done)
-        done.wait(timeout_s)
+        if not self.broken:
+            done.wait(timeout_s)
 
     def close(self) -> None:
         self._entries.put(None)
@@ -102,7 +110,9 @@ class Copy:
                     entries.set()
                 elif entries:
                     wire = [entry_to_mapping(entry) for entry in entries]
-                    connection.request(m.encode(m.AppendJournal(job=self._job, entries=wire)))
+                    answer = connection.request(m.encode(m.AppendJournal(job=self._job, entries=wire)))
+                    if problem := m.decode_as(m.Done, answer).problem:
+                        raise ConnectionClosed(problem)  # a copy with a gap is none; another agent takes its place
         except ConnectionClosed as error:
             log.info("journal copy lost", address=self._address, error=str(error))
             self.broken = True

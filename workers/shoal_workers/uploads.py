@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from shoal_planner.errors import InvalidField
 from shoal_recovery.checkpoints import put_shard
 from shoal_recovery.errors import StoreError
 from shoal_recovery.state import Snapshot, StoredPiece
@@ -49,10 +50,17 @@ class Uploads:
         threading.Thread(target=self._run, name="uploads", daemon=True).start()
 
     def add(self, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> None:
-        """Returns as soon as `content` may be overwritten."""
+        """Returns as soon as `content` may be overwritten. A full disk costs this checkpoint, never the step."""
         path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}"
-        path.write_bytes(content)
-        self._tasks.put(_Task(job=job, snapshot=snapshot, uri=uri, path=path))
+        task = _Task(job=job, snapshot=snapshot, uri=uri, path=path)
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            self._tell(_result(task, (), f"no copy on the node's disk: {error}"))
+        else:
+            self._tasks.put(task)
 
     def watch(self, job: str) -> queue.SimpleQueue[Uploaded]:
         """A queue of all results of this job, earlier ones first: a supervisor that comes late misses none."""
@@ -76,34 +84,39 @@ class Uploads:
             task = self._tasks.get()
             result = self._bring(task)
             task.path.unlink(missing_ok=True)
-            with self._lock:
-                self._done[task.job].append(result)
-                for events in self._watchers[task.job]:
-                    events.put(result)
+            self._tell(result)
+
+    def _tell(self, result: Uploaded) -> None:
+        with self._lock:
+            self._done[result.job].append(result)
+            for events in self._watchers[result.job]:
+                events.put(result)
 
     def _bring(self, task: _Task) -> Uploaded:
-        epoch, step = epoch_of(task.snapshot.name), task.snapshot.step
-        pieces: tuple[StoredPiece, ...] = ()
-        problem = None
+        step = task.snapshot.step
         try:
             pieces = put_shard(
                 self._open_store(task.uri),
                 job=task.job,
                 step=step,
-                epoch=epoch,
+                epoch=epoch_of(task.snapshot.name),
                 shard=task.snapshot.name,
                 data=task.path.read_bytes(),
                 pieces=task.snapshot.pieces,
             )
-        except (StoreError, OSError) as error:
+        except (StoreError, InvalidField, OSError) as error:
             # Training goes on without this checkpoint; the supervisor tells the user.
             log.warning("upload failed", job=task.job, step=step, error=str(error))
-            problem = str(error)
-        return Uploaded(
-            job=task.job,
-            step=step,
-            epoch=epoch,
-            name=task.snapshot.name,
-            rows=stored_rows(pieces),
-            problem=problem,
-        )
+            return _result(task, (), str(error))
+        return _result(task, pieces, None)
+
+
+def _result(task: _Task, pieces: tuple[StoredPiece, ...], problem: str | None) -> Uploaded:
+    return Uploaded(
+        job=task.job,
+        step=task.snapshot.step,
+        epoch=epoch_of(task.snapshot.name),
+        name=task.snapshot.name,
+        rows=stored_rows(pieces),
+        problem=problem,
+    )

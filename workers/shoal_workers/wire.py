@@ -14,8 +14,14 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import structlog
+
+log = structlog.get_logger()
+
 _HEADER = struct.Struct("!IQ")
 _MAX_JSON_BYTES = 256 * 1024 * 1024
+_SCRATCH_BYTES = 1024 * 1024
+_ACCEPT_AGAIN_S = 0.1
 
 Buffer = bytes | bytearray | memoryview
 
@@ -57,7 +63,12 @@ class Connection:
             raise ConnectionClosed(f"a frame of {json_bytes} bytes is not one of ours")
         text = bytearray(json_bytes)
         self.read_into(memoryview(text))
-        message: dict[str, Any] = json.loads(text)
+        try:
+            message = json.loads(text)
+        except ValueError as error:
+            raise ConnectionClosed(f"a frame that is not JSON is not one of ours: {error}") from error
+        if not isinstance(message, dict):
+            raise ConnectionClosed("a frame that is no JSON object is not one of ours")
         return message, payload_bytes
 
     def read_into(self, view: memoryview) -> None:
@@ -72,6 +83,14 @@ class Connection:
         except OSError as error:
             raise ConnectionClosed(str(error)) from error
 
+    def skip(self, num_bytes: int) -> None:
+        """Takes payload bytes that nobody wants. Raises ConnectionClosed."""
+        scratch = memoryview(bytearray(min(num_bytes, _SCRATCH_BYTES)))
+        while num_bytes > 0:
+            part = scratch[:num_bytes]
+            self.read_into(part)
+            num_bytes -= part.nbytes
+
     def request(self, message: dict[str, Any], payload: Iterable[Buffer] = ()) -> dict[str, Any]:
         """Sends and takes the one answer, for connections that one caller uses at a time. Raises ConnectionClosed."""
         self.send(message, payload)
@@ -80,6 +99,12 @@ class Connection:
 
     def set_timeout(self, timeout_s: float | None) -> None:
         self._socket.settimeout(timeout_s)
+
+    def set_send_timeout(self, timeout_s: float) -> None:
+        """How long the other side may take nothing before a send fails; receiving still waits without end."""
+        seconds, rest = divmod(timeout_s, 1)
+        limit = struct.pack("@ll", int(seconds), int(rest * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def close(self) -> None:
         """Wakes whoever waits on this connection, on both sides."""
@@ -105,12 +130,14 @@ class Server:
         self._listener = socket.create_server((host, 0), backlog=128)
         self._handle = handle
         self._name = name
+        self._closed = threading.Event()
         self.port: int = self._listener.getsockname()[1]
 
     def start(self) -> None:
         threading.Thread(target=self._accept, name=f"{self._name}-accept", daemon=True).start()
 
     def close(self) -> None:
+        self._closed.set()
         # shutdown, not only close: a thread that sleeps in accept() would keep the port open.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -120,8 +147,12 @@ class Server:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError as error:
+                if self._closed.wait(_ACCEPT_AGAIN_S):
+                    return
+                # Out of descriptors, or a caller that is gone already: a server that stopped listening would be worse.
+                log.warning("connection not accepted", server=self._name, error=str(error))
+                continue
             threading.Thread(target=self._serve, args=(Connection(sock),), name=self._name, daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:

@@ -1,0 +1,100 @@
+"""Agents in this process, each with folders and a port of its own, for tests of conversations with them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal_recovery.state import ShardKey, Snapshot
+from shoal_recovery.store import Store, open_store
+from shoal_workers import messages as m
+from shoal_workers.agent import Agent
+from shoal_workers.roster import ask
+from shoal_workers.rows import key_rows, snapshots_from_rows
+from shoal_workers.wire import Connection, connect
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningAgent:
+    node: str
+    agent: Agent
+    memory_dir: Path
+    disk_dir: Path
+    _connections: list[Connection] = field(default_factory=list)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return HOST, self.agent.port
+
+    def ask(self, request: Any) -> Any:
+        return ask(self.address, request, 10.0)
+
+    def connect(self) -> Connection:
+        """Closed with the agent."""
+        connection = connect(self.address)
+        self._connections.append(connection)
+        return connection
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self.agent.close()
+
+    def inventory(self, job: str = "job") -> tuple[Snapshot, ...]:
+        return snapshots_from_rows(self.ask(m.GetInventory(job=job)).snapshots)
+
+    def held(self, job: str = "job") -> list[tuple[str, int]]:
+        return sorted((snapshot.name, snapshot.step) for snapshot in self.inventory(job))
+
+
+def start_agent(folder: Path, node: str, opener: Callable[[str], Store] = open_store) -> RunningAgent:
+    memory_dir, disk_dir = folder / node / "memory", folder / node / "disk"
+    agent = Agent(node=node, memory_dir=memory_dir, disk_dir=disk_dir, host=HOST, heartbeat_s=0.05, open_store=opener)
+    agent.start()
+    return RunningAgent(node=node, agent=agent, memory_dir=memory_dir, disk_dir=disk_dir)
+
+
+@contextlib.contextmanager
+def running_agents(folder: Path, *nodes: str) -> Iterator[tuple[RunningAgent, ...]]:
+    started = tuple(start_agent(folder, node) for node in nodes)
+    try:
+        yield started
+    finally:
+        for each in started:
+            each.close()
+
+
+def open_slots(
+    layout: tuple[ShardKey, ...],
+    *,
+    epoch: int = 1,
+    rank: int = 0,
+    backups: tuple[RunningAgent, ...] = (),
+    uri: str | None = None,
+    every: int = 1,
+) -> m.OpenSlots:
+    return m.OpenSlots(
+        job="job",
+        epoch=epoch,
+        rank=rank,
+        layout=key_rows(layout),
+        backups=[[backup.node, *backup.address] for backup in backups],
+        upload_uri=uri,
+        upload_every=every,
+        last_step=1000,
+    )
+
+
+def write_snapshot(agent: RunningAgent, opened: m.OpenSlots, step: int) -> bytes:
+    """What a rank does, but for the seal; the bytes of the slot."""
+    slots = agent.ask(opened)
+    assert agent.ask(m.BeginSnapshot(job="job", name=slots.name, step=step)) == m.Done()
+    content = bytes((step + index) % 256 for index in range(slots.num_bytes))
+    with open(slots.paths[step % 2], "r+b") as file:
+        file.write(content)
+    return content
