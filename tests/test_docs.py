@@ -1,0 +1,183 @@
+"""What the documents say exists: example files parse, links lead somewhere, commands, routes and settings are real."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from shoal.cli import app
+from shoal.local_shoal import DEFAULT_CLUSTER
+from shoal.settings import ClientSettings
+from shoal_planner.catalogue import CATALOGUE, device_type
+from shoal_planner.cluster import parse_cluster
+from shoal_planner.job import parse_job
+from shoal_planner.plan import parse_plan
+from shoal_planner.search import plan
+from shoal_service.app import create_app
+from shoal_service.settings import Settings
+from shoal_workers.settings import WorkerSettings
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+CLUSTERS = [path for path in EXAMPLES if "nodes" in yaml.safe_load(path.read_text())]
+JOBS = [path for path in EXAMPLES if path not in CLUSTERS]
+TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
+# Made from a running dashboard by whoever cuts a release, so it may be absent in between.
+MADE_LATER = {ROOT / "docs/images/dashboard.png"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """As code hosts make them of headings."""
+    headings = re.findall(r"^#+ (.+)$", without_code(path.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_there_are_examples_of_both_kinds() -> None:
+    assert {path.name for path in JOBS} >= {"quickstart.yaml"}
+    assert {path.name for path in CLUSTERS} >= {"cluster-mixed.yaml", "local-cluster.yaml"}
+
+
+@pytest.mark.parametrize("path", JOBS, ids=name_of)
+def test_job_examples_parse(path: Path) -> None:
+    parse_job(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=name_of)
+def test_cluster_examples_parse_and_name_known_devices(path: Path) -> None:
+    cluster = parse_cluster(yaml.safe_load(path.read_text(encoding="utf-8")))
+    for node in cluster.nodes:
+        device_type(node.device, cluster.overrides)
+
+
+def test_the_local_cluster_example_is_the_default() -> None:
+    assert parse_cluster(yaml.safe_load(read("examples/local-cluster.yaml"))) == parse_cluster(DEFAULT_CLUSTER)
+
+
+def test_the_quickstart_has_a_plan_on_the_local_cluster() -> None:
+    job = parse_job(yaml.safe_load(read("examples/quickstart.yaml")))
+    found = plan(job, parse_cluster(yaml.safe_load(read("examples/local-cluster.yaml"))))
+    assert found.plan.global_batch == job.train.global_batch
+
+
+def test_the_quickstart_names_every_field_of_the_contract() -> None:
+    given = yaml.safe_load(read("examples/quickstart.yaml"))
+    assert set(given["limits"]) == {"device_types", "max_price_per_hour", "deadline", "min_devices"}
+    assert set(given["checkpoint"]) == {"uri", "every_steps", "keep", "protect_every", "copies"}
+
+
+def test_the_client_example_imports_only_what_users_have() -> None:
+    tree = ast.parse(read("examples/submit.py"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported == {"pathlib", "shoal"}
+
+
+def test_the_client_example_says_so_when_nobody_answers(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/submit.py")],
+        env={"SHOAL_SERVER": "http://127.0.0.1:9", "SHOAL_DATA_DIR": str(tmp_path), "SHOAL_TOKEN": "none"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no control plane answers at http://127.0.0.1:9" in done.stderr
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(path.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        assert found.exists() or found in MADE_LATER, f"{name_of(path)} links to {target}"
+        if anchor:
+            assert anchor in anchors(found), f"{name_of(path)} links to {target}"
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_texts_are_ascii(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").isascii()
+
+
+def test_every_decision_is_listed() -> None:
+    listed = set(re.findall(r"\((\d{4}-[a-z-]+\.md)\)", read("docs/adr/README.md")))
+    assert listed == {path.name for path in (ROOT / "docs/adr").glob("0*.md")}
+
+
+def test_the_commands_of_the_handbook_are_those_of_the_program() -> None:
+    named = set(re.findall(r"\bshoal\s+([a-z][a-z-]*)", read("docs/cli.md")))
+    assert named == set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_the_options_of_the_handbook_are_those_of_the_program() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    usages = re.findall(r"^shoal ([a-z-]+)(.*)$", read("docs/cli.md"), flags=re.MULTILINE)
+    assert len(usages) >= 13
+    for command, rest in usages:
+        known = {option for parameter in commands[command].params for option in parameter.opts}
+        named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))
+        assert named <= known, f"shoal {command}"
+
+
+def test_the_routes_of_the_handbook_are_those_of_the_server(tmp_path: Path) -> None:
+    paths = create_app(Settings(data_dir=tmp_path)).openapi()["paths"]
+    real = {f"{method.upper()} {path}" for path, operations in paths.items() for method in operations}
+    named = set(re.findall(r"`((?:GET|POST|PUT) /\S+)`", read("docs/rest.md").partition("## Jobs")[0]))
+    assert named - {"GET /openapi.json"} == real
+
+
+def test_the_codes_of_the_handbook_are_those_of_the_server() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "service/shoal_service").glob("*.py")]
+    table = read("docs/rest.md").partition("## Refusals")[2]
+    for line in re.findall(r"^\| \d{3} \|([^|]+)\|", table, flags=re.MULTILINE):
+        for code in re.findall(r"`([a-z_]+)`", line):
+            assert any(f'"{code}"' in source for source in sources), code
+
+
+def test_the_settings_of_the_handbook_are_those_of_the_program() -> None:
+    named = set(re.findall(r"^\| `(SHOAL_[A-Z_]+)`", read("docs/cli.md"), flags=re.MULTILINE))
+    real = {f"SHOAL_{field.upper()}" for kind in (ClientSettings, Settings) for field in kind.model_fields}
+    assert named == real | {f"SHOAL_WORKER_{field.upper()}" for field in WorkerSettings.model_fields}
+
+
+def test_the_handbook_lists_the_catalogue() -> None:
+    assert {name for name in CATALOGUE if f"`{name}`" in read("docs/files.md")} == set(CATALOGUE)
+
+
+def test_the_plan_in_the_handbook_is_one() -> None:
+    (text,) = re.findall(r"```json\n(.*?)```", read("docs/files.md"), flags=re.DOTALL)
+    assert parse_plan(yaml.safe_load(text)).global_batch == 16
+
+
+def test_the_readme_names_both_commands_and_shows_the_page() -> None:
+    text = read("README.md")
+    assert re.search(r"^make demo\b", text, flags=re.MULTILINE)
+    assert re.search(r"^make test\b", text, flags=re.MULTILINE)
+    assert "](docs/images/dashboard.png)" in text
+
+
+def test_make_knows_what_the_documents_tell_to_make() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in TEXTS)
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, flags=re.MULTILINE)) <= targets
