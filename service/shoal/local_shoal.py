@@ -110,6 +110,8 @@ class LocalShoal:
 
     def start_server(self) -> None:
         """Also after it was killed. Returns when it answers."""
+        if self._server is not None:
+            self._server.wait(_STOP_S)
         command = [sys.executable, "-m", "shoal_service"]
         port = self.url.rpartition(":")[2]
         environment = {"SHOAL_DATA_DIR": str(self._options.data_dir), "SHOAL_HOST": "127.0.0.1", "SHOAL_PORT": port}
@@ -147,6 +149,8 @@ class LocalShoal:
             with contextlib.suppress(OSError):  # it may be gone already
                 self._cluster.stdin.close()  # the end of its commands is its order to stop
             _end(self._cluster, None)
+        if self._cluster is not None:
+            self._stream("stdout").close()
         if self._server is not None and self._server.poll() is None:
             _end(self._server, signal.SIGTERM)
 

@@ -145,9 +145,12 @@ def _cursor(job_id: str) -> str:
 
 def _read_cursor(cursor: str) -> str:
     try:
-        return base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-    except (binascii.Error, ValueError) as error:
-        raise BadInput("invalid_field", f"cursor = {cursor!r}: is not a cursor of this list", "cursor") from error
+        job_id = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+    except (binascii.Error, ValueError):
+        job_id = ""
+    if not job_id.startswith("job_"):
+        raise BadInput("invalid_field", f"cursor = {cursor!r}: is not a cursor of this list", "cursor")
+    return job_id
 
 
 def rfc3339(at_s: float) -> str:

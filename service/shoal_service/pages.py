@@ -43,7 +43,8 @@ def _page(request: Request, name: str, values: dict[str, Any], status: int = 200
 
 def refused(request: Request, problem: Problem) -> Response:
     """A refusal as a page, for browsers."""
-    return _page(request, "refused.html", {"problem": problem, "title": problem.body()["title"]}, problem.status)
+    title = "Sign in" if problem.status == 401 else problem.body()["title"]
+    return _page(request, "refused.html", {"problem": problem, "title": title}, problem.status)
 
 
 @router.get("/", response_class=HTMLResponse)

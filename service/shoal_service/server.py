@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from types import FrameType
 
@@ -23,7 +24,9 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         _services(self.config).bell.close()
-        super().handle_exit(sig, frame)
+        # Unlike uvicorn's own, this does not raise the signal again afterwards: an end that was asked for is a success.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def _services(config: uvicorn.Config) -> Services:

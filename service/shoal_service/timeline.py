@@ -14,6 +14,7 @@ WIDTH = 1000.0
 LANE = 22.0
 GAP = 6.0
 AXIS = 24.0
+HEAD = 16.0  # strip for the names of recoveries
 MAX_NODES = 24
 PHASES = ("detect", "decide", "restore", "rebuild")
 SOURCES = ("own", "node", "peer", "store")
@@ -93,19 +94,22 @@ class Event:
 
 def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -> Timeline:
     """`end_at_s` is now, or when the job ended."""
+    # Journals carry the clocks of their clusters, which may be behind ours.
+    created_at_s = min(created_at_s, events[0].at_s) if events else created_at_s
+    end_at_s = max(end_at_s, events[-1].at_s) if events else end_at_s
     scale = _Scale(created_at_s, max(end_at_s, created_at_s + 1.0))
     nodes = _node_spans(events, end_at_s)
     eventful = [name for name, spans in nodes.items() if len(spans) > 1 or spans[0][2] is not None or spans[0][3]]
     shown = sorted(nodes) if len(nodes) <= MAX_NODES else sorted(eventful)[:MAX_NODES]
     lanes = [_job_lane(events, scale, created_at_s)]
     for name in shown:
-        lanes.append(_node_lane(name, nodes[name], scale, len(lanes) * (LANE + GAP)))
+        lanes.append(_node_lane(name, nodes[name], scale, HEAD + len(lanes) * (LANE + GAP)))
     recoveries = [event for event in events if event.kind == RecoveryDone.kind]
     marks = tuple(
         Mark(x=scale(event.at_s), text=f"R{number}", title=str(event.payload["reason"]))
         for number, event in enumerate(recoveries, start=1)
     )
-    height = len(lanes) * (LANE + GAP) + AXIS
+    height = HEAD + len(lanes) * (LANE + GAP) + AXIS
     return Timeline(
         height=height, lanes=tuple(lanes), recoveries=marks, ticks=scale.ticks(), hidden_nodes=len(nodes) - len(shown)
     )
@@ -125,7 +129,11 @@ class _Scale:
         step_s = next((nice for nice in _NICE_S if self._span_s / nice <= 8), self._span_s / 8)
         count = int(self._span_s // step_s)
         return tuple(
-            Mark(x=self(self._first_s + index * step_s), text=f"+{duration(index * step_s)}", title="")
+            Mark(
+                x=self(self._first_s + index * step_s),
+                text=f"+{duration(index * step_s)}" if index else "start",
+                title="",
+            )
             for index in range(count + 1)
         )
 
@@ -147,7 +155,7 @@ def _job_lane(events: Sequence[Event], scale: _Scale, created_at_s: float) -> La
         )
         for (at_s, state, reason), end in zip(changes, ends, strict=True)
     )
-    return Lane(y=0.0, name="job", bands=bands, marks=())
+    return Lane(y=HEAD, name="job", bands=bands, marks=())
 
 
 _Span = tuple[float, float, Mapping[str, Any] | None, bool]

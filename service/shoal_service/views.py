@@ -50,7 +50,7 @@ def summary(row: JobRow) -> dict[str, Any]:
         "loss": None if row.loss is None else f"{row.loss:.4f}",
         "tokens_per_s": None if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
         "step_s": None if row.step_s is None else duration(row.step_s),
-        "eta": None if eta is None else duration(eta),
+        "eta": None if eta is None else duration(round(eta)),
         "epoch": row.epoch,
         "plan_id": row.plan_id,
         "recoveries": row.num_recoveries,

@@ -52,7 +52,7 @@ function build(data) {
       axes: [{ ...axis, label: "step", labelSize: 20, size: 34 }, { ...axis, size: 56 }],
       series: [
         { label: "step" },
-        { label: "rolled back", stroke: colour("--undone"), width: 2, points: { size: 7 }, value: shown },
+        { label: "rolled back", stroke: colour("--undone"), width: 2, points: { show: true, size: 9 }, value: shown },
         { label: "loss", stroke: colour("--loss"), width: 2, spanGaps: true, value: shown },
       ],
       hooks: { draw: [drawMarkers] },

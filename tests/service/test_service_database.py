@@ -1,0 +1,60 @@
+"""Migrations give exactly the tables of the models; settings are the ones that are documented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, inspect
+
+from shoal.settings import ClientSettings
+from shoal_service.database import Database
+from shoal_service.models import Base
+from shoal_service.settings import Settings
+
+
+def differences(connection: Connection) -> list[Any]:
+    context = MigrationContext.configure(connection, opts={"compare_type": True, "render_as_batch": True})
+    return list(compare_metadata(context, Base.metadata))
+
+
+async def test_migrations_give_the_tables_of_the_models(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'shoal.db'}")
+    await database.migrate()
+    await database.migrate()
+    async with database.engine.connect() as connection:
+        assert await connection.run_sync(differences) == []
+        names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
+    await database.close()
+    assert set(names) == {"alembic_version", "jobs", "journal", "step_points", "clusters", "secrets"}
+
+
+def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new setting is a decision: it changes this list."""
+    assert sorted(Settings.model_fields) == [
+        "data_dir",
+        "database_url",
+        "host",
+        "log_level",
+        "login_code_s",
+        "max_body_bytes",
+        "max_lease_s",
+        "max_wait_s",
+        "plan_time_limit_s",
+        "poll_s",
+        "port",
+        "public_url",
+        "session_s",
+        "store_check_s",
+    ]
+    assert sorted(ClientSettings.model_fields) == ["data_dir", "server", "token"]
+    for kind in (Settings, ClientSettings):
+        assert all(field.description for field in kind.model_fields.values())
+    monkeypatch.setenv("SHOAL_PORT", "1234")
+    monkeypatch.setenv("SHOAL_DATA_DIR", "/somewhere")
+    assert Settings().port == 1234
+    assert Settings().resolved_database_url == "sqlite+aiosqlite:////somewhere/shoal.db"
+    assert Settings(host="::1").host == "::1"

@@ -1,0 +1,290 @@
+"""What connectors send: leases, wishes, journals; and what the control plane then shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from control_plane import Connector, job_mapping, ok, story
+
+from shoal_recovery.journal import Entry, StateChanged, StepDone, entry_to_mapping
+
+
+# Jobs are submitted before the cluster comes where the order does not matter: no plan is searched for then.
+def submit(api: httpx.Client, **changes: Any) -> str:
+    return str(ok(api.post("/v1/jobs", json=job_mapping(**changes)))["id"])
+
+
+def step(seq: int, number: int, *, epoch: int = 1, loss: float = 2.0) -> Entry:
+    event = StepDone(
+        epoch=epoch,
+        step=number,
+        loss=loss,
+        grad_norm=1.0,
+        lr=3e-4,
+        tokens=256,
+        duration_s=0.5,
+        samples=((0, 8),),
+    )
+    return Entry(seq=seq, at_s=1000.0 + seq, event=event)
+
+
+def state(seq: int, name: str, reason: str = "because") -> Entry:
+    return Entry(seq=seq, at_s=1000.0 + seq, event=StateChanged(state=name, code="code", reason=reason))
+
+
+def test_one_holder_at_a_time_speaks_for_a_cluster(
+    api: httpx.Client, connector: Connector, eventually: Callable[..., Any]
+) -> None:
+    lease = ok(connector.renew(lease_s=30))
+    assert lease["cluster_id"] == "local" and lease["lease_until"].endswith("Z")
+    other = Connector(http=api, holder="connector-2")
+    refused = other.renew()
+    assert refused.status_code == 409
+    assert refused.json()["code"] == "lease_held"
+    assert "connector-1" in refused.json()["detail"]
+    job_id = submit(api)
+    assert other.send(job_id, [state(1, "starting")]).json()["code"] == "lease_held"
+    ok(connector.renew(lease_s=0.01))
+    eventually(lambda: other.renew().is_success)
+
+
+def test_a_cluster_report_is_checked(api: httpx.Client, connector: Connector) -> None:
+    body = {"holder": "h", "lease_s": 5, "snapshot": {"nodes": [{"id": "a"}]}, "profile": {}}
+    problem = api.put("/v1/clusters/c", json=body)
+    assert (problem.status_code, problem.json()["param"]) == (422, "snapshot.nodes[0].device")
+    body = {"holder": "h", "lease_s": 5, "snapshot": {"nodes": []}, "profile": {"odd": 1}}
+    assert api.put("/v1/clusters/c", json=body).json()["param"] == "profile.odd"
+    assert api.put("/v1/clusters/c", json={"holder": "h"}).json()["param"] == "snapshot"
+    assert ok(api.get("/v1/clusters"))["items"] == []
+
+
+def test_a_waiting_job_goes_to_the_first_cluster_that_comes(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    wished = connector.wishes()
+    assert [(job["id"], job["wish"], job["last_seq"]) for job in wished["jobs"]] == [(job_id, "run", 0)]
+    assert wished["jobs"][0]["spec"]["name"] == "tiny"
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["cluster_id"] == "local"
+    ok(Connector(http=api, cluster_id="second", holder="x").renew())
+    assert Connector(http=api, cluster_id="second", holder="x").wishes()["jobs"] == []
+
+
+def test_wishes_are_answered_as_soon_as_they_change(api: httpx.Client, connector: Connector) -> None:
+    ok(connector.renew())
+    version = connector.wishes()["version"]
+    assert connector.wishes(after=version)["version"] == version
+    answers: list[dict[str, Any]] = []
+    waiting = threading.Thread(target=lambda: answers.append(connector.wishes(after=version, wait_s=20)))
+    waiting.start()
+    started_s = time.monotonic()
+    job_id = submit(api)
+    waiting.join(timeout=10)
+    assert time.monotonic() - started_s < 8
+    assert [job["id"] for job in answers[0]["jobs"]] == [job_id]
+    # Progress is no new wish; a cancellation is.
+    version = answers[0]["version"]
+    ok(connector.send(job_id, [state(1, "starting"), step(2, 1)]))
+    assert connector.wishes()["version"] == version
+    assert connector.wishes()["jobs"][0]["last_seq"] == 2
+    ok(api.post(f"/v1/jobs/{job_id}/cancel"))
+    assert connector.wishes()["version"] != version
+    assert connector.wishes()["jobs"][0]["wish"] == "cancelled"
+    ok(connector.send(job_id, [state(3, "cancelled")]))
+    assert connector.wishes()["jobs"] == []
+
+
+def test_a_journal_is_neither_lost_nor_doubled(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    told = story(job_mapping(), started_at_s=time.time()).entries
+    assert ok(connector.send(job_id, told[:10])) == {"last_seq": 10}
+    assert ok(connector.send(job_id, told[:10])) == {"last_seq": 10}
+    assert ok(connector.send(job_id, told[5:15])) == {"last_seq": 15}
+    gap = connector.send(job_id, told[20:25])
+    assert (gap.status_code, gap.json()["code"], gap.json()["expected_seq"]) == (409, "journal_gap", 16)
+    assert ok(connector.send(job_id, told)) == {"last_seq": len(told)}
+    shown: list[dict[str, Any]] = []
+    after, more = 0, True
+    while more:
+        page = ok(api.get(f"/v1/jobs/{job_id}/events", params={"after": after, "limit": 30}))
+        shown += page["items"]
+        after, more = page["next_after"], page["more"]
+    sent = [entry_to_mapping(entry) for entry in told]
+    assert [{key: item for key, item in event.items() if key != "at"} for event in shown] == json_values(sent)
+
+
+def json_values(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_senders_at_the_same_time_write_each_entry_once(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    told = [state(1, "starting"), state(2, "running"), *(step(seq, seq - 2) for seq in range(3, 63))]
+
+    def send() -> None:
+        sent = 0
+        while sent < len(told):
+            sent = ok(connector.send(job_id, told[sent : sent + 7]))["last_seq"]
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    job = ok(api.get(f"/v1/jobs/{job_id}"))
+    assert (job["status"]["last_seq"], job["status"]["step"]) == (62, 60)
+    assert ok(api.get(f"/v1/jobs/{job_id}/metrics"))["num_points"] == 60
+
+
+def test_the_whole_story_of_a_job(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    told = story(job_mapping(), started_at_s=time.time())
+    ok(connector.send(job_id, told.entries))
+    job = ok(api.get(f"/v1/jobs/{job_id}"))["status"]
+    assert (job["state"], job["code"], job["step"], job["epoch"]) == ("succeeded", "all_steps_done", 60, 3)
+    assert (job["recoveries"], job["redone_steps"], job["lost_steps"]) == (2, 1, 0)
+    assert job["loss"] is not None and job["eta_s"] is None
+
+    curve = ok(api.get(f"/v1/jobs/{job_id}/metrics"))
+    assert [point["step"] for point in curve["points"]] == list(range(1, 61))
+    assert [(point["step"], point["epoch"]) for point in curve["rolled_back"]] == [(20, 1)]
+    assert [(mark["cause"], mark["step"]) for mark in curve["markers"]] == [("node_lost", 19), ("node_joined", 39)]
+
+    plan = ok(api.get(f"/v1/jobs/{job_id}/plan"))
+    assert plan["plan_id"] == told.plan_id == job["plan_id"]
+    assert [each["epoch"] for each in plan["generations"]] == [1, 2, 3]
+    older = ok(api.get(f"/v1/jobs/{job_id}/plan", params={"epoch": 2}))
+    assert older["plan_id"] != plan["plan_id"]
+    assert {node["id"] for node in older["snapshot"]["nodes"]} == {"big-0", "big-1", "spot-0"}
+    assert api.get(f"/v1/jobs/{job_id}/plan", params={"epoch": 9}).json()["param"] == "epoch"
+
+    recoveries = ok(api.get(f"/v1/jobs/{job_id}/recoveries"))
+    assert [item["cause"] for item in recoveries["items"]] == ["node_lost", "node_joined"]
+    assert recoveries["items"][0]["nodes_lost"] == ["spot-1"]
+    assert recoveries["bytes"] == {"own": 62_800_000, "node": 16_400_000, "peer": 25_800_000, "store": 0}
+    assert ok(api.get("/v1/jobs", params={"state": "succeeded"}))["items"][0]["id"] == job_id
+
+
+def test_points_that_were_rolled_back_stay_and_are_told_apart(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    entries = [state(1, "starting"), state(2, "running")]
+    entries += [step(seq, seq - 2, loss=float(seq)) for seq in range(3, 13)]
+    entries += [step(13 + index, 6 + index, epoch=2, loss=50.0) for index in range(3)]
+    ok(connector.send(job_id, entries))
+    curve = ok(api.get(f"/v1/jobs/{job_id}/metrics"))
+    assert [(point["step"], point["epoch"]) for point in curve["points"]] == [
+        *((number, 1) for number in range(1, 6)),
+        *((number, 2) for number in range(6, 9)),
+    ]
+    assert [point["step"] for point in curve["rolled_back"]] == [6, 7, 8, 9, 10]
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["step"] == 8
+
+
+def test_a_long_curve_is_thinned_but_keeps_its_extremes(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api, train={"steps": 5000})
+    ok(connector.renew())
+    entries = [state(1, "starting"), state(2, "running")]
+    entries += [step(seq, seq - 2, loss=9.0 if seq == 777 else 2.0 + seq / 1e5) for seq in range(3, 1503)]
+    ok(connector.send(job_id, entries))
+    curve = ok(api.get(f"/v1/jobs/{job_id}/metrics", params={"max_points": 100}))
+    assert curve["downsampled"] and curve["num_points"] == 1500
+    assert 50 <= len(curve["points"]) <= 100
+    assert max(point["loss"] for point in curve["points"]) == 9.0
+    steps = [point["step"] for point in curve["points"]]
+    assert steps == sorted(set(steps)) and steps[0] == 1 and steps[-1] == 1500
+
+
+def test_a_loss_that_is_no_number_is_kept_and_shown_as_null(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    bad = entry_to_mapping(step(2, 1)) | {"loss": "nan"}
+    body = {"cluster_id": "local", "holder": "connector-1", "entries": [entry_to_mapping(state(1, "starting")), bad]}
+    ok(api.post(f"/v1/jobs/{job_id}/journal", json=body))
+    assert ok(api.get(f"/v1/jobs/{job_id}/metrics"))["points"][0]["loss"] is None
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["loss"] is None
+    assert math.isnan(float(ok(api.get(f"/v1/jobs/{job_id}/events"))["items"][1]["loss"]))
+
+
+@pytest.mark.parametrize(
+    ("entry", "param"),
+    [
+        ({"at_s": 1.0, "kind": "state_changed"}, "entries[0].seq"),
+        ({"seq": 1, "at_s": 1.0, "kind": "odd"}, "entries[0].kind"),
+        ({"seq": 1, "at_s": 1.0, "kind": "step_done", "epoch": "x"}, "entries[0].epoch"),
+        ({"seq": 0, "at_s": 1.0, "kind": "state_changed", "state": "running", "code": "", "reason": ""}, "entries[0]"),
+        ({"seq": 1, "at_s": 1.0, "kind": "state_changed", "state": "odd", "code": "", "reason": ""}, "entries[0]"),
+        ({"seq": "x", "at_s": 1.0, "kind": "state_changed", "state": "odd", "code": "", "reason": ""}, "entries[0]"),
+    ],
+)
+def test_entries_that_cannot_be_read_are_refused(
+    api: httpx.Client, connector: Connector, entry: dict[str, Any], param: str
+) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    body = {"cluster_id": "local", "holder": "connector-1", "entries": [entry]}
+    refused = api.post(f"/v1/jobs/{job_id}/journal", json=body)
+    assert (refused.status_code, refused.json()["param"]) == (422, param)
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["last_seq"] == 0
+
+
+def test_a_journal_comes_from_the_jobs_own_cluster(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    other = Connector(http=api, cluster_id="other", holder="h")
+    assert other.send(job_id, []).json()["code"] == "cluster_not_found"
+    ok(other.renew())
+    assert other.send(job_id, [state(1, "starting")]).json()["code"] == "wrong_cluster"
+    assert connector.send("job_x", []).status_code == 404
+
+
+def test_cancelling(api: httpx.Client, connector: Connector) -> None:
+    alone = submit(api)
+    job = ok(api.post(f"/v1/jobs/{alone}/cancel"))
+    assert (job["wish"], job["status"]["state"]) == ("cancelled", "cancelled")
+    running, done = submit(api), submit(api)
+    ok(connector.renew())
+    ok(connector.send(running, [state(1, "starting"), state(2, "running"), step(3, 1)]))
+    job = ok(api.post(f"/v1/jobs/{running}/cancel"))
+    assert (job["wish"], job["status"]["state"]) == ("cancelled", "cancelling")
+    assert ok(api.post(f"/v1/jobs/{running}/cancel"))["status"]["state"] == "cancelling"
+    # A supervisor that has not heard of it yet goes on reporting; that is kept, but does not undo the wish.
+    ok(connector.send(running, [state(4, "recovering"), step(5, 2)]))
+    job = ok(api.get(f"/v1/jobs/{running}"))
+    assert (job["status"]["state"], job["status"]["step"]) == ("cancelling", 2)
+    ok(connector.send(running, [state(6, "cancelled", "the user asked for it")]))
+    assert ok(api.get(f"/v1/jobs/{running}"))["status"]["state"] == "cancelled"
+    ok(connector.send(done, [state(1, "starting"), state(2, "succeeded")]))
+    refused = api.post(f"/v1/jobs/{done}/cancel")
+    assert (refused.status_code, refused.json()["code"]) == (409, "job_ended")
+
+
+def test_nodes_say_whom_they_work_for(api: httpx.Client, connector: Connector) -> None:
+    assert ok(api.get("/v1/nodes"))["items"] == []
+    job_id = submit(api)
+    ok(connector.renew())
+    told = story(job_mapping(), started_at_s=time.time()).entries
+    ok(connector.send(job_id, told[:10]))
+    nodes = {node["id"]: node for node in ok(api.get("/v1/nodes"))["items"]}
+    assert set(nodes) == {"big-0", "big-1", "spot-0", "spot-1"}
+    assert all(node["jobs"] == [job_id] and node["connected"] for node in nodes.values())
+    assert nodes["spot-1"]["spot"] and nodes["spot-1"]["zone"] == "b"
+    ok(connector.send(job_id, told))
+    assert all(node["jobs"] == [] for node in ok(api.get("/v1/nodes"))["items"])
+
+
+def test_a_running_job_says_how_long_it_still_takes(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    ok(connector.send(job_id, [state(1, "starting"), state(2, "running"), step(3, 1), step(4, 2)]))
+    shown = ok(api.get(f"/v1/jobs/{job_id}"))["status"]
+    assert shown["step_s"] == 0.5 and shown["eta_s"] == 58 * 0.5 and shown["tokens_per_s"] == 512

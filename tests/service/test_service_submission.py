@@ -1,0 +1,213 @@
+"""Submitting jobs: what is created, what is refused, and that a refusal creates nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from control_plane import Connector, job_mapping, ok
+
+from shoal_planner.job import parse_job
+
+
+def refusal(response: Any, status: int = 422) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert problem["status"] == status
+    assert {"type", "title", "status", "detail", "code", "param"} <= set(problem)
+    return problem
+
+
+def no_jobs(api: httpx.Client) -> bool:
+    return ok(api.get("/v1/jobs"))["items"] == []
+
+
+def test_a_job_is_created_queued_and_waits_for_a_cluster(api: httpx.Client) -> None:
+    response = api.post("/v1/jobs", json=job_mapping())
+    assert response.status_code == 201
+    job = response.json()
+    assert job["id"].startswith("job_")
+    assert response.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert parse_job(job["spec"]) == parse_job(job_mapping())
+    assert job["wish"] == "run"
+    assert job["status"]["state"] == "queued"
+    assert job["status"]["reason"] == "waits for a cluster to connect"
+    assert job["status"]["steps"] == 60
+    assert ok(api.get(f"/v1/jobs/{job['id']}")) == job
+
+
+def test_yaml_is_the_same_job(api: httpx.Client) -> None:
+    text = yaml.safe_dump(job_mapping())
+    job = ok(api.post("/v1/jobs", content=text, headers={"Content-Type": "application/yaml"}))
+    assert job["spec"] == ok(api.post("/v1/jobs", json=job_mapping()))["spec"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "words"),
+    [
+        ({"modle": {}}, "modle", ("did you mean 'model'",)),
+        ({"model": {"hiden": 64}}, "model.hiden", ("64", "did you mean 'hidden'")),
+        ({"model": {"heads": 5}}, "model.heads", ("5", "must divide hidden (64)")),
+        ({"model": {"kv_heads": 3}}, "model.kv_heads", ("3", "must divide heads (4)")),
+        ({"model": {"layers": 0}}, "model.layers", ("0", "at least 1")),
+        ({"model": {"layers": "many"}}, "model.layers", ("'many'", "whole number")),
+        ({"model": {"preset": "llama-7b"}}, "model.preset", ("llama-7b", "not supported yet")),
+        ({"train": {"lr": -1}}, "train.lr", ("-1", "more than zero")),
+        ({"limits": {"deadline": "tomorrow"}}, "limits.deadline", ("tomorrow", "not supported yet")),
+        ({"data": {"uri": "s3://b/x"}}, "data.uri", ("s3://b/x", "not supported yet")),
+        ({"name": ""}, "name", ("1 to 100",)),
+    ],
+)
+def test_fields_are_refused_by_name(
+    api: httpx.Client, changes: dict[str, Any], param: str, words: tuple[str, ...]
+) -> None:
+    problem = refusal(api.post("/v1/jobs", json=job_mapping(**changes)))
+    assert problem["param"] == param
+    assert problem["detail"].startswith(f"{param} = ")
+    assert all(word in problem["detail"] for word in words), problem["detail"]
+    assert no_jobs(api)
+
+
+def test_data_must_be_there_readable_and_large_enough(api: httpx.Client, tmp_path: Path) -> None:
+    small = tmp_path / "small.txt"
+    small.write_text("short")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for path, words in (
+        (tmp_path / "missing.txt", "does not exist"),
+        (small, "holds 5 bytes; train.seq_len = 32 needs at least 33"),
+        (empty, "holds 0 bytes"),
+    ):
+        problem = refusal(api.post("/v1/jobs", json=job_mapping(data={"uri": path.as_uri()})))
+        assert problem["param"] == "data.uri"
+        assert str(path) in problem["detail"] and words in problem["detail"]
+    problem = refusal(api.post("/v1/jobs", json=job_mapping(data={"uri": "file://relative/path"})))
+    assert "absolute path" in problem["detail"]
+    assert no_jobs(api)
+    small.write_text("long enough " * 10)
+    assert ok(api.post("/v1/jobs", json=job_mapping(data={"uri": small.as_uri()})))["id"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_unreadable_data(api: httpx.Client, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("x" * 100)
+    secret.chmod(0)
+    problem = refusal(api.post("/v1/jobs", json=job_mapping(data={"uri": secret.as_uri()})))
+    assert "ermission denied" in problem["detail"]
+
+
+def test_checkpoint_place_must_be_writable(api: httpx.Client, tmp_path: Path) -> None:
+    file = tmp_path / "a-file"
+    file.write_text("in the way")
+    problem = refusal(api.post("/v1/jobs", json=job_mapping(checkpoint={"uri": f"{file.as_uri()}/ckpt"})))
+    assert problem["param"] == "checkpoint.uri"
+    assert "cannot be written" in problem["detail"] and str(file) in problem["detail"]
+    assert no_jobs(api)
+    place = tmp_path / "ckpt"
+    assert ok(api.post("/v1/jobs", json=job_mapping(checkpoint={"uri": place.as_uri()})))["id"]
+
+
+def test_a_job_that_no_node_can_hold(api: httpx.Client, connector: Connector) -> None:
+    ok(connector.renew())
+    huge = job_mapping(model={"layers": 80, "hidden": 16384, "heads": 128, "kv_heads": 8, "ffn": 53248})
+    problem = refusal(api.post("/v1/jobs", json=huge))
+    assert problem["code"] == "no_plan_fits"
+    assert "GiB" in problem["detail"]
+    problem = refusal(api.post("/v1/jobs", json=job_mapping(limits={"device_types": ["H100-80G"]})))
+    assert problem["code"] in ("no_plan_fits", "invalid_field")
+    assert "H100-80G" in problem["detail"]
+    assert no_jobs(api)
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "status", "words"),
+    [
+        ("name: a\nmodel: [1\ntrain: 2\n", "application/yaml", 400, "line 3"),
+        ("name: a\nname: b\n", "application/yaml", 400, "line 2"),
+        ('{"name": "a",\n oops}', "application/json", 400, "line 2"),
+        ("just text", "application/yaml", 422, "mapping"),
+        ("[]", "application/json", 422, "mapping"),
+        ("a=b", "application/x-www-form-urlencoded", 415, "application/yaml"),
+        (b"\xff\xfe", "application/yaml", 400, "UTF-8"),
+        ("[" * 100_000, "application/json", 400, "nested"),
+    ],
+)
+def test_malformed_bodies(api: httpx.Client, content: Any, content_type: str, status: int, words: str) -> None:
+    problem = refusal(api.post("/v1/jobs", content=content, headers={"Content-Type": content_type}), status)
+    assert words in problem["detail"]
+    assert no_jobs(api)
+
+
+def test_an_idempotency_key_makes_one_job(api: httpx.Client) -> None:
+    key = {"Idempotency-Key": "k1"}
+    first = ok(api.post("/v1/jobs", json=job_mapping(), headers=key))
+    text = yaml.safe_dump(job_mapping())
+    again = api.post("/v1/jobs", content=text, headers={**key, "Content-Type": "application/yaml"})
+    assert (again.status_code, again.json()["id"]) == (201, first["id"])
+    problem = refusal(api.post("/v1/jobs", json=job_mapping(name="other"), headers=key), 409)
+    assert problem["code"] == "idempotency_key_reused"
+    assert "k1" in problem["detail"] and problem["job_id"] == first["id"]
+    assert len(ok(api.get("/v1/jobs"))["items"]) == 1
+
+
+def test_pages_of_jobs(api: httpx.Client) -> None:
+    ids = [ok(api.post("/v1/jobs", json=job_mapping(name=f"n{index}")))["id"] for index in range(5)]
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = ok(api.get("/v1/jobs", params={"limit": 2, **({"cursor": cursor} if cursor else {})}))
+        assert len(page["items"]) <= 2
+        seen += [job["id"] for job in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert sorted(seen) == sorted(ids)
+    assert seen == sorted(seen, reverse=True)
+    assert ok(api.get("/v1/jobs", params={"state": "running"}))["items"] == []
+    for params, param in (({"limit": 0}, "limit"), ({"limit": 999}, "limit"), ({"state": "odd"}, "state")):
+        problem = refusal(api.get("/v1/jobs", params=params))
+        assert problem["param"] == param
+        assert str(params[param]) in problem["detail"]
+    assert refusal(api.get("/v1/jobs", params={"cursor": "%%%"}))["param"] == "cursor"
+
+
+def test_previews_create_nothing(api: httpx.Client, connector: Connector) -> None:
+    cluster = {"nodes": [{"name": "n", "count": 2, "device": "A100-80G", "devices": 1}]}
+    plan = ok(api.post("/v1/plans", json={"job": job_mapping(), "cluster": cluster}))
+    assert plan["pipelines"] and plan["predicted"]["step_s"] > 0 and plan["seed"] == 0
+    assert refusal(api.post("/v1/plans", json={"job": job_mapping()}), 409)["code"] == "no_cluster"
+    ok(connector.renew())
+    nodes = {
+        replica["node"]
+        for pipeline in ok(api.post("/v1/plans", json={"job": job_mapping()}))["pipelines"]
+        for stage in pipeline["stages"]
+        for replica in stage["replicas"]
+    }
+    assert nodes <= {"big-0", "big-1", "spot-0", "spot-1"}
+    problem = refusal(api.post("/v1/plans", json={"job": job_mapping(), "cluster": {"nodes": []}}))
+    assert problem["param"] == "cluster.nodes" and "at least one node" in problem["detail"]
+    problem = refusal(api.post("/v1/plans", json={"job": job_mapping(model={"heads": 3}), "cluster": cluster}))
+    assert problem["param"] == "model.heads"
+    assert no_jobs(api)
+
+
+def test_unknown_routes_and_methods_are_problems(api: httpx.Client) -> None:
+    assert refusal(api.get("/v1/nope"), 404)["code"] == "no_such_route"
+    assert refusal(api.delete("/v1/jobs"), 405)["code"] == "method_not_allowed"
+    problem = refusal(api.get("/v1/jobs/job_x"), 404)
+    assert problem["code"] == "job_not_found" and "job_x" in problem["detail"]
+
+
+def test_openapi_documents_the_refusals(api: httpx.Client) -> None:
+    paths = ok(api.get("/openapi.json"))["paths"]
+    assert {"400", "401", "403", "409", "422"} <= set(paths["/v1/jobs"]["post"]["responses"])
+    for path, operations in paths.items():
+        for operation in operations.values():
+            if "health" not in path:
+                assert "application/problem+json" in operation["responses"]["401"]["content"]
