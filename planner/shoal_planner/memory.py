@@ -34,8 +34,10 @@ NORM_FP32_WIDTHS = 2
 ACTIVATION_MARGIN = 1.05
 # Logits, their softmax and their gradient, in fp32, for one micro-batch.
 LOGIT_COPIES = 3
-# Buffers at the borders of a stage: the input that waits, and the gradient that is received, per micro-batch in flight.
-BORDER_COPIES = 2
+# Buffers at the borders of a stage: what enters, what leaves and the gradient that goes back, per micro-batch in
+# flight; one more of the first and the last, and two gradients that are received ahead.
+BORDER_COPIES = 3
+BORDER_EXTRA = 4
 # The widest moment of a backward: the gradients of one block's activations.
 BACKWARD_BLOCKS = 1
 # Kept free: fragmentation everywhere, and a GPU's context and libraries.
@@ -126,9 +128,9 @@ def stage_memory(
     parts += ["head"] if head else []
     largest = max(part_elements(model, part, tp) for part in parts)
     block = block_activation_bytes(model, seq_len, precision, tp)
-    border = BORDER_COPIES * seq_len * model.hidden * size
+    border = (BORDER_COPIES * in_flight + BORDER_EXTRA) * seq_len * model.hidden * size
     logits = LOGIT_COPIES * 4 * seq_len * model.vocab / tp if head else 0.0
-    kept = in_flight * (layers * block + border) + BACKWARD_BLOCKS * block + logits
+    kept = in_flight * layers * block + border + BACKWARD_BLOCKS * block + logits
     return StageMemory(
         weights=held * size,
         gradients=held * GRADIENT_BYTES,

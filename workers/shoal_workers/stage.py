@@ -6,8 +6,11 @@ of a step are posted at its start, each into a buffer of its own, so no send eve
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +33,12 @@ from shoal_workers.tags import Purpose, tag
 
 ACTIVATIONS = "activations"
 PIPELINE = "buffers between stages"
+
+_GRADIENTS_AHEAD = 2  # receives of gradients that are posted before they are needed
+_ALL = 2**62
+
+_Receive = ReceiveActivation | ReceiveGradient
+_R = TypeVar("_R", ReceiveActivation, ReceiveGradient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +109,9 @@ class StageRun:
         self._shape = shape
         self._exchange = exchange
         self._memory = memory
-        self._incoming = tuple(item for item in program if isinstance(item, ReceiveActivation | ReceiveGradient))
+        self._activations = _by_micro_batch(item for item in program if isinstance(item, ReceiveActivation))
+        self._gradients = _by_micro_batch(item for item in program if isinstance(item, ReceiveGradient))
+        self._in_flight = _most_in_flight(program)
         self._num_rows = feed.high - feed.low
         self._activation_bytes: int | None = None  # of one micro-batch; measured in the first forward
         self._reset(0)
@@ -108,27 +119,42 @@ class StageRun:
     def _reset(self, step: int) -> None:
         self._step = step
         self._loss = torch.zeros((), dtype=torch.float64)
-        self._pending: dict[ReceiveActivation | ReceiveGradient, Pending] = {}
+        self._unposted: dict[type[_Receive], deque[tuple[_Receive, ...]]] = {
+            ReceiveActivation: deque(self._activations),
+            ReceiveGradient: deque(self._gradients),
+        }
+        self._pending: dict[_Receive, Pending] = {}
         self._inputs: dict[int, Tensor] = {}
         self._slopes: dict[int, Tensor] = {}  # gradients of what leaves, by micro-batch
         self._answers: dict[int, Tensor] = {}  # gradients of what entered
         self._flights: dict[int, _Flight] = {}
-        self._sends: list[Pending] = []
+        self._sent_activations: dict[int, list[Pending]] = defaultdict(list)
+        self._sent_gradients: dict[int, list[Pending]] = defaultdict(list)
 
     def begin(self, step: int) -> None:
-        """Posts all receives of the step."""
+        """Posts the receives of as many micro-batches as can be in flight, and one more: a sender never finds nobody
+        there, and buffers do not grow with the number of micro-batches."""
         self._reset(step)
-        for item in self._incoming:
-            buffers, purpose = self._inputs, Purpose.ACTIVATION
-            if isinstance(item, ReceiveGradient):
-                buffers, purpose = self._slopes, Purpose.GRADIENT
-            if item.micro_batch not in buffers:
-                self._charge(1)
-                buffers[item.micro_batch] = self._shape.buffer(self._num_rows)
-            part = self._rows(buffers[item.micro_batch], item.first, item.last)
+        for _ in range(self._in_flight + 1):
+            self._post(ReceiveActivation)
+        for _ in range(_GRADIENTS_AHEAD):
+            self._post(ReceiveGradient)
+
+    def _post(self, kind: type[_Receive]) -> None:
+        """The receives of one more micro-batch, if there is one."""
+        if not self._unposted[kind]:
+            return
+        items = self._unposted[kind].popleft()
+        buffers, purpose = self._inputs, Purpose.ACTIVATION
+        if kind is ReceiveGradient:
+            buffers, purpose = self._slopes, Purpose.GRADIENT
+        self._charge(1)
+        buffer = buffers[items[0].micro_batch] = self._shape.buffer(self._num_rows)
+        for item in items:
+            part = self._rows(buffer, item.first, item.last)
             self._pending[item] = self._exchange.irecv(part, item.peer, tag(purpose, item.micro_batch))
 
-    def receive(self, item: ReceiveActivation | ReceiveGradient) -> None:
+    def receive(self, item: _Receive) -> None:
         self._pending.pop(item).wait()
 
     def forward(self, item: Forward) -> None:
@@ -153,28 +179,42 @@ class StageRun:
         else:
             slope = self._slopes.pop(item.micro_batch).to(self._shape.device)
             flight.leaving.backward(slope)  # type: ignore[no-untyped-call]
+            _wait(self._sent_activations.pop(item.micro_batch, []))  # long taken: its gradient came back
             self._release(2)
         assert self._activation_bytes is not None
         self._memory.release(ACTIVATIONS, self._activation_bytes)
         if not self._model.takes_tokens:
             assert flight.entering.grad is not None
             self._answers[item.micro_batch] = flight.entering.grad  # takes over the charge of what entered
+        self._post(ReceiveActivation)
+        self._post(ReceiveGradient)
 
     def send(self, item: SendActivation | SendGradient) -> None:
         if isinstance(item, SendActivation):
-            whole, purpose = self._flights[item.micro_batch].leaving.detach(), Purpose.ACTIVATION
+            whole, purpose, sent = (
+                self._flights[item.micro_batch].leaving.detach(),
+                Purpose.ACTIVATION,
+                self._sent_activations,
+            )
         else:
-            whole, purpose = self._answers[item.micro_batch], Purpose.GRADIENT
+            whole, purpose, sent = self._answers[item.micro_batch], Purpose.GRADIENT, self._sent_gradients
+            self._settle_gradients(item.micro_batch - self._in_flight)
         part = self._rows(whole, item.first, item.last).cpu().contiguous()
-        self._sends.append(self._exchange.isend(part, item.peer, tag(purpose, item.micro_batch)))
+        sent[item.micro_batch].append(self._exchange.isend(part, item.peer, tag(purpose, item.micro_batch)))
+
+    def _settle_gradients(self, before: int) -> None:
+        """Gradients of earlier micro-batches than this one have been taken; their buffers go."""
+        for micro_batch in [number for number in self._answers if number < before]:
+            _wait(self._sent_gradients.pop(micro_batch, []))
+            del self._answers[micro_batch]
+            self._release(1)
 
     def end(self) -> None:
         """Waits until everything sent has been taken."""
-        for sent in self._sends:
-            sent.wait()
-        self._sends.clear()
-        self._release(len(self._answers))
-        self._answers.clear()
+        for sent in self._sent_activations.values():
+            _wait(sent)
+        self._sent_activations.clear()
+        self._settle_gradients(_ALL)
 
     @property
     def loss(self) -> float:
@@ -217,6 +257,25 @@ class StageRun:
 
     def _release(self, num_buffers: int) -> None:
         self._memory.release(PIPELINE, num_buffers * self._shape.num_bytes(self._num_rows))
+
+
+def _wait(sent: Iterable[Pending]) -> None:
+    for pending in sent:
+        pending.wait()
+
+
+def _by_micro_batch(items: Iterable[_R]) -> tuple[tuple[_R, ...], ...]:
+    """In the order of the program, which is that of micro-batches for each direction."""
+    return tuple(tuple(group) for _, group in itertools.groupby(items, key=lambda item: item.micro_batch))
+
+
+def _most_in_flight(program: Program) -> int:
+    """Micro-batches between their forward and their backward, at the fullest moment."""
+    now = most = 0
+    for item in program:
+        now += isinstance(item, Forward) - isinstance(item, Backward)
+        most = max(most, now)
+    return most
 
 
 def _as_it_is(saved: Any) -> Any:
