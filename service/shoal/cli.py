@@ -171,6 +171,18 @@ def up(
 
 
 @app.command()
+def connect(
+    server: Annotated[str, typer.Option(metavar="URL", help="The control plane.")],
+    cluster_id: Annotated[str, typer.Option(metavar="ID", help="What it shall call this cluster.")] = "ray",
+    address: Annotated[str, typer.Option(help="Address of the Ray cluster.")] = "auto",
+) -> None:
+    """On a Ray cluster: offer it to a control plane."""
+    _optional("shoal.connect", "connect", "shoal[worker]").run_connect(
+        server=server, cluster_id=cluster_id, address=address
+    )
+
+
+@app.command()
 def demo(
     as_json: AsJson = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the page up at the end.")] = False,
@@ -198,7 +210,6 @@ for _name, _what in (
     ("checkpoints", "List a job's checkpoints"),
     ("export", "Write a job's weights for other tools"),
     ("rent", "Choose machines for a job and a budget"),
-    ("connect", "Offer a Ray cluster to a control plane"),
 ):
     _not_supported(_name, _what)
 

@@ -42,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(pages.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     problems.install(app, _refuse)
-    app.add_middleware(Gate, refuse=_refuse)
+    app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
     return app
 
 

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal_service.database import Database
-from shoal_service.errors import Forbidden, Problem, Unauthorized
+from shoal_service.errors import BadInput, Forbidden, Problem, Unauthorized
 from shoal_service.models import SecretRow
 
 COOKIE = "shoal_session"
@@ -144,17 +144,24 @@ def _cookie(headers: Headers) -> str | None:
 
 class Gate:
     """ASGI middleware: asks `Auth` about everything that is not open to all. Form posts of pages check their own token
-    once the form is read (`pages.py`), since a middleware must not eat the body."""
+    once the form is read (`pages.py`), since a middleware must not eat the body. Announced bodies that are too large
+    are refused before anything of them is read."""
 
-    def __init__(self, app: ASGIApp, refuse: Callable[[Request, Problem], Response]) -> None:
+    def __init__(self, app: ASGIApp, refuse: Callable[[Request, Problem], Response], max_body_bytes: int) -> None:
         self._app = app
         self._refuse = refuse
+        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         request = Request(scope)
+        length = request.headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > self._max_body_bytes:
+            too_large = BadInput("body_too_large", f"at most {self._max_body_bytes} bytes are read", status=413)
+            await self._refuse(request, too_large)(scope, receive, send)
+            return
         auth: Auth = scope["app"].state.services.auth
         is_form = request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
         try:

@@ -79,15 +79,20 @@ async def cancel_from_page(request: Request, deps: Deps, job_id: str) -> Respons
 
 
 @router.get("/login")
-async def login(request: Request, deps: Deps, code: str | None = None) -> Response:
-    """Signs a browser in with the code of a sign-in link; the code is used up."""
+async def login(
+    request: Request,
+    deps: Deps,
+    code: str | None = None,
+    then: Annotated[str, Query(alias="next", pattern=r"^/(nodes|jobs/\w+)?$")] = "/",
+) -> Response:
+    """Signs a browser in with the code of a sign-in link, which is used up, and leads to the page `next`."""
     if code is None:
         return _page(request, "refused.html", {"problem": None, "title": "Sign in"})
     try:
         secret = await deps.auth.sign_in(code)
     except Problem as problem:
         return refused(request, problem)
-    answer = RedirectResponse("/", status_code=303, headers={"Cache-Control": "no-store"})
+    answer = RedirectResponse(then, status_code=303, headers={"Cache-Control": "no-store"})
     secure = request.url.scheme == "https" or (deps.settings.public_url or "").startswith("https")
     answer.set_cookie(
         auth.COOKIE, secret, max_age=int(deps.settings.session_s), httponly=True, samesite="lax", secure=secure

@@ -76,7 +76,15 @@ def advance(status: Status, entry: Entry) -> Status:
         case StateChanged():
             return moved(status, JobState(event.state), event.code, event.reason, entry.at_s)
         case PlanAdopted():
-            return dataclasses.replace(status, epoch=event.epoch, plan_id=event.plan_id, plan_seq=entry.seq)
+            # The pace of the old plan says nothing of the new one's.
+            return dataclasses.replace(
+                status,
+                epoch=event.epoch,
+                plan_id=event.plan_id,
+                plan_seq=entry.seq,
+                step_s=None,
+                tokens_per_s=None,
+            )
         case StepDone():
             return _stepped(status, event)
         case RecoveryDone():
@@ -94,8 +102,7 @@ def advance(status: Status, entry: Entry) -> Status:
 
 
 def _stepped(status: Status, event: StepDone) -> Status:
-    # A new epoch has another plan: its step time says nothing about that of the old one.
-    before = status.step_s if event.epoch == status.epoch else None
+    before = status.step_s
     step_s = event.duration_s if before is None else before + _NEWEST_SHARE * (event.duration_s - before)
     return dataclasses.replace(
         status,

@@ -55,6 +55,9 @@ def test_a_sign_in_link_works_once(api: httpx.Client, stranger: httpx.Client) ->
     cookie = entered.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=lax" in cookie
     assert stranger.get("/").status_code == 200
+    link_to_job = ok(api.post("/v1/login-links"))["url"] + "&next=/jobs/job_1"
+    assert stranger.get(link_to_job.replace("/jobs/", "//evil.example/")).status_code == 422
+    assert stranger.get(link_to_job).headers["location"] == "/jobs/job_1"
     with httpx.Client(base_url=api.base_url) as other:
         assert other.get(link, headers={"Accept": "text/html"}).status_code == 401
         assert other.get("/login?code=guess").status_code == 401

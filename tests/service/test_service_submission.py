@@ -135,6 +135,7 @@ def test_a_job_that_no_node_can_hold(api: httpx.Client, connector: Connector) ->
         ("[]", "application/json", 422, "mapping"),
         ("a=b", "application/x-www-form-urlencoded", 415, "application/yaml"),
         (b"\xff\xfe", "application/yaml", 400, "UTF-8"),
+        ("#" * 17_000_000, "application/yaml", 413, "16777216"),
         ("[" * 100_000, "application/json", 400, "nested"),
     ],
 )

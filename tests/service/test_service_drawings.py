@@ -1,0 +1,139 @@
+"""The pure parts of the page and of the status: geometry, words, and how journals advance a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from control_plane import ALL_NODES, job_mapping, snapshot, story
+
+from shoal_planner.cluster import Node, snapshot_to_mapping
+from shoal_planner.job import parse_job
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage, plan_to_mapping
+from shoal_recovery.journal import TERMINAL, TRANSITIONS, JobState, entry_to_mapping
+from shoal_service.jobs import rfc3339
+from shoal_service.plan_map import LABEL_WIDTH, MAX_ROWS, plan_map
+from shoal_service.status import Status, advance, moved
+from shoal_service.timeline import Event, duration, num_bytes, recoveries, timeline
+
+
+def events() -> list[Event]:
+    told = []
+    for entry in story(job_mapping(), started_at_s=1000.0).entries:
+        payload = entry_to_mapping(entry)
+        told.append(Event(seq=entry.seq, at_s=entry.at_s, kind=entry.event.kind, payload=payload))
+    return [event for event in told if event.kind != "step_done"]
+
+
+def test_cells_of_the_plan_map_are_as_wide_as_their_layers() -> None:
+    drawn = plan_map(plan_to_mapping(ALL_NODES), snapshot_to_mapping(snapshot()))
+    assert [row.name for row in drawn.rows] == ["pipeline 0", "pipeline 1"]
+    for row in drawn.rows:
+        for left, right in itertools.pairwise(row.cells):
+            assert left.x + left.width < right.x
+        assert row.cells[0].x == LABEL_WIDTH
+        assert row.cells[-1].x + row.cells[-1].width == pytest.approx(drawn.width, abs=1)
+    first, last = drawn.rows[1].cells
+    assert first.width > last.width
+    assert first.head == "embedding + layers 0-8" and last.head == "layers 9-11 + head"
+    shared = drawn.rows[0].cells[1].boxes
+    assert [box.lines for box in shared] == [("big-1:1", "tp 1, 2 samples"), ("spot-0:0", "tp 1, 1 sample")]
+    assert [box.spot for box in shared] == [False, True]
+    assert shared[0].colour != shared[1].colour
+    assert drawn.types == (("A100-80G", 0, 4), ("T4", 1, 2))
+    assert len(drawn.places) == 5
+
+
+def test_a_large_plan_is_drawn_in_part_and_listed_whole() -> None:
+    node = snapshot().nodes[0]
+    nodes = tuple(dataclasses.replace(node, id=f"n{index}") for index in range(MAX_ROWS + 5))
+    plan = Plan(pipelines=tuple(_deep(node) for node in nodes))
+    drawn = plan_map(plan_to_mapping(plan), {"nodes": [dataclasses.asdict(node) for node in nodes[1:]]})
+    assert (len(drawn.rows), drawn.hidden_rows, len(drawn.places)) == (MAX_ROWS, 5, 2 * (MAX_ROWS + 5))
+    assert drawn.places[0].device_type == "unknown"
+
+
+def _deep(node: Node) -> Pipeline:
+    """The head alone is a stage."""
+    stages = tuple(
+        Stage(layers=(layers,), replicas=(Replica(node=node.id, devices=(index,)),))
+        for index, layers in enumerate(((0, 12), (12, 12)))
+    )
+    return Pipeline(micro_batch=1, micro_batches=1, stages=stages)
+
+
+def test_the_timeline_shows_lives_of_nodes_and_states_of_the_job() -> None:
+    drawn = timeline(events(), created_at_s=1000.0, end_at_s=1030.0)
+    lanes = {lane.name: lane for lane in drawn.lanes}
+    assert list(lanes) == ["job", "big-0", "big-1", "spot-0", "spot-1"]
+    assert [band.style for band in lanes["job"].bands] == [
+        *("queued", "starting", "running", "recovering", "running", "recovering", "running", "succeeded")
+    ]
+    assert len(lanes["spot-1"].bands) == 2
+    assert [mark.text for mark in lanes["spot-1"].marks] == ["lost", "joined"]
+    assert [mark.text for mark in drawn.recoveries] == ["R1", "R2"]
+    assert drawn.ticks[0].text == "start" and 3 <= len(drawn.ticks) <= 9
+    for lane in drawn.lanes:
+        for band in lane.bands:
+            assert LABEL_WIDTH <= band.x and band.width > 0
+
+
+def test_bars_of_a_recovery_add_up() -> None:
+    lost, joined = recoveries(events(), rfc3339)
+    assert [part.name for part in lost.phases] == ["detect", "decide", "restore", "rebuild", "rest"]
+    assert sum(part.width for part in lost.phases) == pytest.approx(100, abs=0.1)
+    assert [part.text for part in lost.sources] == ["31.4 MB", "8.2 MB", "12.9 MB", "0 B"]
+    assert (lost.redone_steps, joined.redone_steps, lost.total) == (1, 0, "487 ms")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.0431, "43 ms"),
+        (0.9999, "1 s"),
+        (1.25, "1.25 s"),
+        (60, "1 min"),
+        (125, "2 min 5 s"),
+        (12000, "3 h 20 min"),
+        (187200, "2 d 4 h"),
+    ],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_bytes_for_people() -> None:
+    assert [num_bytes(count) for count in (0, 812, 4100, 4.1e6, 9.999e8, 1.5e12, 2e15)] == [
+        *("0 B", "812 B", "4.1 kB", "4.1 MB", "1 GB", "1.5 TB", "2e+03 TB")
+    ]
+
+
+def fresh(state: JobState) -> Status:
+    return Status(state=state, state_code="a", reason="b", since_at_s=1.0)
+
+
+@pytest.mark.parametrize("before", list(JobState))
+@pytest.mark.parametrize("after", list(JobState))
+def test_states_change_by_the_table_alone(before: JobState, after: JobState) -> None:
+    result = moved(fresh(before), after, "code", "reason", 2.0)
+    if before is after:
+        # Another reason for the same state is news, unless all is over; since when stays.
+        assert (result.reason == "reason") is (before not in TERMINAL)
+        assert result.since_at_s == 1.0
+    elif after in TRANSITIONS[before]:
+        assert (result.state, result.state_code, result.since_at_s) == (after, "code", 2.0)
+    else:
+        assert result == fresh(before)
+
+
+def test_a_whole_journal_advances_a_status() -> None:
+    told = story(job_mapping(), started_at_s=1000.0)
+    status = fresh(JobState.QUEUED)
+    for entry in told.entries:
+        status = advance(status, entry)
+    assert (status.state, status.step, status.epoch, status.plan_id) == ("succeeded", 60, 3, told.plan_id)
+    assert (status.num_recoveries, status.redone_steps, status.lost_steps) == (2, 1, 0)
+    assert status.last_seq == len(told.entries)
+    assert status.tokens_per_s == pytest.approx(parse_job(job_mapping()).train.tokens_per_step / 0.4)
