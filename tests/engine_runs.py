@@ -253,6 +253,33 @@ def receive_until_abandoned(seat: Seat) -> tuple[str, float]:
     raise AssertionError("nothing was sent, yet something arrived")
 
 
+def receive_part_of_a_message(seat: Seat) -> float:
+    """Rank 1 stops in the middle of sending; rank 0 waits for the rest, and returns how long waking took."""
+    exchange = seat.connect()
+    big = torch.zeros(1 << 24)  # 64 MiB, far more than any socket buffers
+    pending = exchange.irecv(big, 1, 1) if seat.rank == 0 else None
+    exchange.all_gather(torch.zeros(1))
+    if pending is None:
+        sending = exchange.isend(big.fill_(1.0), 0, 1)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        sending.wait()
+        return 0.0
+    while not bool(big[0]):  # until its first bytes are here
+        time.sleep(0)
+    began_s: list[float] = []
+
+    def abandon() -> None:
+        began_s.append(time.perf_counter())
+        exchange.abandon()
+
+    threading.Timer(0.2, abandon).start()
+    try:
+        pending.wait()
+    except EpochAbandoned:
+        return time.perf_counter() - began_s[0]
+    raise AssertionError("the message came whole from a stopped process")
+
+
 def fail_on_rank(seat: Seat, failing: int) -> None:
     """One rank raises; the others wait for it."""
     exchange = seat.connect()

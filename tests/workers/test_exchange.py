@@ -21,6 +21,7 @@ from engine_runs import (
     job,
     part,
     plan,
+    receive_part_of_a_message,
     receive_until_abandoned,
     reduce_in_groups,
     run_beside_stopped,
@@ -71,6 +72,7 @@ def test_survivors_of_a_stopped_peer(
             call.abandon(rank)
             survivors.append(call.answer(rank))
         regrouped = processes.start(2, run_seat, onward)
+    call.abandon(VICTIM)  # as a supervisor fences whom it finds alive after all
     late = call.answer(VICTIM)
     ranks = regrouped.results()
 
@@ -102,6 +104,16 @@ def test_blocked_wait_wakes_at_once(processes: Processes) -> None:
     for message, seconds_s in processes.call(2, receive_until_abandoned):
         assert "abandoned" in message
         assert seconds_s < 1.0, "milliseconds, but the machine may be busy"
+
+
+def test_wait_for_the_rest_of_a_message_wakes_at_once(processes: Processes, eventually: Callable[..., Any]) -> None:
+    """gloo itself never wakes it, not even when its sockets are shut."""
+    call = processes.start(2, receive_part_of_a_message)
+    with stopped(processes.pid(1), eventually):
+        assert call.answer(0) < 1.0
+    call.abandon(1)
+    with pytest.raises((PeerLost, EpochAbandoned)):
+        call.answer(1)
 
 
 def test_rank_that_fails_does_not_leave_the_others_waiting(processes: Processes) -> None:

@@ -6,11 +6,11 @@ nothing is ever received into parameters or optimizer state: it goes into buffer
 `commit()`, which an abandoned exchange refuses and which `abandon()` waits for. Once `abandon()` has returned, no such
 copy is under way.
 
-Owns waking up, too. Nothing in gloo wakes a wait whose peer is stopped or whose host has vanished, but shutting down
-its connected sockets from inside this process does. They are told from all other sockets of the process by their ports:
-each rank publishes the port that its gloo device listens on, and every connection of gloo has its own rank's port at
-this end or the peer's port at the other. The listening socket itself is never touched: gloo aborts the process if that
-closes.
+Owns waking up, too. Nothing in gloo wakes every wait whose peer is stopped or whose host has vanished, so no wait of
+gloo is waited for directly (`hand`). Besides, the connected sockets are shut down, so that nothing more comes in. They
+are told from all other sockets of the process by their ports: each rank publishes the port that its gloo device listens
+on, and every connection of gloo has its own rank's port at this end or the peer's port at the other. The listening
+socket itself is never touched: gloo aborts the process if that closes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, ClassVar, Protocol
 
@@ -30,6 +30,7 @@ from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed h
 
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.fence import Fence
+from shoal_workers.hand import CalledAway, Hand
 
 _POLL_S = 0.002
 _LISTENERS = "listeners"
@@ -139,6 +140,7 @@ class GlooExchange:
         self._timeout_s = timeout_s
         self._host = host
         self._fence = Fence(epoch)
+        self._hand = Hand()
         self._world: Any = None
         self._tp: Any = None
         self._own_ports: frozenset[int] = frozenset()
@@ -147,8 +149,9 @@ class GlooExchange:
 
     @classmethod
     def forget(cls) -> None:
-        """Drops the groups and buffers of abandoned epochs. It takes a while: not while a recovery is under way."""
-        cls._graveyard.clear()
+        """Drops the groups and buffers of abandoned epochs, but for those that gloo still waits in. It takes a while:
+        not while a recovery is under way."""
+        cls._graveyard[:] = [exchange for exchange in cls._graveyard if exchange._hand.busy]
 
     def connect(self) -> None:
         """Waits for the other ranks and builds the groups. Raises EpochAbandoned or PeerLost."""
@@ -163,9 +166,9 @@ class GlooExchange:
                 name = f"tp{own_group[0]}"
                 self._tp = self._group(device, name, own_group.index(self.rank), len(own_group))
 
-        self._guard("connecting", build)
+        self._wait("connecting", build)
         if self._fence.fallen:  # abandoned before the last socket was there: nobody else will shut it
-            self._wake()
+            self._shut()
         self._fence.check()
 
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
@@ -193,7 +196,8 @@ class GlooExchange:
         self._fence.fall()
         if self not in self._graveyard:
             self._graveyard.append(self)
-        self._wake()
+        self._hand.call_away()
+        self._shut()
 
     def _all_reduce(self, tensor: Tensor, operation: Any) -> None:
         self._fence.check()
@@ -231,24 +235,31 @@ class GlooExchange:
 
     def _start(self, during: str, tensor: Tensor, begin: Callable[[], Any]) -> _GlooPending:
         assert tensor.is_contiguous() and tensor.device.type == "cpu", during
-        work = self._guard(during, begin)
+        self._fence.check()
+        with self._errors_named(during):
+            work = begin()
         self._under_way[id(work)] = (work, tensor)
         return _GlooPending(self, work, during)
 
     def _finish(self, work: Any, during: str) -> None:
-        self._guard(during, work.wait)
+        self._wait(during, work.wait)
         del self._under_way[id(work)]
 
-    def _guard(self, during: str, action: Callable[[], Any]) -> Any:
+    def _wait(self, during: str, action: Callable[[], Any]) -> None:
         self._fence.check()
+        with self._errors_named(during):
+            self._hand.wait(action)
+
+    @contextmanager
+    def _errors_named(self, during: str) -> Iterator[None]:
         try:
-            return action()
-        except RuntimeError as error:  # all that gloo raises
+            yield
+        except (RuntimeError, CalledAway) as error:  # RuntimeError is all that gloo raises
             if self._fence.fallen:
                 raise EpochAbandoned(f"epoch {self.epoch} was abandoned during {during}") from error
             raise PeerLost(self.epoch, during, str(error)) from error
 
-    def _wake(self) -> None:
+    def _shut(self) -> None:
         for sock in _sockets_of_this_process():
             with sock, suppress(OSError):  # not connected, or gone meanwhile: nothing waits on it
                 if _port(sock.getsockname()) in self._own_ports or _port(sock.getpeername()) in self._peer_ports:
