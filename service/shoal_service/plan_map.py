@@ -16,10 +16,11 @@ WIDTH = 1000.0
 NUM_COLOURS = 8
 MAX_ROWS = 48  # a larger plan is drawn in part; the table below it has all of it
 _LEAST_CELL = 128.0
+_MOST_LEAST_CELL = 210.0  # longer names are cut
 _GAP = 6.0
 _HEAD = 24.0
 _BOX = 44.0
-_CHARACTER = 7.0
+_CHARACTER = 7.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +83,12 @@ def plan_map(plan_mapping: dict[str, Any], snapshot_mapping: dict[str, Any]) -> 
     plan, snapshot = parse_plan(plan_mapping), snapshot_from_mapping(snapshot_mapping)
     colours = _colours(snapshot, plan)
     shown = plan.pipelines[:MAX_ROWS]
-    width = max(WIDTH, *(LABEL_WIDTH + len(pipeline.stages) * (_LEAST_CELL + _GAP) for pipeline in shown))
+    least = _least_cell(plan)
+    width = max(WIDTH, *(LABEL_WIDTH + len(pipeline.stages) * (least + _GAP) for pipeline in shown))
     rows: list[Row] = []
     y = 0.0
     for index, pipeline in enumerate(shown):
-        rows.append(_row(index, pipeline, y, width, snapshot, colours))
+        rows.append(_row(index, pipeline, y, _widths(pipeline, width, least), snapshot, colours))
         y += rows[-1].height + 2 * _GAP
     return PlanMap(
         width=width,
@@ -118,13 +120,18 @@ def _count(name: str, plan: Plan, snapshot: ClusterSnapshot) -> int:
 
 
 def _row(
-    index: int, pipeline: Pipeline, y: float, width: float, snapshot: ClusterSnapshot, colours: dict[str, int]
+    index: int,
+    pipeline: Pipeline,
+    y: float,
+    widths: tuple[float, ...],
+    snapshot: ClusterSnapshot,
+    colours: dict[str, int],
 ) -> Row:
     replicas = max(len(stage.replicas) for stage in pipeline.stages)
     height = _HEAD + replicas * (_BOX + 2)
     cells: list[Cell] = []
     x = LABEL_WIDTH
-    for number, (stage, cell_width) in enumerate(zip(pipeline.stages, _widths(pipeline, width), strict=True)):
+    for number, (stage, cell_width) in enumerate(zip(pipeline.stages, widths, strict=True)):
         words = _words(pipeline, number)
         each = (height - _HEAD) / len(stage.replicas)
         boxes = tuple(
@@ -138,12 +145,28 @@ def _row(
     return Row(y=y, height=height, name=f"pipeline {index}", share=share, cells=tuple(cells))
 
 
-def _widths(pipeline: Pipeline, width: float) -> tuple[float, ...]:
+def _least_cell(plan: Plan) -> float:
+    """Wide enough for the longest name of devices."""
+    names = [
+        _devices(replica) for pipeline in plan.pipelines for stage in pipeline.stages for replica in stage.replicas
+    ]
+    return min(max(_LEAST_CELL, max(map(len, names)) * _CHARACTER + 20), _MOST_LEAST_CELL)
+
+
+def _devices(replica: Replica) -> str:
+    """As in big-0:0,1 or big-0:0-7."""
+    first, last = replica.devices[0], replica.devices[-1]
+    if len(replica.devices) > 2 and replica.devices == tuple(range(first, last + 1)):
+        return f"{replica.node}:{first}-{last}"
+    return f"{replica.node}:{','.join(map(str, replica.devices))}"
+
+
+def _widths(pipeline: Pipeline, width: float, least: float) -> tuple[float, ...]:
     """Proportional to layers, above a least width at which the words can still be read."""
-    room = width - LABEL_WIDTH - len(pipeline.stages) * (_LEAST_CELL + _GAP) + _GAP
+    room = width - LABEL_WIDTH - len(pipeline.stages) * (least + _GAP) + _GAP
     counts = [stage.last - stage.first for stage in pipeline.stages]
     natural = sum(counts) or 1
-    return tuple(_LEAST_CELL + room * count / natural for count in counts)
+    return tuple(least + room * count / natural for count in counts)
 
 
 def _words(pipeline: Pipeline, number: int) -> str:
@@ -169,7 +192,7 @@ def _box(
     replica: Replica, y: float, height: float, width: float, snapshot: ClusterSnapshot, colours: dict[str, int]
 ) -> Box:
     device_type = _device_type(replica.node, snapshot)
-    devices = f"{replica.node}:{','.join(map(str, replica.devices))}"
+    devices = _devices(replica)
     samples = f"{replica.samples} sample{'s' if replica.samples != 1 else ''}"
     spot = any(node.spot for node in snapshot.nodes if node.id == replica.node)
     detail = f"tp {replica.tp}, {samples}"
@@ -196,7 +219,7 @@ def _places(plan: Plan, snapshot: ClusterSnapshot) -> tuple[Place, ...]:
             replica=r,
             layers=_words(pipeline, s),
             device_type=_device_type(replica.node, snapshot),
-            devices=f"{replica.node}:{','.join(map(str, replica.devices))}",
+            devices=_devices(replica),
             tp=replica.tp,
             samples=f"{replica.samples} of {pipeline.micro_batch} in each of {pipeline.micro_batches} micro-batches",
         )
