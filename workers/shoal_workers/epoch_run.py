@@ -32,7 +32,7 @@ from shoal_workers.rendezvous import AgentStore
 from shoal_workers.rows import key_rows, transfers_from_rows
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.snapshots import AgentSnapshots
-from shoal_workers.wire import ConnectionClosed
+from shoal_workers.wire import ConnectionClosed, connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +77,11 @@ class EpochRun:
 
     @property
     def whole(self) -> WholeState | None:
-        """To be asked when the run has ended. While its own state was not whole yet, what it came from still is."""
-        if not self._restored or self.live is None:
-            return self._old
-        if self.live.tag is None:
-            return None
-        return WholeState(live=self.live, step=self.live.tag, epoch=self.epoch, rank=self._order.rank)
+        """To be asked when the run has ended. Until its own state is whole, what it came from is left as it is; that
+        is None if it is of another step than the one the epoch began at, for then nobody wants it any more."""
+        if self.live is not None and self.live.tag is not None:
+            return WholeState(live=self.live, step=self.live.tag, epoch=self.epoch, rank=self._order.rank)
+        return None if self._restored else self._old
 
     def start(self) -> None:
         self._thread.start()
@@ -189,28 +188,32 @@ class EpochRun:
             upload_every=job.checkpoint.every_steps,
             last_step=job.train.steps,
         )
-        snapshots = AgentSnapshots((host, port), opened, keys)
+        connection = connect((host, port))
+        self._on_abandon(connection.close)  # before the first question: an agent that is stopped does not answer
+        snapshots = AgentSnapshots(connection, opened, keys)
         self._on_abandon(snapshots.abandon)
         return snapshots
 
     def _meet(self, plan: Plan) -> Exchange:
         places = tuple(plan.places())
         if len(places) == 1:
-            exchange: Exchange = SoloExchange(self.epoch)
-        else:
-            host, port = self._order.rendezvous
-            store = AgentStore((host, port), self._settings.group_timeout_s)
-            self._on_abandon(store.close)
-            exchange = GlooExchange(
-                store,
-                prefix=f"{self._order.job}/{self.epoch}",
-                rank=self._order.rank,
-                size=len(places),
-                tp_groups=_tp_groups(plan),
-                timeout_s=self._settings.group_timeout_s,
-                epoch=self.epoch,
-            )
+            alone = SoloExchange(self.epoch)
+            self._on_abandon(alone.abandon)
+            return alone
+        host, port = self._order.rendezvous
+        store = AgentStore((host, port), self._settings.group_timeout_s)
+        self._on_abandon(store.close)
+        exchange = GlooExchange(
+            store,
+            prefix=f"{self._order.job}/{self.epoch}",
+            rank=self._order.rank,
+            size=len(places),
+            tp_groups=_tp_groups(plan),
+            timeout_s=self._settings.group_timeout_s,
+            epoch=self.epoch,
+        )
         self._on_abandon(exchange.abandon)
+        exchange.connect()
         return exchange
 
     def _on_abandon(self, close: Callable[[], None]) -> None:

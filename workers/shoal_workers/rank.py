@@ -121,10 +121,8 @@ class Rank:
             if run.alive:
                 # It may still write into its own tensors: they are nobody's state any more.
                 log.warning("a step of an abandoned epoch does not end", device=self._device, epoch=run.epoch)
-            elif run.whole is not None:
+            else:
                 self._whole = run.whole
-            if run.alive and self._whole is not None and self._whole.live is run.live:
-                self._whole = None
             self._run = None
 
     def _assign(self, order: m.Assign) -> None:
@@ -134,8 +132,10 @@ class Rank:
             if order.num_threads:
                 torch.set_num_threads(order.num_threads)
             self._endings.clear()
+            # The run has the state of before from here on, so that its memory is free as soon as it is not needed.
+            old, self._whole = self._whole, None
             self._run = EpochRun(
-                order, node=self._node, device=self._device, old=self._whole, settings=self._settings, say=self._say
+                order, node=self._node, device=self._device, old=old, settings=self._settings, say=self._say
             )
             self._run.start()
 

@@ -15,18 +15,21 @@ import torch
 
 from shoal_recovery.state import ShardKey
 from shoal_workers import messages as m
-from shoal_workers.errors import EpochAbandoned
+from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.live import LiveState
 from shoal_workers.shards import NUM_SLOTS
-from shoal_workers.wire import Connection, ConnectionClosed, connect
+from shoal_workers.wire import Connection, ConnectionClosed
 
 
 class AgentSnapshots:
-    """The engine's SnapshotSink over the agent at `address`. One epoch of one rank."""
+    """The engine's SnapshotSink over a new connection to the agent of the node. One epoch of one rank.
 
-    def __init__(self, address: tuple[str, int], opened: m.OpenSlots, keys: tuple[ShardKey, ...]) -> None:
+    Raises ConnectionClosed, also when somebody else closes the connection meanwhile.
+    """
+
+    def __init__(self, connection: Connection, opened: m.OpenSlots, keys: tuple[ShardKey, ...]) -> None:
         self._epoch = opened.epoch
-        self._connection: Connection = connect(address)
+        self._connection = connection
         answer = m.decode_as(m.SlotsOpen, self._connection.request(m.encode(opened)))
         self._job, self._name, self._keys = opened.job, answer.name, keys
         self._slots = [_map(path, keys) for path in answer.paths]
@@ -40,33 +43,30 @@ class AgentSnapshots:
         """Copies the owned state of `step` out. Returns when the live state may change."""
         if step == self._begun_step:
             return
-        problem = self._ask(m.BeginSnapshot(job=self._job, name=self._name, step=step))
-        if problem:
-            self._problem = problem
-            return  # nothing makes this step safe now; the vote waits until this epoch ends
+        self._problem = self._ask(m.BeginSnapshot(job=self._job, name=self._name, step=step))
+        if self._problem:
+            return  # nothing makes this step safe now; waiting for it will say so
         for key, target in zip(self._keys, self._slots[step % NUM_SLOTS], strict=True):
             target.copy_(live.view(key))
         self._begun_step = step
         threading.Thread(target=self._seal, args=(step,), name="seal", daemon=True).start()
 
     def wait_safe(self, step: int) -> None:
-        """Returns when the snapshot of `step` stands in the agent and on its backups. Raises EpochAbandoned."""
+        """Returns when the snapshot of `step` stands in the agent and on its backups. Raises EpochAbandoned, and
+        PeerLost when it cannot be brought there: nobody may go on without, and whoever decides must know of it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._abandoned or self._safe_step >= step)
+            self._changed.wait_for(lambda: self._abandoned or self._safe_step >= step or self._problem)
             if self._abandoned:
                 raise EpochAbandoned(f"epoch {self._epoch} was abandoned while step {step} was brought to safety")
+            if self._safe_step < step:
+                raise PeerLost(self._epoch, f"bringing step {step} to safety", str(self._problem))
 
     def abandon(self) -> None:
-        """Wakes every wait; a copy that failed (its node is gone) leaves the step unsafe until this is called."""
+        """Wakes every wait."""
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()
         self._connection.close()
-
-    @property
-    def problem(self) -> str | None:
-        """Why the newest step is not safe, if the agent said so."""
-        return self._problem
 
     def _seal(self, step: int) -> None:
         problem = self._ask(m.SealSnapshot(job=self._job, name=self._name, step=step))
@@ -80,7 +80,7 @@ class AgentSnapshots:
     def _ask(self, request: m.BeginSnapshot | m.SealSnapshot) -> str | None:
         try:
             return m.decode_as(m.Done, self._connection.request(m.encode(request))).problem
-        except ConnectionClosed as error:
+        except (ConnectionClosed, m.ProtocolError) as error:
             return f"the agent of this node does not answer: {error}"
 
 
