@@ -71,16 +71,22 @@ class Connector:
         for wish in sorted(self._wishes, key=lambda wish: wish.id):
             if wish.id in self._couriers:
                 if wish.wish == "cancelled" and wish.id not in self._cancelled:
-                    self._cancelled.add(wish.id)
-                    ray.get_actor(_name(wish.id), namespace=NAMESPACE).cancel.remote()
+                    self._cancel(wish.id)
             elif self._may_start(wish):
                 courier = threading.Thread(target=self._carry, args=(wish,), name=f"courier-{wish.id}", daemon=True)
                 self._couriers[wish.id] = courier
                 courier.start()
 
     def _may_start(self, wish: Wish) -> bool:
-        """One job at a time has the cluster; one that already has a supervisor always goes on."""
-        return not self._couriers or _exists(wish.id)
+        """One job at a time has the cluster; one that has a supervisor, or only needs one to end it, does not wait."""
+        return not self._couriers or wish.wish == "cancelled" or _exists(wish.id)
+
+    def _cancel(self, job: str) -> None:
+        try:
+            ray.get_actor(_name(job), namespace=NAMESPACE).cancel.remote()
+        except ValueError:  # its courier has not started it yet, or has ended it already
+            return
+        self._cancelled.add(job)
 
     def _carry(self, wish: Wish) -> None:
         """Starts or finds the job's supervisor and brings its journal home until the job is over."""

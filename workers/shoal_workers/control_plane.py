@@ -55,6 +55,8 @@ class ControlPlane:
         """The number of the last entry that the control plane has now."""
         body = {"cluster_id": self._cluster, "holder": self._holder, "entries": entries}
         response = self._call("POST", f"/v1/jobs/{job}/journal", json=body)
+        if response.status_code == httpx.codes.CONFLICT and "expected_seq" in response.json():
+            return int(response.json()["expected_seq"]) - 1  # it lacks earlier ones, or has had these from another
         return int(_expect(response)["last_seq"])
 
     def history(self, job: str) -> list[dict[str, Any]]:
