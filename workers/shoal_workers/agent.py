@@ -64,7 +64,8 @@ class _Owner:
 
 
 class Agent:
-    """Serves until the process ends or `close`. `memory_dir` is in memory, `disk_dir` on disk; both belong to this node alone."""
+    """Serves until the process ends or `close`. `memory_dir` is in memory, `disk_dir` on disk; both belong to this node
+    alone."""
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ the next change begins with a higher epoch. Owns the order of these steps. Does 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -42,7 +42,16 @@ from shoal_workers.wire import ConnectionClosed
 
 
 class Interrupted(Exception):
-    """Somebody was lost, or does not answer, while a plan was being changed. Observe again."""
+    """Somebody was lost, or does not answer, while a plan was being changed. Observe again. `gone` do not answer
+    although they may show life: they are as good as lost."""
+
+    def __init__(self, problem: str, gone: tuple[Contact, ...] = ()) -> None:
+        super().__init__(problem, gone)
+        self.problem = problem
+        self.gone = gone
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +81,8 @@ def take_stock(
     timeout_s: float,
 ) -> Found:
     """Asks every agent what it holds and adds what ranks keep live. Raises Interrupted if an agent does not answer."""
-    layouts = {epoch: shard_map(plan, model_spec.model) for epoch, plan in history.plans.items()}
+    wanted = {answer.layout_epoch for answer in halted.values() if answer.step is not None}
+    layouts = {epoch: shard_map(history.plans[epoch], model_spec.model) for epoch in wanted & history.plans.keys()}
     live = tuple(
         Live(
             device=contact.device, step=answer.step, keys=_keys(layouts[answer.layout_epoch].ranks[answer.layout_rank])
@@ -98,18 +108,16 @@ def choose_state(
 
     The store is asked only when survivors do not hold a whole step. Raises StateLost, StoreError.
     """
-    nothing = not found.inventory.live and not found.inventory.snapshots
-    if not nothing:
-        try:
-            restore = plan_restore(shards, found.inventory, (), spec.model, spec.train.precision)
-            return restore, restore.step
-        except StateLost:
-            if spec.checkpoint.uri is None:
-                raise
+    with contextlib.suppress(StateLost):
+        restore = plan_restore(shards, found.inventory, (), spec.model, spec.train.precision)
+        return restore, restore.step
     manifests = _manifests(job, spec, history)
-    if nothing and not manifests and not history.done_step:
-        return None, 0
-    restore = plan_restore(shards, found.inventory, manifests, spec.model, spec.train.precision)
+    try:
+        restore = plan_restore(shards, found.inventory, manifests, spec.model, spec.train.precision)
+    except StateLost:
+        if manifests or history.done_step:
+            raise
+        return None, 0  # nobody has done a step: what is lost follows from the seed
     return restore, restore.step
 
 
@@ -165,28 +173,22 @@ def vital_nodes(plan: Plan, snapshot: ClusterSnapshot) -> frozenset[str]:
     return computing.union(*(copies[node] for node in computing))
 
 
-def timed(clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Seconds since the call before."""
-    last = clock()
-
-    def lap() -> float:
-        nonlocal last
-        before, last = last, clock()
-        return last - before
-
-    return lap
-
-
 def _inventories(job: str, agents: tuple[Contact, ...], timeout_s: float) -> list[Snapshot]:
     if not agents:
         return []
     with ThreadPoolExecutor(max_workers=len(agents)) as pool:
-        answers = [pool.submit(ask, agent.address, m.GetInventory(job=job), timeout_s) for agent in agents]
-        try:
-            found = [answer.result() for answer in answers]
-        except ConnectionClosed as error:
-            raise Interrupted(f"an agent did not say what it holds: {error}") from error
-    return [snapshot for answer in found for snapshot in snapshots_from_rows(answer.snapshots)]
+        answers = [pool.submit(_inventory, job, agent, timeout_s) for agent in agents]
+        return [snapshot for answer in answers for snapshot in snapshots_from_rows(answer.result().snapshots)]
+
+
+def _inventory(job: str, agent: Contact, timeout_s: float) -> m.InventoryIs:
+    try:
+        answer = ask(agent.address, m.GetInventory(job=job), timeout_s)
+    except ConnectionClosed as error:
+        raise Interrupted(f"{agent.name} did not say what it holds: {error}", (agent,)) from error
+    if not isinstance(answer, m.InventoryIs):
+        raise Interrupted(f"{agent.name} cannot say what it holds: {answer}", (agent,))
+    return answer
 
 
 def _manifests(job: str, spec: JobSpec, history: History) -> tuple[Manifest, ...]:

@@ -6,6 +6,7 @@ the supervisor then observes and decides again, and what was measured so far goe
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,17 +19,19 @@ from shoal_planner.plan import Plan
 from shoal_planner.score import score
 from shoal_planner.search import plan as search_plan
 from shoal_recovery.decide import ChangePlan, Drain
-from shoal_recovery.errors import StateLost, StoreError
+from shoal_recovery.errors import StateLost, StoreError, StoreUnreachable
 from shoal_recovery.journal import JobState, NodeLost
 from shoal_recovery.shard_map import shard_map
 from shoal_workers import messages as m
 from shoal_workers.change import Found, Interrupted, assignments, choose_state, take_stock, vital_nodes
+from shoal_workers.checkpoint_commits import CheckpointCommits
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.measurements import Measurements
 from shoal_workers.nodes import Cluster
 from shoal_workers.pending import PendingChange
 from shoal_workers.record import JobRecord, plan_adopted
 from shoal_workers.roster import Contact, Roster, ask
+from shoal_workers.safekeeping import newest_whole
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.wire import ConnectionClosed
 
@@ -47,6 +50,7 @@ class Changer:
         cluster: Cluster,
         roster: Roster,
         record: JobRecord,
+        commits: CheckpointCommits,
         settings: WorkerSettings,
         clock: Callable[[], float],
         listen: Callable[[float], None],
@@ -56,16 +60,20 @@ class Changer:
         self._cluster = cluster
         self._roster = roster
         self._record = record
+        self._commits = commits
         self._settings = settings
         self._clock = clock
         self._listen = listen
         self._measurements = Measurements(spec)
         self._pending: PendingChange | None = None
-        self._gains: dict[frozenset[str], float | None] = {}
+        self._gains: dict[tuple[int, frozenset[str]], float | None] = {}
+        self._gain_wanted: tuple[int, frozenset[str]] | None = None
         self.answers: dict[Contact, m.Halted | m.Measured] = {}
         self.epoch: EpochView | None = None
         self.highest_epoch = 0
         self.tried: frozenset[str] = frozenset()
+        self.interrupted = 0
+        self.attempt_ended_s = clock()
 
     def adopt(self) -> None:
         """Takes over the epoch that the record says is under way; nothing is sent to anybody."""
@@ -84,12 +92,17 @@ class Changer:
             contact.send(m.StopAfter(epoch=self.epoch.number, step=self.epoch.last_step + 1))
 
     def join_gain(self, ready: frozenset[str]) -> float | None:
-        """How many times faster a step would be with all nodes that are ready; None where there is nothing to gain."""
-        if self.epoch is None or self._record.state is not JobState.RUNNING or ready <= self.epoch.vital:
+        """How many times faster a step would be with all nodes that are ready; None where there is nothing to gain, or
+        as long as that is not known: it is found out in a thread, for whoever observes must not wait for it."""
+        epoch = self.epoch
+        if epoch is None or self._record.state is not JobState.RUNNING or ready <= epoch.vital:
             return None
-        if ready not in self._gains:
-            self._gains[ready] = self._gain(self.epoch, self._snapshot(ready))
-        return self._gains[ready]
+        wanted = (epoch.number, ready)
+        if wanted != self._gain_wanted:
+            self._gain_wanted = wanted
+            arguments = (wanted, epoch, self._snapshot(ready))
+            threading.Thread(target=self._find_gain, args=arguments, name="gain", daemon=True).start()
+        return self._gains.get(wanted)
 
     def stepped(self, epoch: int) -> None:
         """A step of this epoch is done: a change that led to it is over, and older snapshots are not needed."""
@@ -97,23 +110,36 @@ class Changer:
             return
         self._record.append(self._pending.done(self._clock()))
         self._pending = None
-        for agent in self._roster.agents():
-            try:
-                ask(agent.address, m.Retire(job=self._job, before_epoch=epoch), self._settings.reply_timeout_s)
-            except ConnectionClosed:
-                log.info("agent not told to retire", node=agent.node)
+        threading.Thread(
+            target=self._retire, args=(self._roster.agents(), epoch), name=f"retire-{epoch}", daemon=True
+        ).start()
 
     def change(self, decision: ChangePlan) -> None:
         """Raises Interrupted."""
-        self._begin(decision)
+        try:
+            self._change(decision)
+            self.interrupted = 0
+        except Interrupted as error:
+            self.interrupted += 1
+            for contact in error.gone:
+                contact.connected = False
+                contact.connection.close()
+            raise
+        finally:
+            self.attempt_ended_s = self._clock()
+
+    # --- the phases ---
+
+    def _change(self, decision: ChangePlan) -> None:
+        pending = self._begin(decision)
         if not decision.use:
             self._no_plan(decision.use, "no node answers")
             return
         number = self._cluster.claim_epoch(self._job, self.highest_epoch + 1)
         self.highest_epoch = number
         halted = self._halt(number, decision.use)
+        pending.halted(self._record.done_step)
         snapshot = self._snapshot(decision.use)
-        self._measure(snapshot)
         found = take_stock(
             self._job,
             self._spec,
@@ -122,13 +148,16 @@ class Changer:
             self._record.history(),
             self._settings.reply_timeout_s,
         )
-        plan = self._plan(snapshot, decision.use)
-        if plan is not None:
-            self._assign(number, plan, snapshot, found)
+        try:
+            self._measure(snapshot)
+            plan = self._plan(snapshot)
+        except (NoPlanFits, InvalidField) as error:
+            self._no_plan(decision.use, str(error))
+            self._bring_to_safety(found)
+            return
+        self._assign(number, plan, snapshot, found, pending)
 
-    # --- the phases ---
-
-    def _begin(self, decision: ChangePlan) -> None:
+    def _begin(self, decision: ChangePlan) -> PendingChange:
         now_s = self._clock()
         heard_s = [contact.last_heard_s for contact in self._roster.contacts([node for node, _ in decision.lost])]
         blow_s = min(heard_s, default=now_s)
@@ -142,17 +171,17 @@ class Changer:
                 noticed_s=now_s,
                 done_step=done_step,
                 safe_step=done_step if drained else max(0, done_step - 1),
+                vital_before=frozenset() if self.epoch is None else self.epoch.vital,
             )
         else:
-            self._pending.reason += " " + decision.reason
-        before = frozenset() if self.epoch is None else self.epoch.vital
+            self._pending.goes_on(decision)
         self._pending.nodes_lost |= {node for node, _ in decision.lost}
-        self._pending.nodes_joined |= (decision.use - before) if before else frozenset()
         active = bool(self._record.plans)
         self._record.enter(JobState.RECOVERING if active else JobState.STARTING, decision.cause, decision.reason)
         for node, evidence in decision.lost:
             self._record.append(NodeLost(node=node, evidence=evidence, detect_s=now_s - blow_s))
             self._roster.forget(node)
+        return self._pending
 
     def _halt(self, number: int, nodes: frozenset[str]) -> dict[Contact, m.Halted]:
         """All ranks of these nodes have left every older epoch."""
@@ -183,16 +212,10 @@ class Changer:
             assert isinstance(answer, m.Measured)
             self._measurements.take(node.device, answer)
 
-    def _plan(self, snapshot: ClusterSnapshot, nodes: frozenset[str]) -> Plan | None:
+    def _plan(self, snapshot: ClusterSnapshot) -> Plan:
         previous = None if self.epoch is None else self.epoch.plan
-        try:
-            found = search_plan(
-                self._spec, snapshot, self._measurements.profile, previous=previous, time_limit_s=_PLAN_LIMIT_S
-            )
-        except NoPlanFits as error:
-            self._no_plan(nodes, error.constraint)
-            return None
-        return found.plan
+        profile = self._measurements.profile
+        return search_plan(self._spec, snapshot, profile, previous=previous, time_limit_s=_PLAN_LIMIT_S).plan
 
     def _no_plan(self, nodes: frozenset[str], constraint: str) -> None:
         self.tried = nodes
@@ -202,11 +225,30 @@ class Changer:
             self._record.enter(JobState.WAITING, "no_plan_fits", f"No plan fits what is left: {constraint}")
         self.epoch = None
 
-    def _assign(self, number: int, plan: Plan, snapshot: ClusterSnapshot, found: Found) -> None:
-        assert self._pending is not None
+    def _bring_to_safety(self, found: Found) -> None:
+        """While the job waits, nodes may go on vanishing: the newest whole state goes to the object store."""
+        uri = self._spec.checkpoint.uri
+        whole = newest_whole(found.inventory.snapshots, self._record.plans, self._spec.model)
+        if uri is None or whole is None or whole.step in self._record.checkpoints:
+            return
+        self._commits.expect(whole.epoch, self._record.starts[whole.epoch], whole.names)
+        self._commits.safe(whole.step)
+        addresses = {agent.node: agent.address for agent in self._roster.agents()}
+        for snapshot in whole.snapshots:
+            order = m.Upload(job=self._job, name=snapshot.name, step=snapshot.step, uri=uri)
+            try:
+                problem = ask(addresses[snapshot.node], order, self._settings.reply_timeout_s).problem
+            except ConnectionClosed as error:
+                problem = str(error)
+            if problem:
+                log.warning("state not brought to the store", node=snapshot.node, step=whole.step, problem=problem)
+
+    def _assign(self, number: int, plan: Plan, snapshot: ClusterSnapshot, found: Found, pending: PendingChange) -> None:
         shards = shard_map(plan, self._spec.model)
         try:
             restore, step = choose_state(self._job, self._spec, shards, found, self._record.history())
+        except StoreUnreachable as error:
+            raise Interrupted(f"the object store is needed and cannot be reached: {error}") from error
         except (StateLost, StoreError, InvalidField) as error:
             self._record.enter(JobState.FAILED, "state_lost", f"The state cannot be restored: {error}")
             return
@@ -225,7 +267,7 @@ class Changer:
         self._record.keeper.flush(1.0)
         self.epoch = epoch = self._view(number, plan, snapshot, step)
         self.tried = frozenset()
-        self._pending.epoch, self._pending.step, self._pending.decided_s = number, step, self._clock()
+        pending.adopted(number, step, epoch.vital, self._clock())
         contacts = {contact.device: contact for contact in self._roster.ranks(epoch.vital)}
         for place, order in zip(plan.places(), orders, strict=True):
             if place.device not in contacts:
@@ -236,7 +278,7 @@ class Changer:
             return [contacts[device] for device in epoch.plan.devices() if device not in epoch.ready]
 
         self._await(unready, epoch.vital, "to restore its state and meet its peers")
-        self._pending.all_ready(epoch.ready.values())
+        pending.all_ready(epoch.ready.values())
         if restore is None:
             self._pending = None  # a first start is no change in flight
         self._record.enter(JobState.RUNNING, "running", f"Training from step {step} on. {plan.reason}")
@@ -249,16 +291,16 @@ class Changer:
         while missing := unanswered():
             self._listen(_WAIT_TICK_S)
             now_s = self._clock()
+            if gone := [contact for contact in missing if not contact.connected]:
+                raise Interrupted(f"lost {gone[0].name} while it was {what}")
             for member in self._roster.members(now_s):
                 if member.node in nodes and (not member.connected or member.silent_s > self._settings.silence_s):
                     raise Interrupted(f"lost {member.name} while it was {what}")
             if self.epoch is not None and self.epoch.troubles and self.epoch.number == self.highest_epoch:
                 raise Interrupted(f"trouble while ranks were {what}")
             if now_s > deadline_s:
-                for contact in missing:  # it shows life but does not obey: as good as lost
-                    contact.connected = False
-                    contact.connection.close()
-                raise Interrupted(f"{missing[0].name} took more than {self._settings.reply_timeout_s} s {what}")
+                problem = f"{missing[0].name} took more than {self._settings.reply_timeout_s} s {what}"
+                raise Interrupted(problem, tuple(missing))
 
     # --- views ---
 
@@ -276,6 +318,16 @@ class Changer:
         whole = self._cluster.snapshot()
         known = tuple(self._roster.seen(node).node for node in sorted(nodes))
         return ClusterSnapshot(nodes=known, overrides=whole.overrides, links=whole.links)
+
+    def _find_gain(self, wanted: tuple[int, frozenset[str]], epoch: EpochView, snapshot: ClusterSnapshot) -> None:
+        self._gains[wanted] = self._gain(epoch, snapshot)
+
+    def _retire(self, agents: tuple[Contact, ...], epoch: int) -> None:
+        for agent in agents:
+            try:
+                ask(agent.address, m.Retire(job=self._job, before_epoch=epoch), self._settings.reply_timeout_s)
+            except ConnectionClosed:
+                log.info("agent not told to retire", node=agent.node)
 
     def _gain(self, epoch: EpochView, snapshot: ClusterSnapshot) -> float | None:
         profile: Any = self._measurements.profile

@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal_planner.cluster import ClusterSnapshot, DeviceRef
-from shoal_planner.job import ModelSpec
 from shoal_planner.plan import Plan
 from shoal_recovery.decide import TroubleSeen
-from shoal_recovery.shard_map import shard_map
 from shoal_workers import messages as m
-from shoal_workers.shards import snapshot_name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,8 +57,3 @@ class EpochView:
             )
             for device, (trouble, since_s) in sorted(self.troubles.items())
         )
-
-    def snapshot_names(self, model: ModelSpec) -> frozenset[str]:
-        """Of all ranks that own state: together they are a whole step."""
-        states = shard_map(self.plan, model).ranks
-        return frozenset(snapshot_name(self.number, state.rank) for state in states if state.owns)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shoal_recovery.decide import ChangePlan
 from shoal_recovery.journal import RecoveryDone
 from shoal_recovery.state import Tier
 from shoal_workers.messages import Ready
@@ -14,7 +15,8 @@ from shoal_workers.messages import Ready
 @dataclass(slots=True, kw_only=True)
 class PendingChange:
     """`blow_s` is the last sign of life of what was lost (or when the change was wanted), `noticed_s` when it was
-    noticed; `done_step` the last step done before, `safe_step` the last that stood on another node."""
+    noticed; `done_step` the last step done before, `safe_step` the last that stood on another node; `vital_before`
+    the nodes of the plan before. It goes on over attempts that are interrupted."""
 
     cause: str
     reason: str
@@ -22,14 +24,33 @@ class PendingChange:
     noticed_s: float
     done_step: int
     safe_step: int
+    vital_before: frozenset[str]
     nodes_lost: set[str] = field(default_factory=set)
-    nodes_joined: set[str] = field(default_factory=set)
+    nodes_joined: frozenset[str] = frozenset()
     epoch: int = 0
     step: int = 0
     decided_s: float = 0.0
     restore_s: float = 0.0
     rebuild_s: float = 0.0
     num_bytes: Counter[str] = field(default_factory=Counter)
+
+    def goes_on(self, decision: ChangePlan) -> None:
+        """The attempt before was interrupted, or found no plan; this is what comes of it."""
+        if decision.cause != "interrupted":
+            self.reason += " " + decision.reason
+        if decision.lost and not self.nodes_lost:
+            self.cause = decision.cause
+
+    def halted(self, done_step: int) -> None:
+        """No rank steps any more, and this is the last step that any of them has done."""
+        if done_step > self.done_step:
+            self.done_step, self.safe_step = done_step, max(self.safe_step, done_step - 1)
+
+    def adopted(self, epoch: int, step: int, vital: frozenset[str], now_s: float) -> None:
+        """What was measured of an attempt before this one did not lead anywhere."""
+        self.epoch, self.step, self.decided_s = epoch, step, now_s
+        self.nodes_joined = vital - self.vital_before if self.vital_before else frozenset()
+        self.restore_s = self.rebuild_s = 0.0
 
     def all_ready(self, answers: Iterable[Ready]) -> None:
         for ready in answers:

@@ -15,7 +15,6 @@ from shoal_recovery.journal import (
     Event,
     JobState,
     PlanAdopted,
-    RecoveryDone,
     StateChanged,
     StepDone,
 )
@@ -33,7 +32,6 @@ class JobRecord:
         self.plans: dict[int, Plan] = {}
         self.snapshots: dict[int, ClusterSnapshot] = {}
         self.starts: dict[int, int] = {}
-        self.recovered_epoch = 0
         self.checkpoints: set[int] = set()
 
     def adopt(self, entries: Iterable[Entry]) -> None:
@@ -72,8 +70,6 @@ class JobRecord:
                 self.starts[event.epoch] = event.step
             case StepDone():
                 self.done_step = max(self.done_step, event.step)
-            case RecoveryDone():
-                self.recovered_epoch = event.epoch
             case CheckpointCommitted():
                 self.checkpoints.add(event.step)
             case _:

@@ -22,6 +22,8 @@ from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 log = structlog.get_logger()
 
+_FIRST_WORD_S = 5.0
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Contact:
@@ -148,6 +150,20 @@ class Roster:
     def agents(self, nodes: Iterable[str] | None = None) -> tuple[Contact, ...]:
         return tuple(contact for contact in self.contacts(nodes) if contact.index is None)
 
+    def drop(self, keep: frozenset[str], now_s: float, silence_s: float) -> None:
+        """Forgets nodes, all but those in `keep`, that have lost a connection or are silent: nobody else would, and
+        they can only be recruited anew."""
+        gone = {
+            contact.node
+            for contact in self.contacts()
+            if not contact.connected or now_s - contact.last_heard_s > silence_s
+        }
+        with self._lock:
+            whole = {node for node, entry in self._entries.items() if entry.ready}
+        for node in sorted(gone & whole - keep):
+            log.info("node dropped", node=node)
+            self.forget(node)
+
     def forget(self, node: str) -> None:
         """Closes every connection to the node; it is recruited again if the cluster shows it."""
         with self._lock:
@@ -167,7 +183,7 @@ class Roster:
                 self._enter(entry, index, self._cluster.rank(seen, self._job, index))
             entry.ready = True
             self._events.put(NodeReady(seen))
-        except (NodeUnreachable, ConnectionClosed) as error:
+        except (NodeUnreachable, ConnectionClosed, m.ProtocolError) as error:
             log.warning("node not recruited", node=seen.node.id, error=str(error))
             with self._lock:
                 if self._entries.get(seen.node.id) is entry:
@@ -180,7 +196,16 @@ class Roster:
 
     def _enter(self, entry: _Entry, index: int | None, address: tuple[str, int]) -> None:
         connection = connect(address)
+        # The first word is waited for: the kernel of a process that is stopped accepts connections, too.
+        connection.set_timeout(_FIRST_WORD_S)
         connection.send(m.encode(m.Watch(job=self._job, after_step=self.after_step)))
+        try:
+            wire, _ = connection.receive()
+        except ConnectionClosed:
+            connection.close()
+            raise
+        connection.set_timeout(None)
+        connection.set_send_timeout(_FIRST_WORD_S)  # or a process that is stopped could hold up whoever gives orders
         contact = Contact(
             node=entry.seen.node.id,
             index=index,
@@ -191,20 +216,24 @@ class Roster:
         with self._lock:
             entry.contacts.append(contact)
             self._entries[contact.node] = entry
+        self._hear(contact, wire)
         threading.Thread(target=self._listen, args=(contact,), name=f"listen-{contact.name}", daemon=True).start()
 
     def _listen(self, contact: Contact) -> None:
         try:
             while True:
                 wire, _ = contact.connection.receive()
-                contact.last_heard_s = self._clock()
-                message = m.decode(wire)
-                if not isinstance(message, m.Heartbeat):
-                    self._events.put(Said(contact, message))
+                self._hear(contact, wire)
         except (ConnectionClosed, m.ProtocolError) as error:
             log.info("contact closed", contact=contact.name, why=str(error))
             contact.connected = False
             self._events.put(Closed(contact))
+
+    def _hear(self, contact: Contact, wire: dict[str, Any]) -> None:
+        contact.last_heard_s = self._clock()
+        message = m.decode(wire)
+        if not isinstance(message, m.Heartbeat):
+            self._events.put(Said(contact, message))
 
 
 def ask(address: tuple[str, int], request: Any, timeout_s: float) -> Any:

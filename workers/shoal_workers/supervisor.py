@@ -26,6 +26,7 @@ from shoal_workers.keeper import Keeper, read_journals
 from shoal_workers.nodes import Cluster
 from shoal_workers.record import JobRecord
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
+from shoal_workers.safekeeping import owners
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.wire import ConnectionClosed
 
@@ -59,6 +60,7 @@ class Supervisor:
         self._restarted = restarted or bool(history)
         self._history = history
         self._clock = clock
+        self._settings = settings
         self._rules = Rules(silence_s=settings.silence_s, silence_confirmed_s=settings.silence_confirmed_s)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._roster = Roster(cluster, job, self._events, clock)
@@ -70,12 +72,14 @@ class Supervisor:
             cluster=cluster,
             roster=self._roster,
             record=self._record,
+            commits=self._commits,
             settings=settings,
             clock=clock,
             listen=self._listen,
         )
         self._cancel = threading.Event()
         self._began_s = clock()
+        self._adopted: EpochView | None = None
         self._finished_s: float | None = None
         self._next_refresh_s = clock()
         self.ended = threading.Event()
@@ -103,6 +107,7 @@ class Supervisor:
     def tick(self) -> None:
         """One round: listen, observe, decide, act."""
         self._listen(_TICK_S)
+        self._roster.drop(self._vital(), self._clock(), self._settings.silence_s)
         decision = decide(self._observe(), self._rules)
         try:
             match decision:
@@ -123,18 +128,28 @@ class Supervisor:
             log.info("change of plan interrupted", job=self._job, why=str(error))
 
     def _adopt(self) -> None:
-        """Reads what the supervisor before this one wrote, and takes its epoch over as it is."""
+        """Reads what the supervisor before this one wrote, and takes its epoch over as it is.
+
+        What is said meanwhile waits to be heard: it is about an epoch that is not known yet, and nothing may be
+        written into a journal that was not read yet.
+        """
         deadline_s = self._clock() + _ADOPT_WAIT_S
-        while self._clock() < deadline_s:
-            self._listen(_TICK_S)
-            if self._roster.expected and self._roster.expected <= self._roster.ready():
-                break
+        self._roster.refresh()
+        while self._clock() < deadline_s and not self._all_there():
+            time.sleep(_TICK_S)
+            self._roster.refresh()
         kept = read_journals(self._job, [agent.address for agent in self._roster.agents()], ask)
         self._record.adopt(kept if len(kept) >= len(self._history) else self._history)
         self._commits.adopt(self._record.checkpoints)
         self._changer.adopt()
+        self._adopted = self._changer.epoch
         self._expect_checkpoints()
         self._began_s = self._clock()
+        if self._record.state is JobState.DRAINING:  # the order may have died with the one who gave it
+            self._changer.drain(Drain(reason="Draining again."))
+
+    def _all_there(self) -> bool:
+        return bool(self._roster.expected) and self._roster.expected <= self._roster.ready()
 
     def _wind_up(self) -> None:
         self._record.keeper.flush(5.0)
@@ -146,6 +161,7 @@ class Supervisor:
             except ConnectionClosed:
                 log.info("agent not told of the end", node=agent.node)
         self._roster.close()
+        self._record.keeper.close()
         self.ended.set()
 
     # --- listening ---
@@ -188,9 +204,18 @@ class Supervisor:
             case m.Uploaded():
                 self._commits.uploaded(message)
             case m.Hello():
-                self._changer.highest_epoch = max(self._changer.highest_epoch, message.epoch)
+                self._greeted(contact, message)
             case _:
                 log.warning("unexpected message", contact=contact.name, message=str(message))
+
+    def _greeted(self, contact: Contact, message: m.Hello) -> None:
+        self._changer.highest_epoch = max(self._changer.highest_epoch, message.epoch)
+        epoch = self._changer.epoch
+        steps = self._record.state in (JobState.RUNNING, JobState.DRAINING)
+        if epoch is not None and steps and contact.device in epoch.plan.devices() and message.epoch < epoch.number:
+            # It died and was started anew while nobody watched; a rank that is alone has no peer who would say so.
+            problem = f"its process was started anew and knows nothing of epoch {epoch.number}"
+            epoch.hear(contact.device, m.Trouble(epoch=epoch.number, problem=problem, fatal=False), self._clock())
 
     def _stepped(self, message: m.Stepped) -> None:
         epoch = self._changer.epoch
@@ -229,6 +254,8 @@ class Supervisor:
             troubles=() if epoch is None else epoch.troubles_seen(now_s),
             ended=None if epoch is None else self._ended(epoch, now_s),
             join_gain=self._changer.join_gain(ready),
+            interrupted=self._changer.interrupted,
+            since_attempt_s=now_s - self._changer.attempt_ended_s,
         )
 
     def _vital(self) -> frozenset[str]:
@@ -236,7 +263,8 @@ class Supervisor:
 
     def _never_reached(self, now_s: float) -> tuple[Member, ...]:
         """Nodes of an adopted epoch that this supervisor could not reach in a generous time."""
-        if not self._restarted or now_s - self._began_s < _ADOPT_WAIT_S:
+        adopted = self._adopted is not None and self._adopted is self._changer.epoch and not self._changer.interrupted
+        if not adopted or now_s - self._began_s < _ADOPT_WAIT_S:
             return ()
         missing = self._vital() - {contact.node for contact in self._roster.contacts()}
         return tuple(Member(node=node, name=f"node {node}", connected=False, silent_s=0.0) for node in sorted(missing))
@@ -255,4 +283,4 @@ class Supervisor:
     def _expect_checkpoints(self) -> None:
         epoch = self._changer.epoch
         if epoch is not None and self._spec.checkpoint.uri is not None:
-            self._commits.expect(epoch.number, epoch.snapshot_names(self._spec.model))
+            self._commits.expect(epoch.number, epoch.step, owners(epoch.number, epoch.plan, self._spec.model))

@@ -7,6 +7,7 @@ manifest) is the supervisor's business.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 from collections import defaultdict
@@ -41,6 +42,7 @@ class Uploads:
         self._folder = folder
         self._open_store = open_store
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+        self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._done: defaultdict[str, list[Uploaded]] = defaultdict(list)
         self._watchers: defaultdict[str, list[queue.SimpleQueue[Uploaded]]] = defaultdict(list)
@@ -51,7 +53,8 @@ class Uploads:
 
     def add(self, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> None:
         """Returns as soon as `content` may be overwritten. A full disk costs this checkpoint, never the step."""
-        path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}"
+        # Numbered: a snapshot may be asked for again while it is still on its way.
+        path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}.{next(self._numbers)}"
         task = _Task(job=job, snapshot=snapshot, uri=uri, path=path)
         try:
             path.write_bytes(content)

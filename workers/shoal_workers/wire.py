@@ -49,6 +49,7 @@ class Connection:
                 for part in parts:
                     self._socket.sendall(part)
         except OSError as error:
+            self.close()  # half a frame may be under way: nothing that follows it could be understood
             raise ConnectionClosed(str(error)) from error
 
     def receive(self) -> tuple[dict[str, Any], int]:
