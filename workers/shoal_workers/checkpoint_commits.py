@@ -7,20 +7,27 @@ Owns which uploads have come and the writing of manifests, in a thread of its ow
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 
+import structlog
+
+from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_recovery import checkpoints
 from shoal_recovery.errors import StoreConflict, StoreError
 from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
+from shoal_recovery.lineage import counts
 from shoal_recovery.state import Manifest
 from shoal_recovery.store import open_store
 from shoal_workers import messages as m
 from shoal_workers.rows import stored_from_rows
+
+log = structlog.get_logger()
 
 _MANIFEST_VERSION = 1
 
@@ -33,6 +40,7 @@ class CheckpointCommits:
         self._spec = spec
         self._done = done
         self._expected: dict[int, frozenset[str]] = {}
+        self._starts: dict[int, int] = {}
         self._came: defaultdict[tuple[int, int], dict[str, m.Uploaded]] = defaultdict(dict)
         self._first_s: dict[tuple[int, int], float] = {}
         self._settled: set[int] = set()
@@ -48,8 +56,10 @@ class CheckpointCommits:
         """Steps that an earlier supervisor committed."""
         self._settled |= steps
 
-    def expect(self, epoch: int, names: frozenset[str]) -> None:
+    def expect(self, epoch: int, start: int, names: frozenset[str]) -> None:
+        """The ranks of `epoch`, which began at step `start`, upload snapshots of these names."""
         self._expected[epoch] = names
+        self._starts[epoch] = start
         for key in [key for key in self._came if key[0] == epoch]:
             self._consider(key)
 
@@ -72,6 +82,8 @@ class CheckpointCommits:
         expected = self._expected.get(key[0])
         if expected is None or key[1] in self._settled or key[1] > self._safe_step:
             return
+        if not counts(*key, self._starts):
+            return  # done again by a later epoch: its snapshots are the ones that count
         if expected <= self._came[key].keys():
             self._tasks.put(key)
 
@@ -111,11 +123,13 @@ class CheckpointCommits:
     def _write(self, manifest: Manifest, uri: str) -> str | None:
         try:
             store = open_store(uri)
-            checkpoints.commit(store, manifest, self._spec.model)
+            with contextlib.suppress(StoreConflict):  # an earlier supervisor wrote it just before it died
+                checkpoints.commit(store, manifest, self._spec.model)
+        except (StoreError, InvalidField) as error:
+            return str(error)
+        try:
             checkpoints.retire(store, self._job, self._spec.checkpoint.keep)
             checkpoints.remove_orphans(store, self._job)
-        except StoreConflict:
-            return None  # an earlier supervisor wrote it just before it died
-        except StoreError as error:
-            return str(error)
+        except StoreError as error:  # the step is stored all the same; the next one cleans up
+            log.warning("old checkpoints not removed", job=self._job, error=str(error))
         return None
