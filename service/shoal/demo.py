@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.cli_show import say, show_json, table
 from shoal.client import Client
-from shoal.demo_report import broken_promises, plan_lines, report
+from shoal.demo_report import Reference, broken_promises, plan_lines, report
 from shoal.errors import ShoalError
 from shoal.local_shoal import DEFAULT_CLUSTER, LocalOptions, LocalShoal
 
@@ -72,8 +72,7 @@ def _run(shoal: LocalShoal, client: Client, data_dir: Path) -> dict[str, Any]:
     if job["status"]["state"] != "succeeded":
         raise DemoFailed(f"the job ended as {job['status']['state']}: {job['status']['reason']}")
     say("the same job again, undisturbed in one process")
-    reference_loss = _reference(job["spec"])
-    figures = report(events, reference_loss, JOB["train"]["global_batch"])
+    figures = report(events, _reference(job["spec"]), JOB["train"]["global_batch"])
     return {**figures, "job_id": job["id"], "dashboard_url": url}
 
 
@@ -127,7 +126,7 @@ def _tell(event: Mapping[str, Any]) -> None:
             say(f"no checkpoint  step {event['step']}: {event['problem']}")
 
 
-def _reference(spec: Mapping[str, Any]) -> float:
+def _reference(spec: Mapping[str, Any]) -> Reference:
     done = subprocess.run(
         [sys.executable, "-m", "shoal_workers.reference"],
         input=json.dumps(spec),
@@ -138,8 +137,8 @@ def _reference(spec: Mapping[str, Any]) -> float:
     )
     if done.returncode:
         raise DemoFailed(f"the undisturbed run failed: {done.stderr.strip()[-500:]}")
-    loss: float = json.loads(done.stdout)["losses"][-1]
-    return loss
+    run = json.loads(done.stdout)
+    return Reference(loss=run["losses"][-1], step_s=run["step_s"])
 
 
 def _show(figures: Mapping[str, Any], problems: list[str], *, as_json: bool) -> None:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _PHASES = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
 _TOLERANCE = 1e-4
 
 
-def report(events: Iterable[Mapping[str, Any]], reference_loss: float, batch: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The same job in one process: its last loss, and the median seconds of its steps."""
+
+    loss: float
+    step_s: float
+
+
+def report(events: Iterable[Mapping[str, Any]], reference: Reference, batch: int) -> dict[str, Any]:
     """The figures of a run that ended. `batch` is the number of samples that each step must have fed."""
     events = list(events)
     steps = counting_steps(events)
@@ -28,8 +38,10 @@ def report(events: Iterable[Mapping[str, Any]], reference_loss: float, batch: in
         "samples_repeated": sum(count - 1 for count in fed.values()),
         "samples_skipped": sum(1 for number in expected if number not in fed),
         "final_loss": final_loss,
-        "reference_loss": reference_loss,
-        "relative_difference": abs(final_loss - reference_loss) / abs(reference_loss),
+        "reference_loss": reference.loss,
+        "relative_difference": abs(final_loss - reference.loss) / abs(reference.loss),
+        "step_s": statistics.median(step["duration_s"] for step in steps),
+        "reference_step_s": reference.step_s,
     }
 
 
