@@ -124,17 +124,19 @@ def solo_plan(job: JobSpec) -> Plan:
 
 
 class SoloRun(NamedTuple):
-    """The loss of each step, and at the end the master weights in their stored shapes."""
+    """The loss and the seconds of each step, and at the end the master weights in their stored shapes."""
 
     losses: tuple[float, ...]
     weights: Mapping[str, Array]
+    step_s: tuple[float, ...]
 
 
 def run_solo(job: JobSpec, steps: int, *, start: WholeState | None = None, device: str = "cpu") -> SoloRun:
     """The job in this process, undisturbed, up to step `steps`."""
     request = RunRequest(job=job, plan=solo_plan(job), until_step=steps, start=start, device=device)
     run = run_rank(request, 0, SoloExchange())
-    return SoloRun(run.losses, whole_state(job, [run]).values[Kind.MASTER])
+    weights = whole_state(job, [run]).values[Kind.MASTER]
+    return SoloRun(run.losses, weights, tuple(report.duration_s for report in run.reports))
 
 
 def whole_state(job: JobSpec, runs: Iterable[RankRun]) -> WholeState:
