@@ -26,6 +26,9 @@ def _positive(name: str, value: float) -> None:
         raise InvalidField(name, value, "must be more than zero")
 
 
+NUM_BYTE_TOKENS = 256
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder-only transformer. `ffn` is the inner width of the gated MLP, `vocab` the number of token ids."""
@@ -182,6 +185,9 @@ class JobSpec:
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
+        if self.model.vocab < NUM_BYTE_TOKENS:
+            problem = f"must be at least {NUM_BYTE_TOKENS} where the tokens are bytes"
+            raise InvalidField("model.vocab", self.model.vocab, problem)
 
 
 def parse_job(value: object) -> JobSpec:

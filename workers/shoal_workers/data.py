@@ -23,7 +23,6 @@ from torch import Tensor
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import DataSpec
 
-NUM_BYTE_TOKENS = 256
 # Folders of the standard library's folder that differ between machines, or that many machines lack.
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests"})
 _ROUNDS = 4

@@ -14,7 +14,6 @@ from typing import Protocol, assert_never
 
 import torch
 
-from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_planner.parameters import stage_units
 from shoal_planner.plan import Plan
@@ -33,7 +32,7 @@ from shoal_planner.programs import (
 )
 from shoal_planner.schedule import programs
 from shoal_recovery.state import ShardMap
-from shoal_workers.data import NUM_BYTE_TOKENS, Samples
+from shoal_workers.data import Samples
 from shoal_workers.errors import StepRefused
 from shoal_workers.exchange import Exchange
 from shoal_workers.live import LiveState
@@ -130,10 +129,6 @@ class Engine:
         memory: DeviceMemory,
         clock: Callable[[], float],
     ) -> None:
-        if job.model.vocab < NUM_BYTE_TOKENS:
-            raise InvalidField(
-                "model.vocab", job.model.vocab, f"must be at least {NUM_BYTE_TOKENS} for bytes as tokens"
-            )
         self._job = job
         self._place = next(place for place in plan.places() if place.rank == rank)
         self._program = programs(plan, job.model)[rank]

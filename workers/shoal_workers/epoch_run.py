@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_planner.cluster import DeviceRef
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, parse_plan
 from shoal_recovery.errors import StoreError
@@ -32,6 +31,7 @@ from shoal_workers.rendezvous import AgentStore
 from shoal_workers.rows import key_rows, transfers_from_rows
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.snapshots import AgentSnapshots
+from shoal_workers.tensor_parallel import tp_groups
 from shoal_workers.wire import ConnectionClosed, connect
 
 
@@ -208,9 +208,10 @@ class EpochRun:
             prefix=f"{self._order.job}/{self.epoch}",
             rank=self._order.rank,
             size=len(places),
-            tp_groups=_tp_groups(plan),
+            tp_groups=tp_groups(plan),
             timeout_s=self._settings.group_timeout_s,
             epoch=self.epoch,
+            host=self._order.agents[self._node][0],
         )
         self._on_abandon(exchange.abandon)
         exchange.connect()
@@ -224,6 +225,9 @@ class EpochRun:
             raise EpochAbandoned(f"epoch {self.epoch} was abandoned before it began")
 
     def _report(self, report: StepReport) -> None:
+        if report.step == self._order.step + 1:
+            # What older epochs left takes a while to go, so it goes when the recovery is over.
+            threading.Thread(target=GlooExchange.forget, name="forget", daemon=True).start()
         self._say(
             m.Stepped(
                 epoch=self.epoch,
@@ -236,16 +240,3 @@ class EpochRun:
                 samples=[list(samples) for samples in report.samples],
             )
         )
-
-
-def _tp_groups(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    groups: dict[tuple[int, int, int], list[int]] = {}
-    for place in plan.places():
-        groups.setdefault((place.pipeline, place.stage, place.replica), []).append(place.rank)
-    return tuple(tuple(ranks) for ranks in groups.values() if len(ranks) > 1)
-
-
-def device_ref(text: str) -> DeviceRef:
-    """The inverse of `str(DeviceRef)`."""
-    node, _, index = text.rpartition(":")
-    return DeviceRef(node=node, index=int(index))

@@ -1,6 +1,7 @@
 """The same job in one process, undisturbed: what a run on a cluster, with losses and joins, is compared with.
 
-Run as `python -m shoal_workers.reference` with the job as JSON on standard input; prints the losses and the median seconds of a step.
+Run as `python -m shoal_workers.reference` with the job as JSON on standard input; prints the losses and the
+median seconds of a step.
 """
 
 from __future__ import annotations
