@@ -63,7 +63,7 @@ class Running:
             self.client.wait(job_id, timeout_s=60)
         for node in sorted(self.killed):
             self.shoal.add(node)
-        self.client.close()
+        self.client.close()  # or the sockets that it keeps would be found open later
 
     def kill(self, *nodes: str) -> None:
         self.killed |= set(nodes)

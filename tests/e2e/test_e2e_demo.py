@@ -1,0 +1,38 @@
+"""`shoal demo`, run as a newcomer runs it: everything that it promises, read off its answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SHOAL = Path(sys.executable).parent / "shoal"
+FIELDS = {
+    *("plan_ids", "steps", "lost_steps", "redone_steps", "recoveries", "samples_repeated", "samples_skipped"),
+    *("final_loss", "reference_loss", "relative_difference", "dashboard_url"),
+}
+PHASES = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
+
+
+def test_the_demo_keeps_its_promises() -> None:
+    done = subprocess.run([SHOAL, "demo", "--json"], capture_output=True, text=True, check=False, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, "nothing but the answer goes to standard output"
+    figures = json.loads(lines[0])
+    assert figures.keys() >= FIELDS
+    assert figures["steps"] >= 60
+    assert figures["lost_steps"] == 0
+    recoveries = figures["recoveries"]
+    assert [recovery["cause"] for recovery in recoveries] == ["node_lost", "node_joined"]
+    assert figures["redone_steps"] <= len(recoveries)
+    for recovery in recoveries:
+        assert recovery["bytes"].keys() == {"own", "node", "peer", "store"}
+        assert recovery["bytes"]["store"] == 0
+        assert recovery["bytes"]["peer"] > 0
+        assert all(recovery[phase] >= 0 for phase in PHASES)
+        assert recovery["total_s"] >= recovery["detect_s"] + recovery["decide_s"]
+    assert figures["samples_repeated"] == figures["samples_skipped"] == 0
+    assert figures["relative_difference"] <= 1e-4
+    assert len(set(figures["plan_ids"])) >= 2
