@@ -49,7 +49,7 @@ def run_demo(*, as_json: bool, keep: bool) -> int:
             problems = broken_promises(figures)
             _show(figures, problems, as_json=as_json)
             if keep:
-                _leave_up(shoal, client)
+                _leave_up(shoal, client, figures["job_id"])
     finally:
         if not keep:
             shutil.rmtree(data_dir, ignore_errors=True)
@@ -66,7 +66,7 @@ def _run(shoal: LocalShoal, client: Client, data_dir: Path) -> dict[str, Any]:
     spec = {**JOB, "checkpoint": {"uri": (data_dir / "checkpoints").as_uri(), "every_steps": 20}}
     job = client.submit(spec)
     url = f"{shoal.url}/jobs/{job['id']}"
-    say(f"watch it       {client.login_link()['url']}")
+    say(f"watch it       {_link(client, job['id'])}")
     events = _follow(shoal, client, job["id"])
     job = client.get(job["id"])
     if job["status"]["state"] != "succeeded":
@@ -191,8 +191,13 @@ def _show_tables(figures: Mapping[str, Any]) -> None:
     table(("RESULT", ""), rows)
 
 
-def _leave_up(shoal: LocalShoal, client: Client) -> None:
-    say(f"the page stays up; sign in (once)  {client.login_link()['url']}")
+def _link(client: Client, job_id: str) -> str:
+    """Signs one browser in, once, and leads to the job."""
+    return f"{client.login_link()['url']}&next=/jobs/{job_id}"
+
+
+def _leave_up(shoal: LocalShoal, client: Client, job_id: str) -> None:
+    say(f"the page stays up; sign in (once)  {_link(client, job_id)}")
     say("Ctrl-C stops all of it")
     try:
         shoal.wait()
