@@ -12,6 +12,8 @@ from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Pipeline, Plan, Prediction
 from shoal_planner.score import sizes
 
+_AS_GOOD = 0.0005  # a difference that would show as 0.0 %
+
 
 def describe(plan: Plan, snapshot: ClusterSnapshot) -> str:
     """The structure in one line: "2 x [12 layers on A100-80G tp2 | 12 on T4] 8 x 4"."""
@@ -38,18 +40,32 @@ def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
     shape = f"{len(stages)} pipelines" if len(stages) > 1 else "one pipeline"
     depth = _depths(stages)
     parts = [f"{shape} {depth} {'take' if len(stages) > 1 else 'takes'} {plan.prediction.step_s:.3g} s a step"]
-    if others and others[0].prediction is not None:
-        behind = others[0].prediction.step_s / plan.prediction.step_s - 1
-        other = describe(others[0], costs.snapshot)
-        if behind >= 0:
-            parts.append(f"the next best, {other}, takes {behind:.1%} longer")
-        else:
-            parts.append(f"{other} is predicted {-behind:.1%} faster, too little to prefer it")
+    parts.append(_compared(plan, costs, others))
     parts.append(_why_stages(plan, costs))
     if plan.unused:
         parts.append(_why_unused(plan, costs))
     text = "; ".join(part for part in parts if part)
     return text[0].upper() + text[1:] + "."
+
+
+def _compared(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
+    """With the best of the others that differs in more than which of equal devices does what."""
+    assert plan.prediction is not None
+    for other in others:
+        if other.prediction is None or _shape(other, costs) == _shape(plan, costs):
+            continue
+        behind = other.prediction.step_s / plan.prediction.step_s - 1
+        text = describe(other, costs.snapshot)
+        if abs(behind) < _AS_GOOD:
+            return f"{text} would do as well"
+        if behind > 0:
+            return f"the next best, {text}, takes {behind:.1%} longer"
+        return f"{text} is predicted {-behind:.1%} faster, too little to prefer it"
+    return ""
+
+
+def _shape(plan: Plan, costs: CostModel) -> list[str]:
+    return sorted(_describe_pipeline(pipeline, costs.snapshot) for pipeline in plan.pipelines)
 
 
 def _depths(stages: list[int]) -> str:
