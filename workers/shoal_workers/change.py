@@ -16,7 +16,7 @@ from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import JobSpec, job_to_mapping
 from shoal_planner.plan import Plan, plan_to_mapping
 from shoal_recovery.checkpoints import list_manifests, load_manifest
-from shoal_recovery.errors import StateLost
+from shoal_recovery.errors import StateLost, StoreError
 from shoal_recovery.lineage import counts
 from shoal_recovery.placement import backups
 from shoal_recovery.restore import plan_restore
@@ -111,7 +111,12 @@ def choose_state(
     with contextlib.suppress(StateLost):
         restore = plan_restore(shards, found.inventory, (), spec.model, spec.train.precision)
         return restore, restore.step
-    manifests = _manifests(job, spec, history)
+    try:
+        manifests = _manifests(job, spec, history)
+    except StoreError:
+        if history.plans:
+            raise
+        manifests = ()  # a job that never began has nothing there; that it cannot be written will show soon enough
     try:
         restore = plan_restore(shards, found.inventory, manifests, spec.model, spec.train.precision)
     except StateLost:

@@ -40,7 +40,7 @@ class Rank:
         self._whole: WholeState | None = None
         self._reports: deque[m.Stepped] = deque(maxlen=_KEPT_REPORTS)
         self._endings: deque[m.Left | m.Trouble] = deque(maxlen=1)
-        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outboxes: list[queue.SimpleQueue[Any]] = []
         self._lock = threading.RLock()
         self._server = Server(settings.bind_host, self._serve, f"rank-{self._device}")
         self.port = self._server.port
@@ -49,11 +49,12 @@ class Rank:
         self._server.start()
 
     def _serve(self, connection: Connection) -> None:
-        """One supervisor at a time speaks to a rank; a new one replaces the old one."""
+        """Whoever is connected hears everything: which of two connections is the newer one cannot be told here."""
         wire, _ = connection.receive()
         watch = m.decode_as(m.Watch, wire)
+        outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._lock:
-            outbox = self._outbox = queue.SimpleQueue()
+            self._outboxes.append(outbox)
             stepping = self._run is not None and self._run.alive
             outbox.put(m.Hello(pid=os.getpid(), epoch=self._epoch, stepping=stepping))
             for report in self._reports:
@@ -63,9 +64,13 @@ class Rank:
                 outbox.put(ending)
         sender = threading.Thread(target=self._send_all, args=(connection, outbox), name="reports", daemon=True)
         sender.start()
-        while True:
-            wire, _ = connection.receive()
-            self._obey(m.decode(wire))
+        try:
+            while True:
+                wire, _ = connection.receive()
+                self._obey(m.decode(wire))
+        finally:
+            with self._lock:
+                self._outboxes.remove(outbox)
 
     def _send_all(self, connection: Connection, outbox: queue.SimpleQueue[Any]) -> None:
         while True:
@@ -149,4 +154,5 @@ class Rank:
                 self._reports.append(message)
             if isinstance(message, m.Left | m.Trouble):
                 self._endings.append(message)
-            self._outbox.put(message)
+            for outbox in self._outboxes:
+                outbox.put(message)

@@ -14,6 +14,8 @@ from shoal_recovery.journal import (
     Entry,
     Event,
     JobState,
+    NodeJoined,
+    NodeLost,
     PlanAdopted,
     StateChanged,
     StepDone,
@@ -33,6 +35,7 @@ class JobRecord:
         self.snapshots: dict[int, ClusterSnapshot] = {}
         self.starts: dict[int, int] = {}
         self.checkpoints: set[int] = set()
+        self.present: set[str] = set()
 
     def adopt(self, entries: Iterable[Entry]) -> None:
         entries = tuple(entries)
@@ -70,6 +73,10 @@ class JobRecord:
                 self.starts[event.epoch] = event.step
             case StepDone():
                 self.done_step = max(self.done_step, event.step)
+            case NodeJoined():
+                self.present.add(event.node)
+            case NodeLost():
+                self.present.discard(event.node)
             case CheckpointCommitted():
                 self.checkpoints.add(event.step)
             case _:

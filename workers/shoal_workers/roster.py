@@ -150,9 +150,9 @@ class Roster:
     def agents(self, nodes: Iterable[str] | None = None) -> tuple[Contact, ...]:
         return tuple(contact for contact in self.contacts(nodes) if contact.index is None)
 
-    def drop(self, keep: frozenset[str], now_s: float, silence_s: float) -> None:
+    def drop(self, keep: frozenset[str], now_s: float, silence_s: float) -> frozenset[str]:
         """Forgets nodes, all but those in `keep`, that have lost a connection or are silent: nobody else would, and
-        they can only be recruited anew."""
+        they can only be recruited anew. Which ones."""
         gone = {
             contact.node
             for contact in self.contacts()
@@ -160,9 +160,11 @@ class Roster:
         }
         with self._lock:
             whole = {node for node, entry in self._entries.items() if entry.ready}
-        for node in sorted(gone & whole - keep):
+        dropped = frozenset(gone & whole - keep)
+        for node in sorted(dropped):
             log.info("node dropped", node=node)
             self.forget(node)
+        return dropped
 
     def forget(self, node: str) -> None:
         """Closes every connection to the node; it is recruited again if the cluster shows it."""

@@ -107,7 +107,7 @@ class Supervisor:
     def tick(self) -> None:
         """One round: listen, observe, decide, act."""
         self._listen(_TICK_S)
-        self._roster.drop(self._vital(), self._clock(), self._settings.silence_s)
+        self._record.present -= self._roster.drop(self._vital(), self._clock(), self._settings.silence_s)
         decision = decide(self._observe(), self._rules)
         try:
             match decision:
@@ -186,7 +186,7 @@ class Supervisor:
             case Closed():
                 pass  # the contact itself shows it when it is observed
             case NodeReady(seen):
-                if seen.node.id not in self._vital():
+                if seen.node.id not in self._record.present:
                     node = seen.node
                     self._record.append(NodeJoined(node=node.id, device=node.device, devices=node.devices))
             case _:

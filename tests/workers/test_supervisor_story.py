@@ -1,0 +1,262 @@
+"""The real supervisor over real processes that are killed, stopped and brought back."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from process_cluster import ProcessCluster
+from supervised import Supervised, supervised, tiny_job
+
+from shoal_planner.job import CheckpointSpec, JobSpec, LimitsSpec
+from shoal_recovery.journal import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    JobState,
+    NodeJoined,
+    NodeLost,
+    RecoveryDone,
+)
+from shoal_workers.solo import run_solo
+
+SHAPES = {"a": ("cpu-2t", 1), "b": ("cpu-1t", 2), "c": ("cpu-1t", 1), "d": ("cpu-1t", 1)}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    started = ProcessCluster(tmp_path_factory.mktemp("nodes"), SHAPES)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_bytes(Path(argparse.__file__).read_bytes())
+    return path.as_uri()
+
+
+def assert_same_training(running: Supervised, spec: JobSpec) -> None:
+    """The loss curve of one undisturbed process, and every sample fed once, in order."""
+    steps = spec.train.steps
+    losses = running.losses()
+    assert sorted(losses) == list(range(1, steps + 1))
+    reference = run_solo(spec, steps).losses
+    worst = max(abs(losses[step] - expected) / expected for step, expected in enumerate(reference, start=1))
+    assert worst < 1e-4, worst
+    fed = running.samples()
+    assert fed[0][0] == 0
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(fed)), fed
+    assert fed[-1][1] == steps * spec.train.global_batch
+
+
+def test_steps_to_the_end(cluster: ProcessCluster, text: str) -> None:
+    spec = tiny_job(text, steps=30, min_devices=4)
+    with supervised(cluster, "plain", spec) as running:
+        running.succeeds()
+        assert_same_training(running, spec)
+        assert not running.events(RecoveryDone)
+
+
+def test_a_killed_rank_costs_at_most_one_step(cluster: ProcessCluster, text: str) -> None:
+    """Nothing is read from the store; the others' processes live on; its node is taken in again."""
+    spec = tiny_job(text, steps=80, min_devices=3)
+    with supervised(cluster, "rank", spec) as running:
+        running.reaches(5)
+        victim = min(running.devices() - {"b"})
+        known = len(running.events(RecoveryDone))
+        cluster.kill_rank("rank", victim)
+        done = running.recovers(known)
+        assert (done.cause, done.nodes_lost) == ("node_lost", (victim,))
+        assert done.lost_steps == 0
+        assert done.redone_steps <= 1
+        assert done.num_bytes["store"] == 0
+        assert done.num_bytes["own"] > 0
+        assert done.total_s >= done.detect_s + done.decide_s
+        assert "closed" in running.events(NodeLost)[0].evidence
+        running.succeeds()
+        assert_same_training(running, spec)
+        joined = [joined.node for joined in running.events(NodeJoined)]
+        assert joined.count(victim) == 2
+        assert sorted(set(joined)) == sorted(SHAPES)
+
+
+def test_a_node_that_vanishes_in_the_middle_of_the_recovery_from_another(cluster: ProcessCluster, text: str) -> None:
+    """At the end just as many devices are left as the job must have: they all take part."""
+    spec = tiny_job(text, steps=80, min_devices=3)
+    with supervised(cluster, "nodes", spec) as running:
+        running.reaches(5)
+        first = min(running.devices() - {"b"})
+        second = min({"a", "c", "d"} - {first})
+        cluster.kill_node(first)
+        running.eventually(lambda: running.state is JobState.RECOVERING or running.events(RecoveryDone))
+        cluster.kill_node(second)
+        running.eventually(lambda: not running.devices() & {first, second} and running.state is JobState.RUNNING)
+        running.steps_on()
+        assert len(running.devices()) == 2
+        assert first in {lost.node for lost in running.events(NodeLost)}
+        for done in running.events(RecoveryDone):
+            assert done.lost_steps == 0
+            assert done.redone_steps <= 1
+            assert done.num_bytes["store"] == 0
+        pids = cluster.pids("nodes")
+        cluster.heal()
+        running.succeeds()
+        assert_same_training(running, spec)
+        assert len(pids) == 3
+
+
+def test_a_stopped_rank_is_left_out_and_cannot_spoil_anything(cluster: ProcessCluster, text: str) -> None:
+    """Its sockets stay open, so only its silence shows; when it wakes up its epoch is over."""
+    spec = tiny_job(text, steps=400, min_devices=3)
+    with supervised(cluster, "stopped", spec) as running:
+        running.reaches(5)
+        pids = cluster.pids("stopped")
+        victim = min(running.devices() - {"b"})
+        with cluster.stopped("stopped", victim):
+            done = running.recovers()
+            assert done.nodes_lost == (victim,)
+            assert "silent" in running.events(NodeLost)[0].evidence
+            running.steps_on(5)
+            assert victim not in running.devices()
+        running.eventually(lambda: [joined.node for joined in running.events(NodeJoined)].count(victim) == 2)
+        running.steps_on(5)
+        assert cluster.pids("stopped") == pids
+        assert all(done.lost_steps == 0 and done.redone_steps <= 1 for done in running.events(RecoveryDone))
+        losses, reference = running.losses(), run_solo(spec, running.step).losses
+        assert all(abs(losses[step] - reference[step - 1]) < 1e-4 * reference[step - 1] for step in losses)
+
+
+def test_a_stopped_rank_that_is_needed_is_waited_for(cluster: ProcessCluster, text: str) -> None:
+    """No plan fits without it. Nobody but its own process has to be started, or lost, for the job to go on."""
+    spec = tiny_job(text, steps=40, min_devices=5)
+    with supervised(cluster, "needed", spec) as running:
+        running.reaches(5)
+        pids = cluster.pids("needed")
+        with cluster.stopped("needed", "d"):
+            running.becomes(JobState.WAITING)
+        done = running.recovers()
+        assert (done.cause, done.lost_steps, done.num_bytes["store"]) == ("node_lost", 0, 0)
+        assert cluster.pids("needed") == pids
+        running.succeeds()
+        assert_same_training(running, spec)
+
+
+def test_nodes_that_make_steps_faster_are_taken_in(cluster: ProcessCluster, text: str) -> None:
+    """All stop after the same step: nothing is done again."""
+    spec = tiny_job(text, steps=400)
+    large = dataclasses.replace(spec.model, layers=6, hidden=128, heads=4, ffn=352)
+    spec = dataclasses.replace(spec, model=large, train=dataclasses.replace(spec.train, seq_len=64, global_batch=8))
+    cluster.kill_node("b", "c", "d")
+    with supervised(cluster, "grows", spec) as running:
+        running.reaches(3)
+        assert running.devices() == {"a"}
+        cluster.heal()
+        done = running.recovers()
+        assert (done.cause, done.redone_steps, done.lost_steps) == ("node_joined", 0, 0)
+        assert running.devices() - {"a"}
+        assert done.nodes_joined
+        running.steps_on()
+        losses, reference = running.losses(), run_solo(spec, running.step).losses
+        assert all(abs(losses[step] - reference[step - 1]) < 1e-4 * reference[step - 1] for step in losses)
+
+
+def test_all_nodes_lost_and_back_again(cluster: ProcessCluster, text: str, tmp_path: Path) -> None:
+    """The state comes from the object store, of the newest step that stands there."""
+    store = CheckpointSpec(uri=(tmp_path / "store").as_uri(), every_steps=5, keep=2)
+    spec = tiny_job(text, steps=60, min_devices=3, checkpoint=store)
+    with supervised(cluster, "all", spec) as running:
+        running.eventually(lambda: any(done.step >= 10 for done in running.events(CheckpointCommitted)))
+        cluster.kill_node(*SHAPES)
+        running.becomes(JobState.WAITING)
+        cluster.heal()
+        done = running.recovers()
+        stored = [event.step for event in running.events_before(done) if isinstance(event, CheckpointCommitted)]
+        assert done.step == max(stored)
+        assert done.num_bytes["store"] > 0
+        assert done.num_bytes["node"] == done.num_bytes["peer"] == 0
+        running.succeeds()
+        assert_same_training(running, spec)
+        assert running.events(CheckpointCommitted)[-1].step == 60
+
+
+def test_a_job_that_has_to_wait_brings_its_newest_state_to_the_store(
+    cluster: ProcessCluster, text: str, tmp_path: Path
+) -> None:
+    store = CheckpointSpec(uri=(tmp_path / "store").as_uri(), every_steps=1000)
+    spec = tiny_job(text, steps=60, min_devices=5, checkpoint=store)
+    with supervised(cluster, "waits", spec) as running:
+        running.reaches(5)
+        cluster.kill_node("d")
+        running.becomes(JobState.WAITING)
+        assert "min_devices" in running.reason or "5" in running.reason
+        running.eventually(lambda: running.events(CheckpointCommitted))
+        pushed = running.events(CheckpointCommitted)[0].step
+        assert running.step - 1 <= pushed <= running.step
+        cluster.kill_node("a", "b", "c")
+        cluster.heal()
+        done = running.recovers()
+        assert (done.step, done.lost_steps) == (pushed, 0)
+        assert done.num_bytes["store"] > 0
+        running.succeeds()
+        assert_same_training(running, spec)
+
+
+def test_a_new_supervisor_adopts_what_runs(cluster: ProcessCluster, text: str) -> None:
+    spec = tiny_job(text, steps=400, min_devices=3)
+    with supervised(cluster, "adopted", spec) as first:
+        first.reaches(5)
+        first.vanish()
+        seen, epoch, pids = first.step, first.epoch.epoch, cluster.pids("adopted")
+        second = Supervised(cluster, "adopted", spec, restarted=True)
+        second.reaches(seen + 5)
+        assert cluster.pids("adopted") == pids
+        assert second.epoch.epoch == epoch
+        assert not second.events(RecoveryDone)
+        assert sorted(second.losses()) == list(range(1, second.step + 1)), "a step was not written down"
+        assert len(second.events(NodeJoined)) == len(SHAPES)
+        second.supervisor.cancel()
+        assert second.ends() is JobState.CANCELLED
+        assert not cluster.pids("adopted")
+
+
+def test_a_supervisor_that_comes_after_a_death_finds_it_out(cluster: ProcessCluster, text: str) -> None:
+    """The only rank died while nobody watched: its new process is connected and well, and knows of nothing."""
+    spec = dataclasses.replace(tiny_job(text, steps=400), limits=LimitsSpec(device_types=("cpu-2t",)))
+    with supervised(cluster, "unseen", spec) as first:
+        first.reaches(5)
+        first.vanish()
+        cluster.kill_rank("unseen", "a", 0)
+        second = Supervised(cluster, "unseen", spec, restarted=True)
+        done = second.recovers()
+        assert done.lost_steps == 0
+        assert done.redone_steps <= 1
+        second.steps_on()
+        second.supervisor.cancel()
+        assert second.ends() is JobState.CANCELLED
+
+
+def test_a_job_that_no_plan_fits_waits_and_says_why(cluster: ProcessCluster, text: str) -> None:
+    spec = tiny_job(text, steps=5, min_devices=6)
+    with supervised(cluster, "large", spec) as running:
+        running.becomes(JobState.WAITING)
+        assert "limits.min_devices is 6" in running.reason
+        running.supervisor.cancel()
+        assert running.ends() is JobState.CANCELLED
+
+
+def test_a_store_that_cannot_be_written_costs_checkpoints_only(
+    cluster: ProcessCluster, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "store").write_text("a file where the folder should be")
+    store = CheckpointSpec(uri=(tmp_path / "store").as_uri(), every_steps=4)
+    spec = tiny_job(text, steps=10, min_devices=2, checkpoint=store)
+    with supervised(cluster, "unwritable", spec) as running:
+        running.succeeds()
+        assert_same_training(running, spec)
+        assert [failed.step for failed in running.events(CheckpointFailed)] == [4, 8, 10]
+        assert all(failed.problem for failed in running.events(CheckpointFailed))
