@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import threading
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -21,14 +22,13 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]  # missing in t
 
     def __init__(self, address: tuple[str, int], timeout_s: float) -> None:
         super().__init__()
-        self._connection: Connection = connect(address)
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
+        # Two, so that one thread can set what another waits for.
+        self._asking, self._waiting = _Line(address), _Line(address)
 
     def set(self, key: str, value: str | bytes) -> None:
         raw = value.encode() if isinstance(value, str) else bytes(value)
-        with self._lock:
-            decode_as(Done, self._connection.request(encode(SetKey(key=key, value=base64.b64encode(raw).decode()))))
+        decode_as(Done, self._asking.request(SetKey(key=key, value=base64.b64encode(raw).decode())))
 
     def get(self, key: str) -> bytes:
         value = self._wait(key, self._timeout_s)
@@ -52,9 +52,22 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]  # missing in t
 
     def close(self) -> None:
         """Wakes whoever waits here, with an error."""
-        self._connection.close()
+        self._asking.connection.close()
+        self._waiting.connection.close()
 
     def _wait(self, key: str, timeout_s: float) -> bytes | None:
-        with self._lock:
-            answer = decode_as(KeyIs, self._connection.request(encode(GetKey(key=key, timeout_s=timeout_s))))
+        line = self._waiting if timeout_s > 0 else self._asking
+        answer = decode_as(KeyIs, line.request(GetKey(key=key, timeout_s=timeout_s)))
         return None if answer.value is None else base64.b64decode(answer.value)
+
+
+class _Line:
+    """One question at a time."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.connection: Connection = connect(address)
+        self._lock = threading.Lock()
+
+    def request(self, message: SetKey | GetKey) -> dict[str, Any]:
+        with self._lock:
+            return self.connection.request(encode(message))
