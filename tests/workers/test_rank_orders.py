@@ -1,0 +1,244 @@
+"""A rank process under orders: what it answers, what it keeps when an epoch is interrupted, whom it speaks to."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from agents import RunningAgent, running_agents
+from process_cluster import SETTINGS
+from supervised import tiny_job
+
+from shoal_planner.job import JobSpec, job_to_mapping
+from shoal_planner.plan import Plan, plan_to_mapping
+from shoal_recovery.restore import plan_restore
+from shoal_recovery.shard_map import shard_map
+from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live
+from shoal_workers import messages as m
+from shoal_workers.rank import Rank
+from shoal_workers.rows import Row, transfer_rows
+from shoal_workers.solo import run_solo, solo_plan
+from shoal_workers.wire import Connection, connect
+
+M = TypeVar("M")
+STEPS = 6
+
+
+class Voice:
+    """One connection to a rank."""
+
+    def __init__(self, rank: Rank, after_step: int = 0) -> None:
+        self.connection: Connection = connect(("127.0.0.1", rank.port))
+        self.connection.set_timeout(20.0)
+        self.say(m.Watch(job="job", after_step=after_step))
+
+    def say(self, message: Any) -> None:
+        self.connection.send(m.encode(message))
+
+    def next(self) -> Any:
+        """Whatever is said next, but for heartbeats."""
+        while isinstance(message := m.decode(self.connection.receive()[0]), m.Heartbeat):
+            pass
+        return message
+
+    def until(self, kind: type[M]) -> M:
+        while not isinstance(message := self.next(), kind):
+            pass
+        return message
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Rank]:
+    started = Rank(node="n0", index=0, settings=SETTINGS)
+    started.start()
+    yield started
+    started._server.close()
+    started._end_run()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[RunningAgent]:
+    with running_agents(tmp_path, "n0") as (started,):
+        yield started
+
+
+@pytest.fixture
+def spec() -> JobSpec:
+    return tiny_job(Path(argparse.__file__).as_uri(), steps=STEPS)
+
+
+@pytest.fixture
+def voices(rank: Rank) -> Iterator[list[Voice]]:
+    opened: list[Voice] = []
+    yield opened
+    for voice in opened:
+        voice.connection.close()
+
+
+@pytest.fixture
+def voice(rank: Rank, voices: list[Voice]) -> Voice:
+    voices.append(Voice(rank))
+    assert voices[0].until(m.Hello).epoch == 0
+    return voices[0]
+
+
+def assign(
+    spec: JobSpec,
+    agent: RunningAgent,
+    *,
+    epoch: int = 1,
+    step: int = 0,
+    transfers: list[Row] | None = None,
+    backups: tuple[tuple[str, int], ...] = (),
+    others: dict[str, tuple[str, int]] | None = None,
+) -> m.Assign:
+    addresses = {"n0": agent.address, **(others or {})}
+    return m.Assign(
+        epoch=epoch,
+        job="job",
+        spec=job_to_mapping(spec),
+        plan=plan_to_mapping(on_n0(spec)),
+        rank=0,
+        step=step,
+        transfers=transfers,
+        agents={node: list(address) for node, address in addresses.items()},
+        rendezvous=list(agent.address),
+        backups=[["elsewhere", *address] for address in backups],
+        memory_limit_bytes=None,
+        num_threads=1,
+    )
+
+
+def on_n0(spec: JobSpec) -> Plan:
+    plan = solo_plan(spec)
+    (pipeline,) = plan.pipelines
+    (stage,) = pipeline.stages
+    replica = dataclasses.replace(stage.replicas[0], node="n0")
+    stage = dataclasses.replace(stage, replicas=(replica,))
+    return dataclasses.replace(plan, pipelines=(dataclasses.replace(pipeline, stages=(stage,)),))
+
+
+def halt(voice: Voice, epoch: int) -> m.Halted:
+    voice.say(m.Halt(epoch=epoch))
+    halted = voice.until(m.Halted)
+    assert halted.epoch == epoch
+    return halted
+
+
+def test_it_steps_on_its_own_to_the_end(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:
+    assert halt(voice, 1) == m.Halted(epoch=1, step=None, layout_epoch=0, layout_rank=0)
+    voice.say(assign(spec, agent))
+    assert voice.next().epoch == 1
+    losses = []
+    while isinstance(message := voice.next(), m.Stepped):
+        losses.append(message.loss)
+    assert message == m.Left(epoch=1, step=STEPS, finished=True)
+    assert losses == pytest.approx(run_solo(spec, STEPS).losses, rel=1e-6)
+    assert agent.held() == [("000001-0", STEPS - 1), ("000001-0", STEPS)]
+    assert halt(voice, 2) == m.Halted(epoch=2, step=STEPS, layout_epoch=1, layout_rank=0)
+
+
+def test_whoever_comes_later_hears_what_it_missed(
+    voice: Voice, voices: list[Voice], rank: Rank, agent: RunningAgent, spec: JobSpec
+) -> None:
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    left = voice.until(m.Left)
+    voices.append(Voice(rank, after_step=2))
+    hello = voices[1].next()
+    assert (hello.epoch, hello.stepping) == (1, False)
+    assert [voices[1].next().step for _ in range(3, STEPS + 1)] == [3, 4, 5, 6]
+    assert voices[1].next() == left
+
+
+def test_a_connection_that_is_served_late_takes_nothing_from_the_others(voices: list[Voice], rank: Rank) -> None:
+    """As when a rank was too busy to answer, was given up, and was connected to once more."""
+    voices += [Voice(rank), Voice(rank)]
+    for each in voices:
+        each.until(m.Hello)
+    late = voices.pop()
+    late.connection.close()
+    assert halt(voices[0], 3).epoch == 3
+
+
+def test_orders_of_older_epochs_are_ignored(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:
+    halt(voice, 4)
+    voice.say(m.Halt(epoch=3))
+    voice.say(m.Halt(epoch=4))
+    voice.say(assign(spec, agent, epoch=3))
+    voice.say(m.StopAfter(epoch=3, step=1))
+    voice.say(m.Halt(epoch=5))
+    assert voice.next() == m.Halted(epoch=5, step=None, layout_epoch=0, layout_rank=0)
+    assert agent.held() == []
+
+
+def test_it_stops_after_the_step_it_is_told(voice: Voice, agent: RunningAgent) -> None:
+    spec = tiny_job(Path(argparse.__file__).as_uri(), steps=10_000)
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    step = voice.until(m.Stepped).step
+    voice.say(m.StopAfter(epoch=1, step=step + 1))
+    left = voice.until(m.Left)
+    assert not left.finished
+    assert left.step > step
+    assert ("000001-0", left.step) in agent.held()
+
+
+def test_a_step_that_cannot_be_made_safe_is_told(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:
+    """Nobody died, and yet no vote is possible: the supervisor has to hear of it."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = ("127.0.0.1", closed.getsockname()[1])
+    halt(voice, 1)
+    voice.say(assign(spec, agent, backups=(address,)))
+    trouble = voice.until(m.Trouble)
+    assert not trouble.fatal
+    assert "bringing step 0 to safety" in trouble.problem
+    assert halt(voice, 2) == m.Halted(epoch=2, step=0, layout_epoch=1, layout_rank=0)
+
+
+def test_what_nobody_can_help_is_fatal(voice: Voice, agent: RunningAgent, tmp_path: Path) -> None:
+    halt(voice, 1)
+    voice.say(assign(tiny_job((tmp_path / "no such text").as_uri(), steps=1), agent))
+    trouble = voice.until(m.Trouble)
+    assert trouble.fatal
+    assert "data.uri" in trouble.problem
+
+
+def test_an_interrupted_restore_leaves_the_state_of_before(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:
+    """Its source accepts and never answers. What the rank came from stands as it was, and is used in the end."""
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    voice.until(m.Left)
+    assert halt(voice, 2).step == STEPS
+    half = _restore(spec, weights_from="silent")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = ("127.0.0.1", silent.getsockname()[1])
+        voice.say(assign(spec, agent, epoch=2, step=STEPS, transfers=half, others={"silent": address}))
+        accepted, _ = silent.accept()
+        with accepted:
+            assert halt(voice, 3) == m.Halted(epoch=3, step=STEPS, layout_epoch=1, layout_rank=0)
+    voice.say(assign(spec, agent, epoch=3, step=STEPS, transfers=_restore(spec)))
+    ready = voice.until(m.Ready)
+    assert ready.num_bytes["own"] > 0
+    assert ready.num_bytes["peer"] == 0
+    assert voice.until(m.Left).step == STEPS
+    assert halt(voice, 4) == m.Halted(epoch=4, step=STEPS, layout_epoch=3, layout_rank=0)
+
+
+def _restore(spec: JobSpec, weights_from: str | None = None) -> list[Row]:
+    """All from its own memory, but for the master weights, if another node is named."""
+    shards = shard_map(on_n0(spec), spec.model)
+    (state,) = shards.ranks
+    keys = tuple(span.key(kind) for span in state.owns for kind in (*OWNED_KINDS, Kind.WEIGHT))
+    live = Live(device=state.device, step=STEPS, keys=keys)
+    plan = plan_restore(shards, Inventory(live=(live,)), (), spec.model, "fp32")
+    rows = transfer_rows(plan.transfers)
+    for row in rows:
+        if weights_from is not None and row[1] == "master":
+            row[5], row[7], row[8] = "peer", weights_from, "000001-0"
+    return rows
