@@ -150,8 +150,7 @@ def test_whoever_comes_later_hears_what_it_missed(
     voice.say(assign(spec, agent))
     left = voice.until(m.Left)
     voices.append(Voice(rank, after_step=2))
-    hello = voices[1].next()
-    assert (hello.epoch, hello.stepping) == (1, False)
+    assert voices[1].until(m.Hello).epoch == 1
     assert [voices[1].next().step for _ in range(3, STEPS + 1)] == [3, 4, 5, 6]
     assert voices[1].next() == left
 
