@@ -51,6 +51,8 @@ class LocalCluster:
             "SHOAL_WORKER_DISK_DIR": str(self._disk_dir),
             "SHOAL_WORKER_BIND_HOST": "127.0.0.1",
             "SHOAL_WORKER_ADVERTISE_HOST": "127.0.0.1",
+            # Many processes share few cores here: what is only slow must not pass for dead. Deaths close connections.
+            "SHOAL_WORKER_SILENCE_S": "5",
             "OMP_NUM_THREADS": "1",
             "RAY_AUTH_MODE": "disabled",
         }
