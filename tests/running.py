@@ -20,23 +20,23 @@ BATCH = 8
 LIMIT_S = 180.0
 
 
-def job_mapping(steps: int, **checkpoint: Any) -> dict[str, Any]:
+def job_mapping(steps: int, batch: int = BATCH, **checkpoint: Any) -> dict[str, Any]:
     """A small job whose state does not fit a small node."""
     job: dict[str, Any] = {
         "name": "e2e",
         "model": {"layers": 6, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "vocab": 256},
         "data": {"uri": "stdlib:"},
-        "train": {"global_batch": BATCH, "seq_len": 64, "steps": steps, "lr": 1e-3, "warmup_steps": 5},
+        "train": {"global_batch": batch, "seq_len": 64, "steps": steps, "lr": 1e-3, "warmup_steps": 5},
     }
     return {**job, "checkpoint": checkpoint} if checkpoint else job
 
 
 @functools.cache
-def reference_losses(steps: int) -> tuple[float, ...]:
+def reference_losses(steps: int, batch: int = BATCH) -> tuple[float, ...]:
     """Of the same job in this process, undisturbed."""
     from shoal_workers.solo import run_solo
 
-    return run_solo(parse_job(job_mapping(steps)), steps).losses
+    return run_solo(parse_job(job_mapping(steps, batch)), steps).losses
 
 
 class Running:

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, run_poisoned
 
-from shoal_planner.errors import InvalidField
 from shoal_workers.engine import Finished, Outcome, StepReport, Stopped
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import GRADIENTS, OPTIMIZER, WEIGHTS
 from shoal_workers.processes import Processes, run_plan
 from shoal_workers.sharing import STAGING
-from shoal_workers.solo import RunRequest, build_rank, run_solo, solo_plan
+from shoal_workers.solo import RunRequest, build_rank, solo_plan
 from shoal_workers.stage import ACTIVATIONS, PIPELINE
 
 UNEVEN = LAYOUTS["3 stages beside 1"]
@@ -120,13 +119,6 @@ def test_nothing_is_applied_before_the_step_before_is_safe() -> None:
     assert outcomes == [Finished(step=3)]
     calls = ("begin", "wait_safe")
     assert sink.asked == [(call, step) for step in range(4) for call in calls]
-
-
-def test_vocabulary_smaller_than_bytes_is_refused() -> None:
-    spec = job()
-    small = replace(spec, model=replace(spec.model, vocab=255))
-    with pytest.raises(InvalidField, match=r"model\.vocab = 255"):
-        run_solo(small, 1)
 
 
 def test_plan_runs_in_processes_of_its_own() -> None:

@@ -44,6 +44,7 @@ class CheckpointCommits:
         self._came: defaultdict[tuple[int, int], dict[str, m.Uploaded]] = defaultdict(dict)
         self._first_s: dict[tuple[int, int], float] = {}
         self._settled: set[int] = set()
+        self._swept: set[int] = set()  # epochs after whose beginning orphans were looked for
         self._safe_step = 0
         self._tasks: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
@@ -93,6 +94,8 @@ class CheckpointCommits:
                 result = self._commit(key)
                 self._settled.add(key[1])
                 self._done(result)
+                if isinstance(result, CheckpointCommitted):
+                    self._clean_up(result)
 
     def _commit(self, key: tuple[int, int]) -> Result:
         epoch, step = key
@@ -127,9 +130,15 @@ class CheckpointCommits:
                 checkpoints.commit(store, manifest, self._spec.model)
         except (StoreError, InvalidField) as error:
             return str(error)
+        return None
+
+    def _clean_up(self, done: CheckpointCommitted) -> None:
+        """Removes what is past keeping; and, once an epoch, what the end of an earlier one left half uploaded."""
         try:
+            store = open_store(done.uri)
             checkpoints.retire(store, self._job, self._spec.checkpoint.keep)
-            checkpoints.remove_orphans(store, self._job)
+            if done.epoch not in self._swept:
+                checkpoints.remove_orphans(store, self._job)
+                self._swept.add(done.epoch)
         except StoreError as error:  # the step is stored all the same; the next one cleans up
             log.warning("old checkpoints not removed", job=self._job, error=str(error))
-        return None
