@@ -26,6 +26,7 @@ _LONG_POLL_S = 10.0
 _ENTRIES_WAIT_S = 0.5
 _RETRY_S = 0.5
 _SUPERVISOR_RESTARTS = 50
+_HEAD_RESOURCE = "node:__internal_head__"
 
 
 class Connector:
@@ -120,7 +121,7 @@ class Connector:
             max_restarts=_SUPERVISOR_RESTARTS,
             max_task_retries=-1,
             max_concurrency=8,
-            scheduling_strategy=_beside_this_process(),
+            scheduling_strategy=_on_the_head(),
         ).remote(wish.id, wish.spec, self._cluster_id, self._overrides, history)
 
 
@@ -144,14 +145,16 @@ def start_connector(server: str, token: str, cluster_id: str, overrides: list[di
         get_if_exists=True,
         num_cpus=0,
         max_restarts=-1,
-        scheduling_strategy=_beside_this_process(),
+        scheduling_strategy=_on_the_head(),
     ).remote(server, token, cluster_id, overrides)
     ray.get(actor.alive.remote())
 
 
-def _beside_this_process() -> Any:
-    """The node of this process (the head, which is not spot), or another one if that cannot be."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+def _on_the_head() -> Any:
+    """The head is not spot, and without it there is no cluster: nothing is gained by running anywhere else. Said by its
+    id, for a driver may be attached to any of several raylets of its machine."""
+    heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _HEAD_RESOURCE in node["Resources"]]
+    return NodeAffinitySchedulingStrategy(heads[0], soft=False)
 
 
 def _name(job: str) -> str:
