@@ -4,22 +4,29 @@ The only file besides the actors' own that knows how Shoal's processes are named
 detached and named, so whoever comes later finds them; nothing here keeps a handle as the only way in.
 
 Node labels (all optional but the first): shoal.io/device, a type of the catalogue; shoal.io/node, the id (default:
-Ray's); shoal.io/devices, how many; shoal.io/zone; shoal.io/spot; shoal.io/price-per-hour.
+Ray's); and shoal.io/FIELD for the other fields of a Node, with dashes: shoal.io/devices, shoal.io/price-per-hour.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import typing
 from typing import Any
 
 import ray
+import structlog
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shoal_planner.cluster import ClusterSnapshot, DeviceOverride, Node
+from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
+from shoal_planner.errors import InvalidField
 from shoal_workers.actor import AgentActor, RankActor
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
+
+log = structlog.get_logger()
+
+Figures = dict[str, Any]
 
 NAMESPACE = "shoal"
 _KV_NAMESPACE = b"shoal"
@@ -28,22 +35,25 @@ _DEFAULT_BYTES_PER_S = 1.25e9
 
 
 class RayCluster:
-    """`cluster_id` names folders on the nodes; `overrides` are figures of device types that the catalogue lacks."""
+    """`cluster_id` names folders on the nodes; `figures` (of `figures_of`) is what no node tells of itself."""
 
-    def __init__(self, cluster_id: str, overrides: tuple[DeviceOverride, ...]) -> None:
+    def __init__(self, cluster_id: str, figures: Figures) -> None:
         self._cluster_id = cluster_id
-        self._overrides = overrides
+        self._known = snapshot_from_mapping({"nodes": [], **figures})
 
     def nodes(self) -> tuple[NodeSeen, ...]:
         found = []
         for entry in ray.nodes():
             labels = entry.get("Labels") or {}
-            if entry["Alive"] and "shoal.io/device" in labels:
-                found.append(NodeSeen(node=_node(entry, labels), incarnation=entry["NodeID"]))
+            if entry["Alive"] and _label("device") in labels:
+                try:
+                    found.append(NodeSeen(node=node_of(entry, labels), incarnation=entry["NodeID"]))
+                except InvalidField as error:  # one node with a wrong label must not hide the others
+                    log.warning("node left out", node=entry["NodeID"], error=str(error))
         return tuple(sorted(found, key=lambda seen: seen.node.id))
 
     def snapshot(self) -> ClusterSnapshot:
-        return ClusterSnapshot(nodes=tuple(seen.node for seen in self.nodes()), overrides=self._overrides)
+        return dataclasses.replace(self._known, nodes=tuple(seen.node for seen in self.nodes()))
 
     def agent(self, seen: NodeSeen) -> tuple[str, int]:
         name = f"agent-{seen.node.id}-{seen.incarnation[:8]}"
@@ -88,25 +98,48 @@ def _epoch_key(job: str, epoch: int) -> bytes:
     return f"{job}/epoch/{epoch}".encode()
 
 
-def _node(entry: dict[str, Any], labels: dict[str, str]) -> Node:
+def labels_of(node: Node) -> dict[str, str]:
+    """What a raylet must be labelled with to be seen as this node."""
+    given = {field.name: getattr(node, field.name) for field in dataclasses.fields(Node) if field.name != "id"}
+    labels = {_label(name): str(value) for name, value in given.items() if value is not None}
+    return {**labels, _label("node"): node.id}
+
+
+def _label(field: str) -> str:
+    return f"shoal.io/{field.replace('_', '-')}"
+
+
+def node_of(entry: dict[str, Any], labels: dict[str, str]) -> Node:
+    """Raises InvalidField for a label that cannot be used."""
     resources = entry.get("Resources") or {}
-    return Node(
-        id=labels.get("shoal.io/node", entry["NodeID"][:12]),
-        device=labels["shoal.io/device"],
-        devices=int(labels.get("shoal.io/devices", "1")),
-        host_memory_bytes=int(resources.get("memory", 0)),
-        disk_bytes=0,
-        intra_bytes_per_s=float(labels.get("shoal.io/intra-bytes-per-s", _DEFAULT_BYTES_PER_S)),
-        inter_bytes_per_s=float(labels.get("shoal.io/inter-bytes-per-s", _DEFAULT_BYTES_PER_S)),
-        zone=labels.get("shoal.io/zone", "default"),
-        spot=labels.get("shoal.io/spot") == "true",
-        price_per_hour=float(labels.get("shoal.io/price-per-hour", "0")),
-    )
+    known: dict[str, Any] = {
+        "id": labels.get(_label("node"), entry["NodeID"][:12]),
+        "devices": 1,
+        "host_memory_bytes": int(resources.get("memory", 0)),
+        "intra_bytes_per_s": _DEFAULT_BYTES_PER_S,
+        "inter_bytes_per_s": _DEFAULT_BYTES_PER_S,
+    }
+    hints = typing.get_type_hints(Node)
+    for field in dataclasses.fields(Node):
+        text = labels.get(_label(field.name))
+        if text is not None and field.name != "id":
+            known[field.name] = _value(_label(field.name), text, hints[field.name])
+    return Node(**known)
 
 
-def overrides_to_mapping(overrides: tuple[DeviceOverride, ...]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(override) for override in overrides]
+def _value(label: str, text: str, hint: Any) -> Any:
+    kinds = typing.get_args(hint) or (hint,)
+    if bool in kinds:
+        return text.lower() == "true"
+    if str in kinds:
+        return text
+    try:
+        return int(text) if int in kinds else float(text)
+    except ValueError as error:
+        raise InvalidField(label, text, "must be a number") from error
 
 
-def overrides_from_mapping(values: list[dict[str, Any]]) -> tuple[DeviceOverride, ...]:
-    return tuple(DeviceOverride(**value) for value in values)
+def figures_of(snapshot: ClusterSnapshot) -> Figures:
+    """Figures of device types that the catalogue lacks, and of links between zones; plain JSON values."""
+    mapping = snapshot_to_mapping(snapshot)
+    return {name: mapping[name] for name in ("overrides", "links")}

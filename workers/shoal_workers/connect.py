@@ -21,7 +21,7 @@ def main() -> None:
         ray.init(address=order["address"], namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError) as error:
         sys.exit(f"no Ray cluster at {order['address']}: {error}")
-    start_connector(order["server"], order["token"], order["cluster_id"], [])
+    start_connector(order["server"], order["token"], order["cluster_id"], {})
 
 
 if __name__ == "__main__":

@@ -4,9 +4,13 @@ and brings their journals home. It holds nothing that cannot be asked for again,
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -14,7 +18,7 @@ import structlog
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.cluster import snapshot_to_mapping
-from shoal_workers.cluster_ray import NAMESPACE, RayCluster, overrides_from_mapping
+from shoal_workers.cluster_ray import NAMESPACE, Figures, RayCluster
 from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, LeaseRefused, Wish
 from shoal_workers.supervisor_actor import SupervisorActor
 
@@ -32,19 +36,27 @@ _HEAD_RESOURCE = "node:__internal_head__"
 class Connector:
     """Runs in threads until the process ends."""
 
-    def __init__(self, *, server: str, token: str, cluster_id: str, overrides: list[dict[str, Any]]) -> None:
+    def __init__(self, *, server: str, token: str, cluster_id: str, figures: Figures) -> None:
         self._cluster_id = cluster_id
-        self._overrides = overrides
-        self._cluster = RayCluster(cluster_id, overrides_from_mapping(overrides))
+        self._figures = figures
+        self._cluster = RayCluster(cluster_id, figures)
         self._plane = ControlPlane(server, token, cluster_id, holder=uuid.uuid4().hex)
         self._version = -1
         self._wishes: tuple[Wish, ...] = ()
         self._couriers: dict[str, threading.Thread] = {}
-        self._cancelled: set[str] = set()
 
     def start(self) -> None:
-        threading.Thread(target=self._offer, name="offer", daemon=True).start()
-        threading.Thread(target=self._serve, name="wishes", daemon=True).start()
+        threading.Thread(target=self._guarded, args=(self._offer,), name="offer", daemon=True).start()
+        threading.Thread(target=self._guarded, args=(self._serve,), name="wishes", daemon=True).start()
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except Exception:
+            # A defect of ours, or an answer nobody foresaw. A connector without one of its loops would look alive and
+            # do nothing; a fresh one asks for all that it needs.
+            log.exception("connector failed")
+            os._exit(1)
 
     def _offer(self) -> None:
         while True:
@@ -61,59 +73,62 @@ class Connector:
             except ControlPlaneDown as error:
                 log.warning("no wishes", error=str(error))
                 time.sleep(_RETRY_S)
+                continue
             self._couriers = {job: courier for job, courier in self._couriers.items() if courier.is_alive()}
-            self._act()
+            for wish in sorted(self._wishes, key=lambda wish: wish.id):
+                self._act(wish)
 
     def _idle(self) -> bool:
         """Whether nothing but a new wish can give this loop work."""
-        return len(self._couriers) >= min(1, len(self._wishes))
+        cancelling = any(wish.wish == "cancelled" for wish in self._wishes)
+        return not cancelling and len(self._couriers) >= min(1, len(self._wishes))
 
-    def _act(self) -> None:
-        for wish in sorted(self._wishes, key=lambda wish: wish.id):
-            if wish.id in self._couriers:
-                if wish.wish == "cancelled" and wish.id not in self._cancelled:
-                    self._cancel(wish.id)
-            elif self._may_start(wish):
-                courier = threading.Thread(target=self._carry, args=(wish,), name=f"courier-{wish.id}", daemon=True)
-                self._couriers[wish.id] = courier
-                courier.start()
+    def _act(self, wish: Wish) -> None:
+        if wish.id not in self._couriers and self._may_start(wish):
+            courier = threading.Thread(
+                target=self._guarded, args=(partial(self._carry, wish),), name=f"courier-{wish.id}", daemon=True
+            )
+            self._couriers[wish.id] = courier
+            courier.start()
+        elif wish.wish == "cancelled":  # said again until the job is over: a supervisor may die before it obeys
+            with contextlib.suppress(ValueError):  # its courier has not started it yet, or has ended it already
+                ray.get_actor(_name(wish.id), namespace=NAMESPACE).cancel.remote()
 
     def _may_start(self, wish: Wish) -> bool:
         """One job at a time has the cluster; one that has a supervisor, or only needs one to end it, does not wait."""
         return not self._couriers or wish.wish == "cancelled" or _exists(wish.id)
 
-    def _cancel(self, job: str) -> None:
-        try:
-            ray.get_actor(_name(job), namespace=NAMESPACE).cancel.remote()
-        except ValueError:  # its courier has not started it yet, or has ended it already
-            return
-        self._cancelled.add(job)
-
     def _carry(self, wish: Wish) -> None:
         """Starts or finds the job's supervisor and brings its journal home until the job is over."""
-        try:
-            supervisor = self._supervisor(wish)
-        except ControlPlaneDown as error:
-            log.warning("job not started", job=wish.id, error=str(error))
-            return  # tried again at the next look at the wishes
         last_seq = wish.last_seq
-        while True:
-            try:
-                entries = ray.get(supervisor.entries_after.remote(last_seq, _ENTRIES_WAIT_S))
-                if entries:
-                    last_seq = self._plane.append(wish.id, entries)
-                elif ray.get(supervisor.ended.remote()):
-                    break
-            except (ControlPlaneDown, ray.exceptions.RayError) as error:
-                log.warning("journal not brought home", job=wish.id, error=str(error))
-                time.sleep(_RETRY_S)
+        try:
+            supervisor = self._supervisor(wish.id, wish.spec, last_seq)
+            while True:
+                try:
+                    entries = ray.get(supervisor.entries_after.remote(last_seq, _ENTRIES_WAIT_S))
+                    if entries:
+                        last_seq = self._plane.append(wish.id, entries)
+                    elif ray.get(supervisor.ended.remote()):
+                        break
+                    elif (known := ray.get(supervisor.last_seq.remote())) is not None and known < last_seq:
+                        # It was restarted and found no journal: the nodes that kept it are gone, too.
+                        log.warning("supervisor lacks its history", job=wish.id, known=known, last_seq=last_seq)
+                        ray.kill(supervisor, no_restart=True)
+                        return
+                except (ControlPlaneDown, ray.exceptions.ActorUnavailableError) as error:
+                    log.warning("journal not brought home", job=wish.id, error=str(error))
+                    time.sleep(_RETRY_S)
+        except (ControlPlaneDown, ray.exceptions.RayError) as error:
+            # Whether it could not be started or died for good: the next look at the wishes starts it again.
+            log.warning("supervisor lost", job=wish.id, error=str(error))
+            return
         ray.kill(supervisor, no_restart=True)
 
-    def _supervisor(self, wish: Wish) -> Any:
-        history = self._plane.history(wish.id) if wish.last_seq and not _exists(wish.id) else []
+    def _supervisor(self, job: str, spec: dict[str, Any], last_seq: int) -> Any:
+        history = self._plane.history(job) if last_seq and not _exists(job) else []
         actor: Any = SupervisorActor
         return actor.options(
-            name=_name(wish.id),
+            name=_name(job),
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -122,20 +137,20 @@ class Connector:
             max_task_retries=-1,
             max_concurrency=8,
             scheduling_strategy=_on_the_head(),
-        ).remote(wish.id, wish.spec, self._cluster_id, self._overrides, history)
+        ).remote(job, spec, self._cluster_id, self._figures, history)
 
 
 @ray.remote
 class ConnectorActor:
-    def __init__(self, server: str, token: str, cluster_id: str, overrides: list[dict[str, Any]]) -> None:
-        self._connector = Connector(server=server, token=token, cluster_id=cluster_id, overrides=overrides)
+    def __init__(self, server: str, token: str, cluster_id: str, figures: Figures) -> None:
+        self._connector = Connector(server=server, token=token, cluster_id=cluster_id, figures=figures)
         self._connector.start()
 
     def alive(self) -> bool:
         return True
 
 
-def start_connector(server: str, token: str, cluster_id: str, overrides: list[dict[str, Any]]) -> None:
+def start_connector(server: str, token: str, cluster_id: str, figures: Figures) -> None:
     """On the Ray cluster that this process is connected to; replaces none that runs. Returns when it runs."""
     connector: Any = ConnectorActor
     actor = connector.options(
@@ -146,7 +161,7 @@ def start_connector(server: str, token: str, cluster_id: str, overrides: list[di
         num_cpus=0,
         max_restarts=-1,
         scheduling_strategy=_on_the_head(),
-    ).remote(server, token, cluster_id, overrides)
+    ).remote(server, token, cluster_id, figures)
     ray.get(actor.alive.remote())
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -59,21 +59,21 @@ class Fetcher:
         self._abandoned = False
 
     def bring(self, live: LiveState, transfers: Iterable[Transfer]) -> dict[str, int]:
-        """Fills `live`; answers the bytes taken by tier. Raises FetchFailed, StoreError."""
+        """Fills `live`; answers the bytes that really came, by tier. Raises FetchFailed, StoreError."""
         taken: Counter[str] = Counter({tier.value: 0 for tier in Tier})
         groups: defaultdict[tuple[Tier, str, str], list[Transfer]] = defaultdict(list)
         derived: list[Transfer] = []
         for transfer in transfers:
-            taken[transfer.tier.value] += transfer.num_bytes
             if transfer.tier is not Tier.OWN:
                 groups[transfer.tier, transfer.node or "", transfer.name or ""].append(transfer)
             elif _from_new_master(transfer):
                 derived.append(transfer)
             else:
-                self._keep(live, transfer)
-        self._fetch_groups(live, groups)
+                taken[Tier.OWN.value] += _copy(live, transfer, self._old())
+        for tier, num_bytes in self._fetch_groups(live, groups):
+            taken[tier.value] += num_bytes
         for transfer in derived:  # after everything else: the master they come from must be there
-            live.view(transfer.key).copy_(live.view(_source_key(transfer)))
+            taken[Tier.OWN.value] += _copy(live, transfer, live)
         return dict(taken)
 
     def abandon(self) -> None:
@@ -82,35 +82,34 @@ class Fetcher:
             for connection in self._connections:
                 connection.close()
 
-    def _keep(self, live: LiveState, transfer: Transfer) -> None:
-        old = self._sources.old
-        if old is None:
+    def _old(self) -> LiveState:
+        if self._sources.old is None:
             raise FetchFailed("own memory", f"holds nothing of step {self._sources.step}")
-        live.view(transfer.key).copy_(old.view(_source_key(transfer)))
+        return self._sources.old
 
-    def _fetch_groups(self, live: LiveState, groups: Mapping[tuple[Tier, str, str], list[Transfer]]) -> None:
-        if not groups:
-            return
-        with ThreadPoolExecutor(max_workers=min(4, len(groups))) as pool:
-            for done in [pool.submit(self._fetch_group, live, *key, group) for key, group in groups.items()]:
-                done.result()
+    def _fetch_groups(
+        self, live: LiveState, groups: Mapping[tuple[Tier, str, str], list[Transfer]]
+    ) -> Iterator[tuple[Tier, int]]:
+        """Each group's tier and bytes; all groups are under way before the first is waited for."""
+        with ThreadPoolExecutor(max_workers=max(1, min(4, len(groups)))) as pool:
+            under_way = [(key[0], pool.submit(self._fetch_group, live, *key, group)) for key, group in groups.items()]
+            for tier, done in under_way:
+                yield tier, done.result()
 
-    def _fetch_group(self, live: LiveState, tier: Tier, node: str, name: str, group: list[Transfer]) -> None:
+    def _fetch_group(self, live: LiveState, tier: Tier, node: str, name: str, group: list[Transfer]) -> int:
         if tier is Tier.STORE:
             store = self._sources.open_store()
-            for transfer in group:
-                _fill(live, transfer, bytearray(read_transfer(store, transfer)))
-            return
+            return sum(_fill(live, transfer, bytearray(read_transfer(store, transfer))) for transfer in group)
         try:
             connection = self._connect(node)
-            for first in range(0, len(group), _MAX_RANGES):
-                self._fetch_ranges(connection, live, node, name, group[first : first + _MAX_RANGES])
+            parts = [group[first : first + _MAX_RANGES] for first in range(0, len(group), _MAX_RANGES)]
+            return sum(self._fetch_ranges(connection, live, node, name, part) for part in parts)
         except ConnectionClosed as error:
             raise FetchFailed(f"agent of {node}", str(error)) from error
 
     def _fetch_ranges(
         self, connection: Connection, live: LiveState, node: str, name: str, group: list[Transfer]
-    ) -> None:
+    ) -> int:
         ranges = [[transfer.offset, transfer.num_bytes] for transfer in group]
         request = m.Fetch(job=self._sources.job, name=name, step=self._sources.step, ranges=ranges)
         connection.send(m.encode(request))
@@ -124,8 +123,12 @@ class Fetcher:
             raise FetchFailed(f"agent of {node}", f"{name} changed on the way")
         position = 0
         for transfer in group:
-            _fill(live, transfer, memoryview(data)[position : position + transfer.num_bytes])
+            part = memoryview(data)[position : position + transfer.num_bytes]
+            if transfer.checksum is not None and checksum(part) != transfer.checksum:
+                raise FetchFailed(f"agent of {node}", f"{transfer.key} in {name} is not what was sealed")
+            _fill(live, transfer, part)
             position += transfer.num_bytes
+        return position
 
     def _connect(self, node: str) -> Connection:
         connection = connect(self._sources.agents[node])
@@ -145,6 +148,14 @@ def _source_key(transfer: Transfer) -> ShardKey:
     return ShardKey(fqn=key.fqn, kind=transfer.source_kind, first=key.first, last=key.last)
 
 
-def _fill(live: LiveState, transfer: Transfer, data: bytearray | memoryview) -> None:
+def _copy(live: LiveState, transfer: Transfer, source: LiveState) -> int:
+    """The bytes that were in place."""
+    found = source.view(_source_key(transfer))
+    live.view(transfer.key).copy_(found)
+    return found.numel() * found.element_size()
+
+
+def _fill(live: LiveState, transfer: Transfer, data: bytearray | memoryview) -> int:
     source: Tensor = torch.frombuffer(data, dtype=torch.float32)
     live.view(transfer.key).copy_(source)
+    return len(data)

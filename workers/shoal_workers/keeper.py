@@ -1,7 +1,8 @@
 """A job's journal in the hands of its supervisor: appended here, kept by agents on two nodes, read by the connector.
 
-Owns numbering and copies. Entries reach the agents in order and without waiting; what the control plane has not taken
-yet survives this process as long as one of the two nodes does.
+Owns numbering and copies. Entries reach the agents in order and without waiting; nothing is shown to the connector
+before one of them has it, so a supervisor that comes next never gives a number that the control plane knows to another
+entry. What the control plane has not taken yet survives this process as long as one of the two nodes does.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Keeper:
         self._entries: list[Entry] = []
         self._changed = threading.Condition()
         self._copies: dict[tuple[str, int], Copy] = {}
+        self._kept_seq = 0
 
     def adopt(self, entries: Iterable[Entry]) -> None:
         """What an earlier supervisor of this job wrote."""
@@ -48,10 +50,19 @@ class Keeper:
             return tuple(self._entries)
 
     def entries_after(self, seq: int, wait_s: float) -> tuple[Entry, ...]:
-        """Waits up to `wait_s` for the first one. Any thread."""
+        """Those that are kept; waits up to `wait_s` for the first one. Any thread."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._entries) > seq, wait_s)
-            return tuple(self._entries[seq:])
+            self._changed.wait_for(lambda: self._shown() > seq, wait_s)
+            return tuple(self._entries[seq : self._shown()])
+
+    def _shown(self) -> int:
+        """Where there is no agent at all, there is nothing to wait for."""
+        return self._kept_seq if self._copies else len(self._entries)
+
+    def _kept(self, seq: int) -> None:
+        with self._changed:
+            self._kept_seq = max(self._kept_seq, seq)
+            self._changed.notify_all()
 
     def keep_on(self, addresses: Iterable[tuple[str, int]]) -> None:
         """Which agents are there; two of them keep copies, and stay the same as long as they live."""
@@ -61,7 +72,7 @@ class Keeper:
                 self._copies.pop(address).close()
             for address in there:
                 if len(self._copies) < NUM_KEEPERS and address not in self._copies:
-                    copy = self._copies[address] = Copy(self._job, address)
+                    copy = self._copies[address] = Copy(self._job, address, self._kept)
                     copy.put(tuple(self._entries))
 
     def flush(self, timeout_s: float) -> None:
@@ -77,14 +88,16 @@ class Keeper:
             for copy in self._copies.values():
                 copy.close()
             self._copies.clear()
+            self._changed.notify_all()
 
 
 class Copy:
     """One agent's copy, written by a thread of its own."""
 
-    def __init__(self, job: str, address: tuple[str, int]) -> None:
+    def __init__(self, job: str, address: tuple[str, int], kept: Callable[[int], None]) -> None:
         self._job = job
         self._address = address
+        self._kept = kept
         self._entries: queue.SimpleQueue[tuple[Entry, ...] | threading.Event | None] = queue.SimpleQueue()
         self.broken = False
         threading.Thread(target=self._write, name="journal-copy", daemon=True).start()
@@ -113,6 +126,7 @@ class Copy:
                     answer = connection.request(m.encode(m.AppendJournal(job=self._job, entries=wire)))
                     if problem := m.decode_as(m.Done, answer).problem:
                         raise ConnectionClosed(problem)  # a copy with a gap is none; another agent takes its place
+                    self._kept(entries[-1].seq)
         except ConnectionClosed as error:
             log.info("journal copy lost", address=self._address, error=str(error))
             self.broken = True

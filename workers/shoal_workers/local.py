@@ -26,7 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from shoal_planner.cluster import ClusterSnapshot, Node, parse_cluster
-from shoal_workers.cluster_ray import NAMESPACE, overrides_to_mapping
+from shoal_workers.cluster_ray import NAMESPACE, figures_of, labels_of
 from shoal_workers.connector import start_connector
 
 # With Ray's defaults a dead raylet is noticed after 13 s, and new actors are placed on it meanwhile.
@@ -75,13 +75,7 @@ class LocalCluster:
             wait=True,
             num_cpus=1,
             object_store_memory=_OBJECT_STORE_BYTES,
-            labels={
-                "shoal.io/node": node.id,
-                "shoal.io/device": node.device,
-                "shoal.io/devices": str(node.devices),
-                "shoal.io/zone": node.zone,
-                "shoal.io/spot": str(node.spot).lower(),
-            },
+            labels=labels_of(node),
         )
 
     def kill(self, node_ids: list[str]) -> list[int]:
@@ -144,9 +138,7 @@ def serve(commands: IO[str], answers: IO[str]) -> None:
                 cluster.add(node)
                 answer(event="node_started", node=node.id)
         if start.get("server"):
-            start_connector(
-                start["server"], start["token"], start["cluster_id"], overrides_to_mapping(snapshot.overrides)
-            )
+            start_connector(start["server"], start["token"], start["cluster_id"], figures_of(snapshot))
         answer(event="ready", address=cluster._cluster.address)
         for line in commands:
             command = json.loads(line)

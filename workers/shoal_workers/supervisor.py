@@ -82,12 +82,17 @@ class Supervisor:
         self._adopted: EpochView | None = None
         self._finished_s: float | None = None
         self._next_refresh_s = clock()
+        self._knows_history = threading.Event()
         self.ended = threading.Event()
 
     # --- from other threads ---
 
     def entries_after(self, seq: int, wait_s: float) -> tuple[Entry, ...]:
         return self._record.keeper.entries_after(seq, wait_s)
+
+    def last_seq(self) -> int | None:
+        """Of the last journal entry that it knows; None while it still looks for what was written before it."""
+        return len(self._record.keeper.entries()) if self._knows_history.is_set() else None
 
     def cancel(self) -> None:
         self._cancel.set()
@@ -98,6 +103,7 @@ class Supervisor:
         """Until the job is over."""
         if self._restarted:
             self._adopt()
+        self._knows_history.set()
         if self._record.state is JobState.QUEUED:
             self._record.enter(JobState.STARTING, "starting", "Waiting for the nodes of the cluster to answer.")
         while self._record.state not in TERMINAL:

@@ -11,7 +11,7 @@ import structlog
 
 from shoal_planner.job import parse_job
 from shoal_recovery.journal import entry_from_mapping, entry_to_mapping
-from shoal_workers.cluster_ray import RayCluster, overrides_from_mapping
+from shoal_workers.cluster_ray import Figures, RayCluster
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.supervisor import Supervisor
 
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 @ray.remote
 class SupervisorActor:
-    """`overrides` as they come from `overrides_to_mapping`; `history` are the journal entries that the control plane
+    """`figures` as they come from `figures_of`; `history` are the journal entries that the control plane
     has, for a job that another cluster, or an earlier life of this one, has begun."""
 
     def __init__(
@@ -28,14 +28,14 @@ class SupervisorActor:
         job: str,
         spec: dict[str, Any],
         cluster_id: str,
-        overrides: list[dict[str, Any]],
+        figures: Figures,
         history: list[dict[str, Any]],
     ) -> None:
         self._job = job
         self._supervisor = Supervisor(
             job=job,
             spec=parse_job(spec),
-            cluster=RayCluster(cluster_id, overrides_from_mapping(overrides)),
+            cluster=RayCluster(cluster_id, figures),
             settings=WorkerSettings(),
             restarted=ray.get_runtime_context().was_current_actor_reconstructed,
             history=tuple(entry_from_mapping(entry) for entry in history),
@@ -44,6 +44,10 @@ class SupervisorActor:
 
     def entries_after(self, seq: int, wait_s: float) -> list[dict[str, Any]]:
         return [entry_to_mapping(entry) for entry in self._supervisor.entries_after(seq, wait_s)]
+
+    def last_seq(self) -> int | None:
+        """Of the last journal entry that it knows; None while it still looks for what was written before it."""
+        return self._supervisor.last_seq()
 
     def cancel(self) -> None:
         self._supervisor.cancel()

@@ -1,0 +1,44 @@
+"""A node's labels in Ray say all that a plan wants to know of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from shoal_planner.cluster import Node
+from shoal_planner.errors import InvalidField
+from shoal_workers.cluster_ray import labels_of, node_of
+
+RAY_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+NODE = Node(
+    id="a100-3",
+    device="A100-80G",
+    devices=8,
+    host_memory_bytes=2**40,
+    disk_bytes=3 * 2**40,
+    intra_bytes_per_s=3e11,
+    inter_bytes_per_s=1.25e10,
+    device_group=2,
+    group_bytes_per_s=6e11,
+    nics=4,
+    zone="us-east-1a",
+    spot=True,
+    price_per_hour=14.7,
+)
+
+
+def test_a_node_comes_back_from_its_labels() -> None:
+    labels = labels_of(NODE)
+    assert all(RAY_VALUE.fullmatch(value) for value in labels.values()), labels
+    assert node_of({"NodeID": "f" * 56}, labels) == NODE
+
+
+def test_a_node_needs_no_more_than_a_device() -> None:
+    node = node_of({"NodeID": "f" * 56, "Resources": {"memory": 7.0}}, {"shoal.io/device": "T4"})
+    assert (node.id, node.device, node.devices, node.host_memory_bytes, node.spot) == ("f" * 12, "T4", 1, 7, False)
+
+
+def test_a_label_that_is_no_number_is_named() -> None:
+    with pytest.raises(InvalidField, match=r"shoal\.io/devices = 'two'"):
+        node_of({"NodeID": "f" * 56}, {"shoal.io/device": "T4", "shoal.io/devices": "two"})
