@@ -132,8 +132,9 @@ class ProcessCluster:
         with self._lock:
             _kill(self._states[name].running[_AGENT])
 
-    def kill_node(self, *names: str) -> None:
-        """As machines that vanish together: all their processes at once, and what stood in their folders."""
+    def kill_node(self, *names: str, wipe: bool = True) -> None:
+        """As machines that vanish together: all their processes at once and, with `wipe`, what stood in their
+        folders."""
         with self._lock:
             states = [self._states[name] for name in names]
             running = [each for state in states for each in state.running.values()]
@@ -144,7 +145,7 @@ class ProcessCluster:
                 state.running.clear()
             for each in running:
                 each.process.join()
-        for name in names:
+        for name in names if wipe else ():
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def bring_back(self, name: str) -> None:

@@ -96,6 +96,10 @@ class Supervised:
         return JobState(self.events(StateChanged)[-1].state) if self.events(StateChanged) else JobState.QUEUED
 
     @property
+    def code(self) -> str:
+        return self.events(StateChanged)[-1].code
+
+    @property
     def reason(self) -> str:
         return self.events(StateChanged)[-1].reason
 

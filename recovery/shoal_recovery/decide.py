@@ -60,8 +60,10 @@ class TroubleSeen:
 class Observation:
     """`vital` are the nodes that the current epoch computes on or keeps copies on; `ready` those whose agent and ranks
     all answer; `expected` those that the cluster has; `tried` those with which the last attempt found no plan.
-    `ended` is how all ranks of the epoch left it, None while any of them steps; `interrupted` how many changes of plan
-    in a row were interrupted, the last of them `since_attempt_s` ago."""
+    `agents` are the nodes whose agent answers, whatever their ranks do, and `tried_agents` those that did when the
+    state was found to be lost (None where it was not). `ended` is how all ranks of the epoch left it, None while any of
+    them steps; `interrupted` how many changes of plan in a row were interrupted, the last of them `since_attempt_s`
+    ago."""
 
     state: JobState
     cancel_wanted: bool
@@ -71,6 +73,8 @@ class Observation:
     expected: frozenset[str]
     tried: frozenset[str]
     in_state_s: float
+    agents: frozenset[str] = frozenset()
+    tried_agents: frozenset[str] | None = None
     troubles: tuple[TroubleSeen, ...] = ()
     ended: Literal["finished", "stopped"] | None = None
     join_gain: float | None = None
@@ -187,7 +191,8 @@ def _replace(seen: Observation, lost: tuple[tuple[str, str], ...]) -> ChangePlan
 
 def _begin(seen: Observation, rules: Rules) -> Decision:
     missing = seen.expected - seen.ready
-    if seen.ready and seen.ready != seen.tried and (not missing or seen.in_state_s >= rules.start_wait_s):
+    news = seen.ready != seen.tried or (seen.tried_agents is not None and seen.agents != seen.tried_agents)
+    if seen.ready and news and (not missing or seen.in_state_s >= rules.start_wait_s):
         late = f" without {_names(missing)}, which did not answer" if missing else ""
         if seen.state is JobState.WAITING:
             return ChangePlan(

@@ -119,6 +119,18 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
         begin(JobState.WAITING, tried=NODES, ready=frozenset({"a"}), expected=frozenset({"a"})),
         changes("nodes_returned", {"a"}),
     ),
+    "the state is lost with these": (
+        begin(JobState.WAITING, tried=NODES, agents=NODES, tried_agents=NODES),
+        KEEP,
+    ),
+    "an agent is back that may have the state": (
+        begin(JobState.WAITING, tried=NODES, agents=NODES | {"d"}, tried_agents=NODES),
+        changes("nodes_returned", set(NODES)),
+    ),
+    "agents do not matter to a plan that does not fit": (
+        begin(JobState.WAITING, tried=NODES, agents=NODES | {"d"}),
+        KEEP,
+    ),
     "interrupted": (seen(JobState.RECOVERING), AGAIN),
     "interrupted once": (seen(JobState.RECOVERING, interrupted=1, since_attempt_s=0.0), AGAIN),
     "interrupted twice": (seen(JobState.RECOVERING, interrupted=2, since_attempt_s=0.1), KEEP),
@@ -178,6 +190,8 @@ observations = st.builds(
     ready=sets,
     expected=sets,
     tried=sets,
+    agents=sets,
+    tried_agents=st.none() | sets,
     in_state_s=times_s,
     troubles=troubles_of,
     ended=st.sampled_from((None, "finished", "stopped")),

@@ -110,6 +110,42 @@ def test_a_node_that_vanishes_in_the_middle_of_the_recovery_from_another(cluster
         assert len(pids) == 3
 
 
+def test_agents_that_outlive_all_ranks_still_have_the_state(cluster: ProcessCluster, text: str) -> None:
+    """The processes of an owner and of whoever keeps its copies die together: only agents of lost nodes know more."""
+    spec = tiny_job(text, steps=400, min_devices=2)
+    cluster.kill_node("b")
+    with supervised(cluster, "agents", spec) as running:
+        running.reaches(5)
+        cluster.bring_back("b")
+        running.eventually(lambda: "b" in {joined.node for joined in running.events(NodeJoined)})
+        known = len(running.events(RecoveryDone))
+        for victim in ("a", "c", "d"):
+            cluster.kill_rank("agents", victim)
+        done = running.recovers(known)
+        assert done.lost_steps == 0
+        assert done.redone_steps <= 1
+        assert done.num_bytes["store"] == 0
+        assert done.num_bytes["peer"] + done.num_bytes["node"] > 0
+        running.steps_on()
+
+
+def test_a_state_that_is_away_is_waited_for(cluster: ProcessCluster, text: str) -> None:
+    """What is left of the job holds no whole step; the nodes that do come back with what stood in their folders."""
+    spec = tiny_job(text, steps=400, min_devices=2)
+    cluster.kill_node("b")
+    with supervised(cluster, "away", spec) as running:
+        running.reaches(5)
+        cluster.kill_node("a", "c", "d", wipe=False)
+        cluster.bring_back("b")
+        running.eventually(lambda: (running.state, running.code) == (JobState.WAITING, "state_lost"))
+        assert "Waiting for nodes that have it" in running.reason
+        for name in ("a", "c", "d"):
+            cluster.bring_back(name)
+        done = running.recovers()
+        assert (done.lost_steps, done.num_bytes["store"]) == (0, 0)
+        running.steps_on()
+
+
 def test_a_stopped_rank_is_left_out_and_cannot_spoil_anything(cluster: ProcessCluster, text: str) -> None:
     """Its sockets stay open, so only its silence shows; when it wakes up its epoch is over."""
     spec = tiny_job(text, steps=400, min_devices=3)

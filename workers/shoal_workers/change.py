@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import structlog
+
 from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import JobSpec, job_to_mapping
@@ -39,6 +41,8 @@ from shoal_workers.roster import Contact, ask
 from shoal_workers.rows import Row, snapshots_from_rows, transfer_rows
 from shoal_workers.shards import epoch_of
 from shoal_workers.wire import ConnectionClosed
+
+log = structlog.get_logger()
 
 
 class Interrupted(Exception):
@@ -77,10 +81,12 @@ def take_stock(
     model_spec: JobSpec,
     halted: Mapping[Contact, m.Halted],
     agents: tuple[Contact, ...],
+    needed: frozenset[str],
     history: History,
     timeout_s: float,
 ) -> Found:
-    """Asks every agent what it holds and adds what ranks keep live. Raises Interrupted if an agent does not answer."""
+    """Asks every agent what it holds and adds what ranks keep live. Raises Interrupted if the agent of a node that is
+    `needed` does not answer; what others do not tell is not there."""
     wanted = {answer.layout_epoch for answer in halted.values() if answer.step is not None}
     layouts = {epoch: shard_map(history.plans[epoch], model_spec.model) for epoch in wanted & history.plans.keys()}
     live = tuple(
@@ -94,7 +100,7 @@ def take_stock(
     )
     snapshots = tuple(
         snapshot
-        for snapshot in _inventories(job, agents, timeout_s)
+        for snapshot in _inventories(job, agents, needed, timeout_s)
         if counts(epoch_of(snapshot.name), snapshot.step, history.starts)
     )
     newest = max((entry.step for entry in live), default=0)
@@ -178,12 +184,22 @@ def vital_nodes(plan: Plan, snapshot: ClusterSnapshot) -> frozenset[str]:
     return computing.union(*(copies[node] for node in computing))
 
 
-def _inventories(job: str, agents: tuple[Contact, ...], timeout_s: float) -> list[Snapshot]:
+def _inventories(job: str, agents: tuple[Contact, ...], needed: frozenset[str], timeout_s: float) -> list[Snapshot]:
     if not agents:
         return []
     with ThreadPoolExecutor(max_workers=len(agents)) as pool:
-        answers = [pool.submit(_inventory, job, agent, timeout_s) for agent in agents]
-        return [snapshot for answer in answers for snapshot in snapshots_from_rows(answer.result().snapshots)]
+        answers = [pool.submit(_held, job, agent, agent.node in needed, timeout_s) for agent in agents]
+        return [snapshot for answer in answers for snapshot in answer.result()]
+
+
+def _held(job: str, agent: Contact, needed: bool, timeout_s: float) -> tuple[Snapshot, ...]:
+    try:
+        return snapshots_from_rows(_inventory(job, agent, timeout_s).snapshots)
+    except Interrupted as error:
+        if needed:
+            raise
+        log.info("state of an agent not counted", node=agent.node, why=str(error))
+        return ()
 
 
 def _inventory(job: str, agent: Contact, timeout_s: float) -> m.InventoryIs:

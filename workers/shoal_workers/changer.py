@@ -72,6 +72,7 @@ class Changer:
         self.epoch: EpochView | None = None
         self.highest_epoch = 0
         self.tried: frozenset[str] = frozenset()
+        self.tried_agents: frozenset[str] | None = None
         self.interrupted = 0
         self.attempt_ended_s = clock()
 
@@ -111,7 +112,7 @@ class Changer:
         self._record.append(self._pending.done(self._clock()))
         self._pending = None
         threading.Thread(
-            target=self._retire, args=(self._roster.agents(), epoch), name=f"retire-{epoch}", daemon=True
+            target=self._retire, args=(self._agents(frozenset()), epoch), name=f"retire-{epoch}", daemon=True
         ).start()
 
     def change(self, decision: ChangePlan) -> None:
@@ -140,11 +141,13 @@ class Changer:
         halted = self._halt(number, decision.use)
         pending.halted(self._record.done_step)
         snapshot = self._snapshot(decision.use)
+        agents = self._agents(decision.use)
         found = take_stock(
             self._job,
             self._spec,
             halted,
-            self._roster.agents(decision.use),
+            agents,
+            decision.use,
             self._record.history(),
             self._settings.reply_timeout_s,
         )
@@ -153,9 +156,14 @@ class Changer:
             plan = self._plan(snapshot)
         except (NoPlanFits, InvalidField) as error:
             self._no_plan(decision.use, str(error))
-            self._bring_to_safety(found)
+            self._bring_to_safety(found, agents)
             return
-        self._assign(number, plan, snapshot, found, pending)
+        self._assign(number, plan, snapshot, found, pending, agents)
+
+    def _agents(self, use: frozenset[str]) -> tuple[Contact, ...]:
+        """Those of these nodes, and all others that live: they may hold what nobody else does."""
+        living = self._roster.living_agents(self._clock(), self._settings.silence_confirmed_s)
+        return self._roster.agents(use) + tuple(agent for agent in living if agent.node not in use)
 
     def _begin(self, decision: ChangePlan) -> PendingChange:
         now_s = self._clock()
@@ -218,14 +226,14 @@ class Changer:
         return search_plan(self._spec, snapshot, profile, previous=previous, time_limit_s=_PLAN_LIMIT_S).plan
 
     def _no_plan(self, nodes: frozenset[str], constraint: str) -> None:
-        self.tried = nodes
+        self.tried, self.tried_agents = nodes, None
         if self._record.state is JobState.STARTING:
             self._record.enter(JobState.WAITING, "no_plan_fits", f"No plan fits the nodes at hand: {constraint}")
         else:
             self._record.enter(JobState.WAITING, "no_plan_fits", f"No plan fits what is left: {constraint}")
         self.epoch = None
 
-    def _bring_to_safety(self, found: Found) -> None:
+    def _bring_to_safety(self, found: Found, agents: tuple[Contact, ...]) -> None:
         """While the job waits, nodes may go on vanishing: the newest whole state goes to the object store."""
         uri = self._spec.checkpoint.uri
         whole = newest_whole(found.inventory.snapshots, self._record.plans, self._spec.model)
@@ -233,7 +241,7 @@ class Changer:
             return
         self._commits.expect(whole.epoch, self._record.starts[whole.epoch], whole.names)
         self._commits.safe(whole.step)
-        addresses = {agent.node: agent.address for agent in self._roster.agents()}
+        addresses = {agent.node: agent.address for agent in agents}
         for snapshot in whole.snapshots:
             order = m.Upload(job=self._job, name=snapshot.name, step=snapshot.step, uri=uri)
             try:
@@ -243,14 +251,32 @@ class Changer:
             if problem:
                 log.warning("state not brought to the store", node=snapshot.node, step=whole.step, problem=problem)
 
-    def _assign(self, number: int, plan: Plan, snapshot: ClusterSnapshot, found: Found, pending: PendingChange) -> None:
+    def _state_lost(self, nodes: frozenset[str], agents: tuple[Contact, ...], problem: str) -> None:
+        """Who is away may come back with the state: as long as there was any, nobody gives it up but the user."""
+        reason = f"The state cannot be restored from what is there: {problem}"
+        if not self._record.done_step:
+            self._record.enter(JobState.FAILED, "state_lost", reason)
+            return
+        self.tried, self.tried_agents = nodes, frozenset(agent.node for agent in agents)
+        self._record.enter(JobState.WAITING, "state_lost", f"{reason}. Waiting for nodes that have it.")
+        self.epoch = None
+
+    def _assign(
+        self,
+        number: int,
+        plan: Plan,
+        snapshot: ClusterSnapshot,
+        found: Found,
+        pending: PendingChange,
+        agents: tuple[Contact, ...],
+    ) -> None:
         shards = shard_map(plan, self._spec.model)
         try:
             restore, step = choose_state(self._job, self._spec, shards, found, self._record.history())
         except StoreUnreachable as error:
             raise Interrupted(f"the object store is needed and cannot be reached: {error}") from error
         except (StateLost, StoreError, InvalidField) as error:
-            self._record.enter(JobState.FAILED, "state_lost", f"The state cannot be restored: {error}")
+            self._state_lost(frozenset(node.id for node in snapshot.nodes), agents, str(error))
             return
         orders = assignments(
             epoch=number,
@@ -260,7 +286,7 @@ class Changer:
             snapshot=snapshot,
             restore=restore,
             step=step,
-            agents={agent.node: agent.address for agent in self._roster.agents(node.id for node in snapshot.nodes)},
+            agents={agent.node: agent.address for agent in agents},
         )
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
         self._record.append(plan_adopted(number, plan, step, snapshot))

@@ -91,6 +91,7 @@ class Roster:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._left: dict[str, Contact] = {}  # agents of nodes that were forgotten; what they hold outlives a rank
         self._recruiting: set[str] = set()
         self._expected: frozenset[str] = frozenset()
         self.after_step = 0
@@ -150,6 +151,16 @@ class Roster:
     def agents(self, nodes: Iterable[str] | None = None) -> tuple[Contact, ...]:
         return tuple(contact for contact in self.contacts(nodes) if contact.index is None)
 
+    def living_agents(self, now_s: float, silence_s: float) -> tuple[Contact, ...]:
+        """Every agent that answers and was heard of within this time, also of nodes that lost a rank."""
+        with self._lock:
+            known = dict(self._left)
+        known |= {contact.node: contact for contact in self.agents() if contact.connected}
+        living = (contact for contact in known.values() if contact.connected)
+        return tuple(
+            sorted((c for c in living if now_s - c.last_heard_s <= silence_s), key=lambda contact: contact.node)
+        )
+
     def drop(self, keep: frozenset[str], now_s: float, silence_s: float) -> frozenset[str]:
         """Forgets nodes, all but those in `keep`, that have lost a connection or are silent: nobody else would, and
         they can only be recruited anew. Which ones."""
@@ -167,15 +178,31 @@ class Roster:
         return dropped
 
     def forget(self, node: str) -> None:
-        """Closes every connection to the node; it is recruited again if the cluster shows it."""
+        """The node is recruited again if the cluster shows it. Its agent, if it lives, is still listened to."""
         with self._lock:
             entry = self._entries.pop(node, None)
         for contact in entry.contacts if entry else ():
-            contact.connection.close()
+            if contact.index is None and contact.connected:
+                self._keep_agent(node, contact)
+            else:
+                contact.connection.close()
 
     def close(self) -> None:
         for node in {contact.node for contact in self.contacts()}:
             self.forget(node)
+        with self._lock:
+            left = list(self._left.values())
+        for contact in left:
+            contact.connection.close()
+
+    def _keep_agent(self, node: str, agent: Contact | None) -> None:
+        """What is left of a node that was forgotten; None when it is recruited again."""
+        with self._lock:
+            before = self._left.pop(node, None)
+            if agent is not None:
+                self._left[node] = agent
+        if before is not None:
+            before.connection.close()
 
     def _recruit(self, seen: NodeSeen) -> None:
         entry = _Entry(seen)
@@ -218,6 +245,8 @@ class Roster:
         with self._lock:
             entry.contacts.append(contact)
             self._entries[contact.node] = entry
+        if index is None:
+            self._keep_agent(contact.node, None)
         self._hear(contact, wire)
         threading.Thread(target=self._listen, args=(contact,), name=f"listen-{contact.name}", daemon=True).start()
 

@@ -161,14 +161,22 @@ class Supervisor:
         self._record.keeper.flush(5.0)
         self._commits.close()
         self._cluster.end_ranks(self._job)
-        for agent in self._roster.agents():
+        if self._record.state is not JobState.FAILED:  # or what somebody could still go on from would be gone
+            self._retire_all()
+        self._roster.close()
+        self._record.keeper.close()
+        self.ended.set()
+
+    def _retire_all(self) -> None:
+        for agent in self._agents():
             try:
                 ask(agent.address, m.Retire(job=self._job, before_epoch=None), 5.0)
             except ConnectionClosed:
                 log.info("agent not told of the end", node=agent.node)
-        self._roster.close()
-        self._record.keeper.close()
-        self.ended.set()
+
+    def _agents(self) -> tuple[Contact, ...]:
+        """Those that answer."""
+        return self._roster.living_agents(self._clock(), self._settings.silence_confirmed_s)
 
     # --- listening ---
 
@@ -256,6 +264,8 @@ class Supervisor:
             ready=ready,
             expected=self._roster.expected,
             tried=self._changer.tried,
+            agents=frozenset(agent.node for agent in self._agents()),
+            tried_agents=self._changer.tried_agents,
             in_state_s=now_s - self._record.state_since_s,
             troubles=() if epoch is None else epoch.troubles_seen(now_s),
             ended=None if epoch is None else self._ended(epoch, now_s),
