@@ -4,15 +4,66 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal_planner.errors import InvalidField
-from shoal_planner.strict import read
+from shoal_planner.ranges import Range, check_range, check_ranges
+from shoal_planner.strict import check_document, number, read
 
 GIB = 1024**3
+MAX_NODES = 20_000
+_DEVICES: Range = (1, 1024)
+_BYTES: Range = (0, 2.0**60)
+_BYTES_PER_S: Range = (1e-3, 1e18)
+_PRICE: Range = (0, 1e6)
 _NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z._-]{0,61}[a-z0-9A-Z])?")
+
+
+_NODE_RANGES: dict[str, Range] = {
+    "devices": _DEVICES,
+    "nics": _DEVICES,
+    "device_group": _DEVICES,
+    "host_memory_bytes": _BYTES,
+    "disk_bytes": _BYTES,
+    "intra_bytes_per_s": _BYTES_PER_S,
+    "inter_bytes_per_s": _BYTES_PER_S,
+    "group_bytes_per_s": _BYTES_PER_S,
+    "price_per_hour": _PRICE,
+}
+# The same in the units of the file, so that a refusal names the field that the user wrote.
+_GIB_RANGE: Range = (0, 2.0**30)
+_ENTRY_RANGES: dict[str, Range] = {
+    "count": (1, MAX_NODES),
+    "devices": _DEVICES,
+    "nics": _DEVICES,
+    "device_group": _DEVICES,
+    "host_memory_gib": _GIB_RANGE,
+    "disk_gib": _GIB_RANGE,
+    "intra_gb_per_s": (1e-9, 1e9),
+    "group_gb_per_s": (1e-9, 1e9),
+    "inter_gbit_per_s": (1e-9, 1e9),
+    "price_per_hour": _PRICE,
+}
+# That they are more than zero is checked where they are looked up (catalogue), with the name of the device.
+_OVERRIDE_RANGES: dict[str, Range] = {
+    "memory_bytes": (-math.inf, 2.0**60),
+    "tflops_fp32": (-math.inf, 1e6),
+    "tflops_bf16": (-math.inf, 1e6),
+    "memory_bytes_per_s": (-math.inf, 1e18),
+    "efficiency": (-math.inf, 1e6),
+    "threads": (-math.inf, 4096),
+}
+_DEVICE_ENTRY_RANGES: dict[str, Range] = {
+    "memory_gib": (1 / GIB, 2.0**30),
+    "tflops_fp32": (1e-6, 1e6),
+    "tflops_bf16": (1e-6, 1e6),
+    "memory_gb_per_s": (1e-6, 1e9),
+    "efficiency": (1e-6, 1),
+    "threads": (1, 4096),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -54,15 +105,9 @@ class Node:
             raise InvalidField(
                 "id", self.id, "must be 1 to 63 letters, digits, '.', '_' or '-', with a letter or digit at both ends"
             )
-        for name in ("devices", "nics", "device_group"):
-            if getattr(self, name) < 1:
-                raise InvalidField(name, getattr(self, name), "must be at least 1")
-        for name in ("intra_bytes_per_s", "inter_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidField(name, getattr(self, name), "must be more than zero")
-        for name in ("host_memory_bytes", "disk_bytes", "price_per_hour"):
-            if getattr(self, name) < 0:
-                raise InvalidField(name, getattr(self, name), "must be zero or more")
+        check_ranges(self, _NODE_RANGES)
+        if self.device_group > self.devices:
+            raise InvalidField("device_group", self.device_group, f"must be at most devices ({self.devices})")
 
     def refs(self) -> tuple[DeviceRef, ...]:
         return tuple(DeviceRef(node=self.id, index=index) for index in range(self.devices))
@@ -80,6 +125,9 @@ class DeviceOverride:
     efficiency: float | None = None
     threads: int | None = None
 
+    def __post_init__(self) -> None:
+        check_ranges(self, _OVERRIDE_RANGES)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -90,6 +138,9 @@ class Link:
     bytes_per_s: float
     latency_s: float
 
+    def __post_init__(self) -> None:
+        check_ranges(self, {"bytes_per_s": _BYTES_PER_S, "latency_s": (0, 3600)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
@@ -98,6 +149,8 @@ class ClusterSnapshot:
     links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.nodes) > MAX_NODES:
+            raise InvalidField("nodes", len(self.nodes), f"must be at most {MAX_NODES} nodes")
         ordered = tuple(sorted(self.nodes, key=lambda node: node.id))
         object.__setattr__(self, "nodes", ordered)
         for before, after in itertools.pairwise(ordered):
@@ -138,8 +191,7 @@ class _NodeEntry:
     group_gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise InvalidField("count", self.count, "must be at least 1")
+        check_ranges(self, _ENTRY_RANGES)
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(
@@ -171,6 +223,9 @@ class _DeviceEntry:
     efficiency: float | None = None
     threads: int | None = None
 
+    def __post_init__(self) -> None:
+        check_ranges(self, _DEVICE_ENTRY_RANGES)
+
     def override(self, name: str) -> DeviceOverride:
         return DeviceOverride(
             name=name,
@@ -188,8 +243,7 @@ def parse_cluster(value: object) -> ClusterSnapshot:
 
     Whether the device types are known is not checked here but where their figures are looked up (catalogue).
     """
-    if not isinstance(value, Mapping):
-        raise InvalidField("cluster", value, "must be a mapping with the key 'nodes'")
+    value = check_document(value, "cluster")
     for key in value:
         if key not in ("nodes", "devices", "links"):
             raise InvalidField(str(key), value[key], "is not a known field; known: nodes, devices, links")
@@ -212,7 +266,7 @@ def _overrides(value: object) -> tuple[DeviceOverride, ...]:
     if not isinstance(value, Mapping):
         raise InvalidField("devices", value, "must be a mapping of device names to figures")
     return tuple(
-        read(_DeviceEntry, entry, f"devices.{name}").override(str(name)) for name, entry in sorted(value.items())
+        read(_DeviceEntry, value[name], f"devices.{name}").override(str(name)) for name in sorted(value, key=str)
     )
 
 
@@ -226,16 +280,14 @@ def _link(entry: object, path: str) -> Link:
     names = ("from", "to", "gbit_per_s", "latency_ms")
     if not isinstance(entry, Mapping) or set(entry) != set(names):
         raise InvalidField(path, entry, f"must have exactly the fields {', '.join(names)}")
-    for name in ("gbit_per_s", "latency_ms"):
-        if isinstance(entry[name], bool) or not isinstance(entry[name], int | float) or entry[name] < 0:
-            raise InvalidField(f"{path}.{name}", entry[name], "must be a number, zero or more")
-    if not entry["gbit_per_s"]:
-        raise InvalidField(f"{path}.gbit_per_s", entry["gbit_per_s"], "must be more than zero")
+    figures = {name: number(entry[name], f"{path}.{name}") for name in ("gbit_per_s", "latency_ms")}
+    for name, (least, most) in {"gbit_per_s": (1e-9, 1e9), "latency_ms": (0, 3.6e6)}.items():
+        check_range(f"{path}.{name}", figures[name], least, most)
     return Link(
         from_zone=str(entry["from"]),
         to_zone=str(entry["to"]),
-        bytes_per_s=entry["gbit_per_s"] * 1e9 / 8,
-        latency_s=entry["latency_ms"] / 1e3,
+        bytes_per_s=figures["gbit_per_s"] * 1e9 / 8,
+        latency_s=figures["latency_ms"] / 1e3,
     )
 
 

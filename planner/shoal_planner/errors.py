@@ -2,6 +2,7 @@
 
     ValueError
       InvalidField        a field of a job, cluster or plan has a value that cannot be used
+        NotADocument      there are no fields at all
     Exception
       NoPlanFits          the job is well formed, but no plan on this cluster fits
     AssertionError
@@ -27,7 +28,14 @@ class InvalidField(ValueError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"{self.field} = {_show(self.value)}: {self.problem}"
+        return f"{self.field} = {show(self.value)}: {self.problem}"
+
+
+class NotADocument(InvalidField):
+    """A whole document (`field`: job, cluster or plan) that is empty or no mapping of fields to values."""
+
+    def __str__(self) -> str:
+        return f"the {self.field} {self.problem}"
 
 
 class NoPlanFits(Exception):
@@ -53,6 +61,10 @@ class ScheduleError(AssertionError):
         return f"rank {self.rank}: {self.problem}"
 
 
-def _show(value: object) -> str:
-    text = repr(value)
+def show(value: object) -> str:
+    """The value as messages quote it, cut if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write out whole numbers of thousands of digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."

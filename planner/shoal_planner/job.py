@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from shoal_planner.errors import InvalidField
-from shoal_planner.strict import read
+from shoal_planner.strict import check_document, read
 
 
 def _at_least(name: str, value: int, least: int) -> None:
@@ -192,6 +192,7 @@ class JobSpec:
 
 def parse_job(value: object) -> JobSpec:
     """The job in a mapping as it comes from YAML or JSON. Raises InvalidField."""
+    check_document(value, "job")
     if isinstance(value, Mapping) and isinstance(value.get("model"), Mapping):
         for name in ("preset", "hf", "entrypoint"):
             if name in value["model"]:

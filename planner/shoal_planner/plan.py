@@ -9,14 +9,15 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from shoal_planner.cluster import DeviceRef
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
-from shoal_planner.strict import read
+from shoal_planner.ranges import check_range
+from shoal_planner.strict import check_document, read
 
 Level = Literal["none", "group", "node", "cluster"]
 
@@ -40,8 +41,7 @@ class Replica:
             raise InvalidField(
                 "samples", self.samples, "must be at least 1 (devices that only hold state are not supported yet)"
             )
-        if not self.state_share > 0:
-            raise InvalidField("state_share", self.state_share, "must be more than zero")
+        check_range("state_share", self.state_share, 1e-6, 1e6)
 
     def refs(self) -> tuple[DeviceRef, ...]:
         return tuple(DeviceRef(node=self.node, index=index) for index in self.devices)
@@ -283,16 +283,15 @@ class _PlanDocument:
     reason: str = ""
 
 
-_ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates")
+_ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates", "explanation")
 
 
 def parse_plan(value: object) -> Plan:
     """The plan in a mapping of the published form; figures that a search added are ignored. Raises InvalidField."""
-    if isinstance(value, Mapping):
-        if value.get("groups"):
-            raise InvalidField("groups", value["groups"], "collectives per group are not supported yet")
-        value = {key: item for key, item in value.items() if key not in (*_ADDED, "groups")}
-    document = read(_PlanDocument, value)
+    given = check_document(value, "plan")
+    if given.get("groups"):
+        raise InvalidField("groups", given["groups"], "collectives per group are not supported yet")
+    document = read(_PlanDocument, {key: item for key, item in given.items() if key not in (*_ADDED, "groups")})
     return Plan(
         pipelines=document.pipelines,
         schedule=document.schedule,

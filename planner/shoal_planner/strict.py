@@ -1,21 +1,27 @@
 """Reads a mapping (from JSON or YAML) into frozen dataclasses, strictly.
 
-Owns: type checks, unknown keys (answered with the nearest known one), missing keys. Does not own what a value means:
-that is the `__post_init__` of each dataclass, whose `InvalidField` gets the path of the enclosing object in front.
+Owns: type checks, numbers that are none or do not fit, unknown keys (answered with the nearest known one), missing
+keys. Does not own what a value means: that is the `__post_init__` of each dataclass, whose `InvalidField` gets the path
+of the enclosing object in front.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from shoal_planner.errors import InvalidField
+from shoal_planner.errors import InvalidField, NotADocument, show
 
 T = TypeVar("T")
+# Metadata of a field that tells of something measured, which may have come out as no number.
+ANY_FLOAT: Mapping[str, bool] = types.MappingProxyType({"any_float": True})
+_LARGEST_INT = 2**63 - 1
+_NAMES: Mapping[object, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def read(cls: type[T], value: object, path: str = "") -> T:
@@ -30,13 +36,28 @@ def read(cls: type[T], value: object, path: str = "") -> T:
     arguments: dict[str, Any] = {}
     for name, field in known.items():
         if name in value:
-            arguments[name] = _convert(hints[name], value[name], _join(path, name))
+            given, at = value[name], _join(path, name)
+            loose = hints[name] is float and "any_float" in field.metadata
+            arguments[name] = _float(given, at) if loose else _convert(hints[name], given, at)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InvalidField(_join(path, name), None, "is required")
     try:
         return cls(**arguments)
     except InvalidField as error:
         raise InvalidField(_join(path, error.field), error.value, error.problem) from error
+
+
+def check_document(value: object, name: str) -> Mapping[Any, Any]:
+    """The value if it is a mapping. Raises NotADocument, which calls it by this name."""
+    if value is None:
+        raise NotADocument(name, value, "is empty: it must be a mapping of fields to values")
+    if not isinstance(value, Mapping):
+        raise NotADocument(name, value, f"is {_kind(value)}: it must be a mapping of fields to values")
+    return value
+
+
+def _kind(value: object) -> str:
+    return "a list" if isinstance(value, list | tuple) else f"no more than {show(value)}"
 
 
 def _unknown(key: str, known: Mapping[str, object]) -> str:
@@ -69,12 +90,23 @@ def _convert_union(options: tuple[Any, ...], value: object, path: str) -> Any:
     if value is None and type(None) in options:
         return None
     rest = [option for option in options if option is not type(None)]
-    for option in rest[:-1]:
+    for option in rest:
         try:
             return _convert(option, value, path)
         except InvalidField:
-            continue
-    return _convert(rest[-1], value, path)
+            if len(rest) == 1 or _is_kind(option, value):
+                raise  # of the right kind, so what is wrong with it says more than what else there might be
+    raise InvalidField(path, value, f"must be {' or '.join(map(_name, rest))}")
+
+
+def _is_kind(hint: Any, value: object) -> bool:
+    return hint in (int, float) and isinstance(value, int) and not isinstance(value, bool)
+
+
+def _name(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(map(str, typing.get_args(hint)))
+    return _NAMES.get(hint, str(hint))
 
 
 def _convert_tuple(items: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
@@ -103,18 +135,34 @@ def _convert_scalar(hint: Any, value: object, path: str) -> Any:
     if hint is bool and isinstance(value, bool):
         return value
     if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > _LARGEST_INT:
+            raise InvalidField(path, value, "must fit into 64 bits")
         return value
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str):  # YAML 1.1 reads 3e-4 as a string
-        try:
-            return float(value)
-        except ValueError:
-            pass
+    if hint is float:
+        return number(value, path)
     if hint is str and isinstance(value, str):
         return value
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    raise InvalidField(path, value, f"must be {names.get(hint, hint)}")
+    raise InvalidField(path, value, f"must be {_NAMES.get(hint, hint)}")
+
+
+def number(value: object, path: str) -> float:
+    """A finite number. Raises InvalidField."""
+    found = _float(value, path)
+    if not math.isfinite(found):
+        raise InvalidField(path, value, "must be a finite number")
+    return found
+
+
+def _float(value: object, path: str) -> float:
+    # YAML 1.1 reads 3e-4 as a string.
+    if not isinstance(value, int | float | str) or isinstance(value, bool):
+        raise InvalidField(path, value, "must be a number")
+    try:
+        return float(value)
+    except ValueError as error:
+        raise InvalidField(path, value, "must be a number") from error
+    except OverflowError as error:
+        raise InvalidField(path, value, "is too large for a number") from error
 
 
 def _join(path: str, name: str) -> str:

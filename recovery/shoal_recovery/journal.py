@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from shoal_planner.strict import read
+from shoal_planner.strict import ANY_FLOAT, read
 
 
 class JobState(StrEnum):
@@ -78,8 +78,8 @@ class StepDone:
     kind: ClassVar[str] = "step_done"
     epoch: int
     step: int
-    loss: float
-    grad_norm: float
+    loss: float = field(metadata=ANY_FLOAT)
+    grad_norm: float = field(metadata=ANY_FLOAT)
     lr: float
     tokens: int
     duration_s: float

@@ -64,6 +64,8 @@ async def read_body(request: Request, max_bytes: int) -> object:
     except json.JSONDecodeError as error:
         detail = f"body, line {error.lineno}: is not valid JSON: {error.msg}"
         raise BadInput("malformed_body", detail, "body", status=400) from error
+    except ValueError as error:  # as of a whole number of thousands of digits, which Python refuses to read
+        raise BadInput("malformed_body", f"body: is not valid JSON: {error}", "body", status=400) from error
     except RecursionError as error:
         raise BadInput("malformed_body", "body: is nested too deeply", "body", status=400) from error
     raise BadInput(

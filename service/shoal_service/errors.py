@@ -72,5 +72,5 @@ class BadInput(Problem):
 def invalid_field(error: InvalidField, path: str = "") -> BadInput:
     """The problem that says what `error` says; `path` is the enclosing object's, as in `job`."""
     field = f"{path}.{error.field}" if path else error.field
-    shown = InvalidField(field, error.value, error.problem)
+    shown = type(error)(field, error.value, error.problem)
     return BadInput("invalid_field", str(shown), field)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from shoal_planner.cluster import (
     snapshot_from_mapping,
     snapshot_to_mapping,
 )
-from shoal_planner.errors import InvalidField, NoPlanFits, ScheduleError
+from shoal_planner.errors import InvalidField, NoPlanFits, NotADocument, ScheduleError
 from shoal_planner.job import ModelSpec, job_to_mapping, parse_job
 from shoal_planner.parameters import num_parameters, parameters
 from shoal_planner.plan import (
@@ -113,7 +115,7 @@ def test_a_job_survives_a_round_trip() -> None:
         ("data.tokenizer", "x.json", "only 'bytes'"),
         ("train.global_batch", 1.5, "train.global_batch = 1.5: must be a whole number"),
         ("train.lr", "fast", "train.lr = 'fast': must be a number"),
-        ("train.lr", float("inf"), "train.lr = inf: must be more than zero"),
+        ("train.lr", float("inf"), "train.lr = inf: must be a finite number"),
         ("train.steps", 0, "train.steps = 0"),
         ("train.seed", -1, "train.seed = -1: must be at least 0"),
         ("train.weight_decay", -0.1, "must be zero or more"),
@@ -129,7 +131,7 @@ def test_a_job_survives_a_round_trip() -> None:
         ("checkpoint.every_steps", 0, "must be at least 1"),
         ("checkpoint.protect_every", 2, "only 1"),
         ("checkpoint.copies", -1, "must be at least 0"),
-        ("checkpoint.copies", "many", "must be one of auto"),
+        ("checkpoint.copies", "many", "checkpoint.copies = 'many': must be a whole number or auto"),
         ("name", "", "must be 1 to 100 printable"),
         ("name", 3, "name = 3: must be text"),
     ],
@@ -161,8 +163,26 @@ def test_a_cluster_survives_a_round_trip() -> None:
         ("nodes.0.intra_gb", 3, "nodes[0].intra_gb = 3: is not a known field; did you mean 'intra_gb_per_s'"),
         ("nodes.0.count", 0, "nodes[0].count = 0: must be at least 1"),
         ("nodes.0.devices", 0, "nodes[0].devices = 0: must be at least 1"),
-        ("nodes.0.intra_gb_per_s", 0, "nodes[0].intra_bytes_per_s = 0.0: must be more than zero"),
+        ("nodes.0.intra_gb_per_s", 0, "nodes[0].intra_gb_per_s = 0.0: must be more than zero"),
         ("nodes.0.price_per_hour", -1, "nodes[0].price_per_hour = -1.0: must be zero or more"),
+        ("nodes.0.price_per_hour", math.nan, "nodes[0].price_per_hour = nan: must be a finite number"),
+        ("nodes.0.price_per_hour", 1e300, "nodes[0].price_per_hour = 1e+300: must be at most 1000000"),
+        ("nodes.0.host_memory_gib", math.inf, "nodes[0].host_memory_gib = inf: must be a finite number"),
+        ("nodes.0.host_memory_gib", 10**400, "is too large for a number"),
+        ("nodes.0.disk_gib", -math.inf, "nodes[0].disk_gib = -inf: must be a finite number"),
+        ("nodes.0.disk_gib", 1e300, "nodes[0].disk_gib = 1e+300: must be at most 1073741824"),
+        ("nodes.0.inter_gbit_per_s", 1e-300, "nodes[0].inter_gbit_per_s = 1e-300: must be at least 1e-09"),
+        ("nodes.0.devices", 10**30, "must fit into 64 bits"),
+        ("nodes.0.devices", 10**6, "nodes[0].devices = 1000000: must be at most 1024"),
+        ("nodes.0.count", 10**9, "nodes[0].count = 1000000000: must be at most 20000"),
+        ("nodes.1.group_gb_per_s", -1, "nodes[1].group_gb_per_s = -1.0: must be more than zero"),
+        ("nodes.1.device_group", 5, "nodes[1].device_group = 5: must be at most devices (4)"),
+        ("devices.A100-80G.memory_gib", math.inf, "devices.A100-80G.memory_gib = inf: must be a finite number"),
+        ("devices.A100-80G.memory_gib", "9" * 400, "must be a finite number"),
+        ("devices.A100-80G.efficiency", 1.5, "devices.A100-80G.efficiency = 1.5: must be at most 1"),
+        ("devices", {3: {}, "x": 1}, "devices.x = 1: must be a mapping"),
+        ("links.0.latency_ms", math.nan, "links[0].latency_ms = nan: must be a finite number"),
+        ("links.0.latency_ms", -1, "links[0].latency_ms = -1.0: must be zero or more"),
         ("nodes.0.name", "a b", "must be 1 to 63 letters"),
         ("nodes.1.name", "a100", "nodes = 'a100-0': two nodes have this id"),
         ("nodes.0.spot", "yes", "nodes[0].spot = 'yes': must be true or false"),
@@ -172,7 +192,7 @@ def test_a_cluster_survives_a_round_trip() -> None:
         ("links", 3, "links = 3: must be a list"),
         ("links.0.from", ..., "must have exactly the fields from, to"),
         ("links.0.gbit_per_s", "x", "links[0].gbit_per_s = 'x': must be a number"),
-        ("links.0.gbit_per_s", 0, "links[0].gbit_per_s = 0: must be more than zero"),
+        ("links.0.gbit_per_s", 0, "links[0].gbit_per_s = 0.0: must be more than zero"),
     ],
 )
 def test_a_wrong_cluster_names_field_and_value(path: str, value: object, message: str | None) -> None:
@@ -184,9 +204,29 @@ def test_a_wrong_cluster_names_field_and_value(path: str, value: object, message
     assert message in str(caught.value)
 
 
-def test_a_cluster_must_be_a_mapping() -> None:
-    with pytest.raises(InvalidField, match="must be a mapping with the key 'nodes'"):
-        parse_cluster([1])
+@pytest.mark.parametrize(("parse", "name"), [(parse_job, "job"), (parse_cluster, "cluster"), (parse_plan, "plan")])
+def test_a_document_must_be_a_mapping(parse: Callable[[object], object], name: str) -> None:
+    for value, problem in ((None, "is empty"), ([1], "is a list"), ("text", "is no more than 'text'")):
+        with pytest.raises(InvalidField) as caught:
+            parse(value)
+        assert str(caught.value) == f"the {name} {problem}: it must be a mapping of fields to values"
+
+
+@pytest.mark.parametrize("name", ["host_memory_bytes", "intra_bytes_per_s", "price_per_hour", "reclaim_at_s"])
+def test_the_snapshot_of_a_running_cluster_is_read_as_strictly(name: str) -> None:
+    mapping: Any = json.loads(json.dumps(snapshot_to_mapping(parse_cluster(CLUSTER))))
+    mapping["nodes"][1][name] = math.nan
+    with pytest.raises(InvalidField) as caught:
+        snapshot_from_mapping(mapping)
+    assert caught.value.field == f"nodes[1].{name}"
+
+
+@pytest.mark.parametrize("name", ["price_per_hour", "intra_bytes_per_s"])
+def test_values_that_nobody_read_from_a_file_are_checked_too(name: str) -> None:
+    node = parse_cluster(CLUSTER).nodes[0]
+    for value in (math.nan, math.inf, -1.0):
+        with pytest.raises(InvalidField):
+            dataclasses.replace(node, **{name: value})
 
 
 def test_a_plan_survives_a_round_trip() -> None:
@@ -194,7 +234,7 @@ def test_a_plan_survives_a_round_trip() -> None:
     assert plan.pipelines[0].stages[0].sample_range(1) == (2, 3)
     assert plan.unused == ("t4-3:0",)
     mapping = json.loads(json.dumps(plan_to_mapping(plan)))
-    assert parse_plan(mapping) == plan
+    assert parse_plan({**mapping, "explanation": "what `plan --explain` adds"}) == plan
     assert mapping["plan_id"] == plan.plan_id
 
 
@@ -227,6 +267,8 @@ def test_the_plan_id_is_of_the_structure_alone() -> None:
         ("pipelines.0.stages.0.replicas.0.devices", [1, 1], "names a device twice"),
         ("pipelines.0.stages.0.replicas.1.samples", 0, "only hold state are not supported yet"),
         ("pipelines.0.stages.0.replicas.1.state_share", 0, "must be more than zero"),
+        ("pipelines.0.stages.0.replicas.1.state_share", math.inf, "must be a finite number"),
+        ("pipelines.0.stages.0.replicas.1.state_share", 1e300, "must be at most 1000000"),
         ("pipelines.0.stages.1.replicas.0.node", "a-0", "pipelines = 'a-0:0': uses this device twice"),
         ("groups", [{"layers": [0, 8], "collective": "ring"}], "collectives per group are not supported yet"),
         ("copies", -1, "must be zero or more"),
@@ -275,7 +317,15 @@ def test_a_plan_is_checked_against_its_job(path: str, value: object, message: st
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("error", [InvalidField("a.b", 3, "is odd"), NoPlanFits("too big"), ScheduleError(3, "waits")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidField("a.b", 3, "is odd"),
+        NotADocument("job", None, "is empty"),
+        NoPlanFits("too big"),
+        ScheduleError(3, "waits"),
+    ],
+)
 def test_errors_survive_pickling(error: Exception) -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
@@ -299,6 +349,14 @@ def test_mappings_and_unions_are_read() -> None:
 
 def test_long_values_are_cut_in_messages() -> None:
     assert len(str(InvalidField("a", "x" * 500, "is long"))) < 100
+
+
+def test_a_number_that_python_refuses_to_write_out_is_told_too() -> None:
+    with pytest.raises(InvalidField) as caught:
+        parse_cluster(changed(CLUSTER, "nodes.0.host_memory_gib", 10**5000))
+    assert str(caught.value) == (
+        "nodes[0].host_memory_gib = a number of thousands of digits: is too large for a number"
+    )
 
 
 def test_parameters_of_a_model() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
 
 from shoal_planner.errors import InvalidField
-from shoal_planner.strict import read
+from shoal_planner.strict import ANY_FLOAT, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,15 @@ def test_every_kind_of_field_is_read() -> None:
         ({"name": "n", "on": 1}, "on", "must be true or false"),
         ({"name": "n", "limit": 1.5}, "limit", "must be a whole number"),
         ({"name": "n", "limit": True}, "limit", "must be a whole number"),
-        ({"name": "n", "copies": "some"}, "copies", "must be one of auto"),
+        ({"name": "n", "copies": "some"}, "copies", "must be a whole number or auto"),
+        ({"name": "n", "copies": True}, "copies", "must be a whole number or auto"),
+        ({"name": "n", "copies": 2**63}, "copies", "must fit into 64 bits"),
+        ({"name": "n", "limit": -(2**63)}, "limit", "must fit into 64 bits"),
+        ({"name": "n", "ratio": float("nan")}, "ratio", "must be a finite number"),
+        ({"name": "n", "ratio": "-.inf"}, "ratio", "must be a number"),
+        ({"name": "n", "ratio": "inf"}, "ratio", "must be a finite number"),
+        ({"name": "n", "ratio": 10**400}, "ratio", "is too large for a number"),
+        ({"name": "n", "pair": [1, float("inf")]}, "pair[1]", "must be a finite number"),
         ({"name": "n", "pair": [1]}, "pair", "must have 2 entries"),
         ({"name": "n", "pair": "ab"}, "pair", "must be a list"),
         ({"name": "n", "pair": [1, "x"]}, "pair[1]", "must be a number"),
@@ -108,3 +117,15 @@ def test_a_wrong_value_is_answered_with_its_path_and_problem(value: object, path
         read(Outer, value)
     assert caught.value.field == path
     assert problem in caught.value.problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    loss: float = field(metadata=ANY_FLOAT)
+
+
+def test_what_was_measured_may_have_come_out_as_no_number() -> None:
+    for value in (float("nan"), "nan", float("inf")):
+        assert not math.isfinite(read(Measured, {"loss": value}).loss)
+    with pytest.raises(InvalidField, match="loss = 'x': must be a number"):
+        read(Measured, {"loss": "x"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,10 @@ def test_a_job_that_no_node_can_hold(api: httpx.Client, connector: Connector) ->
         (b"\xff\xfe", "application/yaml", 400, "UTF-8"),
         ("#" * 17_000_000, "application/yaml", 413, "16777216"),
         ("[" * 100_000, "application/json", 400, "nested"),
+        (f'{{"name": {"9" * 5000}}}', "application/json", 400, "digits"),
+        (f"name: {'9' * 5000}", "application/yaml", 400, "digits"),
+        ("", "application/yaml", 422, "job is empty"),
+        ("null", "application/json", 422, "job is empty"),
     ],
 )
 def test_malformed_bodies(api: httpx.Client, content: Any, content_type: str, status: int, words: str) -> None:
@@ -196,6 +202,37 @@ def test_previews_create_nothing(api: httpx.Client, connector: Connector) -> Non
     problem = refusal(api.post("/v1/plans", json={"job": job_mapping(model={"heads": 3}), "cluster": cluster}))
     assert problem["param"] == "model.heads"
     assert no_jobs(api)
+
+
+NUMBERS = (
+    "job.train.lr",
+    "job.model.rope_theta",
+    "cluster.nodes[0].price_per_hour",
+    "cluster.nodes[0].host_memory_gib",
+    "cluster.devices.T4.memory_gib",
+    "cluster.links[0].latency_ms",
+)
+
+
+def test_numbers_that_are_none_are_refused_everywhere(api: httpx.Client) -> None:
+    for param, value in itertools.product(NUMBERS, ("NaN", "Infinity", "9" * 400, "1e999")):
+        asked: Any = {
+            "job": job_mapping(model={"rope_theta": 1.0}),
+            "cluster": {
+                "nodes": [{"name": "n", "device": "T4", "price_per_hour": 1, "host_memory_gib": 1}],
+                "devices": {"T4": {"memory_gib": 1}},
+                "links": [{"from": "x", "to": "y", "gbit_per_s": 1, "latency_ms": 1}],
+            },
+        }
+        at = asked
+        *parents, last = param.replace("[0]", ".0").split(".")
+        for name in parents:
+            at = at[int(name)] if name == "0" else at[name]
+        at[last] = "PLACE"
+        content = json.dumps(asked).replace('"PLACE"', value)
+        problem = refusal(api.post("/v1/plans", content=content, headers={"Content-Type": "application/json"}))
+        assert problem["param"] == param.removeprefix("job.")
+        assert "must be a finite number" in problem["detail"] or "too large" in problem["detail"]
 
 
 def test_unknown_routes_and_methods_are_problems(api: httpx.Client) -> None:

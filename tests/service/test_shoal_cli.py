@@ -48,7 +48,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def test_plan_and_score_agree(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job, cluster = str(files / "job.yaml"), str(files / "cluster.yaml")
-    status, out, err = run(capsys, "plan", job, "--cluster", cluster, "--json", "--seed", "3", "--time-limit", "20")
+    status, out, err = run(capsys, "plan", job, "--cluster", cluster, "--json", "--seed", "3", "--explain")
     assert (status, err, out.count("\n")) == (0, "", 1)
     plan = json.loads(out)
     assert plan["seed"] == 3 and plan["pipelines"] and plan["truncated"] is False
@@ -69,6 +69,36 @@ def test_plan_and_score_agree(files: Path, capsys: pytest.CaptureFixture[str]) -
         ("job.yaml", yaml.safe_dump(job_mapping(model={"heads": 5})), ("model.heads = 5", "must divide hidden (64)")),
         ("job.yaml", None, ("job.yaml", "No such file")),
         ("cluster.yaml", "devices: {}\n", ("cluster.yaml", "nodes = None", "at least one node")),
+        ("job.yaml", "", ("job.yaml: the job is empty",)),
+        ("cluster.yaml", "", ("cluster.yaml: the cluster is empty",)),
+        (
+            "cluster.yaml",
+            "nodes:\n  - {name: a, device: T4, host_memory_gib: .inf}\n",
+            ("nodes[0].host_memory_gib = inf: must be a finite number",),
+        ),
+        (
+            "cluster.yaml",
+            f"nodes:\n  - {{name: a, device: T4, disk_gib: {'9' * 400}}}\n",
+            ("nodes[0].disk_gib = 999", "is too large for a number"),
+        ),
+        ("cluster.yaml", "nodes:\n  - {name: a, device: T4, price_per_hour: .nan}\n", ("= nan", "finite number")),
+        (
+            "cluster.yaml",
+            f"nodes:\n  - {{name: a, device: T4, devices: 0x{'f' * 9000}}}\n",
+            ("a number of thousands of digits", "64 bits"),
+        ),
+        ("cluster.yaml", "nodes:\n  - {name: a, device: T4, group_gb_per_s: -3}\n", ("= -3.0: must be more than",)),
+        ("cluster.yaml", "nodes:\n  - {name: a, device: T4, device_group: 2}\n", ("must be at most devices (1)",)),
+        (
+            "cluster.yaml",
+            "nodes:\n  - {name: a, device: T4}\ndevices: {T4: {memory_gib: .inf}}\n",
+            ("devices.T4.memory_gib = inf: must be a finite number",),
+        ),
+        (
+            "cluster.yaml",
+            "nodes:\n  - {name: a, device: T4}\nlinks: [{from: a, to: b, gbit_per_s: .nan, latency_ms: 1}]\n",
+            ("links[0].gbit_per_s = nan: must be a finite number",),
+        ),
         ("cluster.yaml", "nodes: []\n", ("cluster.yaml", "nodes = []", "at least one node")),
         ("cluster.yaml", "nodes:\n  - {name: a, device: X9}\n", ("cluster.yaml", "'X9'", "not a known device type")),
         (
