@@ -30,7 +30,6 @@ CLUSTERS = [path for path in EXAMPLES if "nodes" in yaml.safe_load(path.read_tex
 JOBS = [path for path in EXAMPLES if path not in CLUSTERS]
 TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
 # Made from a running dashboard by whoever cuts a release, so it may be absent in between.
-MADE_LATER = {ROOT / "docs/images/dashboard.png"}
 
 
 def name_of(path: Path) -> str:
@@ -110,7 +109,7 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
             continue
         file, _, anchor = target.partition("#")
         found = (path.parent / file).resolve() if file else path
-        assert found.exists() or found in MADE_LATER, f"{name_of(path)} links to {target}"
+        assert found.exists(), f"{name_of(path)} links to {target}"
         if anchor:
             assert anchor in anchors(found), f"{name_of(path)} links to {target}"
 

@@ -146,7 +146,7 @@ def _sentence(row: JournalRow) -> str:
         case "node_joined":
             return f"{said['node']}: {said['devices']} x {said['device']}"
         case "recovery_done":
-            return f"{said['reason']}; steps again from {said['step']} after {duration(said['total_s'])}"
+            return f"{said['reason'].rstrip('.')}; steps again from {said['step']} after {duration(said['total_s'])}"
         case "checkpoint_committed":
             took = duration(said["duration_s"])
             return f"step {said['step']} stands in {said['uri']}: {num_bytes(said['num_bytes'])} in {took}"
