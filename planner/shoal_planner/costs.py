@@ -7,6 +7,7 @@ parts join into a step (`simulate`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal_planner.catalogue import DeviceType, device_type
 from shoal_planner.cluster import ClusterSnapshot, Node
@@ -65,6 +66,14 @@ class LinkCost:
 
     def seconds(self, num_bytes: float) -> float:
         return self.latency_s + num_bytes / self.bytes_per_s
+
+
+class Holder(NamedTuple):
+    """A replica that holds a unit: its node, its tp, and its part of the unit's state as a ratio to the others'."""
+
+    node: str
+    tp: int
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,27 +251,31 @@ class CostModel:
         rate = self.profile.update_rate(device.name) or device.memory_bytes_per_s / UPDATE_BYTES
         return owned / rate
 
-    def exchange(self, holders: tuple[tuple[str, int], ...], num_bytes: float) -> Exchange:
-        """What the reduction or the gather of a unit of `num_bytes` takes, held by replicas on (node, tp).
+    def exchange(self, holders: tuple[Holder, ...], num_bytes: float) -> Exchange:
+        """What the reduction or the gather of a unit of `num_bytes` takes.
 
-        Each of n replicas owns 1/n of the unit: it sends the rest of its gradients to the n-1 others, and its own
-        weights back to them. Replicas of a node share its network interfaces.
+        Each replica owns its share of the unit: it sends the rest of its gradients to the others and gets all of
+        theirs of its own part, and the other way round with weights. Replicas of a node share its network interfaces.
         """
-        n = len(holders)
+        n, total = len(holders), sum(holder.share for holder in holders)
         if n == 1:
             return Exchange(latency_s=0.0, inside_s=0.0, network_s=())
         latency_s = inside_s = 0.0
         network_s = []
-        for node_id in sorted({node_id for node_id, _ in holders}):
-            local_tps = [tp for other, tp in holders if other == node_id]
-            near, far = len(local_tps) - 1, n - len(local_tps)
+        for node_id in sorted({holder.node for holder in holders}):
+            local = [holder for holder in holders if holder.node == node_id]
+            here = sum(holder.share for holder in local)
+            near, far = len(local) - 1, n - len(local)
             if near:
                 intra = self.link(node_id, node_id)
-                inside_s = max(inside_s, num_bytes * near / n / min(local_tps) / intra.bytes_per_s)
+                busiest = max(max(here - holder.share, near * holder.share) for holder in local) / total
+                tp = min(holder.tp for holder in local)
+                inside_s = max(inside_s, num_bytes * busiest / tp / intra.bytes_per_s)
                 latency_s = max(latency_s, intra.latency_s)
             if far:
-                links = [self.link(node_id, other) for other, _ in holders if other != node_id]
+                links = [self.link(node_id, holder.node) for holder in holders if holder.node != node_id]
                 rate = min(link.bytes_per_s for link in links) * self._nodes[node_id].nics
-                network_s.append((node_id, num_bytes * len(local_tps) * far / n / rate))
+                busiest = max(len(local) * (total - here), far * here) / total
+                network_s.append((node_id, num_bytes * busiest / rate))
                 latency_s = max(latency_s, *(link.latency_s for link in links))
         return Exchange(latency_s=latency_s + (n - 1) * PER_PEER_S, inside_s=inside_s, network_s=tuple(network_s))

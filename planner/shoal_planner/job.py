@@ -13,12 +13,27 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.ranges import Range, check_range, check_ranges
 from shoal_planner.strict import check_document, read
 
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InvalidField(name, value, f"must be at least {least}")
+# Far above what is trained today, and low enough that the planner's arithmetic stays a matter of seconds.
+_MODEL_RANGES: dict[str, Range] = {
+    "layers": (1, 2000),
+    "hidden": (1, 2**18),
+    "heads": (1, 2**14),
+    "kv_heads": (1, 2**14),
+    "ffn": (1, 2**21),
+    "vocab": (1, 2**24),
+}
+_MANY = 1_000_000_000
+_TRAIN_RANGES: dict[str, Range] = {
+    "global_batch": (1, 65_536),
+    "seq_len": (1, 2**20),
+    "steps": (1, _MANY),
+    "warmup_steps": (0, _MANY),
+    "seed": (0, 2**63 - 1),
+}
+_CHECKPOINT_RANGES: dict[str, Range] = {"every_steps": (1, _MANY), "keep": (1, _MANY)}
 
 
 def _positive(name: str, value: float) -> None:
@@ -27,6 +42,8 @@ def _positive(name: str, value: float) -> None:
 
 
 NUM_BYTE_TOKENS = 256
+EVERY_STEPS = 100
+KEEP = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +64,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
-        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"):
-            _at_least(name, getattr(self, name), 1)
+        check_ranges(self, _MODEL_RANGES)
         if self.hidden % self.heads:
             raise InvalidField("heads", self.heads, f"must divide hidden ({self.hidden})")
         if self.head_dim % 2:
@@ -82,6 +98,8 @@ class DataSpec:
             raise InvalidField(
                 "uri", self.uri, "must begin with stdlib: or file:// (other places are not supported yet)"
             )
+        if scheme == "stdlib" and self.uri != "stdlib:":
+            raise InvalidField("uri", self.uri, "must be exactly 'stdlib:'")
         if self.tokenizer != "bytes":
             raise InvalidField("tokenizer", self.tokenizer, "only 'bytes' is supported yet")
 
@@ -106,10 +124,7 @@ class TrainSpec:
     overlap: Literal["auto", "none"] = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "seq_len", "steps"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "seed"):
-            _at_least(name, getattr(self, name), 0)
+        check_ranges(self, _TRAIN_RANGES)
         for name in ("lr", "eps"):
             _positive(name, getattr(self, name))
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
@@ -119,6 +134,8 @@ class TrainSpec:
                 raise InvalidField(f"betas[{index}]", beta, "must lie in [0, 1)")
         if self.on_nan != "fail":
             raise InvalidField("on_nan", self.on_nan, "only 'fail' is supported yet")
+        if self.sharding != "auto":  # optimizer state is always split among those who hold a weight
+            raise InvalidField("sharding", self.sharding, "only 'auto' is supported yet")
 
     @property
     def tokens_per_step(self) -> int:
@@ -135,7 +152,7 @@ class LimitsSpec:
     min_devices: int = 1
 
     def __post_init__(self) -> None:
-        _at_least("min_devices", self.min_devices, 1)
+        check_range("min_devices", self.min_devices, 1, _MANY)
         if self.max_price_per_hour is not None:
             raise InvalidField(
                 "max_price_per_hour", self.max_price_per_hour, "is not supported yet; leave it out or null"
@@ -153,20 +170,23 @@ class CheckpointSpec:
     """
 
     uri: str | None = None
-    every_steps: int = 100
-    keep: int = 3
+    every_steps: int = EVERY_STEPS
+    keep: int = KEEP
     protect_every: int = 1
     copies: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         if self.uri is not None and urlsplit(self.uri).scheme not in ("file", "s3"):
             raise InvalidField("uri", self.uri, "must begin with file:// or s3://")
-        for name in ("every_steps", "keep"):
-            _at_least(name, getattr(self, name), 1)
+        check_ranges(self, _CHECKPOINT_RANGES)
+        if self.uri is None:
+            for name, default in (("every_steps", EVERY_STEPS), ("keep", KEEP)):
+                if getattr(self, name) != default:
+                    raise InvalidField(name, getattr(self, name), "needs a checkpoint.uri: no state is stored without")
         if self.protect_every != 1:
             raise InvalidField("protect_every", self.protect_every, "only 1 is supported yet")
         if self.copies != "auto":
-            _at_least("copies", self.copies, 0)
+            check_range("copies", int(self.copies), 0, _MANY)
 
     @property
     def num_copies(self) -> int:

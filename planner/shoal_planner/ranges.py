@@ -32,7 +32,7 @@ def check_ranges(owner: object, ranges: Mapping[str, Range]) -> None:
 
 def _floor(value: float, least: float) -> str:
     if least == 0:
-        return "zero or more"
+        return "at least 0" if isinstance(value, int) else "zero or more"
     if least < 1 and value <= 0:
         return "more than zero"
     return f"at least {least:.16g}"

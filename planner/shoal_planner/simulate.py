@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, fields
 
-from shoal_planner.costs import CostModel, PartTime, model_flops
+from shoal_planner.costs import CostModel, Holder, PartTime, model_flops
 from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES, StageMemory, stage_memory, unit_elements
 from shoal_planner.plan import Plan, Prediction, RankPlace, Terms
 from shoal_planner.programs import (
@@ -46,19 +46,19 @@ class RankCost:
 def rank_costs(plan: Plan, costs: CostModel) -> tuple[RankCost, ...]:
     """By rank. Raises KeyError for a node that the cluster lacks."""
     holders = unit_holders(plan, costs)
-    return tuple(_rank_cost(plan, place, costs, holders) for place in plan.places())
+    totals = {unit: sum(holder.share for holder in found) for unit, found in holders.items()}
+    return tuple(_rank_cost(plan, place, costs, totals) for place in plan.places())
 
 
-def _rank_cost(
-    plan: Plan, place: RankPlace, costs: CostModel, holders: dict[int, tuple[tuple[str, int], ...]]
-) -> RankCost:
+def _rank_cost(plan: Plan, place: RankPlace, costs: CostModel, totals: dict[int, float]) -> RankCost:
     model, train = costs.job.model, costs.job.train
     pipeline = plan.pipelines[place.pipeline]
     stage, depth = pipeline.stages[place.stage], len(pipeline.stages)
-    samples, layers = stage.replicas[place.replica].samples, stage.last - stage.first
+    replica, layers = stage.replicas[place.replica], stage.last - stage.first
+    samples, share = replica.samples, replica.state_share
     embedding, head = place.stage == 0, place.stage == depth - 1
     units = sync_units(plan, model, place.pipeline, place.stage)
-    owned = sum(unit_elements(model, unit, place.tp) / len(holders[unit]) for unit in units)
+    owned = sum(unit_elements(model, unit, place.tp) * share / totals[unit] for unit in units)
     memory = stage_memory(
         model,
         train.seq_len,
@@ -75,13 +75,15 @@ def _rank_cost(
     return RankCost(place=place, node=place.device.node, time=time, owned=owned, memory=memory)
 
 
-def unit_holders(plan: Plan, costs: CostModel) -> dict[int, tuple[tuple[str, int], ...]]:
-    """The replicas, as (node, tp), that synchronise each unit."""
-    found: dict[int, list[tuple[str, int]]] = defaultdict(list)
+def unit_holders(plan: Plan, costs: CostModel) -> dict[int, tuple[Holder, ...]]:
+    """The replicas that synchronise each unit."""
+    found: dict[int, list[Holder]] = defaultdict(list)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for unit in sync_units(plan, costs.job.model, p, s):
-                found[unit].extend((replica.node, replica.tp) for replica in stage.replicas)
+                found[unit].extend(
+                    Holder(node=replica.node, tp=replica.tp, share=replica.state_share) for replica in stage.replicas
+                )
     return {unit: tuple(replicas) for unit, replicas in found.items()}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_planner.catalogue import CATALOGUE, device_type
 from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceOverride, parse_cluster
-from shoal_planner.costs import CostModel, forward_seconds, matmul_flops, model_flops
+from shoal_planner.costs import CostModel, Holder, forward_seconds, matmul_flops, model_flops
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, ModelSpec, parse_job
 from shoal_planner.memory import (
@@ -303,7 +303,7 @@ def test_the_optimizer_is_bound_by_memory_or_measured() -> None:
 
 def test_exchange_of_gradients() -> None:
     def seconds(*holders: tuple[str, int]) -> float:
-        return make_costs().exchange(holders, 4e9).alone_s
+        return make_costs().exchange(tuple(Holder(*holder) for holder in holders), 4e9).alone_s
 
     assert seconds(("c-0", 1)) == 0
     two = seconds(("c-0", 1), ("c-1", 1))
@@ -313,9 +313,17 @@ def test_exchange_of_gradients() -> None:
     near = seconds(("g-0", 1), ("g-0", 1))
     assert near == pytest.approx(0.5 * 4e9 / 100e9, rel=1e-2)
     assert seconds(("g-0", 2), ("g-0", 2)) == pytest.approx(near / 2, rel=1e-2)
-    shared = make_costs().exchange((("g-0", 1), ("g-0", 1), ("c-0", 1)), 4e9)
+    shared = make_costs().exchange((Holder("g-0", 1), Holder("g-0", 1), Holder("c-0", 1)), 4e9)
     assert dict(shared.network_s) == pytest.approx({"g-0": 2 / 3 * 4, "c-0": 2 / 3 * 4})
     assert shared.inside_s == pytest.approx(4e9 / 3 / 100e9)
+
+
+def test_who_owns_more_of_the_state_gets_more_gradients_and_sends_fewer() -> None:
+    holders = (Holder("g-0", 1, 3.0), Holder("g-0", 1, 1.0), Holder("c-0", 1, 4.0))
+    exchange = make_costs().exchange(holders, 4e9)
+    # c-0 gets its half from both replicas of g-0, which send it: the same bytes at both ends.
+    assert dict(exchange.network_s) == pytest.approx({"g-0": 4.0, "c-0": 4.0})
+    assert exchange.inside_s == pytest.approx(4e9 * 3 / 8 / 100e9)
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.explain import describe, explain
 from shoal_planner.job import JobSpec, parse_job
-from shoal_planner.plan import Plan, parse_plan
+from shoal_planner.plan import Plan, parse_plan, plan_to_mapping
 from shoal_planner.profile import LayerTime, LinkFigure, Profile
 from shoal_planner.score import score
 from shoal_planner.simulate import rank_costs
+from shoal_recovery.shard_map import shard_map
 
 CLUSTER = parse_cluster(
     {
@@ -124,6 +125,24 @@ def test_unequal_replicas_share_a_micro_batch_and_the_state() -> None:
     assert describe(scored, CLUSTER) == "[4 on 2 cpu-1t | 0 on T4 tp2] 1 x 4"
     assert "(3 samples)" in explain(scored)
     assert "best candidates" not in explain(dataclasses.replace(plan, reason="Because."))
+
+
+def test_the_state_is_owned_in_proportion_to_the_shares() -> None:
+    """As the recovery package splits it: memory, the update and the host's snapshots follow."""
+    even = make_plan((2, 2, [stage(0, 4, ("c-0", [0], 1), ("c-1", [0], 1))]))
+    mapping: Any = plan_to_mapping(even)
+    mapping["pipelines"][0]["stages"][0]["replicas"][0]["state_share"] = 3.0
+    uneven = parse_plan(mapping)
+    costs = CostModel(make_job(), CLUSTER, Profile())
+    ranks = rank_costs(uneven, costs)
+    owned = [sum(span.last - span.first for span in rank.owns) for rank in shard_map(uneven, costs.job.model).ranks]
+    assert [rank.owned for rank in ranks] == pytest.approx(owned, rel=1e-3)
+    assert ranks[0].owned == pytest.approx(3 * ranks[1].owned)
+    assert ranks[0].memory.optimizer == pytest.approx(12 * ranks[0].owned)
+    before, after = (score(found, costs.job, CLUSTER).prediction for found in (even, uneven))
+    assert before is not None and after is not None
+    assert dict(after.memory_bytes)["c-0:0"] > dict(before.memory_bytes)["c-0:0"]
+    assert after.step_s > before.step_s
 
 
 def test_stages_of_a_node_share_its_network() -> None:
