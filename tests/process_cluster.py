@@ -155,6 +155,10 @@ class ProcessCluster:
                 state.lives += 1
                 state.up = True
 
+    def memory_of(self, name: str) -> Path:
+        """Where the agent of this node keeps snapshots."""
+        return self._folder / name / "memory"
+
     @contextlib.contextmanager
     def stopped(self, job: str, name: str) -> Iterator[None]:
         """All rank processes of the job on this node get SIGSTOP, and SIGCONT at the end."""

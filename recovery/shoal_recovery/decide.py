@@ -18,7 +18,8 @@ class Rules:
 
     `silence_s` is enough alone, `silence_confirmed_s` when a second observer sees trouble; `start_wait_s` is how long
     a start waits for nodes that the cluster has but that do not answer yet; `broken_group_s` how long trouble of a
-    group may stay without anybody being lost; a node is taken in when the step gets faster by `join_gain`. After an
+    group may stay without anybody being lost; `blame_s` how long a rank that blames its own node is not believed, for
+    the others may be about to say the same; a node is taken in when the step gets faster by `join_gain`. After an
     attempt to change the plan was interrupted twice, the next waits `retry_s`, then twice as long, up to
     `longest_retry_s`: what interrupts it may be something that nobody is lost by."""
 
@@ -26,6 +27,7 @@ class Rules:
     silence_confirmed_s: float = 0.5
     start_wait_s: float = 60.0
     broken_group_s: float = 3.0
+    blame_s: float = 0.2
     join_gain: float = 1.05
     retry_s: float = 0.2
     longest_retry_s: float = 5.0
@@ -47,13 +49,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TroubleSeen:
-    """A rank of the current epoch cannot go on; `fatal` means that no other plan would help."""
+    """A rank of the current epoch cannot go on; `fatal` means that no other plan would help, `local` that one without
+    this node may."""
 
     node: str
     name: str
     problem: str
     fatal: bool
     age_s: float
+    local: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +65,10 @@ class Observation:
     """`vital` are the nodes that the current epoch computes on or keeps copies on; `ready` those whose agent and ranks
     all answer; `expected` those that the cluster has; `tried` those with which the last attempt found no plan.
     `agents` are the nodes whose agent answers, whatever their ranks do, and `tried_agents` those that did when the
-    state was found to be lost (None where it was not). `ended` is how all ranks of the epoch left it, None while any of
-    them steps; `interrupted` how many changes of plan in a row were interrupted, the last of them `since_attempt_s`
-    ago."""
+    state was found to be lost (None where it was not). `left_out` are nodes that answer but cannot be used, and why,
+    neither ready nor expected; `all_at_fault`: every rank, on several nodes, blames its own node. `ended` is how all
+    ranks of the epoch left it, None while any of them steps; `interrupted` how many changes of plan in a row were
+    interrupted, the last of them `since_attempt_s` ago."""
 
     state: JobState
     cancel_wanted: bool
@@ -75,6 +80,8 @@ class Observation:
     in_state_s: float
     agents: frozenset[str] = frozenset()
     tried_agents: frozenset[str] | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
+    all_at_fault: bool = False
     troubles: tuple[TroubleSeen, ...] = ()
     ended: Literal["finished", "stopped"] | None = None
     join_gain: float | None = None
@@ -89,12 +96,14 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePlan:
-    """Raise the epoch and plan anew with the nodes in `use`. `lost` are nodes of the old plan, with the evidence."""
+    """Raise the epoch and plan anew with the nodes in `use`. `lost` are nodes of the old plan, with the evidence; those
+    `at_fault` among them answer, but cannot do their part."""
 
     cause: Literal["start", "node_lost", "node_joined", "group_broken", "nodes_returned", "interrupted"]
     use: frozenset[str]
     lost: tuple[tuple[str, str], ...]
     reason: str
+    at_fault: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +145,11 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
             )
     if seen.ended == "finished":
         return End(state=JobState.SUCCEEDED, code="finished", reason="All steps are done.")
-    lost = _lost(seen, rules)
-    if lost:
-        return _replace(seen, lost)
+    lost, faults = _lost(seen, rules), _faults(seen)
+    if faults and (seen.all_at_fault or not (seen.ready | seen.expected) - faults.keys() - lost.keys()):
+        return _nowhere(seen, faults)
+    if lost or any(fault.age_s >= rules.blame_s for fault in faults.values()):
+        return _replace(seen, lost, faults)
     broken = [trouble for trouble in seen.troubles if trouble.age_s >= rules.broken_group_s]
     if broken:
         return ChangePlan(
@@ -162,14 +173,28 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
     return _grow(seen, rules)
 
 
-def _lost(seen: Observation, rules: Rules) -> tuple[tuple[str, str], ...]:
+def _lost(seen: Observation, rules: Rules) -> dict[str, str]:
     found: dict[str, str] = {}
     for member in seen.members:
         if member.node in seen.vital and member.node not in found:
             evidence = _evidence(member, seen, rules)
             if evidence is not None:
                 found[member.node] = evidence
-    return tuple(sorted(found.items()))
+    return found
+
+
+def _faults(seen: Observation) -> dict[str, TroubleSeen]:
+    """Nodes of the epoch that cannot do their part, as their own ranks say. One that is left out already is no news."""
+    usable = seen.vital - {node for node, _ in seen.left_out}
+    return {trouble.node: trouble for trouble in reversed(seen.troubles) if trouble.local and trouble.node in usable}
+
+
+def _nowhere(seen: Observation, faults: dict[str, TroubleSeen]) -> End:
+    first, *others = [faults[node] for node in sorted(faults)]
+    same = "".join(f" {fault.node}: {_line(fault.problem)}." for fault in others)
+    before = "".join(f" {node}: {why}." for node, why in seen.left_out)
+    reason = f"{first.name} cannot go on, and no node is left that could: {first.problem}{same}{before}"
+    return End(state=JobState.FAILED, code="rank_failed", reason=reason)
 
 
 def _evidence(member: Member, seen: Observation, rules: Rules) -> str | None:
@@ -183,10 +208,17 @@ def _evidence(member: Member, seen: Observation, rules: Rules) -> str | None:
     return None
 
 
-def _replace(seen: Observation, lost: tuple[tuple[str, str], ...]) -> ChangePlan:
-    gone = frozenset(node for node, _ in lost)
-    evidence = "; ".join(f"{node}: {why}" for node, why in lost)
-    return ChangePlan(cause="node_lost", use=seen.ready - gone, lost=lost, reason=f"Lost {_names(gone)} ({evidence}).")
+def _replace(seen: Observation, lost: dict[str, str], faults: dict[str, TroubleSeen]) -> ChangePlan:
+    said = {node: f"{fault.name} cannot go on there: {_line(fault.problem)}" for node, fault in faults.items()}
+    known = {**said, **lost}
+    evidence = "; ".join(f"{node}: {why}" for node, why in sorted(known.items()))
+    return ChangePlan(
+        cause="node_lost",
+        use=seen.ready - known.keys(),
+        lost=tuple(sorted(known.items())),
+        reason=f"Lost {_names(frozenset(known))} ({evidence}).",
+        at_fault=frozenset(faults.keys() - lost.keys()),
+    )
 
 
 def _begin(seen: Observation, rules: Rules) -> Decision:
@@ -199,6 +231,9 @@ def _begin(seen: Observation, rules: Rules) -> Decision:
                 cause="nodes_returned", use=seen.ready, lost=(), reason=f"Going on with {_names(seen.ready)}{late}."
             )
         return ChangePlan(cause="start", use=seen.ready, lost=(), reason=f"Starting on {_names(seen.ready)}{late}.")
+    if seen.left_out and not seen.ready | seen.expected and seen.state is not JobState.WAITING:
+        reasons = "; ".join(f"{node}: {why}" for node, why in seen.left_out)
+        return Wait(reason=f"No node can be used ({reasons}); waiting for others.")
     if not seen.ready and seen.state is not JobState.WAITING and seen.in_state_s >= rules.start_wait_s:
         return Wait(reason=f"No node has answered for {seen.in_state_s:.0f} s; waiting for nodes.")
     return Keep()
@@ -214,3 +249,7 @@ def _grow(seen: Observation, rules: Rules) -> Decision:
 
 def _names(nodes: frozenset[str] | set[str]) -> str:
     return ", ".join(sorted(nodes)) or "no node"
+
+
+def _line(problem: str) -> str:
+    return problem.partition("\n")[0]

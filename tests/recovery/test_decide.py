@@ -32,8 +32,9 @@ def member(node: str, *, connected: bool = True, silent_s: float = 0.0) -> Membe
     return Member(node=node, name=f"the agent of {node}", connected=connected, silent_s=silent_s)
 
 
-def trouble(node: str, *, fatal: bool = False, age_s: float = 0.0) -> TroubleSeen:
-    return TroubleSeen(node=node, name=f"rank process {node}:0", problem="no peer", fatal=fatal, age_s=age_s)
+def trouble(node: str, *, fatal: bool = False, age_s: float = 0.0, local: bool = False) -> TroubleSeen:
+    problem = "no space\nin file f" if local else "no peer"
+    return TroubleSeen(node=node, name=f"rank process {node}:0", problem=problem, fatal=fatal, age_s=age_s, local=local)
 
 
 def seen(state: JobState = JobState.RUNNING, **fields: Any) -> Observation:
@@ -100,6 +101,40 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "never reached": (seen(members=(member("a"), member("c")), ready=frozenset({"a", "c"})), KEEP),
     "trouble, just now": (seen(troubles=(trouble("a", age_s=2.9),)), KEEP),
     "trouble that stays": (seen(troubles=(trouble("a", age_s=3.0),)), changes("group_broken", {"a", "b", "c"})),
+    "a fault of one node": (seen(troubles=(trouble("b", local=True, age_s=0.2), trouble("a"))), WITHOUT_B),
+    "a fault of one node, just now": (seen(troubles=(trouble("b", local=True, age_s=0.1),)), KEEP),
+    "a fault and a loss": (
+        seen(members=(member("a", connected=False),), troubles=(trouble("b", local=True),)),
+        changes("node_lost", {"c"}, "a", "b"),
+    ),
+    "a fault of a node that is left out already": (
+        seen(
+            JobState.RECOVERING,
+            ready=NODES - {"b"},
+            expected=NODES - {"b"},
+            troubles=(trouble("b", local=True, age_s=1.0),),
+            left_out=(("b", "no space"),),
+        ),
+        changes("interrupted", {"a", "c"}),
+    ),
+    "every rank blames itself": (
+        seen(troubles=tuple(trouble(node, local=True) for node in sorted(NODES)), all_at_fault=True),
+        (End, JobState.FAILED, "rank_failed"),
+    ),
+    "one after the other blames itself": (
+        seen(
+            vital=frozenset({"c"}),
+            ready=frozenset({"c"}),
+            expected=frozenset({"c"}),
+            troubles=(trouble("c", local=True),),
+            left_out=(("a", "no space"), ("b", "no space")),
+        ),
+        (End, JobState.FAILED, "rank_failed"),
+    ),
+    "nobody can be used": (
+        begin(JobState.STARTING, ready=frozenset(), expected=frozenset(), left_out=(("a", "odd"),)),
+        WAIT,
+    ),
     "still draining": (seen(JobState.DRAINING), KEEP),
     "drained": (
         seen(JobState.DRAINING, ended="stopped", vital=frozenset({"a", "b"})),
@@ -168,6 +203,13 @@ def test_reasons_name_nodes_and_evidence() -> None:
     alone = decide(seen(members=tuple(member(node, connected=False) for node in sorted(NODES)), ready=frozenset()))
     assert isinstance(alone, ChangePlan)
     assert not alone.use
+    blamed = decide(seen(troubles=(trouble("b", local=True, age_s=1.0),)))
+    assert isinstance(blamed, ChangePlan)
+    assert blamed.at_fault == {"b"}
+    assert blamed.reason == "Lost b (b: rank process b:0 cannot go on there: no space)."
+    everywhere = decide(seen(vital={"b"}, ready={"b"}, expected={"b"}, troubles=(trouble("b", local=True),)))
+    assert isinstance(everywhere, End)
+    assert everywhere.reason == "rank process b:0 cannot go on, and no node is left that could: no space\nin file f"
     late = decide(begin(JobState.WAITING, ready=frozenset({"a"}), in_state_s=61.0))
     assert isinstance(late, ChangePlan)
     assert late.reason == "Going on with a without b, c, which did not answer."
@@ -180,6 +222,7 @@ nodes = st.sampled_from(sorted(NODES | {"d"}))
 sets = st.frozensets(nodes)
 times_s = st.sampled_from((0.0, 0.1, 0.49, 0.5, 1.99, 2.0, 2.99, 3.0, 59.0, 60.0, 1e6))
 members_of = st.lists(st.builds(member, nodes, connected=st.booleans(), silent_s=times_s), max_size=6).map(tuple)
+faults_of = st.lists(st.builds(trouble, nodes, age_s=times_s, local=st.booleans()), max_size=3).map(tuple)
 troubles_of = st.lists(st.builds(trouble, nodes, fatal=st.booleans(), age_s=times_s), max_size=3).map(tuple)
 observations = st.builds(
     Observation,
@@ -214,6 +257,19 @@ def test_every_decision_has_a_reason_and_uses_what_answers(observation: Observat
         assert all(evidence for _, evidence in decision.lost)
     if observation.state in TERMINAL:
         assert isinstance(decision, Keep)
+
+
+@given(observations, faults_of, st.booleans())
+def test_a_fault_costs_a_node_or_the_job(observation: Observation, faults: Any, everywhere: bool) -> None:
+    seen = dataclasses.replace(observation, troubles=faults, all_at_fault=everywhere)
+    decision = decide(seen, RULES)
+    blamed = {each.node for each in faults if each.local} & seen.vital
+    if isinstance(decision, ChangePlan):
+        assert decision.at_fault <= blamed
+        assert not decision.at_fault & decision.use
+        assert decision.at_fault <= {node for node, _ in decision.lost}
+    if isinstance(decision, End) and decision.state is JobState.FAILED:
+        assert blamed
 
 
 @given(observations)

@@ -200,12 +200,21 @@ def test_a_step_that_cannot_be_made_safe_is_told(voice: Voice, agent: RunningAge
     assert halt(voice, 2) == m.Halted(epoch=2, step=0, layout_epoch=1, layout_rank=0)
 
 
-def test_what_nobody_can_help_is_fatal(voice: Voice, agent: RunningAgent, tmp_path: Path) -> None:
+def test_a_fault_that_is_no_peers_is_told_as_its_own(voice: Voice, agent: RunningAgent, tmp_path: Path) -> None:
+    """Another node may have what this one lacks."""
     halt(voice, 1)
     voice.say(assign(tiny_job((tmp_path / "no such text").as_uri(), steps=1), agent))
     trouble = voice.until(m.Trouble)
-    assert trouble.fatal
+    assert (trouble.fatal, trouble.local) == (False, True)
     assert "data.uri" in trouble.problem
+
+
+def test_an_agent_that_has_no_room_is_a_fault_of_the_node(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:
+    (agent.memory_dir / "job").write_text("a file where the folder of the job should be")
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    trouble = voice.until(m.Trouble)
+    assert (trouble.fatal, trouble.local) == (False, True)
 
 
 def test_an_interrupted_restore_leaves_the_state_of_before(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:

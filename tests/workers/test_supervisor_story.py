@@ -20,6 +20,7 @@ from shoal_recovery.journal import (
     NodeJoined,
     NodeLost,
     RecoveryDone,
+    StateChanged,
 )
 from shoal_workers.solo import run_solo
 
@@ -127,6 +128,44 @@ def test_agents_that_outlive_all_ranks_still_have_the_state(cluster: ProcessClus
         assert done.num_bytes["store"] == 0
         assert done.num_bytes["peer"] + done.num_bytes["node"] > 0
         running.steps_on()
+
+
+def test_a_node_that_cannot_do_its_part_is_left_out(cluster: ProcessCluster, text: str) -> None:
+    """Its agent has no room for this job. It is needed at first; others make up for it later."""
+    spec = tiny_job(text, steps=40, min_devices=3)
+    cluster.kill_node("b")
+    cluster.memory_of("d").mkdir(parents=True, exist_ok=True)
+    (cluster.memory_of("d") / "faulty").write_text("a file where the folder of the job should be")
+    with supervised(cluster, "faulty", spec) as running:
+        running.becomes(JobState.WAITING)
+        assert "Left out: d (rank process d:0 cannot go on there" in running.reason
+        (lost,) = running.events(NodeLost)
+        assert lost.node == "d"
+        cluster.bring_back("b")
+        running.succeeds()
+        assert "d" not in running.devices()
+        assert_same_training(running, spec)
+
+
+def test_a_fault_that_every_node_has_is_the_jobs(cluster: ProcessCluster, tmp_path: Path) -> None:
+    spec = tiny_job((tmp_path / "no such text").as_uri(), steps=5, min_devices=3)
+    with supervised(cluster, "everywhere", spec) as running:
+        assert running.ends() is JobState.FAILED
+        assert running.code == "rank_failed"
+        assert "data.uri" in running.reason
+
+
+def test_a_node_of_a_type_that_nobody_knows_is_left_out(tmp_path: Path, text: str) -> None:
+    odd = ProcessCluster(tmp_path, {"a": ("cpu-1t", 1), "odd": ("no such type", 1)})
+    spec = tiny_job(text, steps=5)
+    try:
+        with supervised(odd, "odd", spec) as running:
+            running.succeeds()
+            assert running.devices() == {"a"}
+            (began,) = [event for event in running.events(StateChanged) if event.state == "running"]
+            assert began.reason.endswith("Left out: odd (its device type 'no such type' cannot be planned with).")
+    finally:
+        odd.close()
 
 
 def test_a_state_that_is_away_is_waited_for(cluster: ProcessCluster, text: str) -> None:

@@ -26,6 +26,7 @@ from shoal_workers import messages as m
 from shoal_workers.change import Found, Interrupted, assignments, choose_state, take_stock, vital_nodes
 from shoal_workers.checkpoint_commits import CheckpointCommits
 from shoal_workers.epoch_view import EpochView
+from shoal_workers.left_out import LeftOut, sentence
 from shoal_workers.measurements import Measurements
 from shoal_workers.nodes import Cluster
 from shoal_workers.pending import PendingChange
@@ -65,6 +66,7 @@ class Changer:
         self._clock = clock
         self._listen = listen
         self._measurements = Measurements(spec)
+        self._left_out: LeftOut | None = None
         self._pending: PendingChange | None = None
         self._gains: dict[tuple[int, frozenset[str]], float | None] = {}
         self._gain_wanted: tuple[int, frozenset[str]] | None = None
@@ -84,6 +86,12 @@ class Changer:
             self.epoch = self._view(number, plan, snapshot, self._record.starts[number])
             self.epoch.last_step = self._record.done_step
             self.highest_epoch = number
+
+    def left_out(self) -> dict[str, str]:
+        """Nodes that are not used although they may answer, and why."""
+        if self._left_out is None:
+            self._left_out = LeftOut(self._cluster.snapshot().overrides)
+        return self._left_out.reasons(self._roster.nodes)
 
     def drain(self, decision: Drain) -> None:
         """Tells every rank to stop after a step that nobody has begun to vote for yet."""
@@ -188,7 +196,10 @@ class Changer:
         self._record.enter(JobState.RECOVERING if active else JobState.STARTING, decision.cause, decision.reason)
         for node, evidence in decision.lost:
             self._record.append(NodeLost(node=node, evidence=evidence, detect_s=now_s - blow_s))
-            self._roster.forget(node)
+            if node not in decision.at_fault:
+                self._roster.forget(node)
+            elif self._left_out is not None:  # it is connected and well, only of no use to this job
+                self._left_out.blame(self._roster.seen(node), evidence)
         return self._pending
 
     def _halt(self, number: int, nodes: frozenset[str]) -> dict[Contact, m.Halted]:
@@ -227,10 +238,10 @@ class Changer:
 
     def _no_plan(self, nodes: frozenset[str], constraint: str) -> None:
         self.tried, self.tried_agents = nodes, None
-        if self._record.state is JobState.STARTING:
-            self._record.enter(JobState.WAITING, "no_plan_fits", f"No plan fits the nodes at hand: {constraint}")
-        else:
-            self._record.enter(JobState.WAITING, "no_plan_fits", f"No plan fits what is left: {constraint}")
+        what = "the nodes at hand" if self._record.state is JobState.STARTING else "what is left"
+        left_out = sentence(self.left_out().items())
+        reason = f"No plan fits {what}: {constraint}{'.' if left_out else ''}{left_out}"
+        self._record.enter(JobState.WAITING, "no_plan_fits", reason)
         self.epoch = None
 
     def _bring_to_safety(self, found: Found, agents: tuple[Contact, ...]) -> None:
@@ -307,7 +318,8 @@ class Changer:
         pending.all_ready(epoch.ready.values())
         if restore is None:
             self._pending = None  # a first start is no change in flight
-        self._record.enter(JobState.RUNNING, "running", f"Training from step {step} on. {plan.reason}")
+        left_out = sentence(self.left_out().items())
+        self._record.enter(JobState.RUNNING, "running", f"Training from step {step} on. {plan.reason}{left_out}")
         if epoch.last_step > epoch.step:
             self.stepped(number)
 

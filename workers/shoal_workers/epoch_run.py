@@ -22,7 +22,7 @@ from shoal_recovery.store import open_store
 from shoal_workers import messages as m
 from shoal_workers.data import open_samples
 from shoal_workers.engine import Engine, Finished, StepReport
-from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
+from shoal_workers.errors import EpochAbandoned, PeerLost, StepRefused
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Fetcher, FetchFailed, Sources
 from shoal_workers.live import LiveState
@@ -106,17 +106,17 @@ class EpochRun:
         except EpochAbandoned:
             pass  # the supervisor knows: it gave the order
         except (PeerLost, FetchFailed, ConnectionClosed, StoreError) as error:
-            self._trouble(str(error), fatal=False)
-        except (OutOfDeviceMemory, StepRefused) as error:
+            self._trouble(str(error))
+        except StepRefused as error:
             self._trouble(str(error), fatal=True)
         except Exception as error:
-            # Anything else is an error of the job or of ours: no other plan would help, and the user must see where.
-            if not self._abandoned.is_set():
-                self._trouble(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=8)}", fatal=True)
+            # Missing data, a full disk, too little memory, or an error of ours: nothing that a peer did. If it is the
+            # job's fault it shows on every node; the user must see where.
+            self._trouble(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=8)}", local=True)
 
-    def _trouble(self, problem: str, *, fatal: bool) -> None:
+    def _trouble(self, problem: str, *, fatal: bool = False, local: bool = False) -> None:
         if not self._abandoned.is_set():
-            self._say(m.Trouble(epoch=self.epoch, problem=problem, fatal=fatal))
+            self._say(m.Trouble(epoch=self.epoch, problem=problem, fatal=fatal, local=local))
 
     def _live_through(self) -> None:
         began_s = time.monotonic()

@@ -41,6 +41,13 @@ class EpochView:
         return self.plan.devices() <= self.ready.keys()
 
     @property
+    def all_at_fault(self) -> bool:
+        """Every rank, on several nodes, says that the fault is with its own node: then it is not."""
+        devices = self.plan.devices()
+        local = {device for device, (trouble, _) in self.troubles.items() if trouble.local}
+        return devices <= local and len({device.node for device in devices}) > 1
+
+    @property
     def ended(self) -> Literal["finished", "stopped"] | None:
         if not self.plan.devices() <= self.left.keys():
             return None
@@ -53,6 +60,7 @@ class EpochView:
                 name=f"rank process {device}",
                 problem=trouble.problem,
                 fatal=trouble.fatal,
+                local=trouble.local,
                 age_s=now_s - since_s,
             )
             for device, (trouble, since_s) in sorted(self.troubles.items())

@@ -247,11 +247,13 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """The epoch cannot go on here. `fatal`: no other plan would help (not a lost peer but the job itself)."""
+    """The epoch cannot go on here. `fatal`: no other plan would help (not a lost peer but the job itself). `local`: the
+    fault is here, so a plan without this node may help."""
 
     epoch: int
     problem: str
     fatal: bool
+    local: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,13 +93,12 @@ class Roster:
         self._entries: dict[str, _Entry] = {}
         self._left: dict[str, Contact] = {}  # agents of nodes that were forgotten; what they hold outlives a rank
         self._recruiting: set[str] = set()
-        self._expected: frozenset[str] = frozenset()
+        self.nodes: tuple[NodeSeen, ...] = ()
         self.after_step = 0
 
     def refresh(self) -> None:
         """Looks at the cluster and begins to recruit every node that nobody recruits yet."""
-        nodes = self._cluster.nodes()
-        self._expected = frozenset(seen.node.id for seen in nodes)
+        nodes = self.nodes = self._cluster.nodes()
         for seen in nodes:
             with self._lock:
                 if seen.node.id in self._entries or seen.incarnation in self._recruiting:
@@ -109,7 +108,7 @@ class Roster:
 
     @property
     def expected(self) -> frozenset[str]:
-        return self._expected
+        return frozenset(seen.node.id for seen in self.nodes)
 
     def ready(self) -> frozenset[str]:
         """Nodes whose agent and ranks all are connected."""

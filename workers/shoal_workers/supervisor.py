@@ -255,19 +255,22 @@ class Supervisor:
     # --- observing ---
 
     def _observe(self) -> Observation:
-        now_s, epoch, ready = self._clock(), self._changer.epoch, self._roster.ready()
+        now_s, epoch, left_out = self._clock(), self._changer.epoch, self._changer.left_out()
+        ready = self._roster.ready() - left_out.keys()
         return Observation(
             state=self._record.state,
             cancel_wanted=self._cancel.is_set(),
             members=self._roster.members(now_s) + self._never_reached(now_s),
             vital=self._vital(),
             ready=ready,
-            expected=self._roster.expected,
+            expected=self._roster.expected - left_out.keys(),
+            left_out=tuple(left_out.items()),
             tried=self._changer.tried,
             agents=frozenset(agent.node for agent in self._agents()),
             tried_agents=self._changer.tried_agents,
             in_state_s=now_s - self._record.state_since_s,
             troubles=() if epoch is None else epoch.troubles_seen(now_s),
+            all_at_fault=epoch is not None and epoch.all_at_fault,
             ended=None if epoch is None else self._ended(epoch, now_s),
             join_gain=self._changer.join_gain(ready),
             interrupted=self._changer.interrupted,
