@@ -14,7 +14,7 @@ from shoal_planner.ranges import Range, check_range, check_ranges
 from shoal_planner.strict import check_document, number, read
 
 GIB = 1024**3
-MAX_NODES = 20_000
+MAX_NODES = 4096
 _DEVICES: Range = (1, 1024)
 _BYTES: Range = (0, 2.0**60)
 _BYTES_PER_S: Range = (1e-3, 1e18)

@@ -13,6 +13,7 @@ from shoal_planner.catalogue import DeviceType, device_type
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.job import JobSpec, ModelSpec
 from shoal_planner.memory import ELEMENT_BYTES, part_elements
+from shoal_planner.placement import backups
 from shoal_planner.profile import Part, Profile, measured
 
 # Operations per backward for one per forward: the gradient of the input and of the weight.
@@ -143,6 +144,7 @@ class CostModel:
         self._devices: dict[str, DeviceType] = {}
         self._parts: dict[tuple[Part, str, int, int], PartTime] = {}
         self._links: dict[tuple[str, str], LinkCost] = {}
+        self._backups: dict[int, dict[str, tuple[str, ...]]] = {}
 
     def node(self, node_id: str) -> Node:
         """Raises KeyError."""
@@ -154,6 +156,12 @@ class CostModel:
         if name not in self._devices:
             self._devices[name] = device_type(name, self.snapshot.overrides)
         return self._devices[name]
+
+    def backups(self, copies: int) -> dict[str, tuple[str, ...]]:
+        """By node, those that keep its snapshots too."""
+        if copies not in self._backups:
+            self._backups[copies] = backups(self.snapshot.nodes, copies)
+        return self._backups[copies]
 
     def part(self, part: Part, node_id: str, tp: int, samples: int) -> PartTime:
         """One part of the model on `tp` devices of a node, for one micro-batch of `samples`."""

@@ -119,8 +119,8 @@ def binding_constraint(costs: CostModel, copies: int, refusal: str) -> str:
     devices = sum(node.devices for node in nodes)
     if devices < job.limits.min_devices:
         return f"limits.min_devices is {job.limits.min_devices}; the cluster has {devices} devices that the job may use"
-    host_bytes = sum(node.host_memory_bytes for node in nodes)
-    state_bytes = snapshot_bytes(num_parameters(job.model), copies)
+    host_bytes = sum(node.host_memory_bytes for node in snapshot.nodes)  # copies may stand where the job may not run
+    state_bytes = snapshot_bytes(num_parameters(job.model) * (1 + copies))
     if state_bytes > host_bytes:
         need, have = sizes(state_bytes, host_bytes)
         return f"snapshots of the model need {need} of host memory; all nodes together have {have}"

@@ -19,6 +19,8 @@ ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 GRADIENT_BYTES = 4  # accumulated in fp32 whatever the weights are
 OPTIMIZER_BYTES = 12  # master, exp_avg, exp_avg_sq, in fp32
 SNAPSHOT_SLOTS = 2  # the newest safe step, and the one being written
+# Of each of them, while a plan changes: those of the old epoch stay until the first step of the new one is done.
+SNAPSHOT_GENERATIONS = 2
 # Of the largest unit: its gradients received from peers and its gathered weights, each at most whole.
 STAGING_COPIES = 2
 # What autograd keeps of a block, in widths of the residual stream: input and output of both norms (never cut by tp) ...
@@ -140,6 +142,6 @@ def stage_memory(
     )
 
 
-def snapshot_bytes(owned: float, copies: int) -> float:
-    """Host memory that snapshots of this much owned state take on a node, with as much kept for others per copy."""
-    return SNAPSHOT_SLOTS * OPTIMIZER_BYTES * owned * (1 + copies)
+def snapshot_bytes(elements: float) -> float:
+    """Host memory that snapshots of this much optimizer state take, a node's own and what it keeps for others alike."""
+    return SNAPSHOT_GENERATIONS * SNAPSHOT_SLOTS * OPTIMIZER_BYTES * elements

@@ -89,10 +89,26 @@ def _check_devices(ranks: tuple[RankCost, ...], costs: CostModel) -> None:
 
 
 def _check_hosts(plan: Plan, ranks: tuple[RankCost, ...], costs: CostModel) -> None:
+    kept = kept_elements(plan, ranks, costs)
+
+    def excess(node_id: str) -> float:
+        return snapshot_bytes(kept[node_id]) - costs.node(node_id).host_memory_bytes
+
+    worst = max(kept, key=excess)
+    if excess(worst) > 0:
+        raise too_big(
+            snapshot_bytes(kept[worst]), costs.node(worst).host_memory_bytes, f"the host of {worst} for snapshots"
+        )
+
+
+def kept_elements(plan: Plan, ranks: tuple[RankCost, ...], costs: CostModel) -> dict[str, float]:
+    """Elements of optimizer state of which each node's agent keeps snapshots: its own ranks', and what the nodes own
+    whose backup it is. A node that runs nothing may be a backup too."""
     owned: dict[str, float] = defaultdict(float)
     for rank in ranks:
         owned[rank.node] += rank.owned
-    for node_id, elements in owned.items():
-        need_bytes, have_bytes = snapshot_bytes(elements, plan.copies), costs.node(node_id).host_memory_bytes
-        if need_bytes > have_bytes:
-            raise too_big(need_bytes, have_bytes, f"the host of {node_id} for snapshots")
+    kept = defaultdict(float, owned)
+    for node_id, others in costs.backups(plan.copies).items():
+        for other in others:
+            kept[other] += owned.get(node_id, 0.0)
+    return dict(kept)

@@ -187,7 +187,7 @@ def test_a_cluster_survives_a_round_trip() -> None:
         ("nodes.0.inter_gbit_per_s", 1e-300, "nodes[0].inter_gbit_per_s = 1e-300: must be at least 1e-09"),
         ("nodes.0.devices", 10**30, "must fit into 64 bits"),
         ("nodes.0.devices", 10**6, "nodes[0].devices = 1000000: must be at most 1024"),
-        ("nodes.0.count", 10**9, "nodes[0].count = 1000000000: must be at most 20000"),
+        ("nodes.0.count", 10**9, "nodes[0].count = 1000000000: must be at most 4096"),
         ("nodes.1.group_gb_per_s", -1, "nodes[1].group_gb_per_s = -1.0: must be more than zero"),
         ("nodes.1.device_group", 5, "nodes[1].device_group = 5: must be at most devices (4)"),
         ("devices.A100-80G.memory_gib", math.inf, "devices.A100-80G.memory_gib = inf: must be a finite number"),

@@ -376,4 +376,4 @@ def test_state_bytes_of_a_stage() -> None:
 def test_headroom_and_snapshots() -> None:
     assert usable_bytes(device_type("cpu-2t")) == pytest.approx(2 * GIB * 0.95)
     assert usable_bytes(device_type("T4")) == pytest.approx(15 * GIB * 0.95 - GIB * 0.6)
-    assert snapshot_bytes(100, 1) == 2 * 12 * 100 * 2
+    assert snapshot_bytes(100) == 2 * 2 * 12 * 100
