@@ -126,15 +126,20 @@ def show_plan(plan: Mapping[str, Any]) -> None:
         print(plan["reason"])
 
 
+def _loss(value: object) -> str:
+    """A loss that is no number travels as text."""
+    return f"{value:.4f}" if isinstance(value, int | float) else str(value)
+
+
 def event_line(event: Mapping[str, Any]) -> str:
     """One journal entry as a line."""
     said = dict(event)
-    head = f"{said['at']}  {said['seq']:>6}  {said['kind']:<20}"
+    head = f"{said['at']}  {said['seq']:>6}  {said['kind']:<22}"
     match said["kind"]:
         case "state_changed":
             rest = f"{said['state']}: {said['reason']}"
         case "step_done":
-            rest = f"step {said['step']}, loss {said['loss']}, {said['duration_s']:.3g} s, epoch {said['epoch']}"
+            rest = f"step {said['step']}, loss {_loss(said['loss'])}, {said['duration_s']:.3g} s, epoch {said['epoch']}"
         case "plan_adopted":
             rest = f"plan {said['plan_id']} from step {said['step']}, epoch {said['epoch']}: {said['reason']}"
         case "node_lost":
@@ -142,8 +147,10 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "node_joined":
             rest = f"{said['node']}: {said['devices']} x {said['device']}"
         case "recovery_done":
-            moved = ", ".join(f"{name} {count}" for name, count in said["num_bytes"].items())
-            rest = f"{said['reason']}; again from step {said['step']} after {said['total_s']:.3g} s; bytes: {moved}"
+            moved = ", ".join(f"{name} {count / 1e6:.1f} MB" for name, count in said["num_bytes"].items())
+            rest = f"{said['reason'].rstrip('.')}; again from step {said['step']} after {said['total_s']:.3g} s; bytes from {moved}"
+        case "checkpoint_committed":
+            rest = f"step {said['step']}, {said['num_bytes'] / 1e6:.1f} MB in {said['duration_s']:.3g} s, {said['uri']}"
         case _:
             known = ("seq", "at", "at_s", "kind")
             rest = ", ".join(f"{name} {value}" for name, value in said.items() if name not in known)

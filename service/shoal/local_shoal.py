@@ -153,6 +153,8 @@ class LocalShoal:
             self._stream("stdout").close()
         if self._server is not None and self._server.poll() is None:
             _end(self._server, signal.SIGTERM)
+        with contextlib.suppress(OSError):  # the cluster removed what was in it; another one of this process may use it
+            self.memory_dir.parent.rmdir()
 
     def _await_server(self) -> None:
         assert self._server is not None

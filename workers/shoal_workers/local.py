@@ -40,7 +40,7 @@ _OBJECT_STORE_BYTES = 80_000_000
 
 
 class LocalCluster:
-    """`data_dir` holds what is on the nodes' disks; `memory_dir` must be in memory."""
+    """`data_dir` holds what is on the nodes' disks; `memory_dir` must be in memory, and is this cluster's alone."""
 
     def __init__(self, cluster_id: str, data_dir: Path, memory_dir: Path) -> None:
         self._cluster_id = cluster_id
@@ -104,7 +104,7 @@ class LocalCluster:
                     process.kill()
         ray.shutdown()
         self._cluster.shutdown()
-        shutil.rmtree(self._memory_dir / self._cluster_id, ignore_errors=True)
+        shutil.rmtree(self._memory_dir, ignore_errors=True)
 
     def _processes(self, raylet: Any) -> list[psutil.Process]:
         found: list[psutil.Process] = []
