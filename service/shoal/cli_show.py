@@ -148,7 +148,8 @@ def event_line(event: Mapping[str, Any]) -> str:
             rest = f"{said['node']}: {said['devices']} x {said['device']}"
         case "recovery_done":
             moved = ", ".join(f"{name} {count / 1e6:.1f} MB" for name, count in said["num_bytes"].items())
-            rest = f"{said['reason'].rstrip('.')}; again from step {said['step']} after {said['total_s']:.3g} s; bytes from {moved}"
+            reason = said["reason"].rstrip(".")
+            rest = f"{reason}; again from step {said['step']} after {said['total_s']:.3g} s; bytes from {moved}"
         case "checkpoint_committed":
             rest = f"step {said['step']}, {said['num_bytes'] / 1e6:.1f} MB in {said['duration_s']:.3g} s, {said['uri']}"
         case _:
