@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,6 +175,43 @@ def test_orders_of_older_epochs_are_ignored(voice: Voice, agent: RunningAgent, s
     voice.say(m.Halt(epoch=5))
     assert voice.next() == m.Halted(epoch=5, step=None, layout_epoch=0, layout_rank=0)
     assert agent.held() == []
+
+
+def test_a_slow_end_of_one_epoch_does_not_bring_it_back(
+    voice: Voice, voices: list[Voice], rank: Rank, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two supervisors give orders; the older one's takes so long that the newer one's epoch steps already."""
+    spec = tiny_job(Path(argparse.__file__).as_uri(), steps=10_000)
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    voice.until(m.Stepped)
+    voices.append(Voice(rank))
+    run = rank._run
+    assert run is not None
+    joins, may_go_on = threading.Event(), threading.Event()
+    join = run.join
+
+    def slow_join(timeout_s: float) -> None:
+        if not joins.is_set():
+            joins.set()
+            may_go_on.wait(20.0)
+        join(timeout_s)
+
+    monkeypatch.setattr(run, "join", slow_join)
+    voice.say(m.Halt(epoch=5))
+    assert joins.wait(20.0)
+    halted = halt(voices[1], 6)
+    assert (halted.layout_epoch, halted.layout_rank) == (1, 0)
+    voices[1].say(assign(spec, agent, epoch=6))
+    assert voices[1].until(m.Ready).epoch == 6
+    may_go_on.set()
+    voice.say(m.StopAfter(epoch=6, step=3))  # obeyed after the slow order, on the same connection
+    heard = []
+    while not isinstance(message := voice.next(), m.Left):
+        heard.append(message)
+    assert message.epoch == 6
+    assert not [each for each in heard if isinstance(each, m.Halted) and each.epoch == 5]
+    assert halt(voice, 7).layout_epoch == 6
 
 
 def test_it_stops_after_the_step_it_is_told(voice: Voice, agent: RunningAgent) -> None:

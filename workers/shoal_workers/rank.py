@@ -99,11 +99,14 @@ class Rank:
                 assert_never(order)
 
     def _halt(self, epoch: int) -> None:
-        if epoch <= self._epoch:
-            return  # an order of an older epoch, or one that was already obeyed
+        with self._lock:
+            if epoch <= self._epoch:
+                return  # an order of an older epoch, or one that was already obeyed
+            self._epoch = epoch
         self._end_run()
         with self._lock:
-            self._epoch = epoch
+            if epoch != self._epoch:
+                return  # overtaken while the run ended: whoever gave the newer order is answered
             whole = self._whole
         step = None if whole is None else whole.step
         self._say(
@@ -123,6 +126,8 @@ class Rank:
         run.abandon()
         run.join(_JOIN_S)
         with self._lock:
+            if self._run is not run:
+                return  # somebody else ended it meanwhile
             if run.alive:
                 # It may still write into its own tensors: they are nobody's state any more.
                 log.warning("a step of an abandoned epoch does not end", device=self._device, epoch=run.epoch)
