@@ -158,7 +158,8 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
             lost=(),
             reason=f"{broken[0].name} lost its peers ({broken[0].problem}) although all nodes answer; regrouping.",
         )
-    if seen.state is JobState.DRAINING and seen.ended == "stopped":
+    # Also where it is not known that it drains: who gave the order may have died before it was written down.
+    if seen.state in (JobState.RUNNING, JobState.DRAINING) and seen.ended == "stopped":
         return ChangePlan(
             cause="node_joined", use=seen.ready, lost=(), reason=f"Taking in {_names(seen.ready - seen.vital)}."
         )
@@ -214,7 +215,7 @@ def _replace(seen: Observation, lost: dict[str, str], faults: dict[str, TroubleS
     evidence = "; ".join(f"{node}: {why}" for node, why in sorted(known.items()))
     return ChangePlan(
         cause="node_lost",
-        use=seen.ready - known.keys(),
+        use=seen.ready.difference(known),
         lost=tuple(sorted(known.items())),
         reason=f"Lost {_names(frozenset(known))} ({evidence}).",
         at_fault=frozenset(faults.keys() - lost.keys()),

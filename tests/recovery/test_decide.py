@@ -140,6 +140,10 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
         seen(JobState.DRAINING, ended="stopped", vital=frozenset({"a", "b"})),
         changes("node_joined", {"a", "b", "c"}),
     ),
+    "drained, and nobody knows of it": (
+        seen(ended="stopped", vital=frozenset({"a", "b"})),
+        changes("node_joined", {"a", "b", "c"}),
+    ),
     "draining into the end": (seen(JobState.DRAINING, ended="finished"), (End, JobState.SUCCEEDED, "finished")),
     "begin": (begin(JobState.STARTING), STARTED),
     "begin at once": (begin(JobState.QUEUED), STARTED),
@@ -251,6 +255,7 @@ def test_every_decision_has_a_reason_and_uses_what_answers(observation: Observat
         assert decision.reason
     if isinstance(decision, ChangePlan):
         lost = {node for node, _ in decision.lost}
+        hash(decision)  # frozen through and through
         assert decision.use <= observation.ready
         assert not decision.use & lost
         assert lost <= observation.vital
