@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,10 @@ from shoal_recovery.journal import (
     RecoveryDone,
     StateChanged,
 )
+from shoal_workers import messages as m
+from shoal_workers.keeper import Keeper
+from shoal_workers.record import JobRecord
+from shoal_workers.roster import Contact
 from shoal_workers.solo import run_solo
 
 SHAPES = {"a": ("cpu-2t", 1), "b": ("cpu-1t", 2), "c": ("cpu-1t", 1), "d": ("cpu-1t", 1)}
@@ -297,6 +302,44 @@ def test_a_new_supervisor_adopts_what_runs(cluster: ProcessCluster, text: str) -
         second.supervisor.cancel()
         assert second.ends() is JobState.CANCELLED
         assert not cluster.pids("adopted")
+
+
+def test_a_step_that_is_done_again_while_nobody_watches_is_written_down(cluster: ProcessCluster, text: str) -> None:
+    """The journal ends with a plan that begins behind the last step that was done before."""
+    spec = tiny_job(text, steps=400, min_devices=3)
+    with supervised(cluster, "redone", spec) as first:
+        first.reaches(5)
+        first.vanish()
+        done, adopted = first.step, first.epoch
+        redone = dataclasses.replace(adopted, epoch=adopted.epoch + 1, step=done - 1)
+        record = JobRecord(Keeper("redone", time.time), time.monotonic)
+        for event in [*(entry.event for entry in first.supervisor.entries_after(0, 0.0)), redone]:
+            record.append(event)
+        first.supervisor._changer._record = record
+        first.supervisor._changer.adopt()
+        epoch = first.supervisor._changer.epoch
+        assert epoch is not None
+        assert (epoch.number, epoch.last_step) == (redone.epoch, done - 1)
+        record.keeper.close()
+
+
+def test_a_recovery_with_nothing_left_to_do_is_over_too(cluster: ProcessCluster, text: str) -> None:
+    """All steps are done when a rank is lost: the new epoch begins at the end."""
+    spec = tiny_job(text, steps=12, min_devices=3)
+    with supervised(cluster, "nothing", spec) as running:
+        deaf = running.supervisor._hear_message
+
+        def hear(contact: Contact, message: object) -> None:
+            epoch = running.supervisor._changer.epoch
+            if isinstance(message, m.Left) and epoch is not None and message.epoch == 1:
+                message = m.Trouble(epoch=message.epoch, problem="lost at the very end", fatal=False)
+            deaf(contact, message)
+
+        running.supervisor._hear_message = hear  # type: ignore[method-assign]
+        running.succeeds()
+        (done,) = running.events(RecoveryDone)
+        assert (done.cause, done.step, done.redone_steps, done.lost_steps) == ("group_broken", 12, 0, 0)
+        assert_same_training(running, spec)
 
 
 def test_a_supervisor_that_comes_after_a_death_finds_it_out(cluster: ProcessCluster, text: str) -> None:

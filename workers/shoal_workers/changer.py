@@ -84,7 +84,8 @@ class Changer:
         if number:
             plan, snapshot = self._record.plans[number], self._record.snapshots[number]
             self.epoch = self._view(number, plan, snapshot, self._record.starts[number])
-            self.epoch.last_step = self._record.done_step
+            # Of this epoch alone: what an earlier one did beyond its beginning is done again, and written again.
+            self.epoch.last_step = self._record.last_steps.get(number, self.epoch.step)
             self.highest_epoch = number
 
     def left_out(self) -> dict[str, str]:
@@ -114,8 +115,9 @@ class Changer:
         return self._gains.get(wanted)
 
     def stepped(self, epoch: int) -> None:
-        """A step of this epoch is done: a change that led to it is over, and older snapshots are not needed."""
-        if self._pending is None or self._pending.epoch != epoch:
+        """A step of this epoch is done, or none was left to do: a change that led to it is over, and older snapshots
+        are not needed. Nothing happens before all ranks have told what the change took."""
+        if self._pending is None or self._pending.epoch != epoch or self.epoch is None or not self.epoch.all_ready:
             return
         self._record.append(self._pending.done(self._clock()))
         self._pending = None
@@ -303,6 +305,7 @@ class Changer:
         self._record.append(plan_adopted(number, plan, step, snapshot))
         self._record.keeper.flush(1.0)
         self.epoch = epoch = self._view(number, plan, snapshot, step)
+        self._roster.after_step = step
         self.tried = frozenset()
         pending.adopted(number, step, epoch.vital, self._clock())
         contacts = {contact.device: contact for contact in self._roster.ranks(epoch.vital)}
@@ -320,7 +323,7 @@ class Changer:
             self._pending = None  # a first start is no change in flight
         left_out = sentence(self.left_out().items())
         self._record.enter(JobState.RUNNING, "running", f"Training from step {step} on. {plan.reason}{left_out}")
-        if epoch.last_step > epoch.step:
+        if epoch.last_step > epoch.step or epoch.ended is not None:
             self.stepped(number)
 
     def _await(self, unanswered: Callable[[], list[Contact]], nodes: frozenset[str], what: str) -> None:

@@ -34,6 +34,7 @@ class JobRecord:
         self.plans: dict[int, Plan] = {}
         self.snapshots: dict[int, ClusterSnapshot] = {}
         self.starts: dict[int, int] = {}
+        self.last_steps: dict[int, int] = {}
         self.checkpoints: set[int] = set()
         self.present: set[str] = set()
 
@@ -73,6 +74,7 @@ class JobRecord:
                 self.starts[event.epoch] = event.step
             case StepDone():
                 self.done_step = max(self.done_step, event.step)
+                self.last_steps[event.epoch] = max(self.last_steps.get(event.epoch, 0), event.step)
             case NodeJoined():
                 self.present.add(event.node)
             case NodeLost():

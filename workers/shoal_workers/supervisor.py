@@ -213,6 +213,8 @@ class Supervisor:
             case m.Ready() | m.Left() | m.Trouble():
                 if self._changer.epoch is not None:
                     self._changer.epoch.hear(contact.device, message, self._clock())
+                    if self._changer.epoch.ended is not None:  # perhaps without a step
+                        self._changer.stepped(message.epoch)
             case m.Stepped():
                 self._stepped(message)
             case m.Uploaded():
@@ -256,14 +258,14 @@ class Supervisor:
 
     def _observe(self) -> Observation:
         now_s, epoch, left_out = self._clock(), self._changer.epoch, self._changer.left_out()
-        ready = self._roster.ready() - left_out.keys()
+        ready = self._roster.ready().difference(left_out)
         return Observation(
             state=self._record.state,
             cancel_wanted=self._cancel.is_set(),
             members=self._roster.members(now_s) + self._never_reached(now_s),
             vital=self._vital(),
             ready=ready,
-            expected=self._roster.expected - left_out.keys(),
+            expected=self._roster.expected.difference(left_out),
             left_out=tuple(left_out.items()),
             tried=self._changer.tried,
             agents=frozenset(agent.node for agent in self._agents()),
