@@ -110,6 +110,11 @@ class ProcessCluster:
 
     # --- what happens to it ---
 
+    def forget_epochs(self, job: str, claimed: int = 0) -> None:
+        """As a head that was lost does; or somebody claims epochs up to this one."""
+        with self._lock:
+            self._epochs[job] = claimed
+
     def pids(self, job: str) -> dict[tuple[str, int], int]:
         """The rank processes of the job, by node and device."""
         with self._lock:
@@ -119,6 +124,12 @@ class ProcessCluster:
                 for key, running in state.running.items()
                 if key[0] == job
             }
+
+    def addresses(self, job: str) -> list[tuple[str, int]]:
+        """Of the rank processes of the job."""
+        with self._lock:
+            running = [each for state in self._states.values() for each in state.running.items()]
+            return [(HOST, rank.port) for key, rank in running if key[0] == job]
 
     def agent_pid(self, name: str) -> int:
         with self._lock:

@@ -135,6 +135,36 @@ def test_retiring_closes_older_epochs(pair: tuple[RunningAgent, RunningAgent]) -
     assert first.ask(seal(3)).problem
 
 
+def test_nothing_of_an_epoch_that_is_over_is_taken(pair: tuple[RunningAgent, RunningAgent]) -> None:
+    first, second = pair
+    opened = open_slots(LAYOUT, backups=(second,))
+    write_snapshot(first, opened, 3)
+    for agent in pair:
+        agent.ask(m.Retire(job="job", before_epoch=4))
+        agent.ask(m.Retire(job="job", before_epoch=2))  # one that was late
+    over = "epoch 1 of job is over: epoch 4 steps already"
+    assert first.ask(opened) == m.Done(problem=over)
+    assert first.ask(m.BeginSnapshot(job="job", name=NAME, step=4)) == m.Done(problem=over)
+    assert first.ask(seal(3)) == m.Done(problem=over)
+    copy = m.PutSnapshot(job="job", name=NAME, step=1, layout=opened.layout, checksums=["crc32:00000000"] * 3)
+    connection = second.connect()
+    answer = m.decode_as(m.Done, connection.request(m.encode(copy), (bytes(600),)))
+    assert str(answer.problem).endswith(over)
+    assert m.decode(connection.request(m.encode(m.GetEpoch(job="job")))) == m.EpochIs(epoch=4)
+    assert not list(second.memory_dir.glob("job/*"))
+    write_snapshot(first, open_slots(LAYOUT, epoch=4), 3)
+
+
+def test_the_highest_epoch_is_known_from_snapshots(tmp_path: Path) -> None:
+    with running_agents(tmp_path, "n0") as (agent,):
+        assert agent.ask(m.GetEpoch(job="job")) == m.EpochIs(epoch=0)
+        write_snapshot(agent, open_slots(LAYOUT, epoch=7), 3)
+        write_snapshot(agent, open_slots(LAYOUT, epoch=5), 3)
+    with running_agents(tmp_path, "n0") as (agent,):
+        assert agent.ask(m.GetEpoch(job="job")) == m.EpochIs(epoch=7)
+        assert agent.ask(m.GetEpoch(job="other")) == m.EpochIs(epoch=0)
+
+
 # --- journals ---
 
 

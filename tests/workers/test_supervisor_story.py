@@ -28,6 +28,7 @@ from shoal_workers.keeper import Keeper
 from shoal_workers.record import JobRecord
 from shoal_workers.roster import Contact
 from shoal_workers.solo import run_solo
+from shoal_workers.wire import connect
 
 SHAPES = {"a": ("cpu-2t", 1), "b": ("cpu-1t", 2), "c": ("cpu-1t", 1), "d": ("cpu-1t", 1)}
 
@@ -302,6 +303,45 @@ def test_a_new_supervisor_adopts_what_runs(cluster: ProcessCluster, text: str) -
         second.supervisor.cancel()
         assert second.ends() is JobState.CANCELLED
         assert not cluster.pids("adopted")
+
+
+def test_epochs_grow_although_the_head_lost_its_memory(cluster: ProcessCluster, text: str) -> None:
+    """And the journal with it: only agents know which epoch was the last."""
+    spec = tiny_job(text, steps=400, min_devices=3)
+    cluster.forget_epochs("headless", 6)
+    with supervised(cluster, "headless", spec) as first:
+        first.reaches(5)
+        assert first.epoch.epoch == 7
+        first.vanish()
+        cluster.end_ranks("headless")
+        cluster.forget_epochs("headless")
+        second = Supervised(cluster, "headless", spec)
+        second.reaches(first.step)
+        assert second.epoch.epoch == 8
+        second.supervisor.cancel()
+        assert second.ends() is JobState.CANCELLED
+
+
+def test_ranks_that_are_ahead_are_not_watched_but_led(cluster: ProcessCluster, text: str) -> None:
+    """A supervisor died after it had halted them, and before a word of it was written."""
+    spec = tiny_job(text, steps=400, min_devices=3)
+    with supervised(cluster, "ahead", spec) as first:
+        first.reaches(5)
+        first.vanish()
+        for contact in cluster.addresses("ahead"):
+            connection = connect(contact)
+            connection.send(m.encode(m.Watch(job="ahead", after_step=0)))
+            connection.send(m.encode(m.Halt(epoch=9)))
+            while not isinstance(m.decode(connection.receive()[0]), m.Halted):
+                pass
+            connection.close()
+        second = Supervised(cluster, "ahead", spec, restarted=True)
+        done = second.recovers()
+        assert (done.cause, done.epoch, done.lost_steps) == ("group_broken", 10, 0)
+        assert "for epoch 9" in done.reason
+        second.steps_on()
+        second.supervisor.cancel()
+        assert second.ends() is JobState.CANCELLED
 
 
 def test_a_step_that_is_done_again_while_nobody_watches_is_written_down(cluster: ProcessCluster, text: str) -> None:

@@ -32,6 +32,7 @@ _Request = (
     | m.SealSnapshot
     | m.PutSnapshot
     | m.GetInventory
+    | m.GetEpoch
     | m.Fetch
     | m.Upload
     | m.Retire
@@ -81,6 +82,7 @@ class Agent:
         self._disk_dir = disk_dir
         self._heartbeat_s = heartbeat_s
         self._owners: dict[tuple[str, str], _Owner] = {}
+        self._oldest_epochs: dict[str, int] = {}
         self._journal_lock = threading.Lock()
         self._rendezvous = _Rendezvous()
         self._uploads = Uploads(disk_dir / "uploads", open_store)
@@ -121,6 +123,7 @@ class Agent:
             case m.OpenSlots():
                 connection.send(m.encode(self._open(request)))
             case m.BeginSnapshot():
+                self._check_epoch(request.job, epoch_of(request.name))
                 self._shards.begin(request.job, request.name, request.step)
                 connection.send(m.encode(m.Done()))
             case m.SealSnapshot():
@@ -130,6 +133,9 @@ class Agent:
             case m.GetInventory():
                 found = snapshot_rows(self._shards.snapshots(request.job))
                 connection.send(m.encode(m.InventoryIs(snapshots=found)))
+            case m.GetEpoch():
+                highest = max(self._shards.epoch(request.job), self._oldest_epochs.get(request.job, 0))
+                connection.send(m.encode(m.EpochIs(epoch=highest)))
             case m.Fetch():
                 self._send_ranges(connection, request)
             case m.Upload():
@@ -153,7 +159,14 @@ class Agent:
 
     # --- snapshots ---
 
+    def _check_epoch(self, job: str, epoch: int) -> None:
+        """Raises ValueError for one whose time is over: its ranks do not know yet."""
+        oldest = self._oldest_epochs.get(job, 0)
+        if epoch < oldest:
+            raise ValueError(f"epoch {epoch} of {job} is over: epoch {oldest} steps already")
+
     def _open(self, request: m.OpenSlots) -> m.SlotsOpen:
+        self._check_epoch(request.job, request.epoch)
         name = snapshot_name(request.epoch, request.rank)
         paths, num_bytes = self._shards.open(request.job, name, keys_from_rows(request.layout))
         if replaced := self._owners.get((request.job, name)):
@@ -162,6 +175,7 @@ class Agent:
         return m.SlotsOpen(name=name, paths=list(paths), num_bytes=num_bytes)
 
     def _seal(self, request: m.SealSnapshot) -> m.Done:
+        self._check_epoch(request.job, epoch_of(request.name))
         owner = self._owners[request.job, request.name]
         checksums = self._shards.seal(request.job, request.name, request.step)
         copy = m.PutSnapshot(
@@ -191,6 +205,7 @@ class Agent:
 
     def _take_copy(self, connection: Connection, request: m.PutSnapshot, payload_bytes: int) -> m.Done:
         try:
+            self._check_epoch(request.job, epoch_of(request.name))
             _, num_bytes = self._shards.open(request.job, request.name, keys_from_rows(request.layout))
             self._shards.begin(request.job, request.name, request.step)
         except (KeyError, ValueError, OSError) as error:
@@ -216,6 +231,10 @@ class Agent:
         connection.send(m.encode(m.Fetched(problem=None, checksum=found)), parts)
 
     def _retire(self, request: m.Retire) -> None:
+        if request.before_epoch is None:
+            self._oldest_epochs.pop(request.job, None)
+        else:
+            self._oldest_epochs[request.job] = max(request.before_epoch, self._oldest_epochs.get(request.job, 0))
         self._shards.retire(request.job, request.before_epoch)
         for job, name in list(self._owners):
             if job == request.job and (request.before_epoch is None or epoch_of(name) < request.before_epoch):

@@ -69,11 +69,37 @@ class History:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochBehind(Interrupted):
+    """Somebody knows a higher epoch than the one that was claimed."""
+
+    def __init__(self, claimed: int, known: int) -> None:
+        super().__init__(f"epoch {claimed} was claimed, but a checkpoint is of epoch {known}")
+        self.known = known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """State that survivors hold, only what counts."""
 
     inventory: Inventory
     newest_live_step: int
+
+
+def highest_epoch(job: str, agents: tuple[Contact, ...], timeout_s: float) -> int:
+    """That any of these agents has heard of: what claims epochs may have been lost with the head of the cluster."""
+    if not agents:
+        return 0
+    with ThreadPoolExecutor(max_workers=len(agents)) as pool:
+        return max(pool.map(lambda agent: _epoch(job, agent, timeout_s), agents))
+
+
+def _epoch(job: str, agent: Contact, timeout_s: float) -> int:
+    try:
+        answer = ask(agent.address, m.GetEpoch(job=job), timeout_s)
+    except ConnectionClosed as error:
+        log.info("epoch of an agent not known", node=agent.node, why=str(error))
+        return 0
+    return answer.epoch if isinstance(answer, m.EpochIs) else 0
 
 
 def take_stock(
@@ -108,11 +134,12 @@ def take_stock(
 
 
 def choose_state(
-    job: str, spec: JobSpec, shards: ShardMap, found: Found, history: History
+    job: str, spec: JobSpec, shards: ShardMap, found: Found, history: History, epoch: int
 ) -> tuple[RecoveryPlan | None, int]:
     """Where the new ranks get their state, and the step it is of; no plan means that the job begins.
 
-    The store is asked only when survivors do not hold a whole step. Raises StateLost, StoreError.
+    The store is asked only when survivors do not hold a whole step. Raises StateLost, StoreError, and EpochBehind when
+    the store knows of this `epoch` or a later one.
     """
     with contextlib.suppress(StateLost):
         restore = plan_restore(shards, found.inventory, (), spec.model, spec.train.precision)
@@ -123,6 +150,9 @@ def choose_state(
         if history.plans:
             raise
         manifests = ()  # a job that never began has nothing there; that it cannot be written will show soon enough
+    known = max((manifest.epoch for manifest in manifests), default=0)
+    if known >= epoch:
+        raise EpochBehind(epoch, known)
     try:
         restore = plan_restore(shards, found.inventory, manifests, spec.model, spec.train.precision)
     except StateLost:

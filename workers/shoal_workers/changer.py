@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 
@@ -16,16 +15,25 @@ from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
-from shoal_planner.score import score
 from shoal_planner.search import plan as search_plan
 from shoal_recovery.decide import ChangePlan, Drain
 from shoal_recovery.errors import StateLost, StoreError, StoreUnreachable
 from shoal_recovery.journal import JobState, NodeLost
 from shoal_recovery.shard_map import shard_map
 from shoal_workers import messages as m
-from shoal_workers.change import Found, Interrupted, assignments, choose_state, take_stock, vital_nodes
+from shoal_workers.change import (
+    EpochBehind,
+    Found,
+    Interrupted,
+    assignments,
+    choose_state,
+    highest_epoch,
+    take_stock,
+    vital_nodes,
+)
 from shoal_workers.checkpoint_commits import CheckpointCommits
 from shoal_workers.epoch_view import EpochView
+from shoal_workers.gains import Gains
 from shoal_workers.left_out import LeftOut, sentence
 from shoal_workers.measurements import Measurements
 from shoal_workers.nodes import Cluster
@@ -68,11 +76,11 @@ class Changer:
         self._measurements = Measurements(spec)
         self._left_out: LeftOut | None = None
         self._pending: PendingChange | None = None
-        self._gains: dict[tuple[int, frozenset[str]], float | None] = {}
-        self._gain_wanted: tuple[int, frozenset[str]] | None = None
+        self._gains = Gains(spec, self._measurements)
         self.answers: dict[Contact, m.Halted | m.Measured] = {}
         self.epoch: EpochView | None = None
         self.highest_epoch = 0
+        self._claims = False
         self.tried: frozenset[str] = frozenset()
         self.tried_agents: frozenset[str] | None = None
         self.interrupted = 0
@@ -103,16 +111,11 @@ class Changer:
 
     def join_gain(self, ready: frozenset[str]) -> float | None:
         """How many times faster a step would be with all nodes that are ready; None where there is nothing to gain, or
-        as long as that is not known: it is found out in a thread, for whoever observes must not wait for it."""
+        as long as that is not known."""
         epoch = self.epoch
         if epoch is None or self._record.state is not JobState.RUNNING or ready <= epoch.vital:
             return None
-        wanted = (epoch.number, ready)
-        if wanted != self._gain_wanted:
-            self._gain_wanted = wanted
-            arguments = (wanted, epoch, self._snapshot(ready))
-            threading.Thread(target=self._find_gain, args=arguments, name="gain", daemon=True).start()
-        return self._gains.get(wanted)
+        return self._gains.of(epoch, ready, lambda: self._snapshot(ready))
 
     def stepped(self, epoch: int) -> None:
         """A step of this epoch is done, or none was left to do: a change that led to it is over, and older snapshots
@@ -132,6 +135,8 @@ class Changer:
             self.interrupted = 0
         except Interrupted as error:
             self.interrupted += 1
+            if isinstance(error, EpochBehind):
+                self.highest_epoch = max(self.highest_epoch, error.known)
             for contact in error.gone:
                 contact.connected = False
                 contact.connection.close()
@@ -146,8 +151,7 @@ class Changer:
         if not decision.use:
             self._no_plan(decision.use, "no node answers")
             return
-        number = self._cluster.claim_epoch(self._job, self.highest_epoch + 1)
-        self.highest_epoch = number
+        number = self._claim()
         halted = self._halt(number, decision.use)
         pending.halted(self._record.done_step)
         snapshot = self._snapshot(decision.use)
@@ -169,6 +173,16 @@ class Changer:
             self._bring_to_safety(found, agents)
             return
         self._assign(number, plan, snapshot, found, pending, agents)
+
+    def _claim(self) -> int:
+        """An epoch that nobody had, not even before the head of the cluster lost its memory."""
+        if not self._claims:
+            agents = self._agents(frozenset())
+            known = highest_epoch(self._job, agents, self._settings.reply_timeout_s)
+            self.highest_epoch = max(self.highest_epoch, known)
+            self._claims = True
+        self.highest_epoch = self._cluster.claim_epoch(self._job, self.highest_epoch + 1)
+        return self.highest_epoch
 
     def _agents(self, use: frozenset[str]) -> tuple[Contact, ...]:
         """Those of these nodes, and all others that live: they may hold what nobody else does."""
@@ -285,7 +299,7 @@ class Changer:
     ) -> None:
         shards = shard_map(plan, self._spec.model)
         try:
-            restore, step = choose_state(self._job, self._spec, shards, found, self._record.history())
+            restore, step = choose_state(self._job, self._spec, shards, found, self._record.history(), number)
         except StoreUnreachable as error:
             raise Interrupted(f"the object store is needed and cannot be reached: {error}") from error
         except (StateLost, StoreError, InvalidField) as error:
@@ -360,23 +374,9 @@ class Changer:
         known = tuple(self._roster.seen(node).node for node in sorted(nodes))
         return ClusterSnapshot(nodes=known, overrides=whole.overrides, links=whole.links)
 
-    def _find_gain(self, wanted: tuple[int, frozenset[str]], epoch: EpochView, snapshot: ClusterSnapshot) -> None:
-        self._gains[wanted] = self._gain(epoch, snapshot)
-
     def _retire(self, agents: tuple[Contact, ...], epoch: int) -> None:
         for agent in agents:
             try:
                 ask(agent.address, m.Retire(job=self._job, before_epoch=epoch), self._settings.reply_timeout_s)
             except ConnectionClosed:
                 log.info("agent not told to retire", node=agent.node)
-
-    def _gain(self, epoch: EpochView, snapshot: ClusterSnapshot) -> float | None:
-        profile: Any = self._measurements.profile
-        try:
-            better = search_plan(self._spec, snapshot, profile, previous=epoch.plan, time_limit_s=_PLAN_LIMIT_S).plan
-            current = score(epoch.plan, self._spec, epoch.snapshot, profile)
-        except (NoPlanFits, InvalidField) as error:
-            log.warning("gain of new nodes not known", error=str(error))
-            return None
-        assert better.prediction is not None and current.prediction is not None
-        return current.prediction.step_s / better.prediction.step_s

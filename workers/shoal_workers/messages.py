@@ -74,6 +74,13 @@ class GetInventory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GetEpoch:
+    """Answered by EpochIs."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
     """Byte ranges (offset, length) of a snapshot; answered by Fetched with the bytes as payload."""
 
@@ -95,7 +102,8 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retire:
-    """Snapshots of epochs before this one are not needed any more (of no epoch at all: `before_epoch` None)."""
+    """Snapshots of epochs before this one are not needed any more (of no epoch at all: `before_epoch` None), and no new
+    ones of those epochs are taken."""
 
     job: str
     before_epoch: int | None
@@ -153,6 +161,13 @@ class SlotsOpen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryIs:
     snapshots: list[Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochIs:
+    """The highest epoch of the job that the agent has heard of; 0 for none."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +326,19 @@ class Measure:
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, Fetch, Upload, Retire, AppendJournal),
+        *(
+            OpenSlots,
+            BeginSnapshot,
+            SealSnapshot,
+            PutSnapshot,
+            GetInventory,
+            GetEpoch,
+            EpochIs,
+            Fetch,
+            Upload,
+            Retire,
+            AppendJournal,
+        ),
         *(ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
         *(Heartbeat, Uploaded, Hello, Halted, Ready, Stepped, Left, Trouble, Measured),
         *(Halt, Assign, StopAfter, Measure),

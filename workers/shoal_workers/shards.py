@@ -135,6 +135,11 @@ class ShardStore:
                 if file is not None and seal is not None and file.checksums(slot) == seal[1]:
                     yield Snapshot(node=self._node, name=name, step=seal[0], pieces=file.pieces(seal[1]))
 
+    def epoch(self, job: str) -> int:
+        """The highest that a snapshot of the job is of; 0 where there is none."""
+        with self._lock:
+            return max((epoch_of(name) for owner, name in self._files if owner == job), default=0)
+
     def retire(self, job: str, before_epoch: int | None) -> None:
         """Forgets snapshots of epochs before this one; all of the job's when None."""
         with self._lock:

@@ -228,9 +228,12 @@ class Supervisor:
         self._changer.highest_epoch = max(self._changer.highest_epoch, message.epoch)
         epoch = self._changer.epoch
         steps = self._record.state in (JobState.RUNNING, JobState.DRAINING)
-        if epoch is not None and steps and contact.device in epoch.plan.devices() and message.epoch < epoch.number:
-            # It died and was started anew while nobody watched; a rank that is alone has no peer who would say so.
+        if epoch is not None and steps and contact.device in epoch.plan.devices() and message.epoch != epoch.number:
+            # It died and was started anew while nobody watched; a rank that is alone has no peer who would say so. Or
+            # somebody began a change of plan that was never written down, and its epoch is not ours to watch.
             problem = f"its process was started anew and knows nothing of epoch {epoch.number}"
+            if message.epoch > epoch.number:
+                problem = f"it has left epoch {epoch.number} for epoch {message.epoch}, of which nothing is written"
             epoch.hear(contact.device, m.Trouble(epoch=epoch.number, problem=problem, fatal=False), self._clock())
 
     def _stepped(self, message: m.Stepped) -> None:

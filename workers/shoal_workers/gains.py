@@ -1,0 +1,54 @@
+"""How much faster a job would step with all nodes that are ready. Found out in a thread: whoever observes must not wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.job import JobSpec
+from shoal_planner.score import score
+from shoal_planner.search import plan as search_plan
+from shoal_workers.epoch_view import EpochView
+from shoal_workers.measurements import Measurements
+
+log = structlog.get_logger()
+
+_PLAN_LIMIT_S = 5.0
+
+
+class Gains:
+    """Use from one thread."""
+
+    def __init__(self, spec: JobSpec, measurements: Measurements) -> None:
+        self._spec = spec
+        self._measurements = measurements
+        self._found: dict[tuple[int, frozenset[str]], float | None] = {}
+        self._wanted: tuple[int, frozenset[str]] | None = None
+
+    def of(self, epoch: EpochView, ready: frozenset[str], snapshot: Callable[[], ClusterSnapshot]) -> float | None:
+        """With these nodes, of which `snapshot` is made; None as long as it is not known."""
+        wanted = (epoch.number, ready)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            arguments = (wanted, epoch, snapshot())
+            threading.Thread(target=self._find, args=arguments, name="gain", daemon=True).start()
+        return self._found.get(wanted)
+
+    def _find(self, wanted: tuple[int, frozenset[str]], epoch: EpochView, snapshot: ClusterSnapshot) -> None:
+        self._found[wanted] = self._gain(epoch, snapshot)
+
+    def _gain(self, epoch: EpochView, snapshot: ClusterSnapshot) -> float | None:
+        profile: Any = self._measurements.profile
+        try:
+            better = search_plan(self._spec, snapshot, profile, previous=epoch.plan, time_limit_s=_PLAN_LIMIT_S).plan
+            current = score(epoch.plan, self._spec, epoch.snapshot, profile)
+        except (NoPlanFits, InvalidField) as error:
+            log.warning("gain of new nodes not known", error=str(error))
+            return None
+        assert better.prediction is not None and current.prediction is not None
+        return current.prediction.step_s / better.prediction.step_s
