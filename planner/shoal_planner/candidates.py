@@ -8,9 +8,11 @@ pipelines are tried (`layouts`, `heuristic`).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
@@ -49,7 +51,7 @@ class Table:
 
     seconds: Floats
     sizes: Ints
-    layers: dict[int, Ints]
+    layers: dict[int, NDArray[np.int16]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +64,29 @@ class Candidate:
 
 
 class Pricer:
-    """Prices words on one cluster, each once. `sizes` are the micro-batch sizes that it may choose from."""
+    """Prices words on one cluster, each once. `sizes` are the micro-batch sizes that it may choose from; once it is
+    `late`, only the first one is looked at, which needs the least memory."""
 
     def __init__(
-        self, costs: CostModel, sizes: tuple[int, ...] = MICRO_BATCH_SIZES, max_splits: int = MAX_SPLITS
+        self,
+        costs: CostModel,
+        sizes: tuple[int, ...] = MICRO_BATCH_SIZES,
+        max_splits: int = MAX_SPLITS,
+        late: Callable[[], bool] = lambda: False,
     ) -> None:
         self.costs = costs
         self.job: JobSpec = costs.job
         self.sizes = tuple(size for size in sizes if size <= self.job.train.global_batch)
         self.max_splits = max_splits
+        self.late = late
         self.coarse = max_splits < MAX_SPLITS
         self.num_estimates = 0
         self._tables: dict[tuple[_WordKey, int], Table] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._rates: dict[int, float] = {}
+        # One for all words without room: there may be many, and a large batch makes tables large.
+        blank = np.full(self.job.train.global_batch + 1, np.inf)
+        self._unfit = Table(seconds=blank, sizes=np.zeros(len(blank), dtype=np.int64), layers={})
         self._spread = len(costs.snapshot.nodes) > 1
 
     def table(self, word: Word, num_pipelines: int) -> Table:
@@ -135,22 +146,26 @@ class Pricer:
         batch, num_layers = self.job.train.global_batch, self.job.model.layers
         seconds = np.full(batch + 1, np.inf)
         sizes = np.zeros(batch + 1, dtype=np.int64)
-        layers: dict[int, Ints] = {}
+        layers: dict[int, NDArray[np.int16]] = {}
         for size in self.sizes:
+            if size > 1 and (not layers or self.late()):
+                break  # what has no room for one sample has none for more
             stages = self.stages(word, num_pipelines, size)
             numbers = np.arange(1, batch // size + 1)
             tried = _thinned(batch // size, self.max_splits)
             splits = split_layers(stages, num_layers, tried)
             nearest = np.searchsorted(tried, numbers)
-            layers[size] = splits.layers[nearest]
+            if not np.isfinite(splits.seconds).any():
+                continue
+            layers[size] = splits.layers.astype(np.int16)[nearest]
             fits = np.isfinite(splits.seconds[nearest])
-            times = np.where(fits, pipeline_seconds(stages, layers[size], numbers), np.inf)
+            times = np.where(fits, pipeline_seconds(stages, splits.layers[nearest], numbers), np.inf)
             better = times < seconds[numbers * size]
             if size > 1 and self.coarse and not better.any():
                 break  # larger micro-batches only lengthen fill and drain from here on
             seconds[numbers[better] * size] = times[better]
             sizes[numbers[better] * size] = size
-        return Table(seconds=seconds, sizes=sizes, layers=layers)
+        return Table(seconds=seconds, sizes=sizes, layers=layers) if layers else self._unfit
 
     def _stage(self, unit: Unit, num_pipelines: int, size: int, *, first: bool, onward: Unit | None) -> StageCost:
         costs, model, node_id, tp = self.costs, self.job.model, unit.node, unit.tp

@@ -109,6 +109,11 @@ def _some(names: list[str]) -> str:
 def binding_constraint(costs: CostModel, copies: int, refusal: str) -> str:
     """Why no plan fits: the first limit that rules out all plans, with what is needed and what there is. `refusal` is
     what ruled out the last plan whose devices would have sufficed, or empty."""
+    return plain_constraint(costs, copies) or refusal or _memory_constraint(costs)
+
+
+def plain_constraint(costs: CostModel, copies: int) -> str:
+    """What rules out all plans and shows without a search; empty if nothing does."""
     job, snapshot = costs.job, costs.snapshot
     nodes = usable_nodes(job, snapshot)
     if not nodes:
@@ -124,7 +129,7 @@ def binding_constraint(costs: CostModel, copies: int, refusal: str) -> str:
     if state_bytes > host_bytes:
         need, have = sizes(state_bytes, host_bytes)
         return f"snapshots of the model need {need} of host memory; all nodes together have {have}"
-    return refusal or _memory_constraint(costs)
+    return ""
 
 
 def _memory_constraint(costs: CostModel) -> str:

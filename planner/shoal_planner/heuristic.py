@@ -30,17 +30,26 @@ _SLOWER = 1.1  # a start that cannot come nearer to the best than this is not pr
 
 
 def large_candidates(
-    nodes: tuple[Node, ...], degrees: tuple[int, ...], apart: frozenset[str], pricer: Pricer, seed: int, late: Late
+    nodes: tuple[Node, ...],
+    degrees: tuple[int, ...],
+    apart: frozenset[str],
+    pricer: Pricer,
+    seed: int,
+    late: Late,
+    lost: Callable[[], bool],
 ) -> list[tuple[float, Words]]:
     """Good sets of pipelines with their estimates, best first; empty if none was found that fits."""
     found: dict[Words, float] = {}
     kinds: Kinds = {}
 
     def over(share: float) -> bool:
-        """Never before something was found that fits: a search cut short must not pass for an impossible job."""
-        return min(found.values(), default=float("inf")) < float("inf") and late(share)
+        """Before something was found that fits only when all is lost: a search cut short must not pass for an
+        impossible job."""
+        return late(share) if min(found.values(), default=float("inf")) < float("inf") else lost()
 
     for words in _starts(nodes, degrees, apart, kinds, pricer, found, over):
+        if over(_START_SHARE):
+            break
         if words not in found and pricer.floor(words) <= _SLOWER * min(found.values(), default=float("inf")):
             found[words] = pricer.estimate(words)
     best = _best(found)

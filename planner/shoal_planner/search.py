@@ -17,7 +17,7 @@ from shoal_planner.candidates import Candidate, Pricer, Word, usable_nodes
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.explain import binding_constraint, describe, reason
+from shoal_planner.explain import binding_constraint, describe, plain_constraint, reason
 from shoal_planner.heuristic import MOVE_SHARE, large_candidates
 from shoal_planner.job import JobSpec
 from shoal_planner.layouts import Key, arrangements, layouts, told_apart, tp_degrees
@@ -37,6 +37,9 @@ SIMPLER_SHARE = 0.01
 COARSE_SIZES = (1, 2, 4, 8)
 COARSE_SPLITS = 4
 FINE_SPLITS = 16
+# A search that has found nothing goes on after its time limit for so long: cut short at once, it would call a job
+# impossible that is not.
+GRACE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +73,20 @@ def plan(
     for node in snapshot.nodes:
         costs.device(node.id)
     copies = _copies(job, snapshot)
-    search = Search(costs, copies, seed, lambda share: clock() - started_s > share * time_limit_s)
+    if plain := plain_constraint(costs, copies):
+        raise NoPlanFits(plain)
+    search = Search(
+        costs,
+        copies,
+        seed,
+        late=lambda share: clock() - started_s > share * time_limit_s,
+        lost=lambda: clock() - started_s > time_limit_s + GRACE_S,
+    )
     search.run()
     scored = search.scored(previous)
+    if not scored and search.gave_up:
+        likely = binding_constraint(costs, copies, search.refusal)
+        raise NoPlanFits(f"none was found within {time_limit_s + GRACE_S:g} s, and the search is not over; {likely}")
     if not scored:
         raise NoPlanFits(binding_constraint(costs, copies, search.refusal))
     chosen = _choose(scored, previous)
@@ -106,18 +120,28 @@ def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:
 
 
 class Search:
-    """Collects the best candidates by estimate. `late` tells whether this share of the time is over."""
+    """Collects the best candidates by estimate. `late` tells whether this share of the time is over, `lost` whether
+    the search must end even if it has found nothing."""
 
-    def __init__(self, costs: CostModel, copies: int, seed: int, late: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        costs: CostModel,
+        copies: int,
+        seed: int,
+        late: Callable[[float], bool],
+        lost: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.costs = costs
         self.copies = copies
         self.seed = seed
         self.late = late
+        self.lost = lost
         self.truncated = False
+        self.gave_up = False
         self.num_finalists = FINALISTS
         self.num_candidates = 0
         self.refusal = ""  # what a host lacks for a candidate whose devices suffice
-        self.pricer = Pricer(costs)
+        self.pricer = Pricer(costs, late=lambda: late(1))
         self._best: list[tuple[float, int, Candidate]] = []  # a heap, worst first
 
     def best(self) -> list[Candidate]:
@@ -159,19 +183,30 @@ class Search:
         seen: set[Key] = set()
         for units in layouts(nodes, degrees, told_apart(self.costs.profile), {}):
             for words in arrangements(units, batch, seen):
-                if self._best and self.late(1):
-                    self.truncated = True
+                if self._over():
                     return
                 self._offer(words)
 
+    def _over(self) -> bool:
+        """Whether the search must end here."""
+        if self._best:
+            self.truncated = self.truncated or self.late(1)
+            return self.truncated
+        self.gave_up = self.lost()
+        return self.gave_up
+
     def _large(self, nodes: tuple[Node, ...], degrees: tuple[int, ...]) -> None:
         self.num_finalists = LARGE_FINALISTS
-        coarse = Pricer(self.costs, COARSE_SIZES, COARSE_SPLITS)
-        found = large_candidates(nodes, degrees, told_apart(self.costs.profile), coarse, self.seed, self.late)
+        coarse = Pricer(self.costs, COARSE_SIZES, COARSE_SPLITS, late=lambda: self.late(MOVE_SHARE))
+        apart = told_apart(self.costs.profile)
+        found = large_candidates(nodes, degrees, apart, coarse, self.seed, self.late, self.lost)
         self.truncated = self.late(MOVE_SHARE)
-        self.pricer = Pricer(self.costs, max_splits=FINE_SPLITS)
+        self.gave_up = not found and self.lost()
+        self.pricer = Pricer(self.costs, max_splits=FINE_SPLITS, late=lambda: self.late(1))
         self.num_candidates += coarse.num_estimates
         for _, words in found:
+            if self._over():
+                return
             self._offer(words)
 
     def _offer(self, words: tuple[Word, ...]) -> None:

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+# Values of the bottleneck that are tried: all of them up to 4096 stages times layers.
+MAX_BOUNDS = 4096
+_PORTION = 2_000_000  # elements of the arrays that are computed at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +61,33 @@ def split_layers(stages: tuple[StageCost, ...], num_layers: int, micro_batches: 
 
     The bottleneck of the best split is the busy time of some stage with some number of layers. For each such value,
     every stage may hold so many layers at most; within these limits the fastest stages are filled first, which makes
-    the sum least. Trying all values is therefore exact.
+    the sum least. Trying all values is therefore exact; of more than `MAX_BOUNDS`, so many evenly chosen ones are
+    tried, which miss the best by the distance of two neighbours at most.
     """
-    num_stages, num_options = len(stages), len(micro_batches)
     least = np.array([stage.least for stage in stages])
     caps = _memory_caps(stages, num_layers, micro_batches)  # [M, P]
+    seconds = np.full(len(micro_batches), np.inf)
+    layers = np.zeros((len(micro_batches), len(stages)), dtype=np.int64)
+    # What memory rules out needs no search; the rest in portions, as the arrays below are large.
+    fits = np.flatnonzero((caps >= least).all(axis=1) & (caps.sum(axis=1) >= num_layers))
+    num_bounds = min(MAX_BOUNDS, len(stages) * (num_layers + 1))
+    portion = max(1, _PORTION // (num_bounds * len(stages)))
+    for first in range(0, len(fits), portion):
+        rows = fits[first : first + portion]
+        seconds[rows], layers[rows] = _split(stages, num_layers, micro_batches[rows], caps[rows], least)
+    return Splits(seconds=seconds, layers=layers)
+
+
+def _split(
+    stages: tuple[StageCost, ...], num_layers: int, micro_batches: Ints, caps: Floats, least: Ints
+) -> tuple[Floats, Ints]:
     slope = (micro_batches[:, None] - 1) * _row(stages, "per_layer_s") + _row(stages, "sync_per_layer_s")
     base = (micro_batches[:, None] - 1) * _row(stages, "fixed_s") + _row(stages, "sync_fixed_s")
     counts = np.arange(num_layers + 1)
-    bounds = (base[:, :, None] + slope[:, :, None] * counts).reshape(num_options, -1)  # [M, K]
+    bounds = (base[:, :, None] + slope[:, :, None] * counts).reshape(len(micro_batches), -1)  # [M, K]
+    if bounds.shape[1] > MAX_BOUNDS:
+        kept = np.linspace(0, bounds.shape[1] - 1, MAX_BOUNDS).round().astype(np.int64)
+        bounds = np.sort(bounds, axis=1)[:, kept]
     room = bounds[:, :, None] - base[:, None, :]  # [M, K, P]
     with np.errstate(divide="ignore", invalid="ignore"):
         fits = np.floor(room / slope[:, None, :] * (1 + 1e-12) + 1e-9)
@@ -79,10 +100,8 @@ def split_layers(stages: tuple[StageCost, ...], num_layers: int, micro_batches: 
     busy = base[:, None, :] + slope[:, None, :] * chosen
     total = np.where(possible, busy.max(axis=2) + seconds.sum(axis=2), np.inf)
     best = total.argmin(axis=1)
-    rows = np.arange(num_options)
-    return Splits(
-        seconds=total[rows, best], layers=chosen[rows, best].astype(np.int64).reshape(num_options, num_stages)
-    )
+    rows = np.arange(len(micro_batches))
+    return total[rows, best], chosen[rows, best].astype(np.int64)
 
 
 def _fill_fastest(stages: tuple[StageCost, ...], num_layers: int, limits: Floats, least: Ints) -> Floats:
