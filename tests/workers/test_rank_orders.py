@@ -7,6 +7,7 @@ import dataclasses
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +20,10 @@ from shoal_planner.job import JobSpec, job_to_mapping
 from shoal_planner.plan import Plan, plan_to_mapping
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live
+from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live, ShardKey, Tier, Transfer
+from shoal_workers import epoch_run
 from shoal_workers import messages as m
+from shoal_workers.parts import in_parts
 from shoal_workers.rank import Rank
 from shoal_workers.rows import Row, transfer_rows
 from shoal_workers.solo import run_solo, solo_plan
@@ -34,6 +37,7 @@ class Voice:
     """One connection to a rank."""
 
     def __init__(self, rank: Rank, after_step: int = 0) -> None:
+        self.num_progress = 0
         self.connection: Connection = connect(("127.0.0.1", rank.port))
         self.connection.set_timeout(20.0)
         self.say(m.Watch(job="job", after_step=after_step))
@@ -42,9 +46,9 @@ class Voice:
         self.connection.send(m.encode(message))
 
     def next(self) -> Any:
-        """Whatever is said next, but for heartbeats."""
-        while isinstance(message := m.decode(self.connection.receive()[0]), m.Heartbeat):
-            pass
+        """Whatever is said next, but for heartbeats and progress."""
+        while isinstance(message := m.decode(self.connection.receive()[0]), m.Heartbeat | m.Progress):
+            self.num_progress += isinstance(message, m.Progress)
         return message
 
     def until(self, kind: type[M]) -> M:
@@ -274,6 +278,34 @@ def test_an_interrupted_restore_leaves_the_state_of_before(voice: Voice, agent: 
     assert ready.num_bytes["peer"] == 0
     assert voice.until(m.Left).step == STEPS
     assert halt(voice, 4) == m.Halted(epoch=4, step=STEPS, layout_epoch=3, layout_rank=0)
+
+
+def test_a_long_restore_tells_of_its_progress(
+    voice: Voice, agent: RunningAgent, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    voice.until(m.Left)
+    halt(voice, 2)
+    monkeypatch.setattr(epoch_run, "in_parts", partial(in_parts, part_bytes=1))
+    before, rows = voice.num_progress, _restore(spec)
+    voice.say(assign(spec, agent, epoch=2, step=STEPS, transfers=rows))
+    ready = voice.until(m.Ready)
+    assert voice.num_progress - before == len(rows) + 3
+    assert ready.num_bytes["own"] > 0
+    assert halt(voice, 3).step == STEPS
+
+
+def test_parts_take_from_all_sources_and_make_weights_last() -> None:
+    def transfer(node: str | None, num_bytes: int) -> Transfer:
+        kind, tier = (Kind.MASTER, Tier.PEER) if node else (Kind.WEIGHT, Tier.OWN)
+        key = ShardKey(fqn="w", kind=kind, first=0, last=num_bytes)
+        return Transfer(rank=0, key=key, source_kind=Kind.MASTER, tier=tier, num_bytes=num_bytes, node=node, name=node)
+
+    made = [transfer(None, 1), *(transfer("a", 10) for _ in range(4)), *(transfer("b", 10) for _ in range(4))]
+    parts = list(in_parts(made, part_bytes=40))
+    assert [[each.node for each in part] for part in parts] == [["a", "b", "a", "b"], ["a", "b", "a", "b"], [None]]
+    assert list(in_parts([])) == [()]
 
 
 def _restore(spec: JobSpec, weights_from: str | None = None) -> list[Row]:

@@ -163,7 +163,7 @@ class Changer:
             agents,
             decision.use,
             self._record.history(),
-            self._settings.reply_timeout_s,
+            self._settings.inventory_timeout_s,
         )
         try:
             self._measure(snapshot)
@@ -341,8 +341,8 @@ class Changer:
             self.stepped(number)
 
     def _await(self, unanswered: Callable[[], list[Contact]], nodes: frozenset[str], what: str) -> None:
-        """Listens until nobody is left. Raises Interrupted when one of these nodes is lost, in trouble or too late."""
-        deadline_s = self._clock() + self._settings.reply_timeout_s
+        """Listens until nobody is left. Raises Interrupted when one of these nodes is lost, in trouble or stuck."""
+        asked_s, limit_s = self._clock(), self._settings.reply_timeout_s
         while missing := unanswered():
             self._listen(_WAIT_TICK_S)
             now_s = self._clock()
@@ -353,9 +353,8 @@ class Changer:
                     raise Interrupted(f"lost {member.name} while it was {what}")
             if self.epoch is not None and self.epoch.troubles and self.epoch.number == self.highest_epoch:
                 raise Interrupted(f"trouble while ranks were {what}")
-            if now_s > deadline_s:
-                problem = f"{missing[0].name} took more than {self._settings.reply_timeout_s} s {what}"
-                raise Interrupted(problem, tuple(missing))
+            if late := [contact for contact in missing if now_s - max(asked_s, contact.last_word_s) > limit_s]:
+                raise Interrupted(f"{late[0].name} said nothing for {limit_s} s when it was {what}", tuple(late))
 
     # --- views ---
 

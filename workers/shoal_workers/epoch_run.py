@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Fetcher, FetchFailed, Sources
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
+from shoal_workers.parts import in_parts
 from shoal_workers.rendezvous import AgentStore
 from shoal_workers.rows import key_rows, transfers_from_rows
 from shoal_workers.settings import WorkerSettings
@@ -125,9 +127,12 @@ class EpochRun:
         memory = DeviceMemory(self._device, self._order.memory_limit_bytes)
         live = LiveState.build(job.model, shards.ranks[self._order.rank], job.train.precision, memory)
         self.live = live
+        self._progress()
         taken = self._bring_state(job, live)
         restored_s = time.monotonic()
+        self._progress()
         snapshots = self._open_snapshots(job, live, shards)
+        self._progress()
         exchange = self._meet(plan)
         self._restored = True
         self._old = None  # only now may the state of before go
@@ -171,9 +176,15 @@ class EpochRun:
             )
         )
         self._on_abandon(fetcher.abandon)
-        taken = fetcher.bring(live, transfers_from_rows(self._order.rank, self._order.transfers))
+        taken: Counter[str] = Counter()
+        for part in in_parts(transfers_from_rows(self._order.rank, self._order.transfers)):
+            taken.update(fetcher.bring(live, part))
+            self._progress()
         live.tag = self._order.step
-        return taken
+        return dict(taken)
+
+    def _progress(self) -> None:
+        self._say(m.Progress(epoch=self.epoch))
 
     def _open_snapshots(self, job: JobSpec, live: LiveState, shards: ShardMap) -> AgentSnapshots:
         keys = live.owned_keys()

@@ -1,4 +1,4 @@
-"""How much faster a job would step with all nodes that are ready. Found out in a thread: whoever observes must not wait."""
+"""How much faster a job would step with all nodes that are ready, found out in a thread: an observer must not wait."""
 
 from __future__ import annotations
 

@@ -227,6 +227,13 @@ class Halted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The rank gets on with what it was ordered to do: it is slow, not stuck."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The rank has its state and its groups, and steps. `num_bytes` by tier are what it really took."""
 
@@ -340,7 +347,7 @@ _KINDS: dict[str, type[Any]] = {
             AppendJournal,
         ),
         *(ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
-        *(Heartbeat, Uploaded, Hello, Halted, Ready, Stepped, Left, Trouble, Measured),
+        *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, Left, Trouble, Measured),
         *(Halt, Assign, StopAfter, Measure),
     )
 }

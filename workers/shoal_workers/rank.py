@@ -151,7 +151,11 @@ class Rank:
 
     def _measure(self, order: m.Measure) -> None:
         threads = order.num_threads or torch.get_num_threads()
-        self._say(m.Measured(rows=time_parts(parse_job(order.spec), threads)))
+        rows = []
+        for row in time_parts(parse_job(order.spec), threads):
+            rows.append(row)
+            self._say(m.Progress(epoch=self._epoch))
+        self._say(m.Measured(rows=rows))
 
     def _say(self, message: Any) -> None:
         with self._lock:

@@ -27,13 +27,14 @@ _FIRST_WORD_S = 5.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Contact:
-    """An agent (`index` None) or the rank process of one device."""
+    """An agent (`index` None) or the rank process of one device. A heartbeat is heard, but it is no word."""
 
     node: str
     index: int | None
     address: tuple[str, int]
     connection: Connection
     last_heard_s: float
+    last_word_s: float
     connected: bool = True
 
     @property
@@ -240,6 +241,7 @@ class Roster:
             address=address,
             connection=connection,
             last_heard_s=self._clock(),
+            last_word_s=self._clock(),
         )
         with self._lock:
             entry.contacts.append(contact)
@@ -263,6 +265,7 @@ class Roster:
         contact.last_heard_s = self._clock()
         message = m.decode(wire)
         if not isinstance(message, m.Heartbeat):
+            contact.last_word_s = self._clock()
             self._events.put(Said(contact, message))
 
 

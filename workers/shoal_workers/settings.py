@@ -29,4 +29,6 @@ class WorkerSettings(BaseSettings):
     group_timeout_s: float = 60.0
     """The last net under every wait of a collective; death is noticed long before."""
     reply_timeout_s: float = 30.0
-    """How long a change of plan waits for an answer of a member that still shows life."""
+    """How long a change of plan waits for any word, of an answer or of progress, of a member that still shows life."""
+    inventory_timeout_s: float = 300.0
+    """How long it waits until an agent has looked through the snapshots that it keeps."""

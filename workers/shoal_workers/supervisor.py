@@ -215,6 +215,8 @@ class Supervisor:
                     self._changer.epoch.hear(contact.device, message, self._clock())
                     if self._changer.epoch.ended is not None:  # perhaps without a step
                         self._changer.stepped(message.epoch)
+            case m.Progress():
+                pass  # that it was said is all: the contact knows when
             case m.Stepped():
                 self._stepped(message)
             case m.Uploaded():

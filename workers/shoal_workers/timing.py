@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shoal_planner.job import JobSpec
 from shoal_workers.measure import measure_block, measure_embedding, measure_head
 from shoal_workers.rows import Row
@@ -11,11 +13,10 @@ _REPEATS = 5
 _PARTS = {"block": measure_block, "embedding": measure_embedding, "head": measure_head}
 
 
-def time_parts(job: JobSpec, threads: int) -> list[Row]:
+def time_parts(job: JobSpec, threads: int) -> Iterator[Row]:
     """Rows of (part, samples, forward seconds, backward seconds), without tensor parallelism."""
     counts = sorted({min(samples, job.train.global_batch) for samples in _SAMPLES})
-    return [
-        [part, samples, *measure(job.model, job.train.seq_len, 1, samples, threads, job.train.precision, _REPEATS)]
-        for part, measure in _PARTS.items()
-        for samples in counts
-    ]
+    for part, measure in _PARTS.items():
+        for samples in counts:
+            times = measure(job.model, job.train.seq_len, 1, samples, threads, job.train.precision, _REPEATS)
+            yield [part, samples, *times]
