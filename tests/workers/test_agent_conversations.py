@@ -227,11 +227,13 @@ def test_an_agent_that_cannot_write_is_no_keeper(tmp_path: Path, eventually: obj
     with running_agents(tmp_path, "n0") as (agent,):
         (agent.disk_dir / "journal" / "job.jsonl").mkdir()
         keeper = Keeper("job", wall_clock=lambda: 1.5)
-        copy = Copy("job", agent.address)
+        kept: list[int] = []
+        copy = Copy("job", agent.address, kept.append)
         keeper.append(NodeLost(node="a", evidence="e", detect_s=0.0))
         copy.put(keeper.entries())
         wait_until(lambda: copy.broken)
         copy.flush(60.0)  # returns at once: nothing will ever be written there
+        assert kept == []
 
 
 # --- the object store ---
