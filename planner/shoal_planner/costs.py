@@ -85,11 +85,6 @@ class Exchange:
     inside_s: float
     network_s: tuple[tuple[str, float], ...]
 
-    @property
-    def alone_s(self) -> float:
-        """With all links to itself."""
-        return self.latency_s + max(self.inside_s, *(seconds for _, seconds in self.network_s), 0.0)
-
 
 def matmul_flops(model: ModelSpec, part: Part, seq_len: int) -> float:
     """Operations of one sample's forward: two per weight and token, and the quadratic part of attention."""

@@ -9,7 +9,6 @@ that comes late cannot spoil what its successors stored. Only one process per jo
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Iterable
 from dataclasses import replace
@@ -121,47 +120,12 @@ def remove_orphans(store: Store, job: str) -> tuple[str, ...]:
     return orphans
 
 
-def read_piece(store: Store, piece: StoredPiece, first: int, last: int) -> bytes:
-    """Elements [first, last) of the piece, which must lie in it; no other byte leaves the store. The checksum is
-    verified when that is the whole piece. Raises StoreError, StoredPieceCorrupt."""
-    key = piece.key
-    if not key.first <= first < last <= key.last:
-        raise InvalidField("interval", (first, last), f"must lie in [{key.first}, {key.last}) and not be empty")
-    part = ShardKey(fqn=key.fqn, kind=key.kind, first=first, last=last)
-    offset = piece.offset + (first - key.first) * ELEMENT_BYTES
-    return _read(store, piece.object, offset, part, piece.checksum if part == key else None)
-
-
 def read_transfer(store: Store, transfer: Transfer) -> bytes:
-    """The bytes of a transfer of tier store, verified where it carries a checksum. Raises like `read_piece`."""
+    """The bytes of a transfer of tier store, verified where it carries a checksum; no other byte leaves the store.
+    Raises StoreError, StoredPieceCorrupt."""
     assert transfer.tier is Tier.STORE and transfer.name is not None, transfer
     key = replace(transfer.key, kind=transfer.source_kind)
     return _read(store, transfer.name, transfer.offset, key, transfer.checksum)
-
-
-class PieceReader:
-    """Reads from one store and counts what it takes. Any thread may call."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._lock = threading.Lock()
-        self._num_bytes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """What this reader has taken from the store so far."""
-        return self._num_bytes
-
-    def read_piece(self, piece: StoredPiece, first: int, last: int) -> bytes:
-        return self._counted(read_piece(self._store, piece, first, last))
-
-    def read_transfer(self, transfer: Transfer) -> bytes:
-        return self._counted(read_transfer(self._store, transfer))
-
-    def _counted(self, data: bytes) -> bytes:
-        with self._lock:
-            self._num_bytes += len(data)
-        return data
 
 
 def _read(store: Store, name: str, offset: int, key: ShardKey, expected: str | None) -> bytes:

@@ -71,7 +71,7 @@ class LocalShoal:
             self._options.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.start_server()
             self._start_cluster()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, must leave no child behind
             self.stop()
             raise
         return self

@@ -14,14 +14,13 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import (
-    PieceReader,
     checksum,
     commit,
     list_manifests,
     load_manifest,
     manifest_name,
     put_shard,
-    read_piece,
+    read_transfer,
     remove_orphans,
     retire,
     shard_name,
@@ -29,7 +28,18 @@ from shoal_recovery.checkpoints import (
 from shoal_recovery.errors import StoreConflict, StoredPieceCorrupt, StoreError
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Manifest, Piece, ShardMap, Tier
+from shoal_recovery.state import (
+    ELEMENT_BYTES,
+    OWNED_KINDS,
+    Inventory,
+    Kind,
+    Manifest,
+    Piece,
+    ShardMap,
+    StoredPiece,
+    Tier,
+    Transfer,
+)
 from shoal_recovery.store import Data, DirectoryStore, Store, open_store
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=4, ffn=12, vocab=20)
@@ -180,19 +190,31 @@ def test_checksum_is_crc32() -> None:
     assert checksum(b"123456789") == checksum(memoryview(b"123456789")) == "crc32:cbf43926"
 
 
-def test_a_piece_is_read_in_parts_and_counted(store: Store) -> None:
+def _part(piece: StoredPiece, first: int, last: int) -> Transfer:
+    """Elements [first, last) of the piece, for rank 0."""
+    key = replace(piece.key, first=first, last=last)
+    return Transfer(
+        rank=0,
+        key=key,
+        source_kind=key.kind,
+        tier=Tier.STORE,
+        num_bytes=key.numel * ELEMENT_BYTES,
+        name=piece.object,
+        offset=piece.offset + (first - piece.key.first) * ELEMENT_BYTES,
+        checksum=piece.checksum if key == piece.key else None,
+    )
+
+
+def test_a_piece_is_read_in_parts_and_no_byte_more(store: Store) -> None:
     manifest, truth = _upload(store, 5), layouts.arrays(MODEL, 5)
-    reader, expected_bytes = PieceReader(store), 0
+    metered, expected_bytes = _Metered(store), 0
     for piece in manifest.pieces:
         key, values = piece.key, truth[piece.key.fqn, piece.key.kind]
         for first, last in ((key.first, key.last), (key.first + 1, key.last - 2)):
-            data = np.frombuffer(reader.read_piece(piece, first, last), dtype="<f4")
+            data = np.frombuffer(read_transfer(metered, _part(piece, first, last)), dtype="<f4")
             np.testing.assert_array_equal(data, values[first:last])
-            expected_bytes += (last - first) * 4
-            assert reader.num_bytes == expected_bytes
-    for first, last in ((key.first - 1, key.last), (key.first, key.last + 1), (key.first, key.first)):
-        with pytest.raises(InvalidField, match=r"must lie in"):
-            read_piece(store, piece, first, last)
+            expected_bytes += (last - first) * ELEMENT_BYTES
+            assert metered.num_bytes == expected_bytes
 
 
 def test_flipped_bits_are_found(store: Store) -> None:
@@ -201,7 +223,7 @@ def test_flipped_bits_are_found(store: Store) -> None:
     content[piece.offset + 9] ^= 1
     store.put(piece.object, content)
     with pytest.raises(StoredPieceCorrupt, match="but was stored with crc32:") as error:
-        read_piece(store, piece, piece.key.first, piece.key.last)
+        read_transfer(store, _part(piece, piece.key.first, piece.key.last))
     assert piece.object in str(error.value)
 
 
@@ -244,11 +266,10 @@ def test_only_the_missing_intervals_are_read_from_a_real_s3_server(s3_uri: str) 
     plan = plan_restore(wanted, inventory, (manifest,), MODEL, "fp32")
     missing = sum(span.numel for span in before.ranks[1].owns) * 4 * len(OWNED_KINDS)
     metered = _Metered(store)
-    reader = PieceReader(metered)
     for transfer in plan.transfers:
         if transfer.tier is Tier.STORE:
-            data = np.frombuffer(reader.read_transfer(transfer), dtype="<f4")
+            data = np.frombuffer(read_transfer(metered, transfer), dtype="<f4")
             key = transfer.key
             np.testing.assert_array_equal(data, truth[key.fqn, transfer.source_kind][key.first : key.last])
-    assert reader.num_bytes == metered.num_bytes == missing == plan.bytes_by_tier()[Tier.STORE]
+    assert metered.num_bytes == missing == plan.bytes_by_tier()[Tier.STORE]
     assert plan.bytes_by_tier()[Tier.PEER] == plan.bytes_by_tier()[Tier.NODE] == 0
