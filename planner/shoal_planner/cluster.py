@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import math
 import re
@@ -131,7 +132,7 @@ class DeviceOverride:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What connects two zones, in either direction."""
+    """What connects two zones, in either direction; both the same: nodes of that zone with each other."""
 
     from_zone: str
     to_zone: str
@@ -257,9 +258,9 @@ def parse_cluster(value: object) -> ClusterSnapshot:
             nodes.extend(read_entry.nodes())
         except InvalidField as error:
             raise InvalidField(f"nodes[{index}].{error.field}", error.value, error.problem) from error
-    return ClusterSnapshot(
-        nodes=tuple(nodes), overrides=_overrides(value.get("devices") or {}), links=_links(value.get("links") or ())
-    )
+    links = _links(value.get("links") or ())
+    _check_zones(links, nodes)
+    return ClusterSnapshot(nodes=tuple(nodes), overrides=_overrides(value.get("devices") or {}), links=links)
 
 
 def _overrides(value: object) -> tuple[DeviceOverride, ...]:
@@ -289,6 +290,21 @@ def _link(entry: object, path: str) -> Link:
         bytes_per_s=figures["gbit_per_s"] * 1e9 / 8,
         latency_s=figures["latency_ms"] / 1e3,
     )
+
+
+def _check_zones(links: tuple[Link, ...], nodes: Iterable[Node]) -> None:
+    """Here, and not in the snapshot, because a running cluster may lose the last node of a zone and keep its links."""
+    zones = sorted({node.zone for node in nodes})
+    for index, link in enumerate(links):
+        for field, zone in (("from", link.from_zone), ("to", link.to_zone)):
+            if zone not in zones:
+                near = difflib.get_close_matches(zone, zones, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"the nodes are in {_some(zones)}"
+                raise InvalidField(f"links[{index}].{field}", zone, f"is not the zone of any node; {hint}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def snapshot_to_mapping(snapshot: ClusterSnapshot) -> dict[str, object]:

@@ -237,10 +237,9 @@ class CostModel:
             return LinkCost(latency_s=latency_s, bytes_per_s=here.intra_bytes_per_s)
         rate = min(here.inter_bytes_per_s, there.inter_bytes_per_s)
         latency_s = GPU_INTER_LATENCY_S if gpu else CPU_INTER_LATENCY_S
-        if here.zone != there.zone:
-            for link in self.snapshot.links:
-                if {link.from_zone, link.to_zone} == {here.zone, there.zone}:
-                    rate, latency_s = min(rate, link.bytes_per_s), link.latency_s
+        for link in self.snapshot.links:  # one from a zone to itself is about nodes of that zone
+            if {link.from_zone, link.to_zone} == {here.zone, there.zone}:
+                rate, latency_s = min(rate, link.bytes_per_s), link.latency_s
         return LinkCost(latency_s=latency_s, bytes_per_s=rate)
 
     def send_s(self, from_node: str, to_node: str, samples: int) -> float:

@@ -44,13 +44,14 @@ GRACE_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """`candidates` are the finalists, described, with their predicted seconds, best first."""
+    """`candidates` are the finalists, described, with their predicted seconds, best first; `finalists` the plans."""
 
     plan: Plan
     search_s: float
     truncated: bool
     num_candidates: int
     candidates: tuple[tuple[str, float], ...]
+    finalists: tuple[Plan, ...] = ()
 
 
 def plan(
@@ -99,6 +100,7 @@ def plan(
         truncated=search.truncated,
         num_candidates=search.num_candidates,
         candidates=tuple((describe(found, snapshot), step_s(found)) for found in scored),
+        finalists=tuple(scored),
     )
 
 
