@@ -44,8 +44,8 @@ JOB: dict[str, Any] = {
 }
 CLUSTER: dict[str, Any] = {
     "nodes": [
-        {"name": "a100", "count": 2, "device": "A100-80G", "devices": 8, "intra_gb_per_s": 300, "spot": True},
-        {"name": "t4", "device": "T4", "devices": 4, "device_group": 2, "group_gb_per_s": 20},
+        {"name": "a100", "count": 2, "device": "A100-80G", "devices": 8, "intra_gb_per_s": 300, "zone": "east"},
+        {"name": "t4", "device": "T4", "devices": 4, "device_group": 2, "group_gb_per_s": 20, "zone": "west"},
     ],
     "devices": {"A100-80G": {"memory_gib": 79, "tflops_bf16": 300, "memory_gb_per_s": 2000, "efficiency": 0.4}},
     "links": [{"from": "east", "to": "west", "gbit_per_s": 5, "latency_ms": 60}],
@@ -204,6 +204,8 @@ def test_a_cluster_survives_a_round_trip() -> None:
         ("devices.A100-80G.memory", 3, "did you mean 'memory_gib'"),
         ("links", 3, "links = 3: must be a list"),
         ("links.0.from", ..., "must have exactly the fields from, to"),
+        ("links.0.from", "eats", "links[0].from = 'eats': is not the zone of any node; did you mean 'east'?"),
+        ("links.0.to", "moon", "links[0].to = 'moon': is not the zone of any node; the nodes are in east, west"),
         ("links.0.gbit_per_s", "x", "links[0].gbit_per_s = 'x': must be a number"),
         ("links.0.gbit_per_s", 0, "links[0].gbit_per_s = 0.0: must be more than zero"),
     ],

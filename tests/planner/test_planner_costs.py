@@ -9,7 +9,7 @@ import pytest
 
 from shoal_planner.catalogue import CATALOGUE, device_type
 from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceOverride, parse_cluster
-from shoal_planner.costs import CostModel, Holder, forward_seconds, matmul_flops, model_flops
+from shoal_planner.costs import CostModel, Holder, LinkCost, forward_seconds, matmul_flops, model_flops
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, ModelSpec, parse_job
 from shoal_planner.memory import (
@@ -284,6 +284,15 @@ def test_devices_of_a_group_exchange_faster() -> None:
 def test_links(here: str, there: str, bytes_per_s: float, latency_s: float) -> None:
     link = make_costs().link(here, there)
     assert (link.bytes_per_s, link.latency_s) == (bytes_per_s, latency_s)
+
+
+def test_a_link_of_a_zone_to_itself_is_about_its_nodes() -> None:
+    nodes = [{"name": name, "device": "T4", "count": 2, "inter_gbit_per_s": 8, "zone": name} for name in ("a", "b")]
+    links = [{"from": "a", "to": "a", "gbit_per_s": 4, "latency_ms": 0}]
+    costs = CostModel(make_job(), parse_cluster({"nodes": nodes, "links": links}), Profile())
+    assert costs.link("a-0", "a-1") == LinkCost(latency_s=0.0, bytes_per_s=0.5e9)
+    assert costs.link("b-0", "b-1") == costs.link("a-0", "b-0") == LinkCost(latency_s=60e-6, bytes_per_s=1e9)
+    assert costs.link("a-0", "a-0").latency_s > 0
 
 
 def test_a_measured_link_replaces_the_catalogue() -> None:
