@@ -7,7 +7,9 @@ Owns the clock of each rank and where its seconds go, and the memory of each ran
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from shoal_planner.costs import CostModel, Holder, PartTime, model_flops
 from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES, StageMemory, stage_memory, unit_elements
@@ -41,6 +43,17 @@ class RankCost:
     time: PartTime
     owned: float
     memory: StageMemory
+
+
+class Span(NamedTuple):
+    """What a rank spends [start_s, end_s) of a step on: an instruction, and the term of the prediction it counts to.
+    One instruction may have several: what it waits for, and what it does."""
+
+    rank: int
+    instruction: Instruction
+    term: str
+    start_s: float
+    end_s: float
 
 
 def rank_costs(plan: Plan, costs: CostModel) -> tuple[RankCost, ...]:
@@ -106,6 +119,13 @@ def simulate(plan: Plan, costs: CostModel) -> Prediction:
     )
 
 
+def spans(plan: Plan, costs: CostModel, ranks: Collection[int]) -> tuple[Span, ...]:
+    """The step of these ranks as `simulate` times it, each rank's in order of time and without gaps."""
+    run = _Run(plan, costs, rank_costs(plan, costs), programs(plan, costs.job.model), frozenset(ranks))
+    run.play()
+    return tuple(sorted(run.spans, key=lambda span: (span.rank, span.start_s)))
+
+
 def _mfu(costs: CostModel, ranks: tuple[RankCost, ...], step_s: float) -> float:
     train = costs.job.train
     peak = sum(costs.device(rank.node).flops_per_s(train.precision) for rank in ranks)
@@ -113,9 +133,16 @@ def _mfu(costs: CostModel, ranks: tuple[RankCost, ...], step_s: float) -> float:
 
 
 class _Run:
-    """One step of all ranks."""
+    """One step of all ranks; of those `watched` it keeps when they do what."""
 
-    def __init__(self, plan: Plan, costs: CostModel, ranks: tuple[RankCost, ...], by_rank: tuple[Program, ...]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        costs: CostModel,
+        ranks: tuple[RankCost, ...],
+        by_rank: tuple[Program, ...],
+        watched: frozenset[int] = frozenset(),
+    ) -> None:
         self.costs = costs
         self.ranks = ranks
         self.by_rank = by_rank
@@ -126,6 +153,8 @@ class _Run:
         self.members: dict[Instruction, list[int]] = defaultdict(list)
         self.meetings: dict[Instruction, tuple[float, float]] = {}  # start, seconds
         self.network_free_s: dict[str, float] = defaultdict(float)
+        self.watched = watched
+        self.spans: list[Span] = []
 
     def play(self) -> None:
         for rank, program in enumerate(self.by_rank):
@@ -142,7 +171,10 @@ class _Run:
         spent["bubble_s"] = spent.get("bubble_s", 0.0) + step_s - self.clock[rank]
         return Terms(**{field.name: spent.get(field.name, 0.0) for field in fields(Terms)})
 
-    def _spend(self, rank: int, term: str, seconds: float) -> None:
+    def _spend(self, rank: int, instruction: Instruction, term: str, seconds: float) -> None:
+        if rank in self.watched and seconds > 0:
+            start_s = self.clock[rank]
+            self.spans.append(Span(rank, instruction, term, start_s, start_s + seconds))
         self.spent[rank][term] += seconds
         self.clock[rank] += seconds
 
@@ -150,11 +182,11 @@ class _Run:
         time = self.ranks[rank].time
         match instruction:
             case Forward():
-                self._spend(rank, "compute_s", time.forward_s)
-                self._spend(rank, "tensor_s", time.tensor_forward_s)
+                self._spend(rank, instruction, "compute_s", time.forward_s)
+                self._spend(rank, instruction, "tensor_s", time.tensor_forward_s)
             case Backward():
-                self._spend(rank, "compute_s", time.backward_s)
-                self._spend(rank, "tensor_s", time.tensor_backward_s)
+                self._spend(rank, instruction, "compute_s", time.backward_s)
+                self._spend(rank, instruction, "tensor_s", time.tensor_backward_s)
             case SendActivation() | SendGradient():
                 kind = isinstance(instruction, SendActivation)
                 rows = instruction.last - instruction.first
@@ -166,20 +198,22 @@ class _Run:
                 key = (instruction.peer, rank, kind, instruction.micro_batch, instruction.first)
                 at_s, link_s = self.arrivals.pop(key)
                 wait_s = max(0.0, at_s - self.clock[rank])
-                self._spend(rank, "pipeline_s", min(wait_s, link_s))
-                self._spend(rank, "bubble_s", wait_s - min(wait_s, link_s))
+                self._spend(rank, instruction, "bubble_s", wait_s - min(wait_s, link_s))
+                self._spend(rank, instruction, "pipeline_s", min(wait_s, link_s))
             case Reduce() | Vote() | Gather():
                 self._meet(rank, instruction)
             case Update():
-                self._spend(rank, "optimizer_s", self.costs.update_s(self.ranks[rank].node, self.ranks[rank].owned))
+                self._spend(
+                    rank, instruction, "optimizer_s", self.costs.update_s(self.ranks[rank].node, self.ranks[rank].owned)
+                )
 
     def _meet(self, rank: int, instruction: Reduce | Vote | Gather) -> None:
         if instruction not in self.meetings:
             start_s = max(self.clock[member] for member in self.members[instruction])
             self.meetings[instruction] = (start_s, self._meeting_s(instruction, start_s))
         start_s, seconds = self.meetings[instruction]
-        self._spend(rank, "bubble_s", start_s - self.clock[rank])
-        self._spend(rank, "optimizer_s" if isinstance(instruction, Vote) else "gradient_s", seconds)
+        self._spend(rank, instruction, "bubble_s", start_s - self.clock[rank])
+        self._spend(rank, instruction, "optimizer_s" if isinstance(instruction, Vote) else "gradient_s", seconds)
 
     def _meeting_s(self, instruction: Reduce | Vote | Gather, start_s: float) -> float:
         """Units of different stages meet at the same time, so each node's interfaces serve one after the other."""
