@@ -1,0 +1,217 @@
+"""What the planner finds, against the plans of others, and what it costs: processor seconds of a first call.
+
+    python -m benchmarks.planner [--json] [--only cases,cpu,...] [--cases PATH] [--repeat N]
+
+Parts: `peers` and `rescore` (the recorded settings, with everything and held to the plain model), `cases` (both, as a
+table), `families` (uniform, compute- and memory-proportional plans on mixed clusters), `cpu`, `replan`. A name of a
+setting or a size after a colon holds a part to it: `--only cases:sc-64,cpu:1024`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planner_cases import DEFAULT_PATH, Flavour, Setting, cluster, job, load, peer_plan
+from benchmarks.planner_child import Call, measured
+from benchmarks.reporting import answer
+from benchmarks.rescore import lower_bound_s, rescore
+from shoal_planner.cluster import parse_cluster
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.job import parse_job
+from shoal_planner.plan import parse_plan
+from shoal_planner.score import score
+
+PARTS = ("peers", "rescore", "families", "cpu", "replan")
+REPEAT = 3
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What was asked for, and what has come out so far."""
+
+    only: frozenset[str]
+    cases: Path
+    repeat: int
+    table: bool
+    results: dict[str, float | None] = field(default_factory=dict)
+    runs: dict[str, Any] = field(default_factory=dict)
+
+    def wanted(self, part: str, name: str) -> bool:
+        """Whether this part is to run for this setting or size."""
+        return part in self.only or f"{part}:{name}" in self.only
+
+    def settings(self, part: str) -> tuple[Setting, ...]:
+        if not any(entry.partition(":")[0] == part for entry in self.only):
+            return ()
+        return tuple(setting for setting in load(self.cases) if self.wanted(part, setting.id))
+
+
+def main() -> None:
+    report = _arguments()
+    peers(report)
+    rescores(report)
+    answer("planner", report.results, report.runs)
+
+
+def _arguments() -> Report:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description="The planner against others.")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, each perhaps PART:NAME, with commas between")
+    parser.add_argument("--cases", type=Path, default=DEFAULT_PATH, help="the recorded settings")
+    parser.add_argument(
+        "--repeat", type=int, default=REPEAT, help="calls per processor time, of which the median counts"
+    )
+    given = parser.parse_args()
+    entries = frozenset(given.only.split(","))
+    for entry in entries:
+        if entry.partition(":")[0] not in (*PARTS, "cases"):
+            parser.error(f"--only {entry}: known parts are cases, {', '.join(PARTS)}")
+    table = any(entry.partition(":")[0] == "cases" for entry in entries)
+    for part in ("peers", "rescore"):
+        entries |= {part + entry.removeprefix("cases") for entry in entries if entry.partition(":")[0] == "cases"}
+    return Report(only=entries, cases=given.cases, repeat=given.repeat, table=table and not given.json)
+
+
+def peers(report: Report) -> None:
+    """Both plans under `shoal score`: the recorded peer's seconds over ours."""
+    settings = report.settings("peers")
+    if not settings:
+        return
+    _say(report, f"{'shoal score':16s} {'ours_s':>9s} {'peer_s':>9s} {'gain':>7s} {'cpu_s':>8s}  plan")
+    gains: dict[str, float | None] = {}
+    for setting in settings:
+        call = _call(setting, "full")
+        peer_s, recompute, why = peer_score(setting)
+        ours_s = None if call.plan is None else float(call.plan["predicted"]["step_s"])
+        gains[setting.id] = peer_s / ours_s if ours_s is not None and peer_s is not None else None
+        report.runs[f"gain.peers.{setting.id}"] = {
+            "ours_s": ours_s,
+            "peer_s": peer_s,
+            "peer_recompute": recompute,
+            **_notes(call, peer=why),
+        }
+        _say(
+            report,
+            f"{setting.id:16s} {_f(ours_s, 9)} {_f(peer_s, 9)} {_f(gains[setting.id], 7)} {call.cpu_s:8.2f}  "
+            f"{brief(call)}{' | peer: ' + why if why else ''}",
+        )
+    _put(report, "gain.peers", gains)
+
+
+def peer_score(setting: Setting) -> tuple[float | None, str, str]:
+    """Seconds of the recorded plan under our model, with the recomputation it got, or None and the reason.
+
+    A plan that does not fit as recorded gets a second chance with full recomputation: its planner presumed less memory
+    per activation than we measured."""
+    spec, snapshot = parse_job(job(setting, "full")), parse_cluster(cluster(setting, "full"))
+    document, why = peer_plan(setting), ""
+    for recompute in ("as recorded", "full"):
+        if recompute == "full":
+            for pipeline in document["pipelines"]:
+                for stage in pipeline["stages"]:
+                    stage["recompute"] = "full"
+        try:
+            found = score(parse_plan(document), spec, snapshot).prediction
+        except (InvalidField, NoPlanFits) as error:
+            why = why or str(error)
+        else:
+            assert found is not None
+            return found.step_s, recompute, why
+    return None, "", why
+
+
+def rescores(report: Report) -> None:
+    """Both plans under the plain model: the recorded peer's seconds over ours, and ours over the lower bound."""
+    settings = report.settings("rescore")
+    if not settings:
+        return
+    head = f"{'ours_s':>9s} {'peer_s':>9s} {'bound_s':>9s} {'gain':>7s} {'/bound':>7s} {'memory':>6s} {'cpu_s':>8s}"
+    _say(report, f"{'plain re-score':16s} {head}  plan")
+    gains: dict[str, float | None] = {}
+    over: dict[str, float | None] = {}
+    for setting in settings:
+        call, bound_s = _call(setting, "plain"), lower_bound_s(setting)
+        found = None if call.plan is None else rescore(parse_plan(call.plan), setting)
+        fitting_s = found.seconds if found is not None and found.fits else None
+        gains[setting.id] = setting.peer_rescored_s / fitting_s if fitting_s else None
+        over[setting.id] = fitting_s / bound_s if fitting_s else None
+        share = None if found is None else found.memory_share
+        report.runs[f"rescore_gain.{setting.id}"] = {
+            "ours_s": None if found is None else found.seconds,
+            "peer_s": setting.peer_rescored_s,
+            "bound_s": bound_s,
+            "memory_share": share,
+            **_notes(call),
+        }
+        _say(
+            report,
+            f"{setting.id:16s} {_f(None if found is None else found.seconds, 9)} {setting.peer_rescored_s:9.4f} "
+            f"{bound_s:9.4f} {_f(gains[setting.id], 7)} {_f(over[setting.id], 7)} {_f(share, 6)} {call.cpu_s:8.2f}  "
+            f"{brief(call)}",
+        )
+    _put(report, "rescore_gain", gains)
+    report.results |= {f"rescore_over_bound.{name}": value for name, value in over.items()}
+
+
+def _call(setting: Setting, flavour: Flavour) -> Call:
+    return measured(job(setting, flavour), cluster(setting, flavour))
+
+
+def _notes(call: Call, **others: str) -> dict[str, object]:
+    notes = {"cpu_s": call.cpu_s, "truncated": call.truncated, "candidates": call.num_candidates, "error": call.error}
+    return {**notes, **{f"{name}_error": text for name, text in others.items()}, "plan": call.plan}
+
+
+def _put(report: Report, name: str, gains: Mapping[str, float | None]) -> None:
+    """One result per setting, and their geometric mean; one that is missing leaves the mean out too."""
+    report.results |= {f"{name}.{setting}": value for setting, value in gains.items()}
+    report.results[name] = geometric_mean(gains.values())
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    present = [value for value in found if value is not None]
+    if not present or len(present) < len(found):
+        return None
+    return math.exp(math.fsum(map(math.log, present)) / len(present))
+
+
+def brief(call: Call) -> str:
+    """The plan in a line: like pipelines once, with stages as blocks@node type(replicas x tp)."""
+    if call.plan is None:
+        return f"no plan: {call.error}"
+    texts: dict[str, int] = {}
+    for pipeline in call.plan["pipelines"]:
+        text = f"{pipeline['micro_batch']}x{pipeline['micro_batches']} " + ">".join(map(_stage, pipeline["stages"]))
+        texts[text] = texts.get(text, 0) + 1
+    line = "; ".join(f"{count}*[{text}]" for text, count in texts.items())
+    unused = len(call.plan.get("unused", ()))
+    return f"{line[:200]}{'...' if len(line) > 200 else ''}{f' unused {unused}' if unused else ''}"
+
+
+def _stage(stage: Mapping[str, Any]) -> str:
+    blocks = sum(last - first for first, last in stage["layers"])
+    again = {"full": "R", "selective": "r"}.get(stage.get("recompute", "none"), "")
+    again += f"+{len(stage['overrides'])}ov" if stage.get("overrides") else ""
+    first = stage["replicas"][0]
+    kinds = "+".join(sorted({replica["node"].rpartition(".")[0] or replica["node"] for replica in stage["replicas"]}))
+    count = f"{len(stage['replicas'])}x" if len(stage["replicas"]) > 1 else ""
+    return f"{blocks}{again}@{kinds}({count}{first['tp']})"
+
+
+def _f(value: float | None, width: int) -> str:
+    return f"{'-':>{width}s}" if value is None else f"{value:{width}.{max(2, width - 5)}f}"
+
+
+def _say(report: Report, line: str) -> None:
+    print(line, flush=True, file=sys.stdout if report.table else sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
