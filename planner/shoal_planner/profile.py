@@ -1,17 +1,18 @@
 """Profile: what was measured. A measured figure replaces a catalogue figure, and says where it came from.
 
-Owns the measured points and how to read between them. Does not own how to measure (workers) nor what holds where
-nothing was measured (`costs`).
+Owns the measured points and how to read between them, and which nodes count as linked alike. Does not own how to
+measure (workers) nor what holds where nothing was measured (`costs`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
+from shoal_planner.cluster import Node
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_planner.strict import read
@@ -67,9 +68,42 @@ class LinkFigure:
     source: str
 
     def __post_init__(self) -> None:
-        _seconds("bytes_per_s", self.bytes_per_s)
-        if not self.latency_s >= 0:
-            raise InvalidField("latency_s", self.latency_s, "must be zero or more")
+        _check_link(self.latency_s, self.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindLink:
+    """What a message costs between a node of one kind (`link_kind`) and one of another or the same, in either
+    direction; `within`: between devices of one node of `from_kind`, which is `to_kind` then. A figure of a LinkFigure
+    goes first."""
+
+    from_kind: str
+    to_kind: str
+    latency_s: float
+    bytes_per_s: float
+    source: str
+    within: bool = False
+
+    def __post_init__(self) -> None:
+        _check_link(self.latency_s, self.bytes_per_s)
+        if self.within and self.from_kind != self.to_kind:
+            raise InvalidField("to_kind", self.to_kind, f"must be from_kind ({self.from_kind}) within a node")
+
+    @property
+    def between(self) -> tuple[bool, frozenset[str]]:
+        """The same for figures of the same links."""
+        return self.within, frozenset((self.from_kind, self.to_kind))
+
+
+def link_kind(node: Node) -> str:
+    """Nodes of one kind are taken to be linked alike: devices, zone, network interfaces and their rate are the same."""
+    return f"{node.zone}/{node.device}/{node.devices}/{node.nics}x{node.inter_bytes_per_s:.4g}"
+
+
+def _check_link(latency_s: float, bytes_per_s: float) -> None:
+    _seconds("bytes_per_s", bytes_per_s)
+    if not latency_s >= 0:
+        raise InvalidField("latency_s", latency_s, "must be zero or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +120,33 @@ class UpdateRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """All that was measured; empty means that the catalogue holds everywhere. Later entries replace earlier ones."""
+    """All that was measured; empty means that the catalogue holds everywhere. Later entries replace earlier ones.
+
+    `kinds` says of which kind each node is; `on` fills it in. For a node that is not in it `kind_links` say nothing.
+    """
 
     layers: tuple[LayerTime, ...] = ()
     links: tuple[LinkFigure, ...] = ()
     updates: tuple[UpdateRate, ...] = ()
+    kind_links: tuple[KindLink, ...] = ()
+    kinds: dict[str, str] = field(default_factory=dict, hash=False)
 
-    def link(self, from_node: str, to_node: str) -> LinkFigure | None:
+    def on(self, nodes: Iterable[Node]) -> Profile:
+        """The same for a cluster of these nodes; figures between others are left out."""
+        kinds = {node.id: link_kind(node) for node in nodes}
+        links = tuple(figure for figure in self.links if figure.from_node in kinds and figure.to_node in kinds)
+        return dataclasses.replace(self, links=links, kinds=kinds)
+
+    def link(self, from_node: str, to_node: str) -> LinkFigure | KindLink | None:
         for figure in reversed(self.links):
             if {figure.from_node, figure.to_node} == {from_node, to_node}:
                 return figure
-        return None
+        here, there = self.kinds.get(from_node), self.kinds.get(to_node)
+        return None if here is None or there is None else self.kind_link(here, there, within=from_node == to_node)
+
+    def kind_link(self, from_kind: str, to_kind: str, *, within: bool) -> KindLink | None:
+        wanted = within, frozenset((from_kind, to_kind))
+        return next((figure for figure in reversed(self.kind_links) if figure.between == wanted), None)
 
     def update_rate(self, device: str) -> float | None:
         for figure in reversed(self.updates):
@@ -114,6 +164,23 @@ class Profile:
             and tuple(getattr(point, name) for name in _SHAPE[part]) == shape
         }
         return tuple(found[key] for key in sorted(found))
+
+
+def joined(older: Profile, newer: Profile) -> Profile:
+    """All figures of both, of each thing only the newest, as if measured one after the other."""
+    layers = {_layer_key(figure): figure for figure in (*older.layers, *newer.layers)}
+    links = {frozenset((figure.from_node, figure.to_node)): figure for figure in (*older.links, *newer.links)}
+    return Profile(
+        layers=tuple(layers.values()),
+        links=tuple(links.values()),
+        updates=tuple({figure.device: figure for figure in (*older.updates, *newer.updates)}.values()),
+        kind_links=tuple({figure.between: figure for figure in (*older.kind_links, *newer.kind_links)}.values()),
+        kinds={**older.kinds, **newer.kinds},
+    )
+
+
+def _layer_key(figure: LayerTime) -> LayerTime:
+    return dataclasses.replace(figure, forward_s=1.0, backward_s=1.0, source="")
 
 
 def measured(
