@@ -1,0 +1,194 @@
+"""The algorithms that a group can choose from, with their counts as arrays: all of a menu are costed at once.
+
+Owns which algorithms are candidates, among the members of one level and across the levels of a tree. Does not own the
+choice (`collectives`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_planner.collective_counts import Counts, counts_of
+from shoal_planner.collective_plans import Algorithm, Tree, depth, num_holders, paths
+
+# Above so many members of a level, factorisations have at most MAX_FACTORS factors: the others gain next to nothing.
+MANY_MEMBERS = 128
+MAX_FACTORS = 3
+# Up to so many holders, factorisations that cut across nodes are candidates, too.
+MANY_HOLDERS = 32
+
+Figures = NDArray[np.float64]
+
+
+class Menu(NamedTuple):
+    """Counts of several algorithms: candidate x phase x level; `fan_in` is candidate x level. Phases follow each other,
+    levels within a phase work side by side. All of both halves, in multiples of the vector's bytes."""
+
+    algorithms: tuple[Algorithm, ...]
+    rounds: Figures
+    sent: Figures
+    reduced: Figures
+    touched: Figures
+    fan_in: Figures
+
+
+def factorisations(number: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
+    """Ordered factorisations into factors above 1, at most `most` of them."""
+    if number == 1:
+        yield ()
+        return
+    if most != 1:
+        for factor in range(2, number // 2 + 1):
+            if number % factor == 0:
+                for rest in factorisations(number // factor, None if most is None else most - 1):
+                    yield (factor, *rest)
+    yield (number,)
+
+
+@functools.lru_cache(maxsize=4096)
+def level_menu(members: int) -> Menu:
+    """All algorithms among the members of one level; of equals, the first is taken."""
+    algorithms = tuple(_algorithms(members, MAX_FACTORS if members > MANY_MEMBERS else None))
+    counts = [counts_of(algorithm) for algorithm in algorithms]
+    return Menu(
+        algorithms=algorithms,
+        rounds=np.array([[[found.rounds]] for found in counts], dtype=float),
+        sent=np.array([[[found.sent]] for found in counts]),
+        reduced=np.array([[[found.reduced]] for found in counts]),
+        touched=np.array([[[found.touched]] for found in counts]),
+        fan_in=np.array([[found.fan_in] for found in counts], dtype=float),
+    )
+
+
+def _algorithms(members: int, most_factors: int | None) -> Iterator[Algorithm]:
+    yield Algorithm(kind="parameter_server", holders=members)
+    yield Algorithm(kind="ring", holders=members)
+    if members & (members - 1) == 0:
+        yield Algorithm(kind="halving_doubling", holders=members)
+    for factors in factorisations(members, most_factors):
+        # Nothing but twos is halving-doubling, message for message.
+        if len(factors) > 1 and set(factors) != {2}:
+            yield Algorithm(kind="parameter_server", holders=members, factors=factors)
+
+
+@functools.lru_cache(maxsize=256)
+def flat_menu(tree: Tree) -> Menu:
+    """Algorithms that take all holders of the tree for members of one level, with what that means for its links."""
+    holders = num_holders(tree)
+    candidates = tuple(_algorithms(holders, 1 if holders > MANY_HOLDERS else None))
+    ground = _ground(tree)
+    phases = [_phases(algorithm, ground) for algorithm in candidates]
+    shape = (len(candidates), max(map(len, phases)), depth(tree))
+    rounds, sent, reduced, touched = (np.zeros(shape) for _ in range(4))
+    fan_in = np.zeros((shape[0], shape[2]))
+    for at, found in enumerate(phases):
+        for phase, level in itertools.product(range(len(found)), range(shape[2])):
+            counts = found[phase][level]
+            place = at, phase, level
+            rounds[place], sent[place] = counts.rounds, counts.sent
+            reduced[place], touched[place] = counts.reduced, counts.touched
+            fan_in[at, level] = max(fan_in[at, level], counts.fan_in)
+    return Menu(algorithms=candidates, rounds=rounds, sent=sent, reduced=reduced, touched=touched, fan_in=fan_in)
+
+
+class _Ground(NamedTuple):
+    """Where holders stand: row h has the number of the branch of height h around each of them."""
+
+    branch: NDArray[np.int64]
+
+    @property
+    def num_holders(self) -> int:
+        return int(self.branch.shape[1])
+
+
+def _ground(tree: Tree) -> _Ground:
+    rows = [list(prefixes) for prefixes in zip(*(_prefixes(path) for path in paths(tree)), strict=True)]
+    numbers = [{prefix: number for number, prefix in enumerate(dict.fromkeys(row))} for row in rows]
+    return _Ground(
+        branch=np.array([[number[prefix] for prefix in row] for row, number in zip(rows, numbers, strict=True)])
+    )
+
+
+def _prefixes(path: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The branches around a holder, from itself up to that below the top."""
+    return tuple(path[:length] for length in range(len(path), 0, -1))
+
+
+def _phases(algorithm: Algorithm, ground: _Ground) -> list[tuple[Counts, ...]]:
+    """By phase and level: rounds of equal messages, with their mirror images."""
+    if algorithm.kind == "ring":
+        return [_ring_phase(ground)]
+    factors = algorithm.factors
+    if algorithm.kind == "halving_doubling":
+        factors = (2,) * (algorithm.holders.bit_length() - 1)
+    if len(factors) == 1:
+        return [_exchange_phase(ground)]
+    strides = itertools.accumulate((1, *factors[:-1]), lambda before, factor: before * factor)
+    return [_factor_phase(ground, stride, factor) for stride, factor in zip(strides, factors, strict=True)]
+
+
+def _ring_phase(ground: _Ground) -> tuple[Counts, ...]:
+    """Each holder talks to the next one, so one block crosses each port that any two neighbours have between them."""
+    levels = _levels(ground.branch, np.roll(ground.branch, -1, axis=1))
+    ring = counts_of(Algorithm(kind="ring", holders=ground.num_holders))
+    return tuple(ring if (levels == level).any() else Counts() for level in range(len(ground.branch)))
+
+
+def _exchange_phase(ground: _Ground) -> tuple[Counts, ...]:
+    """All with all: n of N holders of a branch send to those that share its vertex but not the branch."""
+    n = ground.num_holders
+    whole = counts_of(Algorithm(kind="parameter_server", holders=n))
+    sizes = [np.bincount(row) for row in ground.branch]
+    top = max(level for level in range(len(sizes)) if len(sizes[level]) > 1)
+    found = []
+    for level, own in enumerate(sizes):
+        above = sizes[level + 1][_parents(ground, level)] if level + 1 < len(sizes) else np.full(len(own), n)
+        sent = float((own * (above - own)).max()) / n
+        # Every holder has inputs from as far as the top, so that is where all its additions belong.
+        additions = whole if level == top else Counts()
+        found.append(dataclasses.replace(additions, rounds=2 * (sent > 0), sent=2 * sent))
+    return tuple(found)
+
+
+def _parents(ground: _Ground, level: int) -> NDArray[np.int64]:
+    """By branch of this height: the branch of the next height that it is in."""
+    _, first = np.unique(ground.branch[level], return_index=True)
+    found: NDArray[np.int64] = ground.branch[level + 1][first]
+    return found
+
+
+def _levels(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The level that joins holders in these branches: they differ in all branches up to it."""
+    found: NDArray[np.int64] = (ours != theirs).sum(axis=0) - 1
+    return found
+
+
+def _factor_phase(ground: _Ground, stride: int, factor: int) -> tuple[Counts, ...]:
+    """One level of a factorisation, in which holders send a part each to those that differ in one digit."""
+    holders = np.arange(ground.num_holders)
+    digit = holders // stride % factor
+    peers = holders + ((digit + np.arange(1, factor)[:, None]) % factor - digit) * stride  # shift x holder
+    levels = _levels(ground.branch[:, None, :], ground.branch[:, peers])
+    block = 1 / (stride * factor)
+    highest = levels.max(axis=0)
+    found = []
+    for level, row in enumerate(ground.branch):
+        sent = float(np.bincount(row, weights=(levels == level).sum(axis=0)).max()) * block
+        reducing = int((highest == level).any())
+        found.append(
+            Counts(
+                rounds=2 * (sent > 0),
+                sent=2 * sent,
+                reduced=reducing * (factor - 1) * block,
+                touched=reducing * (factor + 1) * block,
+                fan_in=reducing * factor,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,299 @@
+"""Collectives as messages: who sends which blocks to whom in which round, so that every holder ends with the sum.
+
+Owns the algorithms, their messages and how these act on vectors. Does not own what they cost (`collective_counts`) nor
+which one suits a topology (`collectives`).
+
+Every all-reduce here is a reduce-scatter and its mirror image: the same messages backwards, with copies for sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_planner.errors import InvalidField
+
+Kind = Literal["ring", "halving_doubling", "reduce_broadcast", "parameter_server"]
+# Holders by place: an int is a node with so many of them; a tuple is what the next level up connects.
+Tree: TypeAlias = "int | tuple[Tree, ...]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """How `holders` add up their vectors. `factors` belongs to the parameter server alone: the fan-ins of its levels in
+    order, whose product is `holders`; left out, every holder serves its part to all others at once."""
+
+    kind: Kind
+    holders: int
+    factors: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.holders < 1:
+            raise InvalidField("holders", self.holders, "must be at least 1")
+        if self.kind == "parameter_server":
+            if not self.factors:
+                object.__setattr__(self, "factors", (self.holders,))
+            if min(self.factors) < 1 or math.prod(self.factors) != self.holders:
+                raise InvalidField("factors", list(self.factors), f"must multiply to holders ({self.holders})")
+        elif self.factors:
+            raise InvalidField("factors", list(self.factors), f"belongs to parameter_server, not to {self.kind}")
+
+    @property
+    def name(self) -> str:
+        if self.kind == "parameter_server" and len(self.factors) > 1:
+            return f"parameter_server {'x'.join(map(str, self.factors))}"
+        return self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Blocks [first, last) as the sender has them when the round begins; added to the receiver's, or put in place."""
+
+    sender: int
+    receiver: int
+    first: int
+    last: int
+    reduce: bool
+
+    def mirrored(self) -> Message:
+        return Message(sender=self.receiver, receiver=self.sender, first=self.first, last=self.last, reduce=False)
+
+
+Round: TypeAlias = tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagePlan:
+    """An all-reduce of vectors that are cut into `blocks` equal blocks. A round begins when the one before has ended.
+
+    The first half of the rounds is a reduce-scatter that leaves block b summed with `owners[b]`; the second half is an
+    all-gather from there.
+    """
+
+    holders: int
+    blocks: int
+    rounds: tuple[Round, ...]
+    owners: tuple[int, ...]
+
+    @property
+    def reduce_rounds(self) -> tuple[Round, ...]:
+        return self.rounds[: len(self.rounds) // 2]
+
+    @property
+    def gather_rounds(self) -> tuple[Round, ...]:
+        return self.rounds[len(self.rounds) // 2 :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scatter:
+    """A reduce-scatter: its rounds, and by block who has the sum in the end."""
+
+    rounds: tuple[Round, ...]
+    owners: tuple[int, ...]
+
+
+def all_reduce(algorithm: Algorithm) -> MessagePlan:
+    return _with_mirror(algorithm.holders, _scatter(algorithm))
+
+
+def tree_all_reduce(tree: Tree, pick: Callable[[int, int], Algorithm]) -> MessagePlan:
+    """An all-reduce along a tree, from the nodes up: every level carries only what the level below has added up.
+
+    `pick(level, members)` names the algorithm among the members of one vertex, level 0 being inside a node; it must
+    leave every member with a part (not reduce_broadcast, nor halving_doubling unless members is a power of two).
+    Holders count through the tree from left to right.
+    """
+    levels, owners = _tree_scatter(tree, 0, pick)
+    rounds = tuple(itertools.chain.from_iterable(levels))
+    return _with_mirror(num_holders(tree), _Scatter(rounds=rounds, owners=owners))
+
+
+def execute(plan: MessagePlan, vectors: Sequence[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
+    """What each holder has after all rounds; the vectors given are left as they are."""
+    if len(vectors) != plan.holders:
+        raise InvalidField("vectors", len(vectors), f"must be one for each of {plan.holders} holders")
+    held = [vector.copy() for vector in vectors]
+    for messages in plan.rounds:
+        sent = [held[message.sender][elements(plan, message, held[0].size)].copy() for message in messages]
+        for message, values in zip(messages, sent, strict=True):
+            place = elements(plan, message, held[0].size)
+            if message.reduce:
+                held[message.receiver][place] += values
+            else:
+                held[message.receiver][place] = values
+    return tuple(held)
+
+
+def elements(plan: MessagePlan, message: Message, size: int) -> slice:
+    """Where the blocks of a message lie in a vector of so many elements, which need not divide by the blocks."""
+    return slice(message.first * size // plan.blocks, message.last * size // plan.blocks)
+
+
+def num_holders(tree: Tree) -> int:
+    return tree if isinstance(tree, int) else sum(map(num_holders, tree))
+
+
+def depth(tree: Tree) -> int:
+    """Number of levels. Raises InvalidField where a vertex is empty or its branches differ in depth."""
+    if isinstance(tree, int):
+        if tree < 1:
+            raise InvalidField("tree", tree, "must hold at least one holder in every node")
+        return 1
+    depths = set(map(depth, tree))
+    if len(depths) != 1:
+        raise InvalidField("tree", tree, "must have branches, all of the same depth")
+    return 1 + depths.pop()
+
+
+def paths(tree: Tree) -> Iterator[tuple[int, ...]]:
+    """Where each holder stands: the index of the branch at every vertex, from the top."""
+    branches = range(tree) if isinstance(tree, int) else tree
+    for index, branch in enumerate(branches):
+        if isinstance(tree, int):
+            yield (index,)
+        else:
+            for rest in paths(branch):
+                yield (index, *rest)
+
+
+def _with_mirror(holders: int, scatter: _Scatter) -> MessagePlan:
+    mirror = tuple(tuple(message.mirrored() for message in messages) for messages in reversed(scatter.rounds))
+    return MessagePlan(
+        holders=holders, blocks=len(scatter.owners), rounds=scatter.rounds + mirror, owners=scatter.owners
+    )
+
+
+def _scatter(algorithm: Algorithm) -> _Scatter:
+    match algorithm.kind:
+        case "ring":
+            return _ring(algorithm.holders)
+        case "halving_doubling":
+            return _halving_doubling(algorithm.holders)
+        case "reduce_broadcast":
+            return _reduce_broadcast(algorithm.holders)
+        case "parameter_server":
+            return _parameter_server(algorithm.factors)
+    assert_never(algorithm.kind)
+
+
+def _ring(holders: int) -> _Scatter:
+    rounds = []
+    for step in range(holders - 1):
+        blocks = [(sender - step - 1) % holders for sender in range(holders)]
+        rounds.append(
+            tuple(
+                Message(sender=sender, receiver=(sender + 1) % holders, first=block, last=block + 1, reduce=True)
+                for sender, block in enumerate(blocks)
+            )
+        )
+    return _Scatter(rounds=tuple(rounds), owners=tuple(range(holders)))
+
+
+def _reduce_broadcast(holders: int) -> _Scatter:
+    senders = range(1, holders)
+    messages = tuple(Message(sender=sender, receiver=0, first=0, last=1, reduce=True) for sender in senders)
+    return _Scatter(rounds=(messages,) if messages else (), owners=(0,))
+
+
+def _halving_doubling(holders: int) -> _Scatter:
+    """Neighbours first, so that the long way carries the short messages. The holders beyond the largest power of two
+    fold their whole vector into a partner's before, and have the sum copied back after."""
+    core = 1 << (holders.bit_length() - 1)
+    scatter = _parameter_server((2,) * (core.bit_length() - 1))
+    extra = range(holders - core)
+    if not extra:
+        return scatter
+    fold = tuple(Message(sender=core + index, receiver=index, first=0, last=core, reduce=True) for index in extra)
+    return _Scatter(rounds=(fold, *scatter.rounds), owners=scatter.owners)
+
+
+def _parameter_server(factors: tuple[int, ...]) -> _Scatter:
+    """Level i splits what a holder is left with among the holders that differ in digit i of their number alone."""
+    holders = math.prod(factors)
+    first = [0] * holders
+    stride, length = 1, holders
+    rounds = []
+    for factor in factors:
+        length //= factor
+        messages = []
+        for sender in range(holders):
+            digit = sender // stride % factor
+            for other in range(factor):
+                if other != digit:
+                    block = first[sender] + other * length
+                    receiver = sender + (other - digit) * stride
+                    messages.append(
+                        Message(sender=sender, receiver=receiver, first=block, last=block + length, reduce=True)
+                    )
+        first = [first[holder] + holder // stride % factor * length for holder in range(holders)]
+        stride *= factor
+        if messages:
+            rounds.append(tuple(messages))
+    owners = sorted(range(holders), key=lambda holder: first[holder])
+    return _Scatter(rounds=tuple(rounds), owners=tuple(owners))
+
+
+def _tree_scatter(
+    tree: Tree, start: int, pick: Callable[[int, int], Algorithm]
+) -> tuple[list[tuple[Round, ...]], tuple[int, ...]]:
+    """Rounds by level, and owners by block. Blocks of a branch are cut further until those of all branches agree."""
+    branches: list[tuple[list[tuple[Round, ...]], tuple[int, ...]]] = []
+    if isinstance(tree, int):
+        branches = [([], (start + index,)) for index in range(tree)]
+    else:
+        for branch in tree:
+            branches.append(_tree_scatter(branch, start, pick))
+            start += num_holders(branch)
+    level = depth(tree) - 1
+    scatter = _scatter(pick(level, len(branches)))
+    cut = len(scatter.owners)
+    chunks = math.lcm(*(len(owners) for _, owners in branches))
+    found = [
+        _side_by_side([_rescaled(rounds[lower], chunks * cut // len(owners)) for rounds, owners in branches])
+        for lower in range(level)
+    ]
+    members = [tuple(owners[chunk * len(owners) // chunks] for _, owners in branches) for chunk in range(chunks)]
+    found.append(_side_by_side([_placed(scatter.rounds, who, chunk * cut) for chunk, who in enumerate(members)]))
+    return found, tuple(who[owner] for who in members for owner in scatter.owners)
+
+
+def _side_by_side(parts: Sequence[tuple[Round, ...]]) -> tuple[Round, ...]:
+    return tuple(tuple(itertools.chain.from_iterable(same)) for same in itertools.zip_longest(*parts, fillvalue=()))
+
+
+def _rescaled(rounds: tuple[Round, ...], factor: int) -> tuple[Round, ...]:
+    return tuple(
+        tuple(
+            Message(
+                sender=message.sender,
+                receiver=message.receiver,
+                first=message.first * factor,
+                last=message.last * factor,
+                reduce=message.reduce,
+            )
+            for message in messages
+        )
+        for messages in rounds
+    )
+
+
+def _placed(rounds: tuple[Round, ...], members: tuple[int, ...], offset: int) -> tuple[Round, ...]:
+    return tuple(
+        tuple(
+            Message(
+                sender=members[message.sender],
+                receiver=members[message.receiver],
+                first=offset + message.first,
+                last=offset + message.last,
+                reduce=message.reduce,
+            )
+            for message in messages
+        )
+        for messages in rounds
+    )
