@@ -1,0 +1,300 @@
+"""Campaigns over random clusters: what must hold of every plan, seed by seed, and what did not.
+
+    python tests/planner/campaign.py oracle|units|memory|monotone|larger|slow --seeds 0-99 [--processes 2] [--out DIR]
+
+prints each seed that failed, counts, and the CPU seconds of `plan()`. With --out, what failed is written there as
+JSON. Owns the judgements; instances are drawn in `random_clusters`, brute force is in `oracle`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import json
+import math
+import multiprocessing
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import recount
+from oracle import best_plan, draw_countable
+from random_clusters import CHANGES, Instance, draw_large, draw_small, slow_device
+
+from shoal_planner.cluster import ClusterSnapshot, snapshot_to_mapping
+from shoal_planner.errors import NoPlanFits
+from shoal_planner.plan import Plan
+from shoal_planner.profile import Profile
+from shoal_planner.score import score
+from shoal_planner.search import PlanResult, plan
+
+# Far above what any of these searches takes: an answer that hangs on the clock would be no answer.
+TIME_LIMIT_S = 600.0
+STRICT = 1e-9
+LARGER = 0.01
+# Of these, so many plans are brute-forced at most.
+MOST_PLANS = 20_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What one seed came to. `failures` are sentences, `repros` their instances as JSON."""
+
+    seed: int
+    failures: list[str] = field(default_factory=list)
+    repros: list[str] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    num_checked: int = 0
+    num_without: int = 0
+    num_brute: int = 0
+    brute_s: float = 0.0
+
+    def fail(self, problem: str, instance: Instance, other: ClusterSnapshot | None = None) -> None:
+        self.failures.append(problem)
+        entry = {"problem": problem, **json.loads(instance.repro())}
+        if other is not None:
+            entry["changed"] = snapshot_to_mapping(other)
+        self.repros.append(json.dumps(entry))
+
+    def plan(self, instance: Instance, cluster: ClusterSnapshot | None = None, **held: int) -> PlanResult | None:
+        """None: no plan fits."""
+        started_s = time.process_time()
+        try:
+            found = plan(instance.job, cluster or instance.cluster, Profile(), time_limit_s=TIME_LIMIT_S, **held)
+        except NoPlanFits:
+            self.num_without += 1
+            return None
+        finally:
+            self.cpu_s.append(time.process_time() - started_s)
+        if found.truncated:
+            self.fail(f"truncated within {TIME_LIMIT_S:g} s", instance, cluster)
+        return found
+
+
+def step_s(result: PlanResult | None) -> float:
+    if result is None:
+        return math.inf
+    assert result.plan.prediction is not None
+    return result.plan.prediction.step_s
+
+
+# --- judgements ------------------------------------------------------------------------------------------------------
+
+
+def judge_oracle(seed: int, limit: int = MOST_PLANS) -> Tally:
+    """Up to 4 devices: equal to the best of all plans."""
+    return _compare(seed, draw_countable(seed, limit), one_replica=False)
+
+
+def judge_units(seed: int, limit: int = MOST_PLANS) -> Tally:
+    """Up to 6 devices: equal to the best of all plans with one replica per stage, unless it uses more replicas and is
+    faster still."""
+    return _compare(seed, draw_countable(seed, limit, most_devices=6, one_replica=True), one_replica=True)
+
+
+def _compare(seed: int, instance: Instance, *, one_replica: bool) -> Tally:
+    tally = Tally(seed=seed, num_checked=1)
+    started_s = time.process_time()
+    best = best_plan(instance, one_replica=one_replica)
+    tally.num_brute, tally.brute_s = best.num_plans, time.process_time() - started_s
+    found = tally.plan(instance, **(_one_replica_option() if one_replica else {}))
+    ours_s = step_s(found)
+    if ours_s > best.step_s * (1 + STRICT):
+        tally.fail(
+            f"worse than the best of {best.num_plans}: {_ratio(best.step_s, ours_s)}{_shown(best.plan)}", instance
+        )
+    elif ours_s < best.step_s * (1 - STRICT) and not _wider(found, instance, one_replica=one_replica):
+        shown = _shown(found.plan if found else None)
+        tally.fail(f"better than the best of {best.num_plans}: {_ratio(best.step_s, ours_s)}{shown}", instance)
+    if found is not None:
+        _judge_memory(tally, instance, found)
+    return tally
+
+
+def _one_replica_option() -> dict[str, int]:
+    """The search's own option that holds stages to one replica, if it has one."""
+    return {"max_replicas": 1} if "max_replicas" in inspect.signature(plan).parameters else {}
+
+
+def _wider(found: PlanResult | None, instance: Instance, *, one_replica: bool) -> bool:
+    """Whether the plan lies outside of what was enumerated."""
+    assert found is not None
+    stages = [stage for pipeline in found.plan.pipelines for stage in pipeline.stages]
+    return (
+        any(getattr(stage, "overrides", ()) or stage.recompute == "selective" for stage in stages)
+        or any(replica.state_share != 1 or not replica.samples for stage in stages for replica in stage.replicas)
+        or (one_replica and any(len(stage.replicas) > 1 for stage in stages))
+    )
+
+
+def judge_memory(seed: int, most_devices: int = 64) -> Tally:
+    """Any number of devices: the plan passes `score` and a recount of the memory of each device and host."""
+    instance = draw_large(seed, most_devices=most_devices)
+    tally = Tally(seed=seed, num_checked=1)
+    found = tally.plan(instance)
+    if found is not None:
+        _judge_memory(tally, instance, found)
+    return tally
+
+
+def _judge_memory(tally: Tally, instance: Instance, found: PlanResult) -> None:
+    job, cluster, made = instance.job, instance.cluster, found.plan
+    again = score(made, job, cluster, Profile())
+    if again.prediction != made.prediction:
+        tally.fail(f"score says {again.prediction}, plan() said {made.prediction}", instance)
+    assert made.prediction is not None
+    predicted = dict(made.prediction.memory_bytes)
+    for device, used in recount.device_bytes(made, job).items():
+        room = recount.room_bytes(cluster, device.rsplit(":", 1)[0])
+        if used > room * (1 + STRICT):
+            tally.fail(f"{device} needs {used:.6g} bytes of {room:.6g}{_shown(made)}", instance)
+        if not math.isclose(used, predicted.get(device, math.nan), rel_tol=1e-6):
+            tally.fail(f"{device}: predicted {predicted.get(device)} bytes, recounted {used}{_shown(made)}", instance)
+    for node, kept in recount.host_bytes(made, job, cluster).items():
+        if kept > cluster.node(node).host_memory_bytes * (1 + STRICT):
+            room = cluster.node(node).host_memory_bytes
+            tally.fail(f"host of {node} needs {kept:.6g} bytes of {room:.6g}{_shown(made)}", instance)
+
+
+def judge_monotone(seed: int, most_devices: int = 8) -> Tally:
+    """At most 8 devices: each change for the better leaves the plan as fast at least."""
+    return _judge_changes(seed, draw_small(seed, most_devices), STRICT)
+
+
+def judge_larger(seed: int, most_devices: int = 64) -> Tally:
+    """9 to 64 devices: no change for the better costs more than a hundredth."""
+    return _judge_changes(seed, draw_large(seed, 9, most_devices), LARGER)
+
+
+def _judge_changes(seed: int, instance: Instance, tolerance: float) -> Tally:
+    tally = Tally(seed=seed)
+    before_s = step_s(tally.plan(instance))
+    for kind, change in CHANGES.items():
+        what, cluster = change(instance)
+        _no_worse(tally, f"{kind}: {what}", instance, cluster, before_s, tolerance)
+    return tally
+
+
+def judge_slow(seed: int, most_devices: int = 64) -> Tally:
+    """A device of a tenth of the speed never makes the plan slower; two of three clusters are small."""
+    instance = draw_large(seed, 9, most_devices) if seed % 3 == 0 else draw_small(seed)
+    tally = Tally(seed=seed)
+    before_s = step_s(tally.plan(instance))
+    what, cluster = slow_device(instance)
+    _no_worse(tally, f"slow: {what}", instance, cluster, before_s, STRICT)
+    return tally
+
+
+def _no_worse(
+    tally: Tally, what: str, instance: Instance, cluster: ClusterSnapshot, before_s: float, tolerance: float
+) -> None:
+    tally.num_checked += 1
+    after_s = step_s(tally.plan(instance, cluster))
+    if after_s > before_s * (1 + tolerance):
+        tally.fail(f"{what}: {_ratio(before_s, after_s)}", instance, cluster)
+
+
+def _ratio(before_s: float, after_s: float) -> str:
+    share = f"{100 * (after_s / before_s - 1):+.4g} %" if math.isfinite(after_s + before_s) else "one does not fit"
+    return f"{before_s:.9g} -> {after_s:.9g} s ({share})"
+
+
+def _shown(made: Plan | None) -> str:
+    return "" if made is None else f"\n    {json.dumps(compact(made))}"
+
+
+def compact(made: Plan) -> dict[str, object]:
+    """A plan in one short line: micro-batches x size, then stages as layers, recomputation and replicas."""
+    return {
+        "sharding": made.sharding.optimizer,
+        "pipelines": [
+            [
+                f"{pipeline.micro_batches}x{pipeline.micro_batch}",
+                *(
+                    f"{stage.first}-{stage.last} {stage.recompute} "
+                    + " ".join(f"{r.node}:{','.join(map(str, r.devices))}*{r.samples}" for r in stage.replicas)
+                    for stage in pipeline.stages
+                ),
+            ]
+            for pipeline in made.pipelines
+        ],
+    }
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+JUDGES: dict[str, Callable[[int], Tally]] = {
+    "oracle": judge_oracle,
+    "units": judge_units,
+    "memory": judge_memory,
+    "monotone": judge_monotone,
+    "larger": judge_larger,
+    "slow": judge_slow,
+}
+
+
+def run(name: str, seeds: Iterable[int], processes: int = 2, **options: int) -> list[Tally]:
+    """The tallies of these seeds, in order. A crash is a failure of its seed."""
+    judge = functools.partial(_judged, name, options)
+    if processes == 1:
+        return [judge(seed) for seed in seeds]
+    # Fresh processes: a test run may have threads, which a fork would not survive.
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(judge, seeds, chunksize=4))
+
+
+def _judged(name: str, options: dict[str, int], seed: int) -> Tally:
+    try:
+        return JUDGES[name](seed, **options)
+    except Exception:  # whatever went wrong is this seed's result; the other seeds go on
+        return Tally(seed=seed, failures=[traceback.format_exc()], repros=[json.dumps({"seed": seed})])
+
+
+def summary(name: str, tallies: list[Tally]) -> str:
+    """Counts, and each failure with its seed."""
+    cpu_s = sorted(second for tally in tallies for second in tally.cpu_s)
+    failed = [tally for tally in tallies if tally.failures]
+    lines = [f"{name} {tally.seed}: {problem}" for tally in failed for problem in tally.failures]
+    mean_s = sum(cpu_s) / max(1, len(cpu_s))
+    lines.append(
+        f"{name}: {len(tallies)} seeds, {sum(tally.num_checked for tally in tallies)} checks, {len(failed)} seeds "
+        f"failed; {len(cpu_s)} plans of {mean_s:.3g} s CPU in the mean, {cpu_s[-1] if cpu_s else 0:.3g} s at most"
+        f"; {sum(tally.num_without for tally in tallies)} without a plan"
+    )
+    if brute := sum(tally.num_brute for tally in tallies):
+        lines.append(f"    {brute} plans by brute force in {sum(tally.brute_s for tally in tallies):.3g} s")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("campaign", choices=sorted(JUDGES))
+    parser.add_argument("--seeds", default="0-99", help="a seed, or the first and the last as A-B")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--limit", type=int, help="oracle and units: at most so many plans by brute force")
+    parser.add_argument("--most-devices", type=int, help="the other campaigns: at most so many devices")
+    parser.add_argument("--out", type=Path, help="a folder for what failed, as JSON")
+    given = parser.parse_args(arguments)
+    first, _, last = given.seeds.partition("-")
+    options = {name: value for name in ("limit", "most_devices") if (value := getattr(given, name)) is not None}
+    tallies = run(given.campaign, range(int(first), int(last or first) + 1), given.processes, **options)
+    sys.stdout.write(summary(given.campaign, tallies) + "\n")
+    if given.out:
+        _write(given.out, given.campaign, tallies)
+    return int(any(tally.failures for tally in tallies))
+
+
+def _write(folder: Path, name: str, tallies: list[Tally]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for tally in tallies:
+        for number, repro in enumerate(tally.repros):
+            (folder / f"{name}-{tally.seed}-{number}.json").write_text(repro + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""Bytes that a plan takes on each device and host, counted again from the plan and the shapes of the matrices.
+
+Shares with the planner the engine's measured constants and where copies are placed, but no arithmetic: what a rank
+holds, owns and keeps in flight is counted here, matrix by matrix and micro-batch by micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fractions import Fraction
+
+from shoal_planner import memory as policy
+from shoal_planner.catalogue import device_type
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.job import JobSpec, ModelSpec
+from shoal_planner.placement import backups
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+
+# What the published memory policy leaves free, in numbers of our own.
+FREE_SHARE = 0.05
+CONTEXT_GIB = 0.6
+
+
+def device_bytes(plan: Plan, job: JobSpec) -> dict[str, float]:
+    """Peak bytes by device (`node:index`)."""
+    owners = _owners(plan, job)
+    found = {}
+    for pipeline in plan.pipelines:
+        for number, stage in enumerate(pipeline.stages):
+            for replica in stage.replicas:
+                held = _held(pipeline, number, replica, job.model)
+                total = _state_bytes(held, _owned(plan, held, replica, owners), stage, job)
+                total += _activation_bytes(pipeline, number, replica, job)
+                for index in replica.devices:
+                    found[f"{replica.node}:{index}"] = total
+    return found
+
+
+def room_bytes(cluster: ClusterSnapshot, node_id: str) -> float:
+    """What a plan may use of one device of this node."""
+    device = device_type(cluster.node(node_id).device, cluster.overrides)
+    return device.memory_bytes * (1 - FREE_SHARE) - (0 if device.threads else CONTEXT_GIB * 2**30)
+
+
+def host_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str, float]:
+    """Bytes of snapshots by node: of its own state, and of the state that it keeps for others."""
+    owners = _owners(plan, job)
+    owned: dict[str, float] = defaultdict(float)
+    for pipeline in plan.pipelines:
+        for number, stage in enumerate(pipeline.stages):
+            for replica in stage.replicas:
+                held = _held(pipeline, number, replica, job.model)
+                owned[replica.node] += replica.tp * float(sum(_owned(plan, held, replica, owners).values()))
+    kept = defaultdict(float, owned)
+    for node, others in backups(cluster.nodes, plan.copies).items():
+        for other in others:
+            kept[other] += owned.get(node, 0.0)
+    # Two snapshots of the running epoch, and two of the one before while a plan changes.
+    return {node: 2 * 2 * 12 * elements for node, elements in kept.items()}
+
+
+def matrix_elements(model: ModelSpec, tp: int) -> dict[str, int]:
+    """Elements that the rank with the largest slices holds of a block, the embedding, the final norm and the head."""
+    keys, hidden = model.num_kv_heads * model.head_dim, model.hidden
+    rows = [hidden, keys, keys, hidden, model.ffn, model.ffn]
+    if getattr(model, "gated_mlp", True):
+        rows.append(model.ffn)
+    return {
+        "block": hidden * sum(-(-count // tp) for count in rows) + 2 * hidden,
+        "embedding": hidden * -(-model.vocab // tp),
+        "norm": hidden,
+    }
+
+
+def _held(pipeline: Pipeline, number: int, replica: Replica, model: ModelSpec) -> dict[str, int]:
+    """Names of what the replica's ranks hold, each with its elements."""
+    sizes = matrix_elements(model, replica.tp)
+    stage = pipeline.stages[number]
+    found = {f"block {layer}": sizes["block"] for first, last in stage.layers for layer in range(first, last)}
+    if number == 0:
+        found["embedding"] = sizes["embedding"]
+    if number == len(pipeline.stages) - 1:
+        found["norm"] = sizes["norm"]
+        found["embedding" if model.tie_embeddings else "head"] = sizes["embedding"]
+    return found
+
+
+def _owners(plan: Plan, job: JobSpec) -> dict[str, Fraction]:
+    """The sum of the shares of all replicas that hold each thing."""
+    found: dict[str, Fraction] = defaultdict(Fraction)
+    for pipeline in plan.pipelines:
+        for number, stage in enumerate(pipeline.stages):
+            for replica in stage.replicas:
+                for name in _held(pipeline, number, replica, job.model):
+                    found[name] += Fraction(replica.state_share)
+    return found
+
+
+def _owned(plan: Plan, held: dict[str, int], replica: Replica, owners: dict[str, Fraction]) -> dict[str, Fraction]:
+    """Elements of optimizer state on each rank of the replica."""
+    if plan.sharding.optimizer == "none":
+        return {name: Fraction(count) for name, count in held.items()}
+    return {name: count * Fraction(replica.state_share) / owners[name] for name, count in held.items()}
+
+
+def _state_bytes(held: dict[str, int], owned: dict[str, Fraction], stage: Stage, job: JobSpec) -> float:
+    size = 2 if job.train.precision == "bf16" else 4
+    elsewhere = {
+        f"block {layer}"
+        for override in getattr(stage, "overrides", ())
+        if override.offload == "optimizer"
+        for layer in range(*override.layers)
+    }
+    kept = sum(count for name, count in owned.items() if name not in elsewhere)
+    largest = max(*held.values(), _largest_block(held, job, stage))
+    return sum(held.values()) * (size + 4) + 12 * float(kept) + 2 * 4 * largest
+
+
+def _largest_block(held: dict[str, int], job: JobSpec, stage: Stage) -> int:
+    """Buffers are made for a block even where a stage holds none; final norm and untied head are one buffer."""
+    found = matrix_elements(job.model, stage.replicas[0].tp)["block"]
+    if "norm" in held:
+        end = "embedding" if job.model.tie_embeddings else "head"
+        found = max(found, held["norm"] + held[end])
+    return found
+
+
+def _activation_bytes(pipeline: Pipeline, number: int, replica: Replica, job: JobSpec) -> float:
+    """Of each micro-batch in flight what its blocks keep and the borders of the stage, and once what a backward needs
+    while it runs."""
+    model, train, stage = job.model, job.train, pipeline.stages[number]
+    size = 2 if train.precision == "bf16" else 4
+    in_flight = min(len(pipeline.stages) - number, pipeline.micro_batches)
+    kinds = [kind for first, last in stage.layers for kind in (_kind(stage, layer) for layer in range(first, last))]
+    kept = sum(in_flight * _block_widths(model, kind, replica.tp, size) for kind in kinds)
+    blocks_at_work = 2 if set(kinds) - {"none"} else 1
+    working = blocks_at_work * _block_widths(model, "none", replica.tp, size)
+    borders = (policy.BORDER_COPIES * in_flight + policy.BORDER_EXTRA) * size * model.hidden
+    logits = 12 * model.vocab / replica.tp if number == len(pipeline.stages) - 1 else 0
+    return replica.samples * train.seq_len * (kept + working + borders + logits)
+
+
+def _kind(stage: Stage, layer: int) -> str:
+    for override in getattr(stage, "overrides", ()):
+        if override.layers[0] <= layer < override.layers[1] and override.recompute is not None:
+            return str(override.recompute)
+    return stage.recompute
+
+
+def _block_widths(model: ModelSpec, kind: str, tp: int, size: int) -> float:
+    """Bytes that a block keeps of one token."""
+    hidden, ffn, gated = model.hidden, model.ffn, getattr(model, "gated_mlp", True)
+    if kind == "full":
+        return float(size * hidden)
+    heads = (policy.QUERY_WIDTHS * hidden + policy.KEY_WIDTHS * model.num_kv_heads * model.head_dim) / tp
+    if kind == "selective":
+        return policy.ACTIVATION_MARGIN * size * (2 * hidden + heads + (2 if gated else 1) * ffn / tp)
+    norms = (policy.NORM_WIDTHS * size + (8 if size == 2 else 0)) * hidden
+    return policy.ACTIVATION_MARGIN * (norms + size * (heads + (4 if gated else 2) * ffn / tp))
