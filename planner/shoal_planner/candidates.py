@@ -183,7 +183,7 @@ class Pricer:
         both = self._bytes(unit, num_pipelines, size, 1, 1, first=first, last=last)
         return StageCost(
             per_layer_s=costs.part("block", node_id, tp, size).total_s,
-            fixed_s=costs.stage(node_id, tp, size, 0, embedding=first, head=last).total_s + send_s,
+            fixed_s=costs.stage(node_id, tp, size, {}, embedding=first, head=last).total_s + send_s,
             sync_per_layer_s=sync[1] - sync[0],
             sync_fixed_s=sync[0],
             capacity_bytes=usable_bytes(costs.device(node_id)),
@@ -206,7 +206,7 @@ class Pricer:
             tp=unit.tp,
             samples=size,
             in_flight=in_flight,
-            layers=layers,
+            layers={"none": layers},
             embedding=first,
             head=last,
             owned=owned,

@@ -6,36 +6,34 @@ parts join into a step (`simulate`).
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from shoal_planner.catalogue import DeviceType, device_type
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.job import JobSpec, ModelSpec
-from shoal_planner.memory import ELEMENT_BYTES, part_elements
+from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES, part_elements
+from shoal_planner.node_kinds import node_kinds
 from shoal_planner.placement import backups
+from shoal_planner.plan import Recompute
 from shoal_planner.profile import Part, Profile, measured
 
-# Operations per backward for one per forward: the gradient of the input and of the weight.
-BACKWARD_FACTOR = 2.0
-# Elements read and written per token of a block, in widths of the residual stream, by everything that is no matmul.
-MEMORY_WIDTHS = 40
-# Kernels in a block's forward, and what the start of one costs a GPU and a CPU.
-BLOCK_KERNELS = 25
-EDGE_KERNELS = 8
-GPU_KERNEL_S = 8e-6
-CPU_KERNEL_S = 12e-6
-# A matmul reaches half of the device's efficiency at this inner width times share of the peak: wide devices need more.
-HALF_WIDTH_PER_TFLOP = 1.0
 # Bytes that the optimizer moves per element: gradient, three states in and out, the weight out.
 UPDATE_BYTES = 32
+# What each further peer of a direct exchange adds: its own messages, one after the other at the receiver.
+PER_PEER_S = 40e-6
+# How often the recomputed values of a block are read or written when they are made again.
+SELECTIVE_TOUCHED = 3
+# Between a device and its host's memory, and what a device's part of the host does there.
+HOST_LINK_BYTES_PER_S = 12e9
+HOST_BYTES_PER_S = 20e9
 # What a message costs before its first byte, where nothing was measured.
 GPU_INTRA_LATENCY_S = 15e-6
 CPU_INTRA_LATENCY_S = 100e-6
 GPU_INTER_LATENCY_S = 60e-6
 CPU_INTER_LATENCY_S = 300e-6
-# What each further peer of a reduction adds: its own messages, one after the other at the receiver.
-PER_PEER_S = 40e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,65 +67,6 @@ class LinkCost:
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
-class Holder(NamedTuple):
-    """A replica that holds a unit: its node, its tp, and its part of the unit's state as a ratio to the others'."""
-
-    node: str
-    tp: int
-    share: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """Seconds of an exchange within the slowest node, and of the network interfaces of each node that takes part."""
-
-    latency_s: float
-    inside_s: float
-    network_s: tuple[tuple[str, float], ...]
-
-
-def matmul_flops(model: ModelSpec, part: Part, seq_len: int) -> float:
-    """Operations of one sample's forward: two per weight and token, and the quadratic part of attention."""
-    match part:
-        case "block":
-            keys = model.num_kv_heads * model.head_dim
-            weights = model.hidden * (2 * model.hidden + 2 * keys + 3 * model.ffn)
-            return 2.0 * seq_len * weights + 4.0 * seq_len * seq_len * model.hidden
-        case "embedding":
-            return 0.0
-        case "head":
-            return 2.0 * seq_len * model.hidden * model.vocab
-
-
-def model_flops(model: ModelSpec, seq_len: int) -> float:
-    """Operations that training on one sample needs: a forward and a backward, without any recomputation."""
-    forward = model.layers * matmul_flops(model, "block", seq_len) + matmul_flops(model, "head", seq_len)
-    return forward * (1 + BACKWARD_FACTOR)
-
-
-def forward_seconds(
-    device: DeviceType, model: ModelSpec, part: Part, precision: str, seq_len: int, tp: int, samples: int
-) -> float:
-    """Analytic: matmuls at a share of the peak, less for narrow matrices; the rest by memory and kernel starts."""
-    peak = device.flops_per_s("bf16" if precision == "bf16" else "fp32")
-    flops = matmul_flops(model, part, seq_len) * samples / tp
-    width = min(model.hidden, model.ffn / tp)
-    half = HALF_WIDTH_PER_TFLOP * peak / 1e12
-    rate = peak * device.efficiency * width / (width + half)
-    tokens, size = seq_len * samples, ELEMENT_BYTES[precision]
-    if part == "block":
-        cut = (3 * model.hidden + 4 * model.ffn) / tp
-        touched = tokens * size * (MEMORY_WIDTHS / 2 * model.hidden + cut)
-    elif part == "embedding":
-        touched = tokens * size * 2 * model.hidden
-    else:
-        touched = tokens * 4 * 4 * model.vocab / tp
-    touched += part_elements(model, part, tp) * size
-    kernel_s = GPU_KERNEL_S if device.threads is None else CPU_KERNEL_S
-    kernels = BLOCK_KERNELS if part == "block" else EDGE_KERNELS
-    return flops / rate + touched / device.memory_bytes_per_s + kernels * kernel_s
-
-
 class CostModel:
     """Costs on one cluster for one job. Pure: the same question has the same answer, and is computed once."""
 
@@ -136,14 +75,24 @@ class CostModel:
         self.snapshot = snapshot
         self.profile = profile
         self._nodes = {node.id: node for node in snapshot.nodes}
+        self._kinds = node_kinds(snapshot, profile)
         self._devices: dict[str, DeviceType] = {}
-        self._parts: dict[tuple[Part, str, int, int], PartTime] = {}
-        self._links: dict[tuple[str, str], LinkCost] = {}
+        self._parts: dict[tuple[Part, int, int, int, Recompute], PartTime] = {}
+        self._links: dict[tuple[int, int, bool], LinkCost] = {}
         self._backups: dict[int, dict[str, tuple[str, ...]]] = {}
 
     def node(self, node_id: str) -> Node:
         """Raises KeyError."""
         return self._nodes[node_id]
+
+    def node_rate(self, node_id: str) -> float:
+        """Bytes per second of all network interfaces of a node."""
+        node = self._nodes[node_id]
+        return node.inter_bytes_per_s * node.nics
+
+    def kind(self, node_id: str) -> int:
+        """Nodes of one kind cost the same. Raises KeyError."""
+        return self._kinds[node_id]
 
     def device(self, node_id: str) -> DeviceType:
         """Raises InvalidField for a type that is not known."""
@@ -158,19 +107,44 @@ class CostModel:
             self._backups[copies] = backups(self.snapshot.nodes, copies)
         return self._backups[copies]
 
-    def part(self, part: Part, node_id: str, tp: int, samples: int) -> PartTime:
+    def part(self, part: Part, node_id: str, tp: int, samples: int, recompute: Recompute = "none") -> PartTime:
         """One part of the model on `tp` devices of a node, for one micro-batch of `samples`."""
-        key = (part, node_id, tp, samples)
+        key = (part, self._kinds[node_id], tp, samples, recompute)
         if key not in self._parts:
-            self._parts[key] = self._part(*key)
+            plain = self._part(part, node_id, tp, samples)
+            self._parts[key] = self._recomputed(plain, node_id, tp, samples, recompute)
         return self._parts[key]
 
-    def stage(self, node_id: str, tp: int, samples: int, layers: int, *, embedding: bool, head: bool) -> PartTime:
-        """All that a replica does for one micro-batch."""
-        found = PartTime().plus(self.part("block", node_id, tp, samples), layers)
-        for part, present in (("embedding", embedding), ("head", head)):
+    def _recomputed(self, plain: PartTime, node_id: str, tp: int, samples: int, recompute: Recompute) -> PartTime:
+        """With what the backward computes again: all of the forward, or what norms and activation functions made."""
+        match recompute:
+            case "none":
+                return plain
+            case "full":
+                again = plain
+            case "selective":
+                train, model = self.job.train, self.job.model
+                widths = SELECTIVE_TOUCHED * (2 * model.hidden + 2 * model.ffn / tp)
+                touched = widths * train.seq_len * samples * ELEMENT_BYTES[train.precision]
+                again = PartTime(forward_s=touched / self.device(node_id).memory_bytes_per_s)
+        return dataclasses.replace(
+            plain,
+            backward_s=plain.backward_s + again.forward_s,
+            tensor_backward_s=plain.tensor_backward_s + again.tensor_forward_s,
+        )
+
+    def stage(
+        self, node_id: str, tp: int, samples: int, layers: Mapping[Recompute, int], *, embedding: bool, head: bool
+    ) -> PartTime:
+        """All that a replica does for one micro-batch; `layers` by their kind of recomputation."""
+        found = PartTime()
+        for recompute, count in layers.items():
+            if count:
+                found = found.plus(self.part("block", node_id, tp, samples, recompute), count)
+        ends: tuple[tuple[Part, bool], ...] = (("embedding", embedding), ("head", head))
+        for part, present in ends:
             if present:
-                found = found.plus(self.part(part, node_id, tp, samples))  # type: ignore[arg-type]
+                found = found.plus(self.part(part, node_id, tp, samples))
         return found
 
     def _part(self, part: Part, node_id: str, tp: int, samples: int) -> PartTime:
@@ -221,9 +195,9 @@ class CostModel:
 
     def link(self, from_node: str, to_node: str) -> LinkCost:
         """What connects devices of these nodes, one flow at a time."""
-        key = (from_node, to_node)
+        key = (self._kinds[from_node], self._kinds[to_node], from_node == to_node)
         if key not in self._links:
-            self._links[key] = self._link(*key)
+            self._links[key] = self._link(from_node, to_node)
         return self._links[key]
 
     def _link(self, from_node: str, to_node: str) -> LinkCost:
@@ -244,40 +218,36 @@ class CostModel:
 
     def send_s(self, from_node: str, to_node: str, samples: int) -> float:
         """One way between stages: the activations of these samples."""
-        train = self.job.train
-        num_bytes = samples * train.seq_len * self.job.model.hidden * ELEMENT_BYTES[train.precision]
-        return self.link(from_node, to_node).seconds(num_bytes)
+        return self.link(from_node, to_node).seconds(self.activation_bytes(samples))
 
-    def update_s(self, node_id: str, owned: float) -> float:
+    def activation_bytes(self, samples: int) -> float:
+        """What passes between stages for these samples."""
+        train = self.job.train
+        return float(samples * train.seq_len * self.job.model.hidden * ELEMENT_BYTES[train.precision])
+
+    def update_s(self, node_id: str, owned: float, offloaded: float = 0.0) -> float:
+        """The optimizer's step on a device that owns this many elements, `offloaded` of them on the host: these come
+        and go over the host's link, and the host's memory limits their update."""
         device = self.device(node_id)
         rate = self.profile.update_rate(device.name) or device.memory_bytes_per_s / UPDATE_BYTES
-        return owned / rate
+        moved = GRADIENT_BYTES + ELEMENT_BYTES[self.job.train.precision]
+        return (owned - offloaded) / rate + offloaded * (
+            moved / HOST_LINK_BYTES_PER_S + UPDATE_BYTES / HOST_BYTES_PER_S
+        )
 
-    def exchange(self, holders: tuple[Holder, ...], num_bytes: float) -> Exchange:
-        """What the reduction or the gather of a unit of `num_bytes` takes.
-
-        Each replica owns its share of the unit: it sends the rest of its gradients to the others and gets all of
-        theirs of its own part, and the other way round with weights. Replicas of a node share its network interfaces.
+    def half_exchange_s(self, members: frozenset[tuple[str, int]], count: int, num_bytes: float) -> float:
+        """Reduce-scatter or gather of `num_bytes` among `count` replicas, `members` being their (node, tp), of equal
+        nodes one. Each sends and receives (n-1)/n of the bytes whatever the algorithm (PAPERS 3.2), over the slowest
+        link among them; a replica's ranks use as many network interfaces as they are, if the node has so many.
         """
-        n, total = len(holders), sum(holder.share for holder in holders)
-        if n == 1:
-            return Exchange(latency_s=0.0, inside_s=0.0, network_s=())
-        latency_s = inside_s = 0.0
-        network_s = []
-        for node_id in sorted({holder.node for holder in holders}):
-            local = [holder for holder in holders if holder.node == node_id]
-            here = sum(holder.share for holder in local)
-            near, far = len(local) - 1, n - len(local)
-            if near:
-                intra = self.link(node_id, node_id)
-                busiest = max(max(here - holder.share, near * holder.share) for holder in local) / total
-                tp = min(holder.tp for holder in local)
-                inside_s = max(inside_s, num_bytes * busiest / tp / intra.bytes_per_s)
-                latency_s = max(latency_s, intra.latency_s)
-            if far:
-                links = [self.link(node_id, holder.node) for holder in holders if holder.node != node_id]
-                rate = min(link.bytes_per_s for link in links) * self._nodes[node_id].nics
-                busiest = max(len(local) * (total - here), far * here) / total
-                network_s.append((node_id, num_bytes * busiest / rate))
-                latency_s = max(latency_s, *(link.latency_s for link in links))
-        return Exchange(latency_s=latency_s + (n - 1) * PER_PEER_S, inside_s=inside_s, network_s=tuple(network_s))
+        rate, latency_s = float("inf"), 0.0
+        for here, tp in members:
+            for there, _ in members:
+                if here == there and len(members) > 1:
+                    continue
+                link = self.link(here, there)
+                lanes = tp if here == there else min(tp, self._nodes[here].nics)
+                rate, latency_s = min(rate, link.bytes_per_s * lanes), max(latency_s, link.latency_s)
+        rounds = min(count - 1, 2 * math.ceil(math.log2(count)) - 1)
+        direct_s = latency_s + (count - 2) * min(latency_s, PER_PEER_S)
+        return num_bytes * (1 - 1 / count) / rate + min(rounds * latency_s, direct_s)

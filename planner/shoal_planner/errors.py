@@ -13,6 +13,8 @@ All cross process borders, so they take positional arguments and pickle as they 
 
 from __future__ import annotations
 
+MOST_SHOWN = 160  # characters of a value in a message: a path shall be whole
+
 
 class InvalidField(ValueError):
     """A value that the caller gave cannot be used.
@@ -67,4 +69,4 @@ def show(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python refuses to write out whole numbers of thousands of digits
         text = "a number of thousands of digits"
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."

@@ -168,7 +168,7 @@ def _stage_bytes(costs: CostModel, layers: int, *, embedding: bool, head: bool) 
         tp=1,
         samples=1,
         in_flight=1,
-        layers=layers,
+        layers={"none": layers},
         embedding=embedding,
         head=head,
         owned=held_elements(model, 1, layers, embedding=embedding, head=head),

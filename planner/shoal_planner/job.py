@@ -48,7 +48,8 @@ KEEP = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only transformer. `ffn` is the inner width of the gated MLP, `vocab` the number of token ids."""
+    """A decoder-only transformer. `ffn` is the inner width of the MLP, `vocab` the number of token ids. A gated MLP
+    (SwiGLU) has three matrices, the other (GELU) two."""
 
     layers: int
     hidden: int
@@ -57,6 +58,7 @@ class ModelSpec:
     vocab: int
     family: Literal["llama"] = "llama"
     kv_heads: int | None = None
+    gated_mlp: bool = True
     tie_embeddings: bool = True
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
@@ -134,8 +136,6 @@ class TrainSpec:
                 raise InvalidField(f"betas[{index}]", beta, "must lie in [0, 1)")
         if self.on_nan != "fail":
             raise InvalidField("on_nan", self.on_nan, "only 'fail' is supported yet")
-        if self.sharding != "auto":  # optimizer state is always split among those who hold a weight
-            raise InvalidField("sharding", self.sharding, "only 'auto' is supported yet")
 
     @property
     def tokens_per_step(self) -> int:

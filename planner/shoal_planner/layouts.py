@@ -12,48 +12,15 @@ from collections.abc import Iterable, Iterator
 from shoal_planner.candidates import Unit, Word
 from shoal_planner.cluster import Node
 from shoal_planner.job import ModelSpec
-from shoal_planner.profile import Profile
+from shoal_planner.node_kinds import Shape, node_shape
 
-# Measured links within this factor, and latencies below this, count as alike.
-ALIKE = 2.0
-NOISE_S = 2e-3
-_Shape = tuple[object, ...]
-Kinds = dict[tuple[_Shape, int], int]  # numbers (shape, tp); one dict for a whole search, so that kinds mean the same
+Kinds = dict[tuple[Shape, int], int]  # numbers (shape, tp); one dict for a whole search, so that kinds mean the same
 Key = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def tp_degrees(model: ModelSpec, most: int) -> tuple[int, ...]:
     """The degrees of tensor parallelism that divide the heads and the key heads, up to `most`."""
     return tuple(tp for tp in range(1, most + 1) if model.heads % tp == 0 and model.num_kv_heads % tp == 0)
-
-
-def told_apart(profile: Profile) -> frozenset[str]:
-    """Nodes that differ from others of their shape by measured links: all measured ones, unless the links between nodes
-    are so alike that only noise tells them apart."""
-    figures = [figure for figure in profile.links if figure.from_node != figure.to_node]
-    if not figures:
-        return frozenset()
-    rates = [figure.bytes_per_s for figure in figures]
-    latencies = [figure.latency_s for figure in figures]
-    if max(rates) <= ALIKE * min(rates) and max(latencies) <= max(ALIKE * min(latencies), NOISE_S):
-        return frozenset()
-    return frozenset(node for figure in figures for node in (figure.from_node, figure.to_node))
-
-
-def node_shape(node: Node, apart: frozenset[str]) -> _Shape:
-    """Nodes of equal shape are interchangeable."""
-    return (
-        node.device,
-        node.devices,
-        node.intra_bytes_per_s,
-        node.inter_bytes_per_s,
-        node.nics,
-        node.zone,
-        node.device_group,
-        node.group_bytes_per_s or 0.0,
-        node.host_memory_bytes,
-        node.id if node.id in apart else "",
-    )
 
 
 def layouts(

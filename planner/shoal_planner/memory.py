@@ -7,12 +7,14 @@ units a rank holds (`parameters`) nor how much memory there is (`catalogue`, `cl
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal_planner.catalogue import DeviceType
 from shoal_planner.cluster import GIB
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import parameters
+from shoal_planner.plan import Recompute
 from shoal_planner.profile import Part
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
@@ -27,9 +29,14 @@ STAGING_COPIES = 2
 NORM_WIDTHS = 4
 # ... per query width: q, attention output, its contiguous copy, and keys and values repeated to all heads ...
 QUERY_WIDTHS = 5
-# ... per key width: k and v; per inner width of the MLP: gate, up, silu(gate), product.
+# ... per key width: k and v; per inner width of a gated MLP: gate, up, silu(gate), product; of the other: up, gelu(up).
 KEY_WIDTHS = 2
 FFN_WIDTHS = 4
+PLAIN_FFN_WIDTHS = 2
+# Selective recomputation keeps what matmuls gave and computes again what norms and activation functions made of it.
+SELECTIVE_NORM_WIDTHS = 2
+SELECTIVE_FFN_WIDTHS = 2
+SELECTIVE_PLAIN_FFN_WIDTHS = 1
 # Norms in lower precision keep their input in fp32 too.
 NORM_FP32_WIDTHS = 2
 # Measured 20.9 widths where the sum above says 20.3: statistics of softmax and norms, rounding.
@@ -42,6 +49,8 @@ BORDER_COPIES = 3
 BORDER_EXTRA = 4
 # The widest moment of a backward: the gradients of one block's activations.
 BACKWARD_BLOCKS = 1
+# With recomputation, what its forward was run again for.
+RECOMPUTED_BLOCKS = 1
 # Kept free: fragmentation everywhere, and a GPU's context and libraries.
 HEADROOM_SHARE = 0.05
 GPU_CONTEXT_BYTES = GIB * 6 // 10
@@ -98,12 +107,71 @@ def held_elements(model: ModelSpec, tp: int, layers: int, *, embedding: bool, he
     return layers * part_elements(model, "block", tp) + sum(unit_elements(model, unit, tp) for unit in units)
 
 
-def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int) -> float:
-    """What autograd keeps of one block for one sample."""
+def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int, recompute: Recompute) -> float:
+    """What a block keeps from its forward to its backward, for one sample. With full recomputation: its input alone."""
     size = ELEMENT_BYTES[precision]
-    norms = (NORM_WIDTHS * size + (NORM_FP32_WIDTHS * 4 if size < 4 else 0)) * model.hidden
+    if recompute == "full":
+        return float(seq_len * size * model.hidden)
+    selective = recompute == "selective"
+    norms = (SELECTIVE_NORM_WIDTHS if selective else NORM_WIDTHS) * size * model.hidden
+    if size < 4 and not selective:
+        norms += NORM_FP32_WIDTHS * 4 * model.hidden
+    if model.gated_mlp:
+        ffn = SELECTIVE_FFN_WIDTHS if selective else FFN_WIDTHS
+    else:
+        ffn = SELECTIVE_PLAIN_FFN_WIDTHS if selective else PLAIN_FFN_WIDTHS
     cut = QUERY_WIDTHS * model.heads * model.head_dim + KEY_WIDTHS * model.num_kv_heads * model.head_dim
-    return ACTIVATION_MARGIN * seq_len * (norms + size * (cut + FFN_WIDTHS * model.ffn) / tp)
+    return ACTIVATION_MARGIN * seq_len * (norms + size * (cut + ffn * model.ffn) / tp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """What a rank's memory consists of, so that sums over layers are products: bytes of a stage without blocks, of each
+    micro-batch in flight at its borders, of each block's activations per micro-batch in flight and kind of
+    recomputation, and, if anything is recomputed, `again`. State is in elements: of the ends, and of each block.
+    """
+
+    end_elements: int
+    block_elements: int
+    fixed: float
+    flight: float
+    block_flight: Mapping[Recompute, float]
+    again: float
+    staging: float
+    state_size: int
+
+    def per_block(self, holders: float) -> float:
+        """State of a block whose optimizer state `holders` replicas share."""
+        return self.block_elements * (self.state_size + OPTIMIZER_BYTES / holders)
+
+    def empty(self, holders: float) -> float:
+        """A stage without blocks and without a micro-batch in flight."""
+        return self.fixed + self.staging + self.end_elements * (self.state_size + OPTIMIZER_BYTES / holders)
+
+
+@functools.lru_cache(maxsize=65536)
+def stage_bytes(
+    model: ModelSpec, seq_len: int, precision: str, tp: int, samples: int, *, embedding: bool, head: bool
+) -> StageBytes:
+    size = ELEMENT_BYTES[precision]
+    parts: list[Part] = ["block"]
+    parts += ["embedding"] if embedding else []
+    parts += ["head"] if head else []
+    largest = max(part_elements(model, part, tp) for part in parts)
+    kinds: tuple[Recompute, ...] = ("none", "selective", "full")
+    kept = {kind: samples * block_activation_bytes(model, seq_len, precision, tp, kind) for kind in kinds}
+    border = samples * seq_len * model.hidden * size
+    logits = samples * LOGIT_COPIES * 4 * seq_len * model.vocab / tp if head else 0.0
+    return StageBytes(
+        end_elements=held_elements(model, tp, 0, embedding=embedding, head=head),
+        block_elements=part_elements(model, "block", tp),
+        fixed=BORDER_EXTRA * border + BACKWARD_BLOCKS * kept["none"] + logits,
+        flight=BORDER_COPIES * border,
+        block_flight=kept,
+        again=RECOMPUTED_BLOCKS * kept["none"],
+        staging=STAGING_COPIES * largest * GRADIENT_BYTES,
+        state_size=size + GRADIENT_BYTES,
+    )
 
 
 def stage_memory(
@@ -114,31 +182,28 @@ def stage_memory(
     tp: int,
     samples: int,
     in_flight: int,
-    layers: int,
+    layers: Mapping[Recompute, int],
     embedding: bool,
     head: bool,
     owned: float,
+    offloaded: float = 0.0,
 ) -> StageMemory:
-    """Peak bytes of a rank that owns the optimizer state of `owned` elements.
+    """Peak bytes of a rank that owns the optimizer state of `owned` elements, `offloaded` of them on the host, and runs
+    `layers` blocks with each kind of recomputation.
 
     Linear in `layers`: the largest unit counts a block even where a stage holds none.
     """
-    held = held_elements(model, tp, layers, embedding=embedding, head=head)
+    line = stage_bytes(model, seq_len, precision, tp, samples, embedding=embedding, head=head)
+    held = line.end_elements + sum(layers.values()) * line.block_elements
     size = ELEMENT_BYTES[precision]
-    parts: list[Part] = ["block"]
-    parts += ["embedding"] if embedding else []
-    parts += ["head"] if head else []
-    largest = max(part_elements(model, part, tp) for part in parts)
-    block = block_activation_bytes(model, seq_len, precision, tp)
-    border = (BORDER_COPIES * in_flight + BORDER_EXTRA) * seq_len * model.hidden * size
-    logits = LOGIT_COPIES * 4 * seq_len * model.vocab / tp if head else 0.0
-    kept = in_flight * layers * block + border + BACKWARD_BLOCKS * block + logits
+    kept = in_flight * sum(count * line.block_flight[kind] for kind, count in layers.items())
+    again = line.again if layers.get("full", 0) or layers.get("selective", 0) else 0.0
     return StageMemory(
         weights=held * size,
         gradients=held * GRADIENT_BYTES,
-        optimizer=owned * OPTIMIZER_BYTES,
-        staging=STAGING_COPIES * largest * GRADIENT_BYTES,
-        activations=samples * kept,
+        optimizer=(owned - offloaded) * OPTIMIZER_BYTES,
+        staging=line.staging,
+        activations=kept + in_flight * line.flight + line.fixed + again,
     )
 
 

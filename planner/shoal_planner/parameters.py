@@ -19,8 +19,8 @@ class Parameter:
     """One named tensor as stored: row-major `shape`, cut along dimension 0 by tensor parallelism or replicated.
 
     Stored shapes (N heads, K kv heads, D head size, H hidden, F inner width, V vocabulary):
-    q [N*D, H], k and v [K*D, H], o [N*D, H] (used as x @ o), gate and up [F, H], down [F, H] (used as x @ down),
-    embedding and head [V, H], norms [H].
+    q [N*D, H], k and v [K*D, H], o [N*D, H] (used as x @ o), gate (if gated) and up [F, H], down [F, H] (used as
+    x @ down), embedding and head [V, H], norms [H].
     A cut parameter's gradient on a tp rank covers that rank's rows; a replicated one's is the full gradient on every tp
     rank, so tp rank 0 alone contributes it. `units` are the units that use it: two for a tied embedding.
     """
@@ -64,7 +64,7 @@ def _block(model: ModelSpec, layer: int) -> list[Parameter]:
         "attention.k.weight": model.num_kv_heads * model.head_dim,
         "attention.v.weight": model.num_kv_heads * model.head_dim,
         "attention.o.weight": model.heads * model.head_dim,
-        "mlp.gate.weight": model.ffn,
+        **({"mlp.gate.weight": model.ffn} if model.gated_mlp else {}),
         "mlp.up.weight": model.ffn,
         "mlp.down.weight": model.ffn,
     }

@@ -20,11 +20,13 @@ from shoal_planner.ranges import check_range
 from shoal_planner.strict import check_document, read
 
 Level = Literal["none", "group", "node", "cluster"]
+Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """`tp` devices of one node that together run their stage on `samples` of each micro-batch."""
+    """`tp` devices of one node that together run their stage on `samples` of each micro-batch; with none they only
+    hold their share of its optimizer state."""
 
     node: str
     devices: tuple[int, ...]
@@ -37,14 +39,27 @@ class Replica:
             raise InvalidField("devices", list(self.devices), f"must name as many devices as tp ({self.tp})")
         if len(set(self.devices)) != len(self.devices):
             raise InvalidField("devices", list(self.devices), "names a device twice")
-        if self.samples < 1:
-            raise InvalidField(
-                "samples", self.samples, "must be at least 1 (devices that only hold state are not supported yet)"
-            )
+        if self.samples < 0:
+            raise InvalidField("samples", self.samples, "must be zero (the devices only hold state) or more")
         check_range("state_share", self.state_share, 1e-6, 1e6)
 
     def refs(self) -> tuple[DeviceRef, ...]:
         return tuple(DeviceRef(node=self.node, index=index) for index in self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """What holds for blocks [first, last) of a stage instead of the stage's own choice. `offload: optimizer` keeps
+    their optimizer state in the host's memory."""
+
+    layers: tuple[int, int]
+    recompute: Recompute | None = None
+    offload: Literal["none", "optimizer"] = "none"
+
+    def __post_init__(self) -> None:
+        first, last = self.layers
+        if not 0 <= first < last:
+            raise InvalidField("layers", [first, last], "must be [first, last) with 0 <= first < last")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +69,8 @@ class Stage:
 
     layers: tuple[tuple[int, int], ...]
     replicas: tuple[Replica, ...]
-    recompute: Literal["none"] = "none"
+    recompute: Recompute = "none"
+    overrides: tuple[Override, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.layers) != 1:
@@ -70,8 +86,17 @@ class Stage:
                 [list(chunk) for chunk in self.layers],
                 "must be a chunk [first, last) with 0 <= first <= last",
             )
-        if not self.replicas:
-            raise InvalidField("replicas", [], "must have at least one entry")
+        if not any(replica.samples for replica in self.replicas):
+            raise InvalidField("replicas", len(self.replicas), "must have at least one entry that runs samples")
+        reached = first
+        for index, override in enumerate(self.overrides):
+            if not reached <= override.layers[0] < override.layers[1] <= last:
+                raise InvalidField(
+                    f"overrides[{index}].layers",
+                    list(override.layers),
+                    f"must lie within layers {reached} to {last}, in order and apart from each other",
+                )
+            reached = override.layers[1]
 
     @property
     def first(self) -> int:
@@ -84,6 +109,20 @@ class Stage:
     @property
     def samples(self) -> int:
         return sum(replica.samples for replica in self.replicas)
+
+    def recomputed(self) -> dict[Recompute, int]:
+        """How many of its layers are run with each kind of recomputation."""
+        found: dict[Recompute, int] = {"none": 0, "selective": 0, "full": 0}
+        found[self.recompute] = self.last - self.first
+        for override in self.overrides:
+            count = override.layers[1] - override.layers[0]
+            found[self.recompute] -= count
+            found[override.recompute or self.recompute] += count
+        return found
+
+    def offloaded(self) -> int:
+        """How many of its layers keep their optimizer state in the host's memory."""
+        return sum(entry.layers[1] - entry.layers[0] for entry in self.overrides if entry.offload == "optimizer")
 
     def sample_range(self, replica: int) -> tuple[int, int]:
         """The half-open range of samples of each micro-batch that this replica runs."""
@@ -134,16 +173,17 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Over what each kind of state is split. Optimizer state is always split among all holders of a weight."""
+    """Over what each kind of state is split: optimizer state among all holders of a weight (cluster), or not at all."""
 
     weights: Level = "none"
     gradients: Level = "none"
     optimizer: Level = "cluster"
 
     def __post_init__(self) -> None:
-        for name, only in (("weights", "none"), ("gradients", "none"), ("optimizer", "cluster")):
-            if getattr(self, name) != only:
-                raise InvalidField(name, getattr(self, name), f"only {only!r} is supported yet")
+        for name, known in (("weights", ("none",)), ("gradients", ("none",)), ("optimizer", ("cluster", "none"))):
+            if getattr(self, name) not in known:
+                problem = f"must be {' or '.join(map(repr, known))} (other levels are not supported yet)"
+                raise InvalidField(name, getattr(self, name), problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,11 @@ from shoal_planner.cluster import GIB, ClusterSnapshot
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
-from shoal_planner.memory import snapshot_bytes, usable_bytes
+from shoal_planner.loads import ReplicaLoad, replica_loads, segments
+from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes, usable_bytes
 from shoal_planner.plan import Plan, check_plan
+from shoal_planner.predict import predict_loads
 from shoal_planner.profile import Profile
-from shoal_planner.simulate import RankCost, rank_costs, simulate
 
 MIB = 1024**2
 
@@ -27,15 +28,17 @@ def score_with(plan: Plan, costs: CostModel) -> Plan:
     """As `score`, with a cost model that has computed much of it before."""
     check_plan(plan, costs.job)
     _check_cluster(plan, costs)
-    check_memory(plan, costs)
-    return dataclasses.replace(plan, prediction=simulate(plan, costs), unused=unused(plan, costs.snapshot))
+    parts = segments(plan, costs)
+    loads = replica_loads(plan, costs, parts)
+    check_memory(plan, costs, loads)
+    predicted = predict_loads(plan, costs, parts, loads)
+    return dataclasses.replace(plan, prediction=predicted, unused=unused(plan, costs.snapshot))
 
 
-def check_memory(plan: Plan, costs: CostModel) -> None:
+def check_memory(plan: Plan, costs: CostModel, loads: tuple[ReplicaLoad, ...]) -> None:
     """Raises NoPlanFits, naming the device or host that lacks most."""
-    ranks = rank_costs(plan, costs)
-    _check_devices(ranks, costs)
-    _check_hosts(plan, ranks, costs)
+    _check_devices(loads, costs)
+    _check_hosts(plan, loads, costs)
 
 
 def unused(plan: Plan, snapshot: ClusterSnapshot) -> tuple[str, ...]:
@@ -78,35 +81,44 @@ def _check_cluster(plan: Plan, costs: CostModel) -> None:
         raise InvalidField("copies", plan.copies, problem)
 
 
-def _check_devices(ranks: tuple[RankCost, ...], costs: CostModel) -> None:
-    def excess(rank: RankCost) -> float:
-        return rank.memory.total - usable_bytes(costs.device(rank.node))
+def _check_devices(loads: tuple[ReplicaLoad, ...], costs: CostModel) -> None:
+    def excess(load: ReplicaLoad) -> float:
+        return load.memory.total - usable_bytes(costs.device(load.replica.node))
 
-    worst = max(ranks, key=excess)
+    worst = max(loads, key=excess)
     if excess(worst) > 0:
-        have_bytes = costs.device(worst.node).memory_bytes
-        raise too_big(have_bytes + excess(worst), have_bytes, worst.node)
+        have_bytes = costs.device(worst.replica.node).memory_bytes
+        raise too_big(have_bytes + excess(worst), have_bytes, worst.replica.node)
 
 
-def _check_hosts(plan: Plan, ranks: tuple[RankCost, ...], costs: CostModel) -> None:
-    kept = kept_elements(plan, ranks, costs)
+def _check_hosts(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -> None:
+    need = host_bytes(plan, loads, costs)
 
     def excess(node_id: str) -> float:
-        return snapshot_bytes(kept[node_id]) - costs.node(node_id).host_memory_bytes
+        return need[node_id] - costs.node(node_id).host_memory_bytes
 
-    worst = max(kept, key=excess)
+    worst = max(need, key=excess)
     if excess(worst) > 0:
-        raise too_big(
-            snapshot_bytes(kept[worst]), costs.node(worst).host_memory_bytes, f"the host of {worst} for snapshots"
-        )
+        raise too_big(need[worst], costs.node(worst).host_memory_bytes, f"the host of {worst} for snapshots")
 
 
-def kept_elements(plan: Plan, ranks: tuple[RankCost, ...], costs: CostModel) -> dict[str, float]:
+def host_bytes(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -> dict[str, float]:
+    """What a plan needs of each node's own memory: snapshots, and optimizer state that lives there."""
+    need = {node_id: snapshot_bytes(kept) for node_id, kept in kept_elements(plan, loads, costs).items()}
+    for load in loads:
+        need[load.replica.node] += load.offloaded * load.replica.tp * OPTIMIZER_BYTES
+    return need
+
+
+def kept_elements(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -> dict[str, float]:
     """Elements of optimizer state of which each node's agent keeps snapshots: its own ranks', and what the nodes own
-    whose backup it is. A node that runs nothing may be a backup too."""
+    whose backup it is. A node that runs nothing may be a backup too. Where each holder has all of the optimizer state,
+    one of them snapshots it."""
     owned: dict[str, float] = defaultdict(float)
-    for rank in ranks:
-        owned[rank.node] += rank.owned
+    once = plan.sharding.optimizer != "none"
+    for load in loads:
+        share = 1.0 if once else 1.0 / len(plan.pipelines)  # every pipeline holds everything once at least
+        owned[load.replica.node] += load.owned * load.replica.tp * share
     kept = defaultdict(float, owned)
     for node_id, others in costs.backups(plan.copies).items():
         for other in others:

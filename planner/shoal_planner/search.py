@@ -20,7 +20,9 @@ from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.explain import binding_constraint, describe, plain_constraint, reason
 from shoal_planner.heuristic import MOVE_SHARE, large_candidates
 from shoal_planner.job import JobSpec
-from shoal_planner.layouts import Key, arrangements, layouts, told_apart, tp_degrees
+from shoal_planner.layouts import Key, arrangements, layouts, tp_degrees
+from shoal_planner.loads import replica_loads, segments
+from shoal_planner.node_kinds import told_apart
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.score import check_memory, score_with
@@ -226,7 +228,8 @@ class Search:
 
     def _fits(self, candidate: Candidate) -> bool:
         try:
-            check_memory(self.pricer.plan(candidate, self.copies), self.costs)
+            made = self.pricer.plan(candidate, self.copies)
+            check_memory(made, self.costs, replica_loads(made, self.costs, segments(made, self.costs)))
         except NoPlanFits as error:
             self.refusal = error.constraint
             return False

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_planner.catalogue import CATALOGUE, device_type
 from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceOverride, parse_cluster
-from shoal_planner.costs import CostModel, Holder, LinkCost, forward_seconds, matmul_flops, model_flops
+from shoal_planner.costs import CostModel, LinkCost, forward_seconds, matmul_flops, model_flops
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, ModelSpec, parse_job
 from shoal_planner.memory import (
@@ -310,23 +310,14 @@ def test_the_optimizer_is_bound_by_memory_or_measured() -> None:
     assert make_costs(profile=rates).update_s("w-0", 20e9 / 32) == pytest.approx(1.0)
 
 
-def test_exchange_of_gradients() -> None:
-    def seconds(*holders: tuple[str, int]) -> float:
-        """With all links to itself."""
-        found = make_costs().exchange(tuple(Holder(*holder) for holder in holders), 4e9)
-        return found.latency_s + max(found.inside_s, *(taken_s for _, taken_s in found.network_s), 0.0)
-
-    assert seconds(("c-0", 1)) == 0
-    two = seconds(("c-0", 1), ("c-1", 1))
-    assert two == pytest.approx(0.5 * 4, rel=1e-3)
-    assert seconds(("c-0", 1), ("c-1", 1), ("c-2", 1)) == pytest.approx(2 / 3 * 4, rel=1e-3)
-    assert seconds(("c-0", 1), ("w-0", 1)) == pytest.approx(10 * two, rel=1e-1)
-    near = seconds(("g-0", 1), ("g-0", 1))
-    assert near == pytest.approx(0.5 * 4e9 / 100e9, rel=1e-2)
-    assert seconds(("g-0", 2), ("g-0", 2)) == pytest.approx(near / 2, rel=1e-2)
-    shared = make_costs().exchange((Holder("g-0", 1), Holder("g-0", 1), Holder("c-0", 1)), 4e9)
-    assert dict(shared.network_s) == pytest.approx({"g-0": 2 / 3 * 4, "c-0": 2 / 3 * 4})
-    assert shared.inside_s == pytest.approx(4e9 / 3 / 100e9)
+def test_half_an_exchange_goes_at_the_slowest_link() -> None:
+    """(n-1)/n of the bytes; within a node at its rate, between nodes at the slower node's, for each rank's interface."""
+    costs = make_costs()
+    inside = costs.half_exchange_s(frozenset({("g-0", 1)}), 2, 4e9)
+    assert inside == pytest.approx(4e9 / 2 / costs.link("g-0", "g-0").bytes_per_s, rel=1e-3)
+    between = costs.half_exchange_s(frozenset({("g-0", 1), ("c-0", 1)}), 4, 4e9)
+    assert between == pytest.approx(4e9 * 3 / 4 / costs.link("g-0", "c-0").bytes_per_s, rel=1e-3)
+    assert costs.half_exchange_s(frozenset({("g-0", 1), ("c-0", 1)}), 64, 0.0) < 64 * costs.link("g-0", "c-0").latency_s
 
 
 def test_who_owns_more_of_the_state_gets_more_gradients_and_sends_fewer() -> None:

@@ -10,13 +10,13 @@ from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
 from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.loads import replica_loads, segments
 from shoal_planner.memory import snapshot_bytes
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Plan, parse_plan
 from shoal_planner.profile import Profile
 from shoal_planner.score import kept_elements, score
 from shoal_planner.search import plan
-from shoal_planner.simulate import rank_costs
 
 JOB: JobSpec = parse_job(
     {
@@ -45,14 +45,16 @@ def pipeline(*stages: tuple[str, int, int], copies: int = 1) -> Plan:
 
 def kept(given: Plan, snapshot: ClusterSnapshot) -> dict[str, float]:
     costs = CostModel(JOB, snapshot, Profile())
-    return kept_elements(given, rank_costs(given, costs), costs)
+    return kept_elements(given, replica_loads(given, costs, segments(given, costs)), costs)
 
 
 def test_what_a_node_keeps_for_others_is_what_they_own() -> None:
     """a backs up c, b backs up a, c backs up b; a owns one block of eight."""
     snapshot = cluster(a=1e9, b=1e9, c=1e9)
     given = pipeline(("a", 0, 1), ("b", 1, 8))
-    owned = {rank.node: rank.owned for rank in rank_costs(given, CostModel(JOB, snapshot, Profile()))}
+    costs = CostModel(JOB, snapshot, Profile())
+    loads = replica_loads(given, costs, segments(given, costs))
+    owned = {load.replica.node: load.owned for load in loads}
     assert kept(given, snapshot) == pytest.approx(
         {"a-0": owned["a-0"], "b-0": owned["b-0"] + owned["a-0"], "c-0": owned["b-0"]}
     )

@@ -12,8 +12,9 @@ from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
 from shoal_planner.job import JobSpec
-from shoal_planner.layouts import layouts, told_apart
+from shoal_planner.layouts import layouts
 from shoal_planner.memory import usable_bytes
+from shoal_planner.node_kinds import told_apart
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, check_plan
 from shoal_planner.profile import LinkFigure, Profile
 from shoal_planner.schedule import programs, prove

@@ -12,10 +12,10 @@ from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.explain import describe, explain
 from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.loads import replica_loads, segments
 from shoal_planner.plan import Plan, parse_plan, plan_to_mapping
 from shoal_planner.profile import LayerTime, LinkFigure, Profile
 from shoal_planner.score import score
-from shoal_planner.simulate import rank_costs
 from shoal_recovery.shard_map import shard_map
 
 CLUSTER = parse_cluster(
@@ -116,7 +116,8 @@ def test_unequal_replicas_share_a_micro_batch_and_the_state() -> None:
     scored = score(plan, job, CLUSTER)
     assert scored.prediction is not None
     assert scored.prediction.terms.gradient_s > 0
-    ranks = rank_costs(plan, CostModel(job, CLUSTER, Profile()))
+    costs = CostModel(job, CLUSTER, Profile())
+    ranks = replica_loads(plan, costs, segments(plan, costs))
     assert ranks[0].owned == ranks[1].owned
     assert ranks[0].memory.activations == pytest.approx(3 * ranks[1].memory.activations)
     owned = sum(rank.owned for rank in ranks)
@@ -134,7 +135,7 @@ def test_the_state_is_owned_in_proportion_to_the_shares() -> None:
     mapping["pipelines"][0]["stages"][0]["replicas"][0]["state_share"] = 3.0
     uneven = parse_plan(mapping)
     costs = CostModel(make_job(), CLUSTER, Profile())
-    ranks = rank_costs(uneven, costs)
+    ranks = replica_loads(uneven, costs, segments(uneven, costs))
     owned = [sum(span.last - span.first for span in rank.owns) for rank in shard_map(uneven, costs.job.model).ranks]
     assert [rank.owned for rank in ranks] == pytest.approx(owned, rel=1e-3)
     assert ranks[0].owned == pytest.approx(3 * ranks[1].owned)

@@ -1,0 +1,167 @@
+"""What a plan gives each replica to do and to hold, and who holds each layer: the sums that all predictions start from.
+
+Owns the bookkeeping alone. What work costs is asked from `costs`, what it needs from `memory`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoal_planner.costs import CostModel, PartTime
+from shoal_planner.memory import StageMemory, held_elements, part_elements, stage_memory, unit_elements
+from shoal_planner.plan import Plan, Recompute, Replica, Stage
+
+
+class Holder(NamedTuple):
+    """A replica that holds a unit: where it stands in the plan, its node, its tp, and its ratio of the unit's state."""
+
+    pipeline: int
+    stage: int
+    replica: int
+    node: str
+    tp: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Units [first, last) that the same replicas synchronise. Unit 0 is the embedding, unit 1 + i block i."""
+
+    first: int
+    last: int
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """Each rank of a replica: its seconds per micro-batch, the elements of optimizer state that it owns, `offloaded` of
+    them on the host, and its peak memory."""
+
+    pipeline: int
+    stage: int
+    replica: Replica
+    time: PartTime
+    owned: float
+    offloaded: float
+    memory: StageMemory
+
+
+def segments(plan: Plan, costs: CostModel) -> tuple[Segment, ...]:
+    """All units, in order. A tied embedding is synchronised under unit 0, by holders of the last unit too."""
+    num_layers, tied = plan.num_layers, costs.job.model.tie_embeddings
+    cuts = {0, num_layers}
+    for pipeline in plan.pipelines:
+        cuts.update(stage.first for stage in pipeline.stages)
+    bounds = sorted(cuts)
+    at = [[(p, s) for p, s in _ends(plan, first=True)]]
+    at += [[] for _ in bounds[1:]]
+    for p, pipeline in enumerate(plan.pipelines):
+        s = 0
+        for index, bound in enumerate(bounds[:-1]):
+            while pipeline.stages[s].last <= bound:
+                s += 1
+            at[index + 1].append((p, s))
+    last = list(_ends(plan, first=False))
+    if tied:
+        at[0] += [end for end in last if end[1] > 0]
+    ranges = [(0, 1), *((low + 1, high + 1) for low, high in itertools.pairwise(bounds))]
+    ranges.append((num_layers + 1, num_layers + 2))
+    return tuple(
+        Segment(first=low, last=high, holders=tuple(_holders(plan, places)))
+        for (low, high), places in zip(ranges, [*at, last], strict=True)
+    )
+
+
+def _ends(plan: Plan, *, first: bool) -> Iterator[tuple[int, int]]:
+    for p, pipeline in enumerate(plan.pipelines):
+        yield p, 0 if first else len(pipeline.stages) - 1
+
+
+def _holders(plan: Plan, places: list[tuple[int, int]]) -> Iterator[Holder]:
+    for p, s in places:
+        for r, replica in enumerate(plan.pipelines[p].stages[s].replicas):
+            yield Holder(p, s, r, replica.node, replica.tp, replica.state_share)
+
+
+def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[ReplicaLoad, ...]:
+    """In the order of the plan. Raises KeyError for a node that the cluster lacks."""
+    owned = _owned(plan, costs, parts)
+    known: dict[tuple[object, ...], tuple[PartTime, StageMemory]] = {}
+    found = []
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            in_flight = min(len(pipeline.stages) - s, pipeline.micro_batches)
+            ends = (s == 0, s == len(pipeline.stages) - 1)
+            layers = tuple(stage.recomputed().items())
+            for r, replica in enumerate(stage.replicas):
+                mine = owned[p, s, r]
+                away = mine * _offloaded_share(costs, stage, replica.tp, ends) if stage.overrides else 0.0
+                key = (costs.kind(replica.node), replica.tp, replica.samples, layers, ends, in_flight, mine, away)
+                if key not in known:
+                    known[key] = _time_and_memory(costs, replica, layers, ends, in_flight, mine, away)
+                time, memory = known[key]
+                found.append(
+                    ReplicaLoad(
+                        pipeline=p, stage=s, replica=replica, time=time, owned=mine, offloaded=away, memory=memory
+                    )
+                )
+    return tuple(found)
+
+
+def _time_and_memory(
+    costs: CostModel,
+    replica: Replica,
+    layers: tuple[tuple[Recompute, int], ...],
+    ends: tuple[bool, bool],
+    in_flight: int,
+    owned: float,
+    offloaded: float,
+) -> tuple[PartTime, StageMemory]:
+    train, counts = costs.job.train, dict(layers)
+    memory = stage_memory(
+        costs.job.model,
+        train.seq_len,
+        train.precision,
+        tp=replica.tp,
+        samples=replica.samples,
+        in_flight=in_flight,
+        layers=counts,
+        embedding=ends[0],
+        head=ends[1],
+        owned=owned,
+        offloaded=offloaded,
+    )
+    if not replica.samples:
+        return PartTime(), memory
+    time = costs.stage(replica.node, replica.tp, replica.samples, counts, embedding=ends[0], head=ends[1])
+    return time, memory
+
+
+def _owned(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> dict[tuple[int, int, int], float]:
+    """Elements of optimizer state by (pipeline, stage, replica): each unit's among its holders by their shares, or all
+    of it at each."""
+    found: dict[tuple[int, int, int], float] = {}
+    split = plan.sharding.optimizer != "none"
+    model = costs.job.model
+    for part in parts:
+        total = sum(holder.share for holder in part.holders)
+        each = {tp: unit_elements(model, part.first, tp) * (part.last - part.first) for tp in _degrees(part)}
+        for holder in part.holders:
+            key = (holder.pipeline, holder.stage, holder.replica)
+            found[key] = found.get(key, 0.0) + each[holder.tp] * (holder.share / total if split else 1.0)
+    return found
+
+
+def _degrees(part: Segment) -> set[int]:
+    return {holder.tp for holder in part.holders}
+
+
+def _offloaded_share(costs: CostModel, stage: Stage, tp: int, ends: tuple[bool, bool]) -> float:
+    """Of the optimizer state of a stage, as if all its units were split alike."""
+    model = costs.job.model
+    block = part_elements(model, "block", tp)
+    held = held_elements(model, tp, stage.last - stage.first, embedding=ends[0], head=ends[1])
+    return stage.offloaded() * block / held

@@ -1,0 +1,211 @@
+"""Predicts the step of a plan in closed form: the figure that plans are chosen by.
+
+A pipeline takes sum_s t_s + (m - 1) max_s t_s (1F1B, PAPERS 1.4 2b), t_s being a micro-batch's forward and backward in
+stage s with what its slowest replica sends on; the slowest pipeline counts. Then the gradients of all layers are summed
+(PAPERS 3.2: every algorithm of use moves 2(n-1)/n of the bytes), the optimizer steps, and weights are gathered.
+Replicas of a node share its network interfaces. Every term is a sum or a maximum of costs of single parts, so nothing
+that gets faster makes a plan slower. Does not own whether a plan fits (`score`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shoal_planner.costs import CostModel, model_flops
+from shoal_planner.loads import ReplicaLoad, Segment, replica_loads, segments
+from shoal_planner.memory import ELEMENT_BYTES, unit_elements
+from shoal_planner.plan import Pipeline, Plan, Prediction, Terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """Seconds of a stage per micro-batch, by what its slowest replica does."""
+
+    compute_s: float
+    tensor_s: float
+    send_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.tensor_s + self.send_s
+
+
+def predict(plan: Plan, costs: CostModel) -> Prediction:
+    """Seconds of a step and where they go, and the memory of each device. Raises KeyError for an unknown node."""
+    parts = segments(plan, costs)
+    return predict_loads(plan, costs, parts, replica_loads(plan, costs, parts))
+
+
+def predict_loads(
+    plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tuple[ReplicaLoad, ...]
+) -> Prediction:
+    """As `predict`, where the plan's loads are known."""
+    terms = _terms(plan, costs, parts, loads)
+    return prediction(costs, loads, terms, sum(dataclasses.astuple(terms)))
+
+
+def prediction(costs: CostModel, loads: tuple[ReplicaLoad, ...], terms: Terms, step_s: float) -> Prediction:
+    """What a step of so many seconds means for throughput and price."""
+    train = costs.job.train
+    tokens_per_s = train.tokens_per_step / step_s
+    used = {load.replica.node for load in loads}
+    price_per_s = sum(costs.node(node_id).price_per_hour for node_id in used) / 3600
+    peak = sum(costs.device(load.replica.node).flops_per_s(train.precision) * load.replica.tp for load in loads)
+    return Prediction(
+        step_s=step_s,
+        tokens_per_s=tokens_per_s,
+        mfu=model_flops(costs.job.model, train.seq_len) * train.global_batch / (step_s * peak),
+        price_per_million_tokens=price_per_s / tokens_per_s * 1e6,
+        terms=terms,
+        memory_bytes=tuple((str(ref), load.memory.total) for load in loads for ref in load.replica.refs()),
+    )
+
+
+def _terms(plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tuple[ReplicaLoad, ...]) -> Terms:
+    by_pipeline: dict[int, list[ReplicaLoad]] = defaultdict(list)
+    for load in loads:
+        by_pipeline[load.pipeline].append(load)
+    slowest_s, bottleneck, times = -1.0, StageTime(compute_s=0, tensor_s=0, send_s=0), 1
+    for p, pipeline in enumerate(plan.pipelines):
+        stages = stage_times(pipeline, by_pipeline[p], costs)
+        worst = max(stages, key=lambda stage: stage.total_s)
+        seconds = sum(stage.total_s for stage in stages) + (pipeline.micro_batches - 1) * worst.total_s
+        if seconds > slowest_s:
+            slowest_s, bottleneck, times = seconds, worst, pipeline.micro_batches
+    crowded_s = max(slowest_s, _network_s(plan, costs))
+    reduce_s, gather_s = synchronisation_s(plan, costs, parts)
+    update_s = max(costs.update_s(load.replica.node, load.owned, load.offloaded) for load in loads)
+    return Terms(
+        compute_s=times * bottleneck.compute_s,
+        bubble_s=crowded_s - times * bottleneck.total_s,
+        tensor_s=times * bottleneck.tensor_s,
+        pipeline_s=times * bottleneck.send_s,
+        gradient_s=reduce_s + gather_s,
+        optimizer_s=update_s + vote_s(costs, [load.replica.node for load in loads]),
+    )
+
+
+def stage_times(pipeline: Pipeline, loads: list[ReplicaLoad], costs: CostModel) -> list[StageTime]:
+    """By stage; `loads` are the pipeline's."""
+    slowest: list[StageTime] = []
+    by_stage: list[list[ReplicaLoad]] = [[] for _ in pipeline.stages]
+    for load in loads:
+        by_stage[load.stage].append(load)
+    for s, here in enumerate(by_stage):
+        send_s = _send_s(pipeline, s, costs)
+        busy = max(here, key=lambda load: load.time.total_s).time
+        slowest.append(
+            StageTime(
+                compute_s=busy.forward_s + busy.backward_s,
+                tensor_s=busy.tensor_forward_s + busy.tensor_backward_s,
+                send_s=send_s,
+            )
+        )
+    return slowest
+
+
+def _send_s(pipeline: Pipeline, s: int, costs: CostModel) -> float:
+    """Activations on to the next stage and their gradients back, for the replica that is longest at it."""
+    if s + 1 == len(pipeline.stages):
+        return 0.0
+    here, there = pipeline.stages[s], pipeline.stages[s + 1]
+    if len(here.replicas) == len(there.replicas) == 1:
+        return 2 * costs.send_s(here.replicas[0].node, there.replicas[0].node, pipeline.micro_batch)
+    leaving, arriving = defaultdict[int, float](float), defaultdict[int, float](float)
+    for i, source in enumerate(here.replicas):
+        for j, target in enumerate(there.replicas):
+            low, high = _overlap(here.sample_range(i), there.sample_range(j))
+            if low < high:
+                seconds = 2 * costs.send_s(source.node, target.node, high - low)
+                leaving[i] += seconds
+                arriving[j] += seconds
+    return max(*leaving.values(), *arriving.values())
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
+def _network_s(plan: Plan, costs: CostModel) -> float:
+    """What the busiest node's network interfaces need for all activations of a step: no pipeline goes faster."""
+    carried: dict[str, float] = defaultdict(float)
+    for pipeline in plan.pipelines:
+        for here, there in itertools.pairwise(pipeline.stages):
+            for i, source in enumerate(here.replicas):
+                for j, target in enumerate(there.replicas):
+                    low, high = _overlap(here.sample_range(i), there.sample_range(j))
+                    if low < high and source.node != target.node:
+                        moved = costs.activation_bytes(high - low) * pipeline.micro_batches
+                        carried[source.node] += moved
+                        carried[target.node] += moved
+    return max((moved / costs.node_rate(node_id) for node_id, moved in carried.items()), default=0.0)
+
+
+def synchronisation_s(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[float, float]:
+    """Seconds of summing gradients and of gathering weights. Half of an all-reduce each; without sharded optimizer
+    state there is nothing to gather, and the sum itself is a whole all-reduce."""
+    half_s = _half_s(costs, parts)
+    return (half_s, half_s) if plan.sharding.optimizer != "none" else (2 * half_s, 0.0)
+
+
+def _half_s(costs: CostModel, parts: tuple[Segment, ...]) -> float:
+    """Reduce-scatter, or gather, of all units. A replica's own exchanges come one after the other; what the replicas of
+    a node exchange at the same time adds up on its interfaces."""
+    spent: dict[tuple[int, int, int], float] = defaultdict(float)
+    crowded: dict[str, float] = defaultdict(float)
+    for part in parts:
+        exchange, count = unit_exchange(part, costs), part.last - part.first
+        for holder in part.holders:
+            spent[holder.pipeline, holder.stage, holder.replica] += count * exchange.seconds
+        for node_id, seconds in exchange.network_s:
+            crowded[node_id] += count * seconds
+    return max(*spent.values(), *crowded.values(), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Seconds of an exchange among its replicas, and of the network interfaces of each node that takes part."""
+
+    seconds: float
+    network_s: tuple[tuple[str, float], ...]
+
+
+def unit_exchange(part: Segment, costs: CostModel) -> Exchange:
+    """Half an all-reduce (reduce-scatter or gather) of one unit of the segment."""
+    count = len(part.holders)
+    if count < 2:
+        return Exchange(seconds=0.0, network_s=())
+    num_bytes = unit_elements(costs.job.model, part.first, 1) * ELEMENT_BYTES[costs.job.train.precision]
+    seconds = costs.half_exchange_s(_members(part, costs), count, num_bytes)
+    nodes = sorted({holder.node for holder in part.holders})
+    if len(nodes) < 2:
+        return Exchange(seconds=seconds, network_s=())
+    # Round the ring of a node's replicas the bytes leave the node once.
+    moved = num_bytes * (1 - 1 / count)
+    return Exchange(seconds=seconds, network_s=tuple((node_id, moved / costs.node_rate(node_id)) for node_id in nodes))
+
+
+def _members(part: Segment, costs: CostModel) -> frozenset[tuple[str, int]]:
+    """The (node, tp) of the holders, of each kind of node at most two: they stand for all links among them."""
+    by_kind: dict[int, list[str]] = defaultdict(list)
+    narrowest: dict[str, int] = {}
+    for holder in part.holders:
+        nodes = by_kind[costs.kind(holder.node)]
+        if holder.node not in nodes and len(nodes) == 2:
+            node = nodes[0]
+        else:
+            node = holder.node
+            if node not in nodes:
+                nodes.append(node)
+        narrowest[node] = min(narrowest.get(node, holder.tp), holder.tp)
+    return frozenset(narrowest.items())
+
+
+def vote_s(costs: CostModel, nodes: Iterable[str]) -> float:
+    """Everybody tells everybody, there and back."""
+    one_of_a_kind = {costs.kind(node_id): node_id for node_id in nodes}.values()
+    return 2 * max(costs.link(here, there).latency_s for here in one_of_a_kind for there in one_of_a_kind)
