@@ -1,0 +1,236 @@
+"""The choice among collectives: never worse than any algorithm by itself, and what it says is what its messages do."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from shoal_planner.collective_counts import Counts, Fabric, count_on, counts_of, seconds, tree_seconds
+from shoal_planner.collective_menus import factorisations, flat_menu
+from shoal_planner.collective_plans import Algorithm, Tree, all_reduce, depth, execute, num_holders, tree_all_reduce
+from shoal_planner.collectives import choose, choose_on, messages
+from shoal_planner.errors import InvalidField
+
+MIB = 2.0**20
+INSIDE = Fabric(alpha_s=5e-6, beta_s_per_byte=1e-10, delta_s_per_byte=1e-12)
+
+
+def fabric(
+    alpha_s: float = 20e-6, gbyte_per_s: float = 1.0, delta: float = 0.0, epsilon: float = 0.0, fan_in: int = 4
+) -> Fabric:
+    """Memory traffic and incast in multiples of what a byte on the wire takes."""
+    beta = 1e-9 / gbyte_per_s
+    return Fabric(
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta,
+        gamma_s_per_byte=0.1 * beta * delta,
+        delta_s_per_byte=delta * beta,
+        epsilon_s_per_byte=epsilon * beta,
+        fan_in=fan_in,
+    )
+
+
+# A link ten times slower between nodes than inside, in several moods; and two that cost the same.
+SETTINGS = [
+    (fabric(5e-6, 10, delta, epsilon, fan_in), fabric(latency_s, 1 if slow else 10, delta / 10, upper, fan_in))
+    for delta, epsilon, upper, fan_in in ((0.1, 0, 0, 2), (0.3, 0.2, 0.5, 2), (3, 0, 0.05, 4), (0.1, 1, 1, 3))
+    for latency_s in (10e-6, 1e-3)
+    for slow in (True, False)
+]
+SIZES = (4096.0, MIB, 256 * MIB)
+
+
+Rounds = tuple[tuple[Counts, ...], ...]
+
+
+def plain(members: int) -> list[Algorithm]:
+    every = [Algorithm(kind="parameter_server", holders=members, factors=f) for f in factorisations(members)]
+    every.append(Algorithm(kind="ring", holders=members))
+    if members & (members - 1) == 0:
+        every.append(Algorithm(kind="halving_doubling", holders=members))
+    return every
+
+
+def over_all(tree: tuple[int, ...]) -> list[Rounds]:
+    """Every ordered factorisation, ring and halving-doubling over all holders, counted message by message."""
+    return [count_on(all_reduce(algorithm), tree) for algorithm in plain(num_holders(tree))]
+
+
+def by_level(tree: tuple[int, ...]) -> list[Rounds]:
+    """Every pair of an algorithm inside equal nodes and one between them, counted message by message."""
+    pairs = itertools.product(plain(tree[0]), plain(len(tree)))
+    return [
+        count_on(tree_all_reduce(tree, lambda level, _, pair=pair: pair[level]), tree)  # type: ignore[misc]
+        for pair in pairs
+    ]
+
+
+@pytest.mark.parametrize("tree", [(4,) * 4, (4,) * 3, (2,) * 8, (8, 8), (3,) * 4, (5,) * 3, (1,) * 12, (12,)], ids=str)
+def test_the_choice_is_that_of_brute_force(tree: tuple[int, ...]) -> None:
+    candidates = over_all(tree) + by_level(tree)
+    names = set()
+    for (inside, between), num_bytes in itertools.product(SETTINGS, SIZES):
+        found = choose(tree, num_bytes, inside, between)
+        least_s = min(tree_seconds(rounds, num_bytes, (inside, between)) for rounds in candidates)
+        assert found.seconds == pytest.approx(least_s), found
+        own = tree_seconds(count_on(messages(found, tree), tree), num_bytes, (inside, between))
+        assert own == pytest.approx(found.seconds), found
+        names.add(found.name)
+    assert len(names) > 1, "the settings must be such that the best differs"
+
+
+@pytest.mark.parametrize(
+    "tree", [(5, 3), (8, 4, 3, 1), (4, 2, 1, 1), (6, 5, 5), (7, 1), (9,), (3, 3, 2), (2, 1)], ids=str
+)
+def test_no_algorithm_over_all_holders_is_better_on_uneven_nodes(tree: tuple[int, ...]) -> None:
+    """Counted from messages, with those of the choice itself no slower than was said."""
+    candidates = over_all(tree)
+    for (inside, between), num_bytes in itertools.product(SETTINGS, SIZES):
+        found = choose(tree, num_bytes, inside, between)
+        others = [tree_seconds(rounds, num_bytes, (inside, between)) for rounds in candidates]
+        assert found.seconds <= min(others) * (1 + 1e-9), found
+
+
+@pytest.mark.parametrize("tree", [(5, 3), (8, 4, 3, 1), (4, 2, 1, 1), (7, 1), ((2, 2), (3, 1)), ((4, 4), (4, 2))])
+def test_the_closed_form_on_uneven_nodes_is_what_its_messages_take(tree: Tree) -> None:
+    """On links so unlike that levels matter, and without latency: nodes of unlike size do not wait for each other's
+    rounds, which a count by rounds cannot tell."""
+    fabrics = (fabric(0, 100, 0.3), fabric(0, 10, 0.03), fabric(0, 1, 0.003))[: depth(tree)]
+    found = choose_on(tree, 64 * MIB, fabrics)
+    plan = messages(found, tree)
+    assert found.name == "tree"
+    assert tree_seconds(count_on(plan, tree), 64 * MIB, fabrics) == pytest.approx(found.seconds, rel=0.01)
+    counted = [sum(levels[level].sent for levels in count_on(plan, tree)) for level in range(depth(tree))]
+    assert found.bytes_per_level == pytest.approx([sent * 64 * MIB for sent in counted])
+
+
+@pytest.mark.parametrize(
+    "tree", [1, 6, (1,), (3, 2), (4, 4, 4, 4), (5, 3, 1), ((2, 2), (2, 2)), ((3, 1), (2,)), ((4,), (4,))], ids=str
+)
+def test_the_messages_of_a_choice_give_the_sum(tree: Tree) -> None:
+    random = np.random.default_rng(0)
+    for (inside, between), num_bytes in itertools.product(SETTINGS, SIZES):
+        found = choose_on(tree, num_bytes, (inside, between, between)[: depth(tree)])
+        plan = messages(found, tree)
+        given = [random.integers(-1000, 1000, 67).astype(np.float64) for _ in range(plan.holders)]
+        for result in execute(plan, given):
+            np.testing.assert_array_equal(result, np.sum(given, axis=0))
+
+
+@pytest.mark.parametrize("holders", range(2, 17))
+def test_all_serve_all_as_far_as_the_network_absorbs_it(holders: int) -> None:
+    for fan_in in range(2, 17):
+        crowded = fabric(delta=0.1, epsilon=10, fan_in=fan_in)
+        found = choose((1,) * holders, 64 * MIB, INSIDE, crowded)
+        if holders <= fan_in:
+            assert found.steps[0].algorithm == Algorithm(kind="parameter_server", holders=holders)
+        else:
+            assert counts_of(found.steps[0].algorithm).fan_in < holders
+
+
+def test_a_factored_plan_beyond_it_when_incast_is_dear() -> None:
+    for epsilon, factors in ((0.0, (16,)), (10.0, (4, 4))):
+        found = choose((1,) * 16, 64 * MIB, INSIDE, fabric(delta=0.1, epsilon=epsilon, fan_in=4))
+        assert found.factors == (factors,)
+
+
+def test_the_larger_fan_in_comes_first() -> None:
+    found = choose((1,) * 12, 64 * MIB, INSIDE, fabric(delta=0.5, epsilon=10, fan_in=4))
+    assert found.steps[0].algorithm.factors == (4, 3)
+
+
+def test_the_slow_link_carries_only_what_is_added_up() -> None:
+    found = choose((4, 4, 4, 4), 64 * MIB, fabric(5e-6, 10), fabric(20e-6, 1))
+    assert found.name == "tree"
+    assert [step.level for step in found.steps] == [0, 1]
+    assert found.bytes_per_level == (1.5 * 64 * MIB, 1.5 * 64 * MIB)
+
+
+def test_three_levels_spare_the_slowest_link() -> None:
+    zones = ((4, 4), (4, 4), (4, 4))
+    fabrics = (fabric(5e-6, 100), fabric(20e-6, 10), fabric(1e-3, 0.5))
+    found = choose_on(zones, 64 * MIB, fabrics)
+    assert [step.algorithm.holders for step in found.steps] == [4, 2, 3]
+    assert found.bytes_per_level[2] == pytest.approx(64 * MIB * 4 / 3)
+    assert tree_seconds(count_on(messages(found, zones), zones), 64 * MIB, fabrics) == pytest.approx(found.seconds)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [(4, 4, 4, 4), (5, 3), (8, 4, 3, 1), (1, 1, 1), (4, 2, 1, 1), ((2, 2), (3, 1)), ((4,), (2, 2)), (9,)],
+    ids=str,
+)
+def test_counts_of_algorithms_over_all_holders_are_those_of_their_messages(tree: Tree) -> None:
+    menu = flat_menu(tree)
+    for at, algorithm in enumerate(menu.algorithms):
+        rounds = count_on(all_reduce(algorithm), tree)
+        for level in range(depth(tree)):
+            for name in ("rounds", "sent", "reduced", "touched"):
+                counted = sum(getattr(levels[level], name) for levels in rounds)
+                assert getattr(menu, name)[at, :, level].sum() == pytest.approx(counted), (algorithm, level, name)
+            assert menu.fan_in[at, level] == max(levels[level].fan_in for levels in rounds)
+
+
+def test_one_level_is_genmodel_itself() -> None:
+    dear = fabric(delta=0.2, epsilon=0.3, fan_in=3)
+    for holders in (2, 3, 8, 12, 15, 16):
+        found = choose_on(holders, MIB, (dear,))
+        assert found.seconds == pytest.approx(min(seconds(counts_of(a), MIB, dear) for a in plain(holders)))
+
+
+def test_halves_have_their_own_bytes() -> None:
+    """Additions belong to the reduce-scatter; an all-gather of half the bytes takes half, but for latency."""
+    costly = fabric(alpha_s=0, delta=0.5)
+    same = choose((4, 4), MIB, INSIDE, costly)
+    mixed = choose((4, 4), MIB, INSIDE, costly, gather_bytes=MIB / 2)
+    assert same.reduce_s > same.gather_s > 0
+    assert mixed.reduce_s == same.reduce_s
+    assert mixed.seconds < same.seconds
+    assert sum(mixed.bytes_per_level) == pytest.approx(0.75 * sum(same.bytes_per_level))
+
+
+def test_a_single_holder_has_nothing_to_do() -> None:
+    found = choose((1,), MIB, INSIDE, INSIDE)
+    assert (found.name, found.seconds, found.steps, found.bytes_per_level) == ("none", 0.0, (), (0.0, 0.0))
+
+
+def test_more_bytes_and_slower_links_never_cost_less() -> None:
+    for tree in ((4, 4, 4, 4), (5, 3), (8, 8, 1)):
+        for inside, between in SETTINGS:
+            costs = [choose(tree, num_bytes, inside, between).seconds for num_bytes in (0, *SIZES)]
+            assert costs == sorted(costs)
+            slower = Fabric(alpha_s=2 * between.alpha_s, beta_s_per_byte=2 * between.beta_s_per_byte)
+            faster = Fabric(alpha_s=between.alpha_s, beta_s_per_byte=between.beta_s_per_byte)
+            assert choose(tree, MIB, inside, faster).seconds <= choose(tree, MIB, inside, slower).seconds
+
+
+def test_the_order_of_nodes_makes_no_difference() -> None:
+    inside, between = SETTINGS[0]
+    assert choose((3, 8, 5), MIB, inside, between) == choose((8, 5, 3), MIB, inside, between)
+
+
+@pytest.mark.parametrize("tree", [(8,) * 250, (1,) * 2000, (16, 8, 8, 4, 4, 2, 1) * 40, (4,) * 512, (1,) * 1999])
+def test_thousands_of_holders_take_milliseconds(tree: tuple[int, ...]) -> None:
+    inside, between = SETTINGS[3]
+    began_s = time.process_time()
+    for step in range(20):
+        choose(tree, MIB * (step + 1), inside, between)
+    assert time.process_time() - began_s < 0.2  # twenty answers; 4 to 12 ms were seen
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(InvalidField, match="tree = 0: must hold at least one holder"):
+        choose((4, 0), MIB, INSIDE, INSIDE)
+    with pytest.raises(InvalidField, match="tree"):
+        choose((), MIB, INSIDE, INSIDE)
+    with pytest.raises(InvalidField, match=r"num_bytes = -1: must be zero or more|num_bytes = -1"):
+        choose((4,), -1, INSIDE, INSIDE)
+    with pytest.raises(InvalidField, match="fabrics = 1: must be one for each of 2 levels"):
+        choose_on((4, 4), MIB, (INSIDE,))
+    with pytest.raises(InvalidField, match="alpha_s = -1e-06: must be zero or more"):
+        fabric(alpha_s=-1e-6)
+    with pytest.raises(InvalidField, match="fan_in = 0: must be at least 1"):
+        fabric(fan_in=0)
