@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from shoal_planner.plan import plan_to_mapping
+from shoal_planner.plan import Plan, Prediction, parse_plan, plan_to_mapping
 from shoal_planner.search import PlanResult
+from shoal_planner.strict import read
 
 
 def plan_answer(result: PlanResult, *, seed: int) -> dict[str, Any]:
@@ -17,3 +20,13 @@ def plan_answer(result: PlanResult, *, seed: int) -> dict[str, Any]:
         "truncated": result.truncated,
         "candidates": [{"plan": text, "step_s": step_s} for text, step_s in result.candidates],
     }
+
+
+def plan_of_answer(answer: Mapping[str, Any]) -> Plan:
+    """The plan with the prediction that stands in the answer, if one does: not what this model says. Raises
+    InvalidField."""
+    plan, predicted = parse_plan(answer), answer.get("predicted")
+    if not isinstance(predicted, Mapping) or not isinstance(predicted.get("memory_bytes"), Mapping):
+        return plan
+    pairs = {**predicted, "memory_bytes": list(predicted["memory_bytes"].items())}
+    return dataclasses.replace(plan, prediction=read(Prediction, pairs, "predicted"))

@@ -80,8 +80,8 @@ def check_size(plan: Plan) -> None:
     """Raises InvalidField for a plan that is too large to simulate one instruction after the other."""
     needed = num_instructions(plan)
     if needed > MAX_INSTRUCTIONS:
-        problem = f"a timeline is simulated one instruction after the other, at most {MAX_INSTRUCTIONS:,} of them"
-        raise InvalidField("pipelines", f"{needed:,} instructions", problem)
+        problem = f"a timeline is simulated one instruction after the other, at most {MAX_INSTRUCTIONS:,} a step"
+        raise InvalidField("instructions", needed, problem)
 
 
 def timeline_svg(plan: Plan, costs: CostModel) -> str:
