@@ -6,6 +6,7 @@ the messages (`collective_plans`) nor the choice among algorithms (`collectives`
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -87,6 +88,13 @@ def paced_seconds(counts: Counts, num_bytes: float, fabric: Fabric) -> float:
 def incast_seconds(counts: Counts, num_bytes: float, fabric: Fabric) -> float:
     """The last term."""
     return max(counts.fan_in - fabric.fan_in, 0) * num_bytes * counts.sent * fabric.epsilon_s_per_byte
+
+
+def halves(counts: Counts) -> tuple[Counts, Counts]:
+    """The reduce-scatter, with all additions, and the all-gather. What crowds a port in one crowds it in the other, so
+    both keep the fan-in."""
+    one = dataclasses.replace(counts, rounds=counts.rounds // 2, sent=counts.sent / 2)
+    return one, dataclasses.replace(one, reduced=0.0, touched=0.0)
 
 
 def counts_of(algorithm: Algorithm) -> Counts:
