@@ -1,0 +1,177 @@
+"""What a fleet of rented nodes is worth: the plan found for it, its expected goodput, its price.
+
+Owns asking the planner, each question once and so many at most. Does not own which fleets are asked about (`rent`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shoal_planner.cluster import ClusterSnapshot, Node
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.goodput import Goodput, PoolNode, RecoveryFigures, choose_copies
+from shoal_planner.job import JobSpec
+from shoal_planner.market import Market, Offer
+from shoal_planner.plan import Plan
+from shoal_planner.pool_history import HOUR_S
+from shoal_planner.preemption import ON_DEMAND, PreemptionRate, known_rate, unknown_rate
+from shoal_planner.profile import Profile
+from shoal_planner.score import score
+from shoal_planner.search import plan as find_plan
+
+Counts = tuple[int, ...]  # of nodes of each offer, in the order of the market
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appraisal:
+    """A fleet with its plan; nodes that the plan left unused are not in it any more."""
+
+    counts: Counts
+    snapshot: ClusterSnapshot
+    plan: Plan
+    goodput: Goodput
+    copies_reason: str
+    price_per_hour: float
+    job_tokens: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.goodput.tokens_per_s
+
+    @property
+    def hours(self) -> float:
+        """That the job is expected to take."""
+        return self.job_tokens / self.tokens_per_s / HOUR_S if self.tokens_per_s else math.inf
+
+    @property
+    def usd_per_million_tokens(self) -> float:
+        return self.price_per_hour / HOUR_S / self.tokens_per_s * 1e6 if self.tokens_per_s else math.inf
+
+
+class Appraiser:
+    """Fleets are appraised until so many devices have been planned for, or until `time_limit_s`; then no more.
+
+    The number of devices is what planning takes time by, so the first limit makes the same answer on any machine.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        market: Market,
+        *,
+        profile: Profile,
+        rates: Mapping[str, PreemptionRate],
+        figures: RecoveryFigures,
+        seed: int,
+        most_devices: int,
+        time_limit_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.job = job
+        self.market = market
+        self.figures = figures
+        self.rates = {offer.name: rates.get(offer.name) or rate_of(offer) for offer in market.offers}
+        self.refusal = ""
+        self.num_plans = 0
+        self.truncated = False
+        self._profile = profile
+        self._seed = seed
+        self._devices_left = most_devices
+        self._ends_s = clock() + time_limit_s
+        self._clock = clock
+        self._plans: dict[Counts, Plan | None] = {}
+        self._appraisals: dict[Counts, Appraisal | None] = {}
+
+    def snapshot(self, counts: Counts) -> ClusterSnapshot:
+        names = (offer.name for offer in self.market.offers)
+        return self.market.snapshot(dict(zip(names, counts, strict=True)))
+
+    def plan(self, counts: Counts) -> Plan | None:
+        """The plan for exactly these nodes; None if none fits."""
+        if counts not in self._plans:
+            self._plans[counts] = self._find(counts)
+        return self._plans[counts]
+
+    def over(self, counts: Counts) -> bool:
+        """Whether no more will be learned of this fleet than is known. Of one fleet at least something is."""
+        if counts in self._appraisals or not self.appraised():
+            return False
+        self.truncated = self.truncated or self._clock() >= self._ends_s
+        return self.truncated or self._devices_left <= 0
+
+    def appraise(self, counts: Counts) -> Appraisal | None:
+        """None if no plan fits, or `over`."""
+        if counts not in self._appraisals:
+            if self.over(counts):
+                return None
+            found = self.plan(counts)
+            self._appraisals[counts] = None if found is None else self._appraisal(counts, found)
+        return self._appraisals[counts]
+
+    def appraised(self) -> tuple[Appraisal, ...]:
+        """All that were, in the order in which they were asked for."""
+        return tuple(found for found in self._appraisals.values() if found is not None)
+
+    def _find(self, counts: Counts) -> Plan | None:
+        snapshot = self.snapshot(counts)
+        self.num_plans += 1
+        self._devices_left -= snapshot.num_devices
+        try:
+            result = find_plan(
+                self.job,
+                snapshot,
+                self._profile,
+                seed=self._seed,
+                time_limit_s=max(0.5, self._ends_s - self._clock()),
+            )
+        except NoPlanFits as error:
+            self.refusal = error.constraint
+            return None
+        self.truncated = self.truncated or result.truncated
+        return result.plan
+
+    def _appraisal(self, counts: Counts, found: Plan) -> Appraisal:
+        """Without what the plan does not use, if it still fits then: unused nodes may keep copies for others."""
+        used = {ref.node for ref in found.devices()}
+        whole = self.snapshot(counts)
+        for snapshot in (whole.without(node.id for node in whole.nodes if node.id not in used), whole):
+            made = self._kept(found, snapshot)
+            if made is not None:
+                return made
+        raise AssertionError("a plan that was found for a cluster fits it")
+
+    def _kept(self, found: Plan, snapshot: ClusterSnapshot) -> Appraisal | None:
+        pools = {node.id: self._pool(node) for node in snapshot.nodes}
+        choice = choose_copies(found, self.job, snapshot, pools, figures=self.figures)
+        try:
+            scored = score(dataclasses.replace(found, copies=choice.best.copies), self.job, snapshot, self._profile)
+        except (InvalidField, NoPlanFits):
+            return None
+        counted = Counter(self._offer(node) for node in snapshot.nodes)
+        return Appraisal(
+            counts=tuple(counted[offer.name] for offer in self.market.offers),
+            snapshot=snapshot,
+            plan=scored,
+            goodput=choice.best,
+            copies_reason=choice.reason,
+            price_per_hour=self.market.price_per_hour(counted),
+            job_tokens=self.job.train.steps * self.job.train.tokens_per_step,
+        )
+
+    def _offer(self, node: Node) -> str:
+        return node.id.rsplit("-", 1)[0]
+
+    def _pool(self, node: Node) -> PoolNode:
+        name = self._offer(node)
+        return PoolNode(pool=name, rate=self.rates[name])
+
+
+def rate_of(offer: Offer) -> PreemptionRate:
+    """What the offer says of itself, else what is expected of any spot node."""
+    if not offer.node.spot:
+        return ON_DEMAND
+    return unknown_rate() if offer.preemptions_per_hour is None else known_rate(offer.preemptions_per_hour)

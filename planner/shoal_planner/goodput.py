@@ -1,0 +1,284 @@
+"""Training steps that a plan is expected to get done on nodes that are taken away now and then.
+
+Owns the expectation: what keeping state costs a step, what an interruption costs, how often state is lost with all its
+copies, and so how many copies pay. Does not own rates (`preemption`) nor step times (`score`).
+
+Interruptions come as a Poisson process of rate r. Steps of s seconds are done one after the other; an interruption
+loses the step in flight and d done steps, and is followed by a recovery of R seconds, which begins again if it is
+interrupted itself. By renewal, the expected steps per second are
+
+    r exp(-r (R + d s)) / (exp(r s) - 1)
+
+which is 1/s for r = 0, about (1/s) (1 - r (R + d s + s/2)) for a small r, and never negative. The same formula with
+checkpoints for steps holds for the rarer losses of state with all its copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal_planner.cluster import ClusterSnapshot, Node
+from shoal_planner.errors import InvalidField
+from shoal_planner.holding import StateHeld, state_held
+from shoal_planner.job import JobSpec
+from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes
+from shoal_planner.placement import backups
+from shoal_planner.plan import Plan, Prediction
+from shoal_planner.pool_history import HOUR_S
+from shoal_planner.preemption import PreemptionRate
+from shoal_planner.ranges import check_ranges
+
+MOST_COPIES = 3
+# Of options whose goodput differs by less than the figures are sure, the one with fewer copies.
+COPIES_SHARE = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolNode:
+    """The pool that a node fails with, and the losses there."""
+
+    pool: str
+    rate: PreemptionRate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryFigures:
+    """What recoveries take. `fixed_s`: noticing, planning and meeting again. `replacement_s`: until another node has
+    come for one that was lost. `device_bytes_per_s`: from a device into its host's memory."""
+
+    fixed_s: float = 2.0
+    replacement_s: float = 300.0
+    store_bytes_per_s: float = 250e6
+    device_bytes_per_s: float = 10e9
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            {
+                "fixed_s": (0, 1e6),
+                "replacement_s": (0, 1e7),
+                "store_bytes_per_s": (1e-3, 1e18),
+                "device_bytes_per_s": (1e-3, 1e18),
+            },
+        )
+
+
+DEFAULT_FIGURES = RecoveryFigures()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """`step_s` includes what copies add to a step; `share` is of the plan's throughput without losses and copies.
+
+    `rollbacks_per_h` are losses of state with all its copies, after which only the object store helps.
+    """
+
+    tokens_per_s: float
+    share: float
+    copies: int
+    step_s: float
+    recovery_s: float
+    redone_steps: float
+    interruptions_per_h: float
+    rollbacks_per_h: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesChoice:
+    """`options` are all numbers of copies that were compared, fewest first."""
+
+    best: Goodput
+    options: tuple[Goodput, ...]
+    reason: str
+
+
+def steps_per_s(step_s: float, interruptions_per_s: float, recovery_s: float, redone_steps: float) -> float:
+    """The formula on top of this file."""
+    rate = interruptions_per_s
+    if rate * step_s > 500:  # a step is never done
+        return 0.0
+    done = rate / math.expm1(rate * step_s) if rate * step_s > 1e-12 else 1 / step_s
+    return done * math.exp(-rate * (recovery_s + redone_steps * step_s))
+
+
+def expected_goodput(
+    plan: Plan,
+    job: JobSpec,
+    snapshot: ClusterSnapshot,
+    pools: Mapping[str, PoolNode],
+    *,
+    copies: int,
+    figures: RecoveryFigures = DEFAULT_FIGURES,
+) -> Goodput:
+    """What a scored plan gets done if each state stands on so many other nodes; `pools` by node id.
+
+    Nodes that the plan leaves unused count neither as lost nor as keepers of copies. Raises InvalidField if a node has
+    no pool, or there are too few nodes for the copies.
+    """
+    return _Fleet(plan, job, snapshot, pools, figures).goodput(copies)
+
+
+def choose_copies(
+    plan: Plan,
+    job: JobSpec,
+    snapshot: ClusterSnapshot,
+    pools: Mapping[str, PoolNode],
+    *,
+    figures: RecoveryFigures = DEFAULT_FIGURES,
+) -> CopiesChoice:
+    """The number of copies with the highest expected goodput, of those that the hosts have room for.
+
+    Where the job states a number, it is the only one compared. Raises InvalidField as `expected_goodput` does.
+    """
+    fleet = _Fleet(plan, job, snapshot, pools, figures)
+    asked = job.checkpoint.copies
+    wanted = range(min(MOST_COPIES, len(fleet.nodes) - 1) + 1) if asked == "auto" else (asked,)
+    options = tuple(fleet.goodput(copies) for copies in wanted if copies == min(wanted) or fleet.fits(copies))
+    most = max(option.tokens_per_s for option in options)
+    best = next(option for option in options if option.tokens_per_s >= most * (1 - COPIES_SHARE))
+    return CopiesChoice(best=best, options=options, reason=_reason(best, options, fleet.prediction.step_s))
+
+
+class _Fleet:
+    """What does not depend on the number of copies."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: JobSpec,
+        snapshot: ClusterSnapshot,
+        pools: Mapping[str, PoolNode],
+        figures: RecoveryFigures,
+    ) -> None:
+        assert plan.prediction is not None, "a plan is scored before its goodput is asked for"
+        self.prediction: Prediction = plan.prediction
+        self.job = job
+        self.figures = figures
+        self.held: StateHeld = state_held(plan, job)
+        used = {node_id for node_id, _ in self.held.owned}
+        self.nodes: tuple[Node, ...] = tuple(node for node in snapshot.nodes if node.id in used)
+        for node in self.nodes:
+            if node.id not in pools:
+                raise InvalidField("pools", sorted(pools), f"must say to which pool {node.id} belongs")
+        self.pools = pools
+        self.owned = dict(self.held.owned)
+        self.by_pool: Counter[str] = Counter(pools[node.id].pool for node in self.nodes)
+        self.rates = {pools[node.id].pool: pools[node.id].rate for node in self.nodes}
+
+    def goodput(self, copies: int) -> Goodput:
+        if copies >= len(self.nodes):
+            problem = f"each copy needs another node, and the plan uses {len(self.nodes)}"
+            raise InvalidField("copies", copies, problem)
+        keep_s = self._keep_s(copies)
+        terms = self.prediction.terms
+        step_s = max(self.prediction.step_s, terms.gradient_s + terms.pipeline_s + keep_s)
+        # A done step is redone if its state was not yet kept everywhere.
+        redone = min(1.0, keep_s / step_s)
+        recovery_s = self.figures.fixed_s + self._move_s()
+        per_h = sum(self.rates[pool].interruptions_per_h(count) for pool, count in self.by_pool.items())
+        rollbacks_per_h = self._rollbacks_per_h(copies, recovery_s + step_s)
+        done = steps_per_s(step_s, per_h / HOUR_S, recovery_s, redone)
+        share = done * self._kept_share(rollbacks_per_h, done) * self._capacity() * self.prediction.step_s
+        return Goodput(
+            tokens_per_s=share * self.job.train.tokens_per_step / self.prediction.step_s,
+            share=share,
+            copies=copies,
+            step_s=step_s,
+            recovery_s=recovery_s,
+            redone_steps=redone,
+            interruptions_per_h=per_h,
+            rollbacks_per_h=rollbacks_per_h,
+        )
+
+    def fits(self, copies: int) -> bool:
+        """Whether every host has room for the snapshots that it would keep."""
+        kept: defaultdict[str, float] = defaultdict(float, self.owned)
+        for node_id, others in backups(self.nodes, copies).items():
+            for other in others:
+                kept[other] += self.owned[node_id]
+        return all(snapshot_bytes(kept[node.id]) <= node.host_memory_bytes for node in self.nodes)
+
+    def _keep_s(self, copies: int) -> float:
+        """From the end of a step until its state is kept on every node that shall have it. Nodes send and receive at
+        the same time; state that the plan itself holds on other nodes is not sent."""
+        missing = max(0, copies - self.held.live_copies)
+        sent: dict[str, float] = {}
+        received: defaultdict[str, float] = defaultdict(float)
+        for node_id, others in backups(self.nodes, missing).items():
+            num_bytes = self.owned[node_id] * OPTIMIZER_BYTES
+            sent[node_id] = num_bytes * len(others)
+            for other in others:
+                received[other] += num_bytes
+        return max(
+            max(
+                max(sent[node.id], received[node.id]) / (node.inter_bytes_per_s * node.nics),
+                self.owned[node.id] * OPTIMIZER_BYTES / node.devices / self.figures.device_bytes_per_s,
+            )
+            for node in self.nodes
+        )
+
+    def _move_s(self) -> float:
+        """A re-plan gives most nodes other layers: each fetches as much state as it holds."""
+        return max(self.owned[node.id] * OPTIMIZER_BYTES / (node.inter_bytes_per_s * node.nics) for node in self.nodes)
+
+    def _capacity(self) -> float:
+        """The share of the nodes that is there, those that await a replacement left out."""
+        wait_h = self.figures.replacement_s / HOUR_S
+        present = (1 / (1 + self.pools[node.id].rate.per_node_h * wait_h) for node in self.nodes)
+        return sum(present) / len(self.nodes)
+
+    def _rollbacks_per_h(self, copies: int, window_s: float) -> float:
+        """Losses of a node's state and of all its copies: in one shock of their pool, or one after the other before
+        what was lost has been copied again."""
+        groups = {
+            frozenset((node_id, *others)) | self.held.sharers(node_id)
+            for node_id, others in backups(self.nodes, copies).items()
+        }
+        together: defaultdict[str, list[int]] = defaultdict(list)
+        apart_per_h = 0.0
+        for group in sorted(groups, key=sorted):
+            pools = {self.pools[node_id].pool for node_id in group}
+            if len(pools) == 1:
+                together[pools.pop()].append(len(group))
+            if len(group) > 1:
+                apart_per_h += self._one_after_another_per_h(group, window_s)
+        return apart_per_h + sum(self.rates[pool].any_lost_per_h(tuple(sizes)) for pool, sizes in together.items())
+
+    def _one_after_another_per_h(self, group: frozenset[str], window_s: float) -> float:
+        rates = [self.pools[node_id].rate.per_node_h for node_id in sorted(group)]
+        follow = [-math.expm1(-rate * window_s / HOUR_S) for rate in rates]
+        return sum(rate * math.prod(follow[:index] + follow[index + 1 :]) for index, rate in enumerate(rates))
+
+    def _kept_share(self, rollbacks_per_h: float, steps_done_per_s: float) -> float:
+        """Of the steps that are done, those that no rollback undoes. Without a store the whole job is at stake."""
+        if not steps_done_per_s:
+            return 0.0
+        checkpoint = self.job.checkpoint
+        at_stake = self.job.train.steps if checkpoint.uri is None else min(checkpoint.every_steps, self.job.train.steps)
+        interval_s = at_stake / steps_done_per_s
+        whole_bytes = sum(self.owned.values()) * OPTIMIZER_BYTES
+        restart_s = self.figures.fixed_s
+        if checkpoint.uri is not None:
+            restart_s += whole_bytes / len(self.nodes) / self.figures.store_bytes_per_s
+        return interval_s * steps_per_s(interval_s, rollbacks_per_h / HOUR_S, restart_s, 0.0)
+
+
+def _reason(best: Goodput, options: tuple[Goodput, ...], plain_step_s: float) -> str:
+    losses = f"{best.interruptions_per_h:.3g} interruptions an hour"
+    slower = best.step_s / plain_step_s - 1
+    name, several = _name(best.copies), best.copies > 1
+    cost = f"make{'' if several else 's'} a step {slower:.1%} longer"
+    if slower < 0.0005:
+        cost = f"hide{'' if several else 's'} beside the step"
+    text = f"{name} {cost} and, with {losses}, keep{'' if several else 's'} {best.share:.1%} of the throughput"
+    if best.copies == 0:
+        text = f"without copies, {losses} leave {best.share:.1%} of the throughput"
+    others = [f"{option.share:.1%} with {_name(option.copies)}" for option in options if option is not best]
+    return f"{text}; it would be {', '.join(others)}" if others else text
+
+
+def _name(copies: int) -> str:
+    return {0: "no copy", 1: "one copy"}.get(copies, f"{copies} copies")
