@@ -203,7 +203,7 @@ def _binding(plan: Plan, costs: CostModel) -> Binding:
     bottleneck, memory = _bottleneck(plan, costs), _fullest(plan, costs)
     network_share = sum(terms[name].share for name in _NETWORK)
     sentences = (
-        f"{largest.share:.1%} of the step go into {largest.meaning}",
+        f"{largest.share:.1%} of the step goes into {largest.meaning}",
         _pace(plan, costs, bottleneck),
         _room(memory),
         f"all exchanges together take {network_share:.1%} of the step",

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli_explain import show_explanation
 from shoal.cli_input import BadUsage, read_cluster, read_job, read_plan
 from shoal.cli_show import say, show_json, show_plan
+from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.job import JobSpec
+from shoal_planner.plan import Plan
+
+if TYPE_CHECKING:
+    from shoal_planner.costs import CostModel
 
 app = typer.Typer()
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Job file, YAML or JSON; - is standard input.")]
 Cluster = Annotated[str, typer.Option("--cluster", metavar="FILE", help="Cluster file, YAML or JSON.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Say why: other candidates, what binds, what more devices would bring.")
+]
+Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the plan there as a picture.")]
+Timeline = Annotated[
+    Path | None, typer.Option("--timeline", metavar="FILE", help="Write there what each stage does when in one step.")
+]
 
 
 @app.command()
@@ -21,25 +36,33 @@ def plan(
     job: Job,
     cluster: Cluster,
     as_json: AsJson = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why, and what else was tried.")] = False,
+    explain: Explain = False,
+    svg: Svg = None,
+    timeline: Timeline = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
     time_limit: Annotated[float, typer.Option(min=0.001, help="Longest search, in seconds.")] = 10.0,
 ) -> None:
     """Find a plan for a job on a cluster: which device runs which layers, on how many samples."""
     # The planner loads numpy; commands that only talk to a server need not wait for it.
     from shoal_planner.answers import plan_answer
-    from shoal_planner.explain import explain as explained
+    from shoal_planner.explanation import explanation_to_mapping
+    from shoal_planner.marginals import explain_fully
     from shoal_planner.search import plan as search
 
     spec, snapshot = read_job(job), read_cluster(cluster)
+    costs = _costs(spec, snapshot, cluster)
     try:
         result = search(spec, snapshot, seed=seed, time_limit_s=time_limit)
     except NoPlanFits as error:
         raise BadUsage(f"no plan of this job fits: {error}") from error
     except InvalidField as error:
         raise BadUsage(f"{cluster}: {error}") from error
-    text = explained(result.plan, result.candidates) if explain else None
-    _show(plan_answer(result, seed=seed), text, as_json)
+    _draw(result.plan, costs, svg, timeline)
+    answer = plan_answer(result, seed=seed)
+    if explain:
+        found = explain_fully(result.plan, costs, result.finalists, seed=seed, time_limit_s=time_limit)
+        answer["explanation"] = explanation_to_mapping(found)
+    _show(answer, as_json)
     if result.truncated:
         say(f"the search was cut short after {result.search_s:.3g} s; a longer --time-limit may find a better plan")
 
@@ -50,25 +73,70 @@ def score(
     job: Job,
     cluster: Cluster,
     as_json: AsJson = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say where the time goes and what binds.")] = False,
+    svg: Svg = None,
+    timeline: Timeline = None,
 ) -> None:
     """Say what our model predicts for any plan, ours or not."""
+    from shoal_planner.explanation import explanation, explanation_to_mapping
     from shoal_planner.plan import plan_to_mapping
-    from shoal_planner.score import score as scored
+    from shoal_planner.score import score_with
 
     given, spec, snapshot = read_plan(plan_file), read_job(job), read_cluster(cluster)
+    costs = _costs(spec, snapshot, cluster)
     try:
-        result = scored(given, spec, snapshot)
+        result = score_with(given, costs)
     except NoPlanFits as error:
         raise BadUsage(f"{plan_file}: does not fit: {error}") from error
     except InvalidField as error:
         raise BadUsage(f"{plan_file}: {error}") from error
-    _show(plan_to_mapping(result), None, as_json)
+    _draw(result, costs, svg, timeline)
+    answer = plan_to_mapping(result)
+    if explain:
+        answer["explanation"] = explanation_to_mapping(explanation(result, costs))
+    _show(answer, as_json)
 
 
-def _show(answer: dict[str, Any], text: str | None, as_json: bool) -> None:
-    if not as_json:
-        show_plan(answer)
-        if text is not None:
-            print(f"\n{text}")
+def _costs(job: JobSpec, snapshot: ClusterSnapshot, cluster: str) -> CostModel:
+    """Raises BadUsage, naming a node, for a device type that nobody knows."""
+    from shoal_planner.costs import CostModel
+    from shoal_planner.profile import Profile
+
+    costs = CostModel(job, snapshot, Profile())
+    for node in snapshot.nodes:
+        try:
+            costs.device(node.id)
+        except InvalidField as error:
+            where = f"node {node.id}: " if error.field == "device" else ""
+            raise BadUsage(f"{cluster}: {where}{error}") from error
+    return costs
+
+
+def _draw(plan: Plan, costs: CostModel, svg: Path | None, timeline: Path | None) -> None:
+    from shoal_planner.picture import plan_svg
+    from shoal_planner.picture_timeline import timeline_svg
+
+    if timeline is not None:
+        try:
+            drawn = timeline_svg(plan, costs)
+        except InvalidField as error:
+            raise BadUsage(f"--timeline: {error}") from error
+        _write(timeline, drawn, "--timeline")
+    if svg is not None:
+        _write(svg, plan_svg(plan, costs.snapshot), "--svg")
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadUsage(f"{option} {path}: cannot be written: {error.strerror or error}") from error
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
         return
-    show_json(answer if text is None else {**answer, "explanation": text})
+    show_plan(answer)
+    if "explanation" in answer:
+        show_explanation(answer["explanation"])

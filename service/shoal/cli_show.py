@@ -26,8 +26,8 @@ def show_json(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    made = Table(box=None, pad_edge=False, header_style="bold")
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, header: bool = True) -> None:
+    made = Table(box=None, pad_edge=False, header_style="bold", show_header=header)
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:
@@ -107,7 +107,7 @@ def show_plan(plan: Mapping[str, Any]) -> None:
             (
                 f"{p} ({pipeline['micro_batches']} x {pipeline['micro_batch']})",
                 s,
-                f"{stage['layers'][0][0]}-{stage['layers'][0][1]}",
+                ", ".join(f"{first}-{last}" for first, last in stage["layers"]),
                 f"{replica['node']}:{','.join(map(str, replica['devices']))}",
                 replica["tp"],
                 replica["samples"],
