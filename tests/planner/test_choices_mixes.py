@@ -117,7 +117,7 @@ def test_thinned_fronts_lose_next_to_nothing(monkeypatch: pytest.MonkeyPatch) ->
         found, cap = table(np.sort(rng.random(30)), sizes), 60 * float(sizes.mean())
         mixes._solve.cache_clear()
         best_s, _ = cheapest(found, [60], [cap])
-        monkeypatch.setattr(mixes, "MOST_POINTS", 256)
+        monkeypatch.setattr(mixes, "MOST_POINTS", 1024)
         mixes._solve.cache_clear()
         thinned_s, counts = cheapest(found, [60], [cap])
         monkeypatch.undo()
