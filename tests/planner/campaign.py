@@ -126,7 +126,7 @@ def _wider(found: PlanResult | None, instance: Instance, *, one_replica: bool) -
     assert found is not None
     stages = [stage for pipeline in found.plan.pipelines for stage in pipeline.stages]
     return (
-        any(getattr(stage, "overrides", ()) or stage.recompute == "selective" for stage in stages)
+        any(stage.overrides or stage.recompute == "selective" for stage in stages)
         or any(replica.state_share != 1 or not replica.samples for stage in stages for replica in stage.replicas)
         or (one_replica and any(len(stage.replicas) > 1 for stage in stages))
     )

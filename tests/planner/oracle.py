@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,9 +16,9 @@ from random_clusters import Instance, draw_tiny, num_parameters
 
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
-from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.errors import NoPlanFits
 from shoal_planner.job import JobSpec
-from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Sharding, Stage
 from shoal_planner.profile import Profile
 from shoal_planner.score import score_with
 
@@ -40,7 +39,7 @@ class Choice:
     micro_batches: int
     layers: tuple[int, ...]
     samples: tuple[tuple[int, ...], ...]
-    recompute: tuple[str, ...]
+    recompute: tuple[Recompute, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +95,13 @@ def plans(instance: Instance, *, one_replica: bool = False) -> Iterator[Plan]:
 
 def shardings(job: JobSpec) -> tuple[Sharding, ...]:
     """Held to none: no state is split. Else optimizer state may be split among all who hold a weight, or not."""
-    try:
-        whole = Sharding(optimizer="none")
-    except InvalidField:
-        return (Sharding(),)
+    whole = Sharding(optimizer="none")
     return (whole,) if job.train.sharding == "none" else (Sharding(), whole)
 
 
-def recomputations(job: JobSpec) -> tuple[str, ...]:
+def recomputations(job: JobSpec) -> tuple[Recompute, ...]:
     """What a stage may compute again; not by block, which is more than this space holds."""
-    known = typing.get_args(typing.get_type_hints(Stage)["recompute"])
-    return ("none", "full") if job.train.recompute == "auto" and "full" in known else ("none",)
+    return ("none", "full") if job.train.recompute == "auto" else ("none",)
 
 
 def _copies(instance: Instance) -> int:
@@ -219,10 +214,11 @@ class Space:
 
     def _all_options(self, equal: tuple[tuple[bool, ...], ...]) -> dict[int, list[Choice]]:
         found: dict[int, list[Choice]] = {}
+        none: tuple[Recompute, ...] = ("none",)
         for micro_batch in range(max(map(len, equal)), self.job.train.global_batch + 1):
             shares = [list(_shares(micro_batch, stage)) for stage in equal]
             for layers in _layer_splits(self.job.model.layers, len(equal)):
-                kinds = [recomputations(self.job) if count else ("none",) for count in layers]
+                kinds = [recomputations(self.job) if count else none for count in layers]
                 for samples in itertools.product(*shares):
                     for recompute in itertools.product(*kinds):
                         for micro_batches in range(1, self.job.train.global_batch // micro_batch + 1):
@@ -309,6 +305,6 @@ def _pipeline(
             Replica(node=cluster.nodes[node].id, devices=tuple(range(device, device + tp)), tp=tp, samples=share)
             for (node, tp), device, share in zip(cells, devices, samples, strict=True)
         )
-        stages.append(Stage(layers=((first, first + count),), replicas=replicas, recompute=recompute))  # type: ignore[arg-type]
+        stages.append(Stage(layers=((first, first + count),), replicas=replicas, recompute=recompute))
         first += count
     return Pipeline(micro_batch=choice.micro_batch, micro_batches=choice.micro_batches, stages=tuple(stages))

@@ -6,7 +6,6 @@ hold of the plans is judged elsewhere (`campaign`).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 
 from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import ClusterSnapshot, DeviceOverride, Link, Node, parse_cluster, snapshot_to_mapping
-from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, ModelSpec, job_to_mapping, parse_job
 
 GIB = 1024**3
@@ -67,9 +65,15 @@ def draw_tiny(seed: int, attempt: int, *, most_devices: int) -> Instance:
     again after an instance with too many plans keeps clusters of every size."""
     devices = random.Random(f"tiny devices {seed}").choice(_many_first(most_devices))
     rng = random.Random(f"tiny {most_devices} {seed} {attempt}")
-    job = _job(rng, layers=rng.randint(1, 6), batch=rng.randint(1, 8), wide=False)
+    job = _job(rng, layers=rng.choice(_many_first(6)), batch=rng.choice(_many_first(8)), wide=False)
     job = _held(rng, job, devices)
-    cluster = _cluster(rng, job, devices, kinds=rng.randint(1, 3), zones=rng.choice((1, 1, 1, 2)))
+    scattered = rng.random() < 0.5
+    cluster = _cluster(
+        rng, job, devices, kinds=rng.randint(1, 3), zones=rng.choice((1, 1, 1, 2)), most_per_node=2 if scattered else 6
+    )
+    if rng.random() < 0.5:  # else so slow a network that hardly anything may cross it
+        nodes = (dataclasses.replace(node, inter_bytes_per_s=node.inter_bytes_per_s * 50) for node in cluster.nodes)
+        cluster = dataclasses.replace(cluster, nodes=tuple(nodes))
     return Instance(kind="tiny", seed=seed, job=job, cluster=cluster)
 
 
@@ -82,12 +86,10 @@ def _held(rng: random.Random, job: JobSpec, devices: int) -> JobSpec:
     """Most tiny jobs hold recomputation and sharding to none, and a few limit the devices."""
     train = dataclasses.replace(
         job.train,
+        sharding=rng.choice(("none", "none", "none", "auto")),
         recompute=rng.choice(("none", "none", "none", "auto")),
         overlap=rng.choice(("none", "auto")),
     )
-    if rng.random() < 0.75:
-        with contextlib.suppress(InvalidField):
-            train = dataclasses.replace(train, sharding="none")
     least = rng.randint(1, devices) if rng.random() < 0.1 else 1
     return dataclasses.replace(job, train=train, limits=dataclasses.replace(job.limits, min_devices=least))
 
@@ -103,6 +105,7 @@ def _job(rng: random.Random, *, layers: int, batch: int, wide: bool) -> JobSpec:
         "ffn": hidden * rng.randint(1, 4),
         "vocab": rng.choice((256, 1000, 32000)),
         "tie_embeddings": rng.random() < 0.5,
+        "gated_mlp": rng.random() < 0.7,
     }
     train = {
         "global_batch": batch,
@@ -130,7 +133,13 @@ def ends_bytes(job: JobSpec) -> float:
 
 
 def _cluster(
-    rng: random.Random, job: JobSpec, devices: int, *, kinds: int | None = None, zones: int | None = None
+    rng: random.Random,
+    job: JobSpec,
+    devices: int,
+    *,
+    kinds: int | None = None,
+    zones: int | None = None,
+    most_per_node: int = 16,
 ) -> ClusterSnapshot:
     zones = zones or rng.choice((1, 1, 2, 3))
     names = [f"d{index}" for index in range(kinds or rng.randint(1, 4))]
@@ -140,7 +149,7 @@ def _cluster(
     nodes: list[dict[str, object]] = []
     left = devices
     while left:
-        entry = _node(rng, f"n{len(nodes)}", rng.choice(names), rng.randint(1, min(left, 16)), zones)
+        entry = _node(rng, f"n{len(nodes)}", rng.choice(names), rng.randint(1, min(left, most_per_node)), zones)
         size = int(str(entry["devices"]))
         entry["count"] = rng.randint(1, left // size)
         left -= size * int(str(entry["count"]))

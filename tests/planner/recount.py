@@ -43,27 +43,34 @@ def room_bytes(cluster: ClusterSnapshot, node_id: str) -> float:
 
 
 def host_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str, float]:
-    """Bytes of snapshots by node: of its own state, and of the state that it keeps for others."""
+    """Bytes by node: of snapshots of its own state and of what it keeps for others, and of state that lives there.
+
+    Each thing is snapshotted once however many hold it: by its holders alike, where each holds all of its state.
+    """
     owners = _owners(plan, job)
     owned: dict[str, float] = defaultdict(float)
+    living: dict[str, float] = defaultdict(float)
     for pipeline in plan.pipelines:
         for number, stage in enumerate(pipeline.stages):
             for replica in stage.replicas:
                 held = _held(pipeline, number, replica, job.model)
-                owned[replica.node] += replica.tp * float(sum(_owned(plan, held, replica, owners).values()))
+                shares = {name: count * Fraction(replica.state_share) / owners[name] for name, count in held.items()}
+                owned[replica.node] += replica.tp * float(sum(shares.values()))
+                away = _offloaded(_owned(plan, held, replica, owners), stage)
+                living[replica.node] += 12 * replica.tp * float(away)
     kept = defaultdict(float, owned)
     for node, others in backups(cluster.nodes, plan.copies).items():
         for other in others:
             kept[other] += owned.get(node, 0.0)
     # Two snapshots of the running epoch, and two of the one before while a plan changes.
-    return {node: 2 * 2 * 12 * elements for node, elements in kept.items()}
+    return {node: 2 * 2 * 12 * elements + living[node] for node, elements in kept.items()}
 
 
 def matrix_elements(model: ModelSpec, tp: int) -> dict[str, int]:
     """Elements that the rank with the largest slices holds of a block, the embedding, the final norm and the head."""
     keys, hidden = model.num_kv_heads * model.head_dim, model.hidden
     rows = [hidden, keys, keys, hidden, model.ffn, model.ffn]
-    if getattr(model, "gated_mlp", True):
+    if model.gated_mlp:
         rows.append(model.ffn)
     return {
         "block": hidden * sum(-(-count // tp) for count in rows) + 2 * hidden,
@@ -105,15 +112,15 @@ def _owned(plan: Plan, held: dict[str, int], replica: Replica, owners: dict[str,
 
 def _state_bytes(held: dict[str, int], owned: dict[str, Fraction], stage: Stage, job: JobSpec) -> float:
     size = 2 if job.train.precision == "bf16" else 4
-    elsewhere = {
-        f"block {layer}"
-        for override in getattr(stage, "overrides", ())
-        if override.offload == "optimizer"
-        for layer in range(*override.layers)
-    }
-    kept = sum(count for name, count in owned.items() if name not in elsewhere)
+    kept = sum(owned.values()) - _offloaded(owned, stage)
     largest = max(*held.values(), _largest_block(held, job, stage))
     return sum(held.values()) * (size + 4) + 12 * float(kept) + 2 * 4 * largest
+
+
+def _offloaded(owned: dict[str, Fraction], stage: Stage) -> Fraction:
+    """Of what a rank owns, the elements whose optimizer state lives in the host's memory."""
+    layers = [range(*entry.layers) for entry in stage.overrides if entry.offload == "optimizer"]
+    return sum((owned[f"block {layer}"] for chunk in layers for layer in chunk), Fraction(0))
 
 
 def _largest_block(held: dict[str, int], job: JobSpec, stage: Stage) -> int:
@@ -141,7 +148,7 @@ def _activation_bytes(pipeline: Pipeline, number: int, replica: Replica, job: Jo
 
 
 def _kind(stage: Stage, layer: int) -> str:
-    for override in getattr(stage, "overrides", ()):
+    for override in stage.overrides:
         if override.layers[0] <= layer < override.layers[1] and override.recompute is not None:
             return str(override.recompute)
     return stage.recompute
@@ -149,7 +156,7 @@ def _kind(stage: Stage, layer: int) -> str:
 
 def _block_widths(model: ModelSpec, kind: str, tp: int, size: int) -> float:
     """Bytes that a block keeps of one token."""
-    hidden, ffn, gated = model.hidden, model.ffn, getattr(model, "gated_mlp", True)
+    hidden, ffn, gated = model.hidden, model.ffn, model.gated_mlp
     if kind == "full":
         return float(size * hidden)
     heads = (policy.QUERY_WIDTHS * hidden + policy.KEY_WIDTHS * model.num_kv_heads * model.head_dim) / tp
