@@ -10,15 +10,27 @@ from fastapi import APIRouter, Header, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
+from shoal_planner.answers import plan_of_answer
+from shoal_planner.cluster import snapshot_from_mapping
+from shoal_planner.errors import InvalidField
+from shoal_planner.picture import plan_svg
 from shoal_service import jobs, journal
 from shoal_service.bell import job_topic
 from shoal_service.curve import curve
-from shoal_service.errors import BadInput, NotFound
+from shoal_service.errors import BadInput, Conflict, NotFound
+from shoal_service.models import JournalRow
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["history"])
 _PAGE = 1000
+_PICTURE: dict[int | str, dict[str, Any]] = {200: {"description": "A picture", "content": {"image/svg+xml": {}}}}
+# A picture has its own style and nothing else; names in it come from users.
+_PICTURE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+}
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "A page, or a stream", "content": {"application/json": {}, "text/event-stream": {}}}
 }
@@ -92,13 +104,7 @@ async def get_metrics(
 @router.get("/plan", responses=documented(404))
 async def get_plan(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0)] = None) -> dict[str, Any]:
     """The plan that the job runs by (or that of `epoch`), the cluster as it was then, and all plans so far."""
-    async with deps.database.read() as session:
-        await jobs.get(session, job_id)
-        plans = list(reversed(await journal.newest(session, job_id, 1000, (journal.PLAN_KIND,))))
-    chosen = [row for row in plans if epoch is None or row.payload["epoch"] == epoch]
-    if not chosen:
-        which = "no plan yet" if epoch is None else f"no plan of epoch {epoch}"
-        raise NotFound("no_plan_yet", f"{job_id} has {which}", "epoch" if epoch is not None else None)
+    plans, chosen = await _plans(deps, job_id, epoch)
     generations = [
         {
             "seq": row.seq,
@@ -107,7 +113,35 @@ async def get_plan(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(g
         }
         for row in plans
     ]
-    return {**journal.plan_resource(chosen[-1]), "generations": generations}
+    return {**journal.plan_resource(chosen), "generations": generations}
+
+
+@router.get("/plan.svg", responses={**_PICTURE, **documented(404, 409)}, response_class=Response)
+async def get_plan_picture(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0)] = None) -> Response:
+    """The plan that the job runs by (or that of `epoch`) as a picture that needs nothing else."""
+    _, chosen = await _plans(deps, job_id, epoch)
+    try:
+        plan, snapshot = plan_of_answer(chosen.payload["plan"]), snapshot_from_mapping(chosen.payload["snapshot"])
+        drawn = plan_svg(plan, snapshot)
+    except InvalidField as error:
+        problem = f"plan {chosen.payload['plan_id']} cannot be drawn by this version: {error}"
+        raise Conflict("plan_not_drawable", problem) from error
+    name = f"plan-{plan.plan_id}.svg"
+    headers = {**_PICTURE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
+    return Response(drawn, media_type="image/svg+xml", headers=headers)
+
+
+async def _plans(deps: Services, job_id: str, epoch: int | None) -> tuple[list[JournalRow], JournalRow]:
+    """All plans of a job, oldest first (at most the newest 1000), and the newest, or newest of `epoch`. Raises
+    NotFound."""
+    async with deps.database.read() as session:
+        await jobs.get(session, job_id)
+        plans = list(reversed(await journal.newest(session, job_id, 1000, (journal.PLAN_KIND,))))
+    chosen = [row for row in plans if epoch is None or row.payload["epoch"] == epoch]
+    if not chosen:
+        which = "no plan yet" if epoch is None else f"no plan of epoch {epoch}"
+        raise NotFound("no_plan_yet", f"{job_id} has {which}", "epoch" if epoch is not None else None)
+    return plans, chosen[-1]
 
 
 @router.get("/recoveries", responses=documented(404))

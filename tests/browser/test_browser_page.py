@@ -107,6 +107,24 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     expect(page.locator("#part-plan")).to_contain_text("not the current plan")
 
 
+def test_the_plan_opens_as_a_picture(page: Page, http: httpx.Client, plane: ControlPlane) -> None:
+    job_id, connector = begin(http, "drawn")
+    ok(connector.send(job_id, story(job_mapping(), started_at_s=time.time()).entries))
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    page.get_by_role("link", name="This plan as a picture").click()
+    page.wait_for_url("**/plan.svg?epoch=3")
+    expect(page.locator("svg text.title")).to_contain_text("2 pipelines")
+    # Its own style holds, so the policy lets it; and nothing sticks out of the boxes that it is in.
+    assert page.evaluate("getComputedStyle(document.querySelector('.title')).fontWeight") == "700"
+    assert page.evaluate("""[...document.querySelectorAll('rect.box[rx="5"]')].every(box => {
+        const room = box.getBoundingClientRect()
+        return [...box.parentNode.querySelectorAll('text')].every(text => {
+            const place = text.getBoundingClientRect()
+            return place.left >= room.left && place.right <= room.right && place.bottom <= room.bottom
+        })
+    })""")
+
+
 def test_cancelling_from_the_page(page: Page, http: httpx.Client, plane: ControlPlane) -> None:
     job_id, connector = begin(http, "cancelled from the page")
     ok(connector.send(job_id, story(job_mapping(), started_at_s=time.time()).entries[:6]))
