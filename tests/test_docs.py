@@ -18,6 +18,7 @@ from shoal.settings import ClientSettings
 from shoal_planner.catalogue import CATALOGUE, device_type
 from shoal_planner.cluster import parse_cluster
 from shoal_planner.job import parse_job
+from shoal_planner.market import parse_market
 from shoal_planner.plan import parse_plan
 from shoal_planner.search import plan
 from shoal_service.app import create_app
@@ -27,7 +28,8 @@ from shoal_workers.settings import WorkerSettings
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 CLUSTERS = [path for path in EXAMPLES if "nodes" in yaml.safe_load(path.read_text())]
-JOBS = [path for path in EXAMPLES if path not in CLUSTERS]
+MARKETS = [path for path in EXAMPLES if "offers" in yaml.safe_load(path.read_text())]
+JOBS = [path for path in EXAMPLES if path not in (*CLUSTERS, *MARKETS)]
 TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
 # Made from a running dashboard by whoever cuts a release, so it may be absent in between.
 
@@ -50,7 +52,8 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_there_are_examples_of_both_kinds() -> None:
+def test_there_are_examples_of_each_kind() -> None:
+    assert {path.name for path in MARKETS} >= {"market.yaml"}
     assert {path.name for path in JOBS} >= {"quickstart.yaml"}
     assert {path.name for path in CLUSTERS} >= {"cluster-mixed.yaml", "local-cluster.yaml"}
 
@@ -65,6 +68,11 @@ def test_cluster_examples_parse_and_name_known_devices(path: Path) -> None:
     cluster = parse_cluster(yaml.safe_load(path.read_text(encoding="utf-8")))
     for node in cluster.nodes:
         device_type(node.device, cluster.overrides)
+
+
+@pytest.mark.parametrize("path", MARKETS, ids=name_of)
+def test_market_examples_parse(path: Path) -> None:
+    assert parse_market(yaml.safe_load(path.read_text(encoding="utf-8"))).offers
 
 
 def test_the_local_cluster_example_is_the_default() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal import cli_plan
+from shoal import cli_plan, cli_rent
 from shoal.cli_input import BadUsage, read_job
 from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
 from shoal.client import ENDED, Client
@@ -22,6 +22,7 @@ app = typer.Typer(
     help="Trains one large model on machines that may vanish. SHOAL_SERVER and SHOAL_TOKEN say where and as whom.",
 )
 app.registered_commands.extend(cli_plan.app.registered_commands)
+app.registered_commands.extend(cli_rent.app.registered_commands)
 AsJson = cli_plan.AsJson
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer carries a click of its own and does not export this class
 JobId = Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")]
@@ -209,7 +210,6 @@ for _name, _what in (
     ("preempt", "Take a node away, as a drill"),
     ("checkpoints", "List a job's checkpoints"),
     ("export", "Write a job's weights for other tools"),
-    ("rent", "Choose machines for a job and a budget"),
 ):
     _not_supported(_name, _what)
 

@@ -1,5 +1,5 @@
-"""Reads what users hand to the command line: JOB, CLUSTER and PLAN files. Every mistake is one sentence that names the
-file, the field and the value."""
+"""Reads what users hand to the command line: JOB, CLUSTER, MARKET and PLAN files, histories of pools. Every mistake is
+one sentence that names the file, the field and the value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.documents import MalformedDocument, read_document
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.market import Market, parse_market
 from shoal_planner.plan import Plan, parse_plan
+from shoal_planner.pool_history import PoolHistory, read_history
 
 T = TypeVar("T")
 
@@ -27,6 +29,18 @@ def read_job(name: str) -> JobSpec:
 
 def read_cluster(name: str) -> ClusterSnapshot:
     return _read(name, parse_cluster)
+
+
+def read_market(name: str) -> Market:
+    return _read(name, parse_market)
+
+
+def read_history_of(pool: str, name: str) -> PoolHistory:
+    """What became of the nodes of a pool, in the CSV file `name`. Raises BadUsage."""
+    try:
+        return read_history(_text(name, name), pool)
+    except InvalidField as error:
+        raise BadUsage(f"{name}: {error}") from error
 
 
 def read_plan(name: str) -> Plan:
@@ -45,10 +59,13 @@ def _read(name: str, parse: Callable[[object], T]) -> T:
 
 
 def _document(name: str, source: str) -> Any:
+    return read_document(_text(name, source), source)
+
+
+def _text(name: str, source: str) -> str:
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise BadUsage(f"{source}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise BadUsage(f"{source}: is not text in UTF-8: {error.reason} at byte {error.start}") from error
-    return read_document(text, source)
