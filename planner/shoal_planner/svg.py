@@ -53,8 +53,9 @@ _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]"
 
 
 def escape(text: str) -> str:
-    """As character data or within double quotes."""
-    return _escape(_UNWRITABLE.sub("\ufffd", text), {'"': "&quot;"})
+    """As character data or within double quotes, in ASCII: a picture is read rightly whatever a server says of it."""
+    written = _escape(_UNWRITABLE.sub("\ufffd", text), {'"': "&quot;"})
+    return written.encode("ascii", "xmlcharrefreplace").decode()
 
 
 def number(value: float) -> str:
