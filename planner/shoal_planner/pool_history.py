@@ -146,8 +146,17 @@ def read_history(text: str, pool: str, *, end_s: float | None = None) -> PoolHis
         if len(row) != len(header):
             raise InvalidField(f"{pool} line {line}", ",".join(row), f"must have {len(header)} columns")
     times = [number(row[0], f"{pool} line {line}.t_s") for line, row in enumerate(rows, start=2)]
+    for line, (before_s, at_s) in enumerate(itertools.pairwise(times), start=3):
+        if at_s < before_s:
+            raise InvalidField(f"{pool} line {line}.t_s", at_s, f"must not lie before {before_s:g}, of the line above")
     if len(header) == 2:
-        counts = [int(number(row[1], f"{pool} line {line}.available")) for line, row in enumerate(rows, start=2)]
+        counts = [_count(row[1], f"{pool} line {line}.available") for line, row in enumerate(rows, start=2)]
         return counted_history(pool, list(zip(times, counts, strict=True)))
     events = [(at_s, op, node) for at_s, (_, op, node) in zip(times, rows, strict=True)]
     return event_history(pool, events, end_s=end_s)
+
+
+def _count(text: str, path: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidField(path, text, "must be a whole number, zero or more")
+    return int(text)
