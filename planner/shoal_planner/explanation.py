@@ -16,7 +16,7 @@ from typing import Any
 from shoal_planner.cluster import GIB
 from shoal_planner.costs import CostModel
 from shoal_planner.explain import describe
-from shoal_planner.kinds import devices_text, kinds, nodes_by_id, numbers_text, stage_text
+from shoal_planner.kinds import devices_text, kinds, nodes_by_id, stage_text
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.memory import usable_bytes
 from shoal_planner.plan import Plan, Prediction, Terms
@@ -253,7 +253,7 @@ def _fullest(plan: Plan, costs: CostModel) -> Memory:
 
 def _pace(plan: Plan, costs: CostModel, found: Bottleneck) -> str:
     kind = next(kind for kind in kinds(plan, nodes_by_id(costs.snapshot)) if found.pipeline in kind.pipelines)
-    alike = f" (as {numbers_text(kind.pipelines[:40])} alike)" if len(kind.pipelines) > 1 else ""
+    alike = f" (one of {len(kind.pipelines)} alike)" if len(kind.pipelines) > 1 else ""
     text = (
         f"pipeline {found.pipeline}{alike} sets the pace with {found.pipeline_s:.3g} s for {found.micro_batches} "
         f"micro-batches; its slowest stage holds {found.holds} on {found.devices} ({found.device_type}) and takes "

@@ -70,6 +70,11 @@ def stage_text(pipeline: Pipeline, number: int) -> str:
     return " + ".join(parts)
 
 
+def stage_text_short(pipeline: Pipeline, number: int) -> str:
+    """The same where there is little room: "emb. + 0-13"."""
+    return stage_text(pipeline, number).replace("embedding", "emb.").replace("layers ", "")
+
+
 def numbers_text(numbers: tuple[int, ...]) -> str:
     """As in "0-63" or "0, 2-5"."""
     runs: list[list[int]] = []

@@ -21,6 +21,7 @@ from shoal_planner.kinds import (
     numbers_text,
     replica_groups,
     stage_text,
+    stage_text_short,
     type_of,
 )
 from shoal_planner.memory import usable_bytes
@@ -195,9 +196,8 @@ def _stage(scene: _Scene, kind: Kind, number: int, x: float, y: float, width: fl
     pipeline = kind.first
     stage = pipeline.stages[number]
     held, marked = stage_text(pipeline, number), marks(stage)
-    head = held if len(held) * 7 <= width else held.replace("embedding", "emb.").replace("layers ", "")
     title = f"stage {number}: {held} ({_count(num_layers(stage), 'layer')})" + "".join(f"; {mark}" for mark in marked)
-    shapes = [words(x + 1, y + 15, fit(head, width), "strong")]
+    shapes = [words(x + 1, y + 15, fit(held, width, stage_text_short(pipeline, number)), "strong")]
     top = y + _HEAD
     if marked:
         shapes.append(words(x + 1, top + 9, fit("; ".join(marked), width), "mark"))

@@ -12,14 +12,23 @@ from dataclasses import dataclass
 
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField
-from shoal_planner.kinds import Kind, devices_text, kinds, nodes_by_id, numbers_text, stage_text, type_of
+from shoal_planner.kinds import (
+    Kind,
+    devices_text,
+    kinds,
+    nodes_by_id,
+    numbers_text,
+    stage_text,
+    stage_text_short,
+    type_of,
+)
 from shoal_planner.plan import Plan
 from shoal_planner.programs import Backward, Forward, Gather, Reduce, Update, Vote
 from shoal_planner.simulate import Span, spans
 from shoal_planner.svg import document, fit, line, number, rectangle, titled, words
 
-# Some ten seconds and a gigabyte: beyond it the closed form of `predict` is the tool, and no picture shows so many.
-MAX_INSTRUCTIONS = 600_000
+# Some seconds of work: beyond it the closed form of `predict` is the tool, and no picture shows so many.
+MAX_INSTRUCTIONS = 1_000_000
 MAX_KINDS = 12
 MAX_LANES = 96
 WIDTH = 1240.0
@@ -122,14 +131,17 @@ def _lanes(plan: Plan, kind: Kind, costs: CostModel) -> tuple[_Lane, ...]:
         replica = kind.first.stages[place.stage].replicas[0]
         device = f"{devices_text(replica)} ({type_of(replica.node, nodes)})"
         title = f"pipeline {p}, stage {place.stage}: {held} on {device}, tp {replica.tp}; rank {place.rank} is shown"
-        lanes.append(_Lane(label=held, detail=device, title=title, rank=place.rank))
+        label = fit(held, _LABEL - 14, stage_text_short(kind.first, place.stage))
+        lanes.append(_Lane(label=label, detail=device, title=title, rank=place.rank))
     return tuple(lanes)
 
 
 def _subtitle(plan: Plan, found: tuple[Kind, ...]) -> str:
     shown = sum(len(kind.pipelines) for kind in found)
     rest = len(plan.pipelines) - shown
-    text = f"schedule {plan.schedule}; one pipeline of each kind, of each stage its first rank"
+    text = f"simulated, schedule {plan.schedule}; one pipeline of each kind, of each stage its first rank"
+    if plan.prediction is not None:
+        text += f"; the closed form predicts {_seconds(plan.prediction.step_s)}"
     return text + (f"; {rest} more pipelines are not drawn" if rest else "")
 
 
@@ -165,7 +177,7 @@ def _grid(step_s: float, scale: float, top: float, bottom: float) -> list[str]:
 def _draw(lane: _Lane, found: tuple[Span, ...], y: float, scale: float) -> list[str]:
     label = titled(
         lane.title,
-        words(_EDGE, y + 9, fit(lane.label, _LABEL - 14)),
+        words(_EDGE, y + 9, lane.label),
         words(_EDGE, y + 23, fit(lane.detail, _LABEL - 8), "soft"),
     )
     shapes = [label]

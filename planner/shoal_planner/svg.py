@@ -63,10 +63,13 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def fit(text: str, width: float) -> str:
-    """The text, cut to what has room in this width."""
+def fit(text: str, width: float, *shorter: str) -> str:
+    """The text, or else the first of the `shorter` ones that has room in this width, or else the last of them, cut."""
     room = int(width / CHARACTER)
-    return text if len(text) <= room else text[: max(room - 2, 1)].rstrip(" ,") + ".."
+    for choice in (text, *shorter):
+        if len(choice) <= room:
+            return choice
+    return (shorter[-1] if shorter else text)[: max(room - 2, 1)].rstrip(" ,") + ".."
 
 
 def words(x: float, y: float, text: str, style: str = "") -> str:

@@ -249,7 +249,7 @@ def test_narrow_bars_of_one_sort_are_joined() -> None:
 def test_a_plan_too_large_or_of_another_cluster_has_no_timeline() -> None:
     plan, costs = small_plan()
     assert num_instructions(plan) < MAX_INSTRUCTIONS
-    huge = Plan(pipelines=tuple(pipeline(index, micro_batches=500) for index in range(64)))
+    huge = Plan(pipelines=tuple(pipeline(index, micro_batches=700) for index in range(64)))
     with pytest.raises(InvalidField, match=f"instructions = .*at most {MAX_INSTRUCTIONS:,} a step"):
         timeline_svg(huge, costs)
     with pytest.raises(InvalidField, match="node = 't-0': is not a node of this cluster"):
@@ -264,6 +264,8 @@ def test_words_of_pictures() -> None:
         *("no layers", "layer 3", "layers 3-5")
     ]
     assert fit("embedding + layers", 70) == "embeddin.." and fit("head", 70) == "head"
+    assert fit("embedding + layers", 70, "emb. + lay") == "emb. + lay"
+    assert fit("embedding + layers", 40, "emb. + layers") == "emb.."
     assert escape("a\x00<&>\"'\u00b7") == "a&#65533;&lt;&amp;&gt;&quot;'&#183;"
     plan, costs = small_plan()
     assert [kind.pipelines for kind in kinds(plan, nodes_by_id(costs.snapshot))] == [(0,), (1,)]

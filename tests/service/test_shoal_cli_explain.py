@@ -107,12 +107,13 @@ def test_pictures_that_cannot_be_are_refused(files: Path, capsys: pytest.Capture
     (files / "job.yaml").write_text(yaml.safe_dump(large))
     plan = copy.deepcopy(PLAN)
     plan["pipelines"][0] |= {"micro_batch": 1, "micro_batches": 65_536}
-    for stage in plan["pipelines"][0]["stages"]:
-        stage["replicas"][0]["samples"] = 1
+    first, last = plan["pipelines"][0]["stages"]
+    first["replicas"] = [{"node": "a-0", "devices": [0, 1], "tp": 2}]
+    last["replicas"][0]["samples"] = 1
     (files / "plan.yaml").write_text(yaml.safe_dump(plan))
     status, out, err = run(capsys, *arguments("score", files), "--timeline", str(files / "step.svg"))
     assert (status, out) == (2, "") and not (files / "step.svg").exists()
-    assert "--timeline: instructions = " in err and "at most 600,000 a step" in err and err.count("\n") == 1
+    assert "--timeline: instructions = " in err and "at most 1,000,000 a step" in err and err.count("\n") == 1
 
 
 def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
