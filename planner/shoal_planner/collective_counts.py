@@ -14,7 +14,7 @@ from typing import assert_never
 
 from shoal_planner.collective_plans import Algorithm, Message, MessagePlan, Round, Tree, depth, num_holders, paths
 from shoal_planner.errors import InvalidField
-from shoal_planner.ranges import Range, check_ranges
+from shoal_planner.ranges import Range, check_range, check_ranges
 
 _SECONDS: Range = (0, 3600)
 _RANGES: dict[str, Range] = {
@@ -45,6 +45,24 @@ class Fabric:
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
+
+
+def link_fabric(
+    latency_s: float, bytes_per_s: float, *, memory_bytes_per_s: float = math.inf, incast: float = 0.0, fan_in: int = 2
+) -> Fabric:
+    """The fabric of a link that is known by its data sheet alone; additions run as fast as memory brings their inputs.
+
+    `incast`: which part of a byte's time on the link each input of a reduction beyond `fan_in` adds.
+    """
+    check_range("bytes_per_s", bytes_per_s, 1e-3, 1e18)
+    check_range("memory_bytes_per_s", memory_bytes_per_s, 1e-3, math.inf)
+    return Fabric(
+        alpha_s=latency_s,
+        beta_s_per_byte=1 / bytes_per_s,
+        delta_s_per_byte=1 / memory_bytes_per_s,
+        epsilon_s_per_byte=incast / bytes_per_s,
+        fan_in=fan_in,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal_planner.collective_counts import Counts, counts_of
-from shoal_planner.collective_plans import Algorithm, Tree, depth, num_holders, paths
+from shoal_planner.collective_plans import Algorithm, Tree, depth, num_holders
 
 # Above so many members of a level, factorisations have at most MAX_FACTORS factors: the others gain next to nothing.
 MANY_MEMBERS = 128
@@ -25,6 +25,8 @@ MAX_FACTORS = 3
 MANY_HOLDERS = 32
 
 Figures = NDArray[np.float64]
+# Where holders stand: row h has the number of the branch of height h around each; height 0 is the holder itself.
+Branches: TypeAlias = NDArray[np.int64]
 
 
 class Menu(NamedTuple):
@@ -52,7 +54,7 @@ def factorisations(number: int, most: int | None = None) -> Iterator[tuple[int, 
     yield (number,)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def level_menu(members: int) -> Menu:
     """All algorithms among the members of one level; of equals, the first is taken."""
     algorithms = tuple(_algorithms(members, MAX_FACTORS if members > MANY_MEMBERS else None))
@@ -83,8 +85,8 @@ def flat_menu(tree: Tree) -> Menu:
     """Algorithms that take all holders of the tree for members of one level, with what that means for its links."""
     holders = num_holders(tree)
     candidates = tuple(_algorithms(holders, 1 if holders > MANY_HOLDERS else None))
-    ground = _ground(tree)
-    phases = [_phases(algorithm, ground) for algorithm in candidates]
+    branches = _branches(tree)
+    phases = [_phases(algorithm, branches) for algorithm in candidates]
     shape = (len(candidates), max(map(len, phases)), depth(tree))
     rounds, sent, reduced, touched = (np.zeros(shape) for _ in range(4))
     fan_in = np.zeros((shape[0], shape[2]))
@@ -98,70 +100,51 @@ def flat_menu(tree: Tree) -> Menu:
     return Menu(algorithms=candidates, rounds=rounds, sent=sent, reduced=reduced, touched=touched, fan_in=fan_in)
 
 
-class _Ground(NamedTuple):
-    """Where holders stand: row h has the number of the branch of height h around each of them."""
-
-    branch: NDArray[np.int64]
-
-    @property
-    def num_holders(self) -> int:
-        return int(self.branch.shape[1])
+def _branches(tree: Tree) -> Branches:
+    return np.array([np.repeat(np.arange(len(row)), row) for row in _sizes(tree)])
 
 
-def _ground(tree: Tree) -> _Ground:
-    rows = [list(prefixes) for prefixes in zip(*(_prefixes(path) for path in paths(tree)), strict=True)]
-    numbers = [{prefix: number for number, prefix in enumerate(dict.fromkeys(row))} for row in rows]
-    return _Ground(
-        branch=np.array([[number[prefix] for prefix in row] for row, number in zip(rows, numbers, strict=True)])
-    )
+def _sizes(tree: Tree) -> list[list[int]]:
+    """By height, from the holders up: how many holders each branch has."""
+    if isinstance(tree, int):
+        return [[1] * tree]
+    below = zip(*map(_sizes, tree), strict=True)
+    return [*(list(itertools.chain.from_iterable(rows)) for rows in below), list(map(num_holders, tree))]
 
 
-def _prefixes(path: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The branches around a holder, from itself up to that below the top."""
-    return tuple(path[:length] for length in range(len(path), 0, -1))
-
-
-def _phases(algorithm: Algorithm, ground: _Ground) -> list[tuple[Counts, ...]]:
+def _phases(algorithm: Algorithm, branches: Branches) -> list[tuple[Counts, ...]]:
     """By phase and level: rounds of equal messages, with their mirror images."""
     if algorithm.kind == "ring":
-        return [_ring_phase(ground)]
+        return [_ring_phase(branches)]
     factors = algorithm.factors
     if algorithm.kind == "halving_doubling":
         factors = (2,) * (algorithm.holders.bit_length() - 1)
     if len(factors) == 1:
-        return [_exchange_phase(ground)]
+        return [_exchange_phase(branches)]
     strides = itertools.accumulate((1, *factors[:-1]), lambda before, factor: before * factor)
-    return [_factor_phase(ground, stride, factor) for stride, factor in zip(strides, factors, strict=True)]
+    return [_factor_phase(branches, stride, factor) for stride, factor in zip(strides, factors, strict=True)]
 
 
-def _ring_phase(ground: _Ground) -> tuple[Counts, ...]:
+def _ring_phase(branches: Branches) -> tuple[Counts, ...]:
     """Each holder talks to the next one, so one block crosses each port that any two neighbours have between them."""
-    levels = _levels(ground.branch, np.roll(ground.branch, -1, axis=1))
-    ring = counts_of(Algorithm(kind="ring", holders=ground.num_holders))
-    return tuple(ring if (levels == level).any() else Counts() for level in range(len(ground.branch)))
+    levels = _levels(branches, np.roll(branches, -1, axis=1))
+    ring = counts_of(Algorithm(kind="ring", holders=branches.shape[1]))
+    return tuple(ring if (levels == level).any() else Counts() for level in range(len(branches)))
 
 
-def _exchange_phase(ground: _Ground) -> tuple[Counts, ...]:
+def _exchange_phase(branches: Branches) -> tuple[Counts, ...]:
     """All with all: n of N holders of a branch send to those that share its vertex but not the branch."""
-    n = ground.num_holders
+    n = branches.shape[1]
     whole = counts_of(Algorithm(kind="parameter_server", holders=n))
-    sizes = [np.bincount(row) for row in ground.branch]
-    top = max(level for level in range(len(sizes)) if len(sizes[level]) > 1)
+    around = [*(np.bincount(row)[row] for row in branches), np.full(n, n)]
+    top = max(level for level, row in enumerate(branches) if row[-1] > 0)
     found = []
-    for level, own in enumerate(sizes):
-        above = sizes[level + 1][_parents(ground, level)] if level + 1 < len(sizes) else np.full(len(own), n)
+    for level, (own, above) in enumerate(itertools.pairwise(around)):
         sent = float((own * (above - own)).max()) / n
         # Every holder has inputs from as far as the top, so that is where all its additions belong.
         additions = whole if level == top else Counts()
         found.append(dataclasses.replace(additions, rounds=2 * (sent > 0), sent=2 * sent))
     return tuple(found)
-
-
-def _parents(ground: _Ground, level: int) -> NDArray[np.int64]:
-    """By branch of this height: the branch of the next height that it is in."""
-    _, first = np.unique(ground.branch[level], return_index=True)
-    found: NDArray[np.int64] = ground.branch[level + 1][first]
-    return found
 
 
 def _levels(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -170,16 +153,16 @@ def _levels(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.in
     return found
 
 
-def _factor_phase(ground: _Ground, stride: int, factor: int) -> tuple[Counts, ...]:
+def _factor_phase(branches: Branches, stride: int, factor: int) -> tuple[Counts, ...]:
     """One level of a factorisation, in which holders send a part each to those that differ in one digit."""
-    holders = np.arange(ground.num_holders)
+    holders = np.arange(branches.shape[1])
     digit = holders // stride % factor
     peers = holders + ((digit + np.arange(1, factor)[:, None]) % factor - digit) * stride  # shift x holder
-    levels = _levels(ground.branch[:, None, :], ground.branch[:, peers])
+    levels = _levels(branches[:, None, :], branches[:, peers])
     block = 1 / (stride * factor)
     highest = levels.max(axis=0)
     found = []
-    for level, row in enumerate(ground.branch):
+    for level, row in enumerate(branches):
         sent = float(np.bincount(row, weights=(levels == level).sum(axis=0)).max()) * block
         reducing = int((highest == level).any())
         found.append(

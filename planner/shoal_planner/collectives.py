@@ -7,6 +7,8 @@ Owns the choice, from the nodes up as GenTree (arXiv 2409.04202) does it. Does n
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -113,11 +115,11 @@ def messages(collective: Collective, tree: Tree) -> MessagePlan:
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _choose(tree: Tree, num_bytes: float, gather_bytes: float, fabrics: tuple[Fabric, ...]) -> Collective:
     best = _by_level(tree, num_bytes, gather_bytes, fabrics)
-    if sum(1 for vertex in _vertices(tree) if vertex.level > 0) == 0:
-        return best  # within one node, the level's menu is all there is
+    if len(_vertices(tree)) < 2:
+        return best  # a single vertex: its menu is all there is
     menu = flat_menu(tree)
     table = _table(fabrics)
     reduce_s, gather_s = _half_seconds(menu, num_bytes, table, True), _half_seconds(menu, gather_bytes, table, False)
@@ -135,19 +137,23 @@ def _choose(tree: Tree, num_bytes: float, gather_bytes: float, fabrics: tuple[Fa
 
 
 def _by_level(tree: Tree, num_bytes: float, gather_bytes: float, fabrics: tuple[Fabric, ...]) -> Collective:
-    """The best at each vertex by itself: what a level sends does not depend on how the one below added up."""
+    """The best at each level by itself: what a level sends does not depend on how the one below added up."""
     steps: list[LevelAlgorithm] = []
     reduce_s, gather_s, sent = ([0.0] * len(fabrics) for _ in range(3))
-    for level, members, part in _vertices(tree):
-        menu, table = level_menu(members), _table((fabrics[level],))
-        scaled = menu._replace(reduced=menu.reduced * part, touched=menu.touched * part)
-        reducing = _half_seconds(scaled, num_bytes, table, True)
-        gathering = _half_seconds(scaled, gather_bytes, table, False)
-        at = int(np.argmin(reducing + gathering))
-        steps.append(LevelAlgorithm(level=level, algorithm=menu.algorithms[at]))
-        reduce_s[level] = max(reduce_s[level], float(reducing[at]))
-        gather_s[level] = max(gather_s[level], float(gathering[at]))
-        sent[level] = max(sent[level], float(menu.sent[at, 0, 0]) * (num_bytes + gather_bytes) / 2)
+    for level, vertices in itertools.groupby(_vertices(tree), key=lambda vertex: vertex.level):
+        table = _table((fabrics[level],))
+        menus = [_scaled(level_menu(vertex.members), vertex.part) for vertex in vertices]
+        halves = [
+            (_half_seconds(menu, num_bytes, table, True), _half_seconds(menu, gather_bytes, table, False))
+            for menu in menus
+        ]
+        picked = _picks(halves)
+        reduce_s[level] = max(float(half[at]) for (half, _), at in zip(halves, picked, strict=True))
+        gather_s[level] = max(float(half[at]) for (_, half), at in zip(halves, picked, strict=True))
+        shares = [float(menu.sent[at, 0, 0]) for menu, at in zip(menus, picked, strict=True)]
+        sent[level] = max(shares) * (num_bytes + gather_bytes) / 2
+        algorithms = [menu.algorithms[at] for menu, at in zip(menus, picked, strict=True)]
+        steps += [LevelAlgorithm(level=level, algorithm=algorithm) for algorithm in algorithms]
     return Collective(
         name="none" if not steps else steps[0].algorithm.name if len(steps) == 1 else "tree",
         steps=tuple(steps),
@@ -155,6 +161,30 @@ def _by_level(tree: Tree, num_bytes: float, gather_bytes: float, fabrics: tuple[
         gather_s=sum(gather_s),
         bytes_per_level=tuple(sent),
     )
+
+
+def _scaled(menu: Menu, part: float) -> Menu:
+    """For holders that have only a part of what their port sends; the rest is with others behind the same port."""
+    return menu._replace(reduced=menu.reduced * part, touched=menu.touched * part)
+
+
+def _picks(halves: Sequence[tuple[Figures, Figures]]) -> list[int]:
+    """By vertex of a level, the candidate to take. All vertices end a half before the next begins, so what counts is
+    the longest reduce-scatter plus the longest all-gather: each bound on the former allows a least of the latter."""
+    if len(halves) == 1:
+        return [int(np.argmin(halves[0][0] + halves[0][1]))]
+    least: tuple[float, float, float] | None = None
+    for bound in np.unique(np.concatenate([reducing for reducing, _ in halves])):
+        gathers = [np.min(gathering[reducing <= bound], initial=np.inf) for reducing, gathering in halves]
+        found = (float(bound + max(gathers)), float(bound), float(max(gathers)))
+        least = found if least is None else min(least, found)
+    assert least is not None
+    _, reduce_s, gather_s = least
+    allowed = [(reducing <= reduce_s) & (gathering <= gather_s) for reducing, gathering in halves]
+    return [
+        int(np.argmin(np.where(mask, reducing + gathering, np.inf)))
+        for mask, (reducing, gathering) in zip(allowed, halves, strict=True)
+    ]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 
 import numpy as np
 import pytest
 
-from shoal_planner.collective_counts import Counts, Fabric, count_on, counts_of, seconds, tree_seconds
+from shoal_planner.collective_counts import (
+    Counts,
+    Fabric,
+    count_on,
+    counts_of,
+    halves,
+    link_fabric,
+    seconds,
+    tree_seconds,
+)
 from shoal_planner.collective_menus import factorisations, flat_menu
 from shoal_planner.collective_plans import Algorithm, Tree, all_reduce, depth, execute, num_holders, tree_all_reduce
 from shoal_planner.collectives import choose, choose_on, messages
@@ -80,6 +90,23 @@ def test_the_choice_is_that_of_brute_force(tree: tuple[int, ...]) -> None:
         assert own == pytest.approx(found.seconds), found
         names.add(found.name)
     assert len(names) > 1, "the settings must be such that the best differs"
+
+
+@pytest.mark.parametrize("tree", [(8, 6), (12, 8), (6, 4, 3)], ids=str)
+def test_nodes_of_unlike_size_wait_for_each_other_at_each_half(tree: tuple[int, ...]) -> None:
+    """Brute force over all assignments of algorithms to the sizes of nodes: the slowest half of each counts."""
+    for (inside, _), num_bytes in itertools.product(SETTINGS, SIZES):
+        free = Fabric(alpha_s=0, beta_s_per_byte=0)
+        found = choose(tree, num_bytes, inside, free, gather_bytes=num_bytes / 4)
+        least_s = min(
+            max(seconds(halves(counts_of(a))[0], num_bytes, inside) for a in assigned)
+            + max(seconds(halves(counts_of(a))[1], num_bytes / 4, inside) for a in assigned)
+            for assigned in itertools.product(*map(plain, tree))
+        )
+        if found.name == "tree":
+            assert found.seconds == pytest.approx(least_s)
+        else:
+            assert found.seconds <= least_s
 
 
 @pytest.mark.parametrize(
@@ -192,6 +219,14 @@ def test_halves_have_their_own_bytes() -> None:
     assert sum(mixed.bytes_per_level) == pytest.approx(0.75 * sum(same.bytes_per_level))
 
 
+def test_halves_of_one_level_are_those_of_genmodel() -> None:
+    dear = fabric(delta=0.2, epsilon=0.3, fan_in=3)
+    for holders in (2, 6, 8, 15):
+        found = choose_on(holders, MIB, (dear,))
+        parts = halves(counts_of(found.steps[0].algorithm))
+        assert (found.reduce_s, found.gather_s) == pytest.approx(tuple(seconds(part, MIB, dear) for part in parts))
+
+
 def test_a_single_holder_has_nothing_to_do() -> None:
     found = choose((1,), MIB, INSIDE, INSIDE)
     assert (found.name, found.seconds, found.steps, found.bytes_per_level) == ("none", 0.0, (), (0.0, 0.0))
@@ -207,6 +242,30 @@ def test_more_bytes_and_slower_links_never_cost_less() -> None:
             assert choose(tree, MIB, inside, faster).seconds <= choose(tree, MIB, inside, slower).seconds
 
 
+def test_a_faster_link_is_never_slower() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        tree = tuple(int(size) for size in random.integers(1, 9, random.integers(1, 5)))
+        exponents = random.uniform(-12, -8, 8)
+        links = [
+            Fabric(
+                alpha_s=float(random.uniform(0, 1e-4)),
+                beta_s_per_byte=float(10**exponent),
+                delta_s_per_byte=float(10 ** (exponent + random.uniform(-2, 1))),
+                epsilon_s_per_byte=float(10 ** (exponent + random.uniform(-2, 1))),
+                fan_in=int(random.integers(1, 6)),
+            )
+            for exponent in exponents[:2]
+        ]
+        inside, between = links
+        before = choose(tree, MIB, inside, between).seconds
+        for name in ("alpha_s", "beta_s_per_byte", "delta_s_per_byte", "epsilon_s_per_byte"):
+            faster = dataclasses.replace(inside, **{name: getattr(inside, name) * 0.9})
+            assert choose(tree, MIB, faster, between).seconds <= before * (1 + 1e-12)
+            faster = dataclasses.replace(between, **{name: getattr(between, name) * 0.9})
+            assert choose(tree, MIB, inside, faster).seconds <= before * (1 + 1e-12)
+
+
 def test_the_order_of_nodes_makes_no_difference() -> None:
     inside, between = SETTINGS[0]
     assert choose((3, 8, 5), MIB, inside, between) == choose((8, 5, 3), MIB, inside, between)
@@ -219,6 +278,16 @@ def test_thousands_of_holders_take_milliseconds(tree: tuple[int, ...]) -> None:
     for step in range(20):
         choose(tree, MIB * (step + 1), inside, between)
     assert time.process_time() - began_s < 0.2  # twenty answers; 4 to 12 ms were seen
+
+
+def test_a_link_known_by_its_data_sheet() -> None:
+    found = link_fabric(1e-5, 1e10, memory_bytes_per_s=1e12, incast=0.2, fan_in=8)
+    assert found == Fabric(
+        alpha_s=1e-5, beta_s_per_byte=1e-10, delta_s_per_byte=1e-12, epsilon_s_per_byte=0.2 * 1e-10, fan_in=8
+    )
+    assert link_fabric(1e-5, 1e10).delta_s_per_byte == 0
+    with pytest.raises(InvalidField, match="bytes_per_s = 0"):
+        link_fabric(1e-5, 0)
 
 
 def test_mistakes_are_named() -> None:
