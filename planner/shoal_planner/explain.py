@@ -3,34 +3,59 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from shoal_planner.candidates import usable_nodes
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
 from shoal_planner.memory import held_elements, snapshot_bytes, stage_memory, usable_bytes
 from shoal_planner.parameters import num_parameters
-from shoal_planner.plan import Pipeline, Plan, Prediction
+from shoal_planner.plan import Pipeline, Plan, Stage
 from shoal_planner.score import sizes
 
+_MANY_KINDS = 8  # of pipelines, which a line has room for
 _AS_GOOD = 0.0005  # a difference that would show as 0.0 %
 
 
 def describe(plan: Plan, snapshot: ClusterSnapshot) -> str:
     """The structure in one line: "2 x [12 layers on A100-80G tp2 | 12 on T4] 8 x 4"."""
-    found = Counter(_describe_pipeline(pipeline, snapshot) for pipeline in plan.pipelines)
-    return " + ".join(text if count == 1 else f"{count} x {text}" for text, count in found.items())
+    found = Counter(_texts(plan, snapshot))
+    named = [text if count == 1 else f"{count} x {text}" for text, count in found.items()]
+    rest = len(plan.pipelines) - sum(list(found.values())[:_MANY_KINDS])
+    return " + ".join(named[:_MANY_KINDS]) + (f" + {rest} more pipelines" if rest else "")
 
 
-def _describe_pipeline(pipeline: Pipeline, snapshot: ClusterSnapshot) -> str:
+def shape(plan: Plan, snapshot: ClusterSnapshot) -> tuple[str, ...]:
+    """Equal for plans that differ only in which of equal devices does what."""
+    return tuple(sorted(_texts(plan, snapshot)))
+
+
+def _texts(plan: Plan, snapshot: ClusterSnapshot) -> list[str]:
+    types = {node.id: node.device for node in snapshot.nodes}
+    return [_describe_pipeline(pipeline, types) for pipeline in plan.pipelines]
+
+
+def _describe_pipeline(pipeline: Pipeline, types: Mapping[str, str]) -> str:
     stages = []
     for stage in pipeline.stages:
         replicas = Counter(
-            snapshot.node(replica.node).device + (f" tp{replica.tp}" if replica.tp > 1 else "")
-            for replica in stage.replicas
+            types[replica.node] + (f" tp{replica.tp}" if replica.tp > 1 else "") for replica in stage.replicas
         )
         devices = ", ".join(name if count == 1 else f"{count} {name}" for name, count in replicas.items())
-        stages.append(f"{stage.last - stage.first} on {devices}")
+        stages.append(f"{stage.last - stage.first} on {devices}{_recomputed(stage)}")
     return f"[{' | '.join(stages)}] {pipeline.micro_batches} x {pipeline.micro_batch}"
+
+
+def _recomputed(stage: Stage) -> str:
+    """As in " (recompute full)" or " (recompute selective in 3)"."""
+    layers = stage.last - stage.first
+    parts = [
+        f"recompute {kind}" + ("" if count == layers else f" in {count}")
+        for kind, count in stage.recomputed().items()
+        if kind != "none" and count
+    ]
+    parts += [f"optimizer of {stage.offloaded()} on the host"] if stage.offloaded() else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
@@ -52,7 +77,7 @@ def _compared(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
     """With the best of the others that differs in more than which of equal devices does what."""
     assert plan.prediction is not None
     for other in others:
-        if other.prediction is None or _shape(other, costs) == _shape(plan, costs):
+        if other.prediction is None or shape(other, costs.snapshot) == shape(plan, costs.snapshot):
             continue
         behind = other.prediction.step_s / plan.prediction.step_s - 1
         text = describe(other, costs.snapshot)
@@ -62,10 +87,6 @@ def _compared(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
             return f"the next best, {text}, takes {behind:.1%} longer"
         return f"{text} is predicted {-behind:.1%} faster, too little to prefer it"
     return ""
-
-
-def _shape(plan: Plan, costs: CostModel) -> list[str]:
-    return sorted(_describe_pipeline(pipeline, costs.snapshot) for pipeline in plan.pipelines)
 
 
 def _depths(stages: list[int]) -> str:
@@ -173,38 +194,3 @@ def _stage_bytes(costs: CostModel, layers: int, *, embedding: bool, head: bool) 
         head=head,
         owned=held_elements(model, 1, layers, embedding=embedding, head=head),
     ).total
-
-
-def explain(plan: Plan, candidates: tuple[tuple[str, float], ...] = ()) -> str:
-    """Some lines for a person: the pipelines, where the seconds go, the memory, and what else was tried."""
-    lines = [plan.reason] if plan.reason else []
-    for number, pipeline in enumerate(plan.pipelines):
-        lines.append(f"pipeline {number}: {pipeline.micro_batches} micro-batches of {pipeline.micro_batch}")
-        for stage in pipeline.stages:
-            places = ", ".join(
-                f"{replica.node}:{','.join(map(str, replica.devices))}"
-                + (f" ({replica.samples} samples)" if len(stage.replicas) > 1 else "")
-                for replica in stage.replicas
-            )
-            lines.append(f"  layers {stage.first}-{stage.last} on {places}")
-    if plan.prediction is not None:
-        lines.extend(_explain_prediction(plan.prediction))
-    if len(candidates) > 1:
-        lines.append("best candidates:")
-        lines.extend(f"  {seconds:.4g} s  {text}" for text, seconds in candidates)
-    return "\n".join(lines)
-
-
-def _explain_prediction(prediction: Prediction) -> list[str]:
-    terms = prediction.terms
-    parts = (
-        f"{name.removesuffix('_s')} {getattr(terms, name):.3g}"
-        for name in ("compute_s", "bubble_s", "tensor_s", "pipeline_s", "gradient_s", "optimizer_s")
-    )
-    least, most = (choose(size for _, size in prediction.memory_bytes) for choose in (min, max))
-    return [
-        f"predicted: {prediction.step_s:.4g} s a step, {prediction.tokens_per_s:.4g} tokens/s, "
-        f"mfu {prediction.mfu:.1%}",
-        "seconds: " + ", ".join(parts),
-        f"memory: {sizes(least, most)[0]} to {sizes(most, most)[0]} a device",
-    ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal_planner.cluster import GIB
 from shoal_planner.costs import CostModel
-from shoal_planner.explain import describe
+from shoal_planner.explain import describe, shape
 from shoal_planner.kinds import devices_text, kinds, nodes_by_id, stage_text
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.memory import usable_bytes
@@ -177,14 +177,14 @@ def _terms(predicted: Prediction) -> tuple[Term, ...]:
 
 def _compared(plan: Plan, costs: CostModel, finalists: Iterable[Plan]) -> tuple[Compared, ...]:
     """The chosen plan first, then those of other shapes, fastest first."""
-    shapes: dict[str, Plan] = {describe(plan, costs.snapshot): plan}
+    shapes = {shape(plan, costs.snapshot): plan}
     others = [other for other in finalists if other.prediction is not None]
     for other in sorted(others, key=lambda found: (prediction_of(found).step_s, found.plan_id)):
-        shapes.setdefault(describe(other, costs.snapshot), other)
+        shapes.setdefault(shape(other, costs.snapshot), other)
     best_s = prediction_of(plan).step_s
     return tuple(
         Compared(
-            plan=text,
+            plan=describe(found, costs.snapshot),
             chosen=found is plan,
             step_s=prediction_of(found).step_s,
             behind=prediction_of(found).step_s / best_s - 1,
@@ -193,7 +193,7 @@ def _compared(plan: Plan, costs: CostModel, finalists: Iterable[Plan]) -> tuple[
             num_devices=len(found.devices()),
             terms=prediction_of(found).terms,
         )
-        for text, found in list(shapes.items())[:MAX_CANDIDATES]
+        for found in list(shapes.values())[:MAX_CANDIDATES]
     )
 
 

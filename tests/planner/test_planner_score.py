@@ -10,7 +10,7 @@ import pytest
 from shoal_planner.cluster import parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.explain import describe, explain
+from shoal_planner.explain import describe, shape
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.plan import Plan, parse_plan, plan_to_mapping
@@ -124,8 +124,27 @@ def test_unequal_replicas_share_a_micro_batch_and_the_state() -> None:
     model = 4 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64) + 256 * 64 + 64
     assert owned == pytest.approx(model, rel=0.02)
     assert describe(scored, CLUSTER) == "[4 on 2 cpu-1t | 0 on T4 tp2] 1 x 4"
-    assert "(3 samples)" in explain(scored)
-    assert "best candidates" not in explain(dataclasses.replace(plan, reason="Because."))
+
+
+def test_a_description_tells_plans_apart_that_recompute_and_counts_what_has_no_room() -> None:
+    overrides = [
+        {"layers": [1, 2], "recompute": "none"},
+        {"layers": [2, 4], "recompute": "full", "offload": "optimizer"},
+    ]
+    first = {**stage(0, 4, ("c-0", [0], 1)), "recompute": "selective", "overrides": overrides}
+    last = {**stage(4, 8, ("c-1", [0], 1)), "recompute": "full"}
+    plan = make_plan((1, 2, [first, last]))
+    assert describe(plan, CLUSTER) == (
+        "[4 on cpu-1t (recompute selective in 1, recompute full in 2, optimizer of 2 on the host) | "
+        "4 on cpu-1t (recompute full)] 2 x 1"
+    )
+    plain = make_plan((1, 2, [stage(0, 4, ("c-0", [0], 1)), stage(4, 8, ("c-1", [0], 1))]))
+    assert shape(plan, CLUSTER) != shape(plain, CLUSTER)
+    swapped = make_plan((1, 2, [stage(0, 4, ("c-1", [0], 1)), stage(4, 8, ("c-0", [0], 1))]))
+    assert shape(swapped, CLUSTER) == shape(plain, CLUSTER)
+    nodes = parse_cluster({"nodes": [{"name": "n", "device": "T4", "count": 10}]})
+    many = make_plan(*((1, 1 + index, [stage(0, 4, (f"n-{index}", [0], 1))]) for index in range(10)))
+    assert describe(many, nodes).endswith("[4 on T4] 8 x 1 + 2 more pipelines")
 
 
 def test_the_state_is_owned_in_proportion_to_the_shares() -> None:
