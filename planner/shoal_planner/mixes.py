@@ -76,11 +76,10 @@ def _three(seconds_NC: Floats, bytes_NC: Floats, layers_N: Floats, rooms_N: Floa
     """Every number of layers on the middle choice, and then as few as possible on the slowest."""
     rows, width = seconds_NC.shape
     missing = ((0, 0), (0, FEW - width))
-    order_NC = np.argsort(np.pad(seconds_NC, missing, constant_values=np.inf), axis=1, kind="stable")
-    fast_s, middle_s, slow_s = np.take_along_axis(
-        np.pad(seconds_NC, missing, constant_values=np.inf), order_NC, axis=1
-    ).T[:, :, None]
-    fast, middle, slow = np.take_along_axis(np.pad(bytes_NC, missing), order_NC, axis=1).T[:, :, None]
+    padded_s, padded = np.pad(seconds_NC, missing, constant_values=np.inf), np.pad(bytes_NC, missing)
+    order_NC = np.argsort(padded_s, axis=1, kind="stable")
+    fast_s, middle_s, slow_s = np.take_along_axis(padded_s, order_NC, axis=1).T[:, :, None]
+    fast, middle, slow = np.take_along_axis(padded, order_NC, axis=1).T[:, :, None]
     grid = np.arange(int(layers_N.max(initial=0)) + 1)[None, :]
     over = layers_N[:, None] * fast - grid * (fast - middle) - rooms_N[:, None]
     saved = np.where(np.isfinite(slow_s), fast - slow, 0.0)
@@ -233,9 +232,8 @@ def _search(unit: _Front, limits: _Limits, layers: int) -> tuple[float, Ints]:
         return np.inf, unit.counts[0]  # no better than the best mix of two, which is known
     least = _Front(unit.bytes[near], unit.seconds[near], unit.above_s[near], unit.counts[near])
     grown = _Growth(least, limits)
+    # Neither is empty: a part of the mix with fractions, cut down to whole layers, is within all limits.
     here, there = grown.front(layers // 2), grown.front(layers - layers // 2)
-    if not len(here.bytes) or not len(there.bytes):
-        return np.inf, unit.counts[0]
     # Of the other half, the fastest mix that still fits.
     at = np.searchsorted(there.bytes, limits.bytes - here.bytes, side="right") - 1
     total_s = np.where(at >= 0, here.seconds + there.seconds[at], np.inf)
