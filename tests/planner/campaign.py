@@ -9,6 +9,7 @@ JSON. Owns the judgements; instances are drawn in `random_clusters`, brute force
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import inspect
 import json
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import recount
 from oracle import best_plan, draw_countable
@@ -38,7 +40,7 @@ TIME_LIMIT_S = 600.0
 STRICT = 1e-9
 LARGER = 0.01
 # Of these, so many plans are brute-forced at most.
-MOST_PLANS = 20_000
+MOST_PLANS = 12_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,8 +63,11 @@ class Tally:
             entry["changed"] = snapshot_to_mapping(other)
         self.repros.append(json.dumps(entry))
 
-    def plan(self, instance: Instance, cluster: ClusterSnapshot | None = None, **held: int) -> PlanResult | None:
+    def plan(
+        self, instance: Instance, cluster: ClusterSnapshot | None = None, *, one_replica: bool = False
+    ) -> PlanResult | None:
         """None: no plan fits."""
+        held = _one_replica_option() if one_replica else {}
         started_s = time.process_time()
         try:
             found = plan(instance.job, cluster or instance.cluster, Profile(), time_limit_s=TIME_LIMIT_S, **held)
@@ -77,10 +82,12 @@ class Tally:
 
 
 def step_s(result: PlanResult | None) -> float:
-    if result is None:
-        return math.inf
-    assert result.plan.prediction is not None
-    return result.plan.prediction.step_s
+    return math.inf if result is None else predicted_s(result.plan)
+
+
+def predicted_s(made: Plan) -> float:
+    assert made.prediction is not None
+    return made.prediction.step_s
 
 
 # --- judgements ------------------------------------------------------------------------------------------------------
@@ -102,7 +109,7 @@ def _compare(seed: int, instance: Instance, *, one_replica: bool) -> Tally:
     started_s = time.process_time()
     best = best_plan(instance, one_replica=one_replica)
     tally.num_brute, tally.brute_s = best.num_plans, time.process_time() - started_s
-    found = tally.plan(instance, **(_one_replica_option() if one_replica else {}))
+    found = tally.plan(instance, one_replica=one_replica)
     ours_s = step_s(found)
     if ours_s > best.step_s * (1 + STRICT):
         tally.fail(
@@ -112,11 +119,11 @@ def _compare(seed: int, instance: Instance, *, one_replica: bool) -> Tally:
         shown = _shown(found.plan if found else None)
         tally.fail(f"better than the best of {best.num_plans}: {_ratio(best.step_s, ours_s)}{shown}", instance)
     if found is not None:
-        _judge_memory(tally, instance, found)
+        _judge_plan(tally, instance, found)
     return tally
 
 
-def _one_replica_option() -> dict[str, int]:
+def _one_replica_option() -> dict[str, Any]:
     """The search's own option that holds stages to one replica, if it has one."""
     return {"max_replicas": 1} if "max_replicas" in inspect.signature(plan).parameters else {}
 
@@ -138,15 +145,33 @@ def judge_memory(seed: int, most_devices: int = 64) -> Tally:
     tally = Tally(seed=seed, num_checked=1)
     found = tally.plan(instance)
     if found is not None:
-        _judge_memory(tally, instance, found)
+        _judge_plan(tally, instance, found)
     return tally
 
 
-def _judge_memory(tally: Tally, instance: Instance, found: PlanResult) -> None:
-    job, cluster, made = instance.job, instance.cluster, found.plan
-    again = score(made, job, cluster, Profile())
+def _judge_plan(tally: Tally, instance: Instance, found: PlanResult) -> None:
+    """What must hold of any plan."""
+    job, made = instance.job, found.plan
+    again = score(made, job, instance.cluster, Profile())
     if again.prediction != made.prediction:
         tally.fail(f"score says {again.prediction}, plan() said {made.prediction}", instance)
+    turned = dataclasses.replace(made, pipelines=made.pipelines[::-1])
+    turned_s = predicted_s(score(turned, job, instance.cluster, Profile()))
+    if not math.isclose(turned_s, predicted_s(made), rel_tol=1e-12):
+        what = f"{predicted_s(made)} s, and {turned_s} s with the pipelines in the opposite order"
+        tally.fail(f"{what}{_shown(made)}", instance)
+    stages = [stage for pipeline in made.pipelines for stage in pipeline.stages]
+    if job.train.sharding == "none" and made.sharding.optimizer != "none":
+        tally.fail("splits optimizer state, and the job holds sharding to none", instance)
+    if job.train.recompute == "none" and any(
+        sum(stage.recomputed().values()) > stage.recomputed()["none"] for stage in stages
+    ):
+        tally.fail("recomputes, and the job holds recompute to none", instance)
+    _judge_memory(tally, instance, made)
+
+
+def _judge_memory(tally: Tally, instance: Instance, made: Plan) -> None:
+    job, cluster = instance.job, instance.cluster
     assert made.prediction is not None
     predicted = dict(made.prediction.memory_bytes)
     for device, used in recount.device_bytes(made, job).items():

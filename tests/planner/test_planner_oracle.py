@@ -20,8 +20,6 @@ from shoal_planner.errors import NoPlanFits
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.score import score
 
-SEEDS = range(60)
-
 
 def step_s(made: Plan, instance: Instance) -> float:
     try:
@@ -89,17 +87,17 @@ def shuffled(pipeline: Pipeline, rng: random.Random) -> Pipeline:
     return dataclasses.replace(pipeline, stages=(stage,))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_score_knows_the_symmetries_that_brute_force_uses(seed: int) -> None:
     rng = random.Random(seed)
-    instance = draw_countable(seed, 2000)
+    instance = draw_countable(seed, 800)
     for made in rng.sample(some := list(plans(instance)), min(25, len(some))):
         expected_s = step_s(made, instance)
         for what, image in images(made, instance, rng):
             assert step_s(image, instance) == pytest.approx(expected_s, rel=1e-12), f"{what}: {made}"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_symmetries_leave_out_no_better_plan(seed: int) -> None:
     """With a price of its own each node is told apart, and more plans are tried; the time of the best is the same."""
     instance = draw_countable(seed, 500)
@@ -151,8 +149,8 @@ def judged(name: str, seeds: range, limit: int, processes: int = 2) -> None:
 
 
 def test_the_search_equals_brute_force_on_a_sample() -> None:
-    judged("oracle", range(40), 3000)
-    judged("units", range(20), 3000)
+    judged("oracle", range(40), 2000, processes=1)
+    judged("units", range(20), 2000, processes=1)
 
 
 @pytest.mark.long

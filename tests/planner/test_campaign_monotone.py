@@ -1,0 +1,64 @@
+"""A better cluster never gets a worse plan: one more device, more memory, a faster link."""
+
+from __future__ import annotations
+
+import campaign
+import pytest
+from random_clusters import CHANGES, draw_small
+
+from shoal_planner.cluster import ClusterSnapshot
+
+
+def judged(name: str, seeds: range, **options: int) -> None:
+    tallies = campaign.run(name, seeds, **options)
+    assert not any(tally.failures for tally in tallies), campaign.summary(name, tallies)
+
+
+def test_small_clusters_strictly_on_a_sample() -> None:
+    judged("monotone", range(40), processes=1)
+
+
+def test_larger_ones_on_a_sample() -> None:
+    judged("larger", range(5), processes=1, most_devices=16)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(36000)
+def test_small_clusters_strictly() -> None:
+    judged("monotone", range(10_000))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(36000)
+def test_larger_ones() -> None:
+    judged("larger", range(500))
+
+
+# --- the changes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_changes_are_for_the_better_alone(kind: str) -> None:
+    """One figure differs, and it is larger (a latency: smaller); or there is one device more."""
+    for seed in range(100):
+        instance = draw_small(seed)
+        what, changed = CHANGES[kind](instance)
+        more = changed.num_devices - instance.cluster.num_devices
+        assert more == (kind == "device"), what
+        if kind != "device" and what != "nothing":
+            pairs = list(zip(figures(instance.cluster), figures(changed), strict=True))
+            assert any(after > before for before, after in pairs), what
+            assert all(after >= before for before, after in pairs), what
+
+
+def figures(cluster: ClusterSnapshot) -> list[float]:
+    """All that a change may raise, in one order; latencies with their sign turned."""
+    found = [
+        figure
+        for node in cluster.nodes
+        for figure in (node.host_memory_bytes, node.intra_bytes_per_s, node.inter_bytes_per_s, node.nics)
+    ]
+    found += [entry.memory_bytes or 0 for entry in sorted(cluster.overrides, key=lambda entry: entry.name)]
+    for link in sorted(cluster.links, key=lambda link: (link.from_zone, link.to_zone)):
+        found += [link.bytes_per_s, -link.latency_s]
+    return found

@@ -1,0 +1,82 @@
+"""The same arguments give the same plan, in any process; only the clock may cut a search short, and the answer says
+so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from random_clusters import Instance, draw_large, draw_small
+
+from shoal_planner.errors import NoPlanFits
+from shoal_planner.profile import Profile
+from shoal_planner.search import PlanResult, plan
+
+HERE = Path(__file__).parent
+SEEDS = range(4)
+PRINT_PLANS = """
+import json, sys
+from random_clusters import draw_large, draw_small
+from shoal_planner.errors import NoPlanFits
+from shoal_planner.plan import plan_to_mapping
+from shoal_planner.search import plan
+
+def answer(instance):
+    try:
+        return plan_to_mapping(plan(instance.job, instance.cluster, seed=3, time_limit_s=600).plan)
+    except NoPlanFits as error:
+        return str(error)
+
+found = [answer(draw(seed)) for draw in (draw_small, lambda seed: draw_large(seed, 9, 24)) for seed in range(4)]
+sys.stdout.write(json.dumps(found))
+"""
+
+
+def in_a_fresh_process(hash_seed: str) -> list[object]:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(HERE)}
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_PLANS], env=environment, capture_output=True, text=True, check=True
+    )
+    found: list[object] = json.loads(done.stdout)
+    return found
+
+
+def test_fresh_processes_with_other_hash_seeds_find_the_same_plans() -> None:
+    first = in_a_fresh_process("1")
+    assert len(first) == 8
+    assert first == in_a_fresh_process("2")
+
+
+def answer(instance: Instance, time_limit_s: float, tick_s: float) -> PlanResult | None:
+    """With a clock that moves on by `tick_s` whenever it is looked at."""
+    ticks = itertools.count()
+    try:
+        return plan(
+            instance.job, instance.cluster, Profile(), time_limit_s=time_limit_s, clock=lambda: tick_s * next(ticks)
+        )
+    except NoPlanFits:
+        return None
+
+
+@pytest.mark.parametrize("draw", [draw_small, lambda seed: draw_large(seed, 9, 24)], ids=["small", "large"])
+def test_only_a_search_that_was_cut_short_may_answer_otherwise(draw) -> None:  # type: ignore[no-untyped-def]
+    """However early the clock runs out, an answer says truncated unless it is the plan of a whole search."""
+    num_cut = 0
+    for seed in SEEDS:
+        instance = draw(seed)
+        whole = answer(instance, 1.0, 0.0)
+        if whole is None:
+            continue
+        assert not whole.truncated
+        for tick_s in (1e-5, 1e-3, 1e-2, 0.1, 2.0):
+            found = answer(instance, 1.0, tick_s)
+            if found is None or found.truncated:
+                num_cut += 1
+            else:
+                assert found.plan == whole.plan
+    assert num_cut, "no limit was short enough to cut a search"
