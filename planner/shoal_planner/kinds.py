@@ -70,9 +70,11 @@ def stage_text(pipeline: Pipeline, number: int) -> str:
     return " + ".join(parts)
 
 
-def stage_text_short(pipeline: Pipeline, number: int) -> str:
-    """The same where there is little room: "emb. + 0-13"."""
-    return stage_text(pipeline, number).replace("embedding", "emb.").replace("layers ", "")
+def stage_texts(pipeline: Pipeline, number: int) -> tuple[str, str, str]:
+    """The same, and in ever fewer characters: "emb. + layers 0-13", "emb. + 0-13"."""
+    whole = stage_text(pipeline, number)
+    shorter = whole.replace("embedding", "emb.")
+    return whole, shorter, shorter.replace("layers ", "").replace("layer ", "")
 
 
 def numbers_text(numbers: tuple[int, ...]) -> str:

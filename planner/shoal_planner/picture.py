@@ -21,12 +21,12 @@ from shoal_planner.kinds import (
     numbers_text,
     replica_groups,
     stage_text,
-    stage_text_short,
+    stage_texts,
     type_of,
 )
 from shoal_planner.memory import usable_bytes
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_planner.svg import NUM_COLOURS, document, fit, line, rectangle, titled, words
+from shoal_planner.svg import BOLD, NUM_COLOURS, document, fit, line, rectangle, titled, words
 
 WIDTH = 1240.0
 MAX_KINDS = 40  # of pipelines; the picture says how many it leaves out
@@ -71,7 +71,7 @@ def plan_svg(plan: Plan, snapshot: ClusterSnapshot) -> str:
     if plan.unused:
         unused = _unused(plan, scene)
         shapes.append(
-            titled(", ".join(plan.unused[:400]), words(_EDGE, y + 12, fit(unused, WIDTH - 2 * _EDGE), "soft"))
+            titled(", ".join(plan.unused[:400]), words(_EDGE, y + 12, fit(WIDTH - 2 * _EDGE, unused), "soft"))
         )
         y += 26
     return document(WIDTH, y, f"Plan {plan.plan_id}", plan.reason or _summary(plan), shapes)
@@ -168,8 +168,8 @@ def _label(kind: Kind, top: float) -> list[str]:
     name = f"pipeline{'s' if num > 1 else ''} {numbers_text(kind.pipelines)}"
     batches = _count(pipeline.micro_batches, "micro-batch").replace("batchs", "batches")
     lines = [
-        (f"x {num}" if num > 1 else fit(name, _LABEL - 10), "strong"),
-        *([(fit(name, _LABEL - 10), "soft")] if num > 1 else []),
+        (f"x {num}" if num > 1 else fit(_LABEL - 10, name), "strong"),
+        *([(fit(_LABEL - 10, name), "soft")] if num > 1 else []),
         (batches, "soft"),
         (f"of {_count(pipeline.micro_batch, 'sample')}", "soft"),
     ]
@@ -197,10 +197,10 @@ def _stage(scene: _Scene, kind: Kind, number: int, x: float, y: float, width: fl
     stage = pipeline.stages[number]
     held, marked = stage_text(pipeline, number), marks(stage)
     title = f"stage {number}: {held} ({_count(num_layers(stage), 'layer')})" + "".join(f"; {mark}" for mark in marked)
-    shapes = [words(x + 1, y + 15, fit(held, width, stage_text_short(pipeline, number)), "strong")]
+    shapes = [words(x + 1, y + 15, fit(width / BOLD, *stage_texts(pipeline, number)), "strong")]
     top = y + _HEAD
     if marked:
-        shapes.append(words(x + 1, top + 9, fit("; ".join(marked), width), "mark"))
+        shapes.append(words(x + 1, top + 9, fit(width, "; ".join(marked)), "mark"))
         top += _MARK
     groups = replica_groups(stage, scene.nodes)
     if len(groups) > MAX_BOXES:
@@ -226,8 +226,8 @@ def _box(
         style += " spot"
     shapes = [
         rectangle(x, y, width, height, style, 5),
-        words(x + 7, y + 16, fit(name, width - 12), "strong"),
-        words(x + 7, y + 31, fit(_work(mine), width - 12), "small"),
+        words(x + 7, y + 16, fit((width - 12) / BOLD, name), "strong"),
+        words(x + 7, y + 31, fit(width - 12, _work(mine)), "small"),
     ]
     memory = _memory(scene, replicas)
     if memory is not None:

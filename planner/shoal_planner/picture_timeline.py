@@ -19,7 +19,7 @@ from shoal_planner.kinds import (
     nodes_by_id,
     numbers_text,
     stage_text,
-    stage_text_short,
+    stage_texts,
     type_of,
 )
 from shoal_planner.plan import Plan
@@ -131,7 +131,7 @@ def _lanes(plan: Plan, kind: Kind, costs: CostModel) -> tuple[_Lane, ...]:
         replica = kind.first.stages[place.stage].replicas[0]
         device = f"{devices_text(replica)} ({type_of(replica.node, nodes)})"
         title = f"pipeline {p}, stage {place.stage}: {held} on {device}, tp {replica.tp}; rank {place.rank} is shown"
-        label = fit(held, _LABEL - 14, stage_text_short(kind.first, place.stage))
+        label = fit(_LABEL - 14, *stage_texts(kind.first, place.stage))
         lanes.append(_Lane(label=label, detail=device, title=title, rank=place.rank))
     return tuple(lanes)
 
@@ -151,7 +151,7 @@ def _kind_title(kind: Kind) -> str:
         f"pipelines {numbers_text(kind.pipelines[:40])} ({num} alike)" if num > 1 else f"pipeline {kind.pipelines[0]}"
     )
     batches = f"{pipeline.micro_batches} micro-batch{'es' if pipeline.micro_batches > 1 else ''}"
-    return f"{fit(name, 500)}: {batches} of {pipeline.micro_batch} sample{'s' if pipeline.micro_batch > 1 else ''}"
+    return f"{fit(500, name)}: {batches} of {pipeline.micro_batch} sample{'s' if pipeline.micro_batch > 1 else ''}"
 
 
 def _legend() -> list[str]:
@@ -178,7 +178,7 @@ def _draw(lane: _Lane, found: tuple[Span, ...], y: float, scale: float) -> list[
     label = titled(
         lane.title,
         words(_EDGE, y + 9, lane.label),
-        words(_EDGE, y + 23, fit(lane.detail, _LABEL - 8), "soft"),
+        words(_EDGE, y + 23, fit(_LABEL - 8, lane.detail), "soft"),
     )
     shapes = [label]
     for piece in _pieces(found, _LEAST / scale):

@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape as _escape
 
 # About how wide a character is in the fonts that readers have: text cannot be measured here, so long words are cut.
 CHARACTER = 6.9
+BOLD = 1.13  # times as wide
 NUM_COLOURS = 8
 # By number, for a light and a dark ground; the lightness steps are even, so that they differ without colour too.
 _LIGHT = ("#9ccbe6", "#f2c879", "#8fd4b4", "#e3a9c8", "#d9d388", "#f0a987", "#b7b5e8", "#c9ced3")
@@ -63,13 +64,13 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def fit(text: str, width: float, *shorter: str) -> str:
-    """The text, or else the first of the `shorter` ones that has room in this width, or else the last of them, cut."""
+def fit(width: float, *choices: str) -> str:
+    """The first of the texts that has room in this width, or else the last, cut."""
     room = int(width / CHARACTER)
-    for choice in (text, *shorter):
+    for choice in choices:
         if len(choice) <= room:
             return choice
-    return (shorter[-1] if shorter else text)[: max(room - 2, 1)].rstrip(" ,") + ".."
+    return choices[-1][: max(room - 2, 1)].rstrip(" ,") + ".."
 
 
 def words(x: float, y: float, text: str, style: str = "") -> str:

@@ -77,7 +77,7 @@ def _show_marginals(found: Mapping[str, Any]) -> None:
                     entry["tokens_per_s"],
                     f"{entry['gain']:+.1%}",
                     _price(entry["price_per_million_tokens"]),
-                    entry["plan"] if entry["used"] else "it would stay unused",
+                    entry["plan"] if entry["used"] else "no better plan was found with it",
                 )
                 for entry in found["marginals"]
             ),

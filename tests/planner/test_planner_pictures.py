@@ -14,7 +14,7 @@ from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import GIB, ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField
-from shoal_planner.kinds import devices_text, kinds, layers_text, marks, nodes_by_id, numbers_text
+from shoal_planner.kinds import devices_text, kinds, layers_text, marks, nodes_by_id, numbers_text, stage_texts
 from shoal_planner.memory import usable_bytes
 from shoal_planner.picture import MAX_BOXES, MAX_KINDS, plan_svg
 from shoal_planner.picture_timeline import MAX_INSTRUCTIONS, num_instructions, timeline_svg
@@ -263,9 +263,11 @@ def test_words_of_pictures() -> None:
     assert [layers_text(Stage(layers=(chunk,), replicas=replica)) for chunk in ((3, 3), (3, 4), (3, 6))] == [
         *("no layers", "layer 3", "layers 3-5")
     ]
-    assert fit("embedding + layers", 70) == "embeddin.." and fit("head", 70) == "head"
-    assert fit("embedding + layers", 70, "emb. + lay") == "emb. + lay"
-    assert fit("embedding + layers", 40, "emb. + layers") == "emb.."
+    assert fit(70, "embedding + layers") == "embeddin.." and fit(70, "head") == "head"
+    assert fit(70, "embedding + layers", "emb. + lay") == "emb. + lay"
+    assert fit(40, "embedding + layers", "emb. + layers") == "emb.."
+    whole = Pipeline(micro_batch=1, micro_batches=1, stages=(Stage(layers=((0, 6),), replicas=replica),))
+    assert stage_texts(whole, 0) == ("embedding + layers 0-5 + head", "emb. + layers 0-5 + head", "emb. + 0-5 + head")
     assert escape("a\x00<&>\"'\u00b7") == "a&#65533;&lt;&amp;&gt;&quot;'&#183;"
     plan, costs = small_plan()
     assert [kind.pipelines for kind in kinds(plan, nodes_by_id(costs.snapshot))] == [(0,), (1,)]
