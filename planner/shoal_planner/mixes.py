@@ -25,7 +25,7 @@ FEW = 3
 GAP_SHARES = (1 / 64, 1 / 8, 1.0)
 # The widest front that is grown on in full: the widest of 1,500 stages with random figures had 1,083 points. With
 # dozens of unrelated choices only the points closest to the floor go on, and the answer may miss the best by a hair.
-MOST_POINTS = 2048
+MOST_POINTS = 1536
 
 
 def cheapest(options: Options, layers: ArrayLike, caps: ArrayLike) -> tuple[Floats, Ints]:
