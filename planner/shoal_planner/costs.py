@@ -1,7 +1,7 @@
 """Seconds of the parts of a step: blocks, ends of the model, exchanges, the optimizer.
 
-Owns the analytic formulas and their constants; what was measured (`profile`) goes first everywhere. Does not own how
-parts join into a step (`simulate`).
+Owns what joins the analytic seconds of `compute`, what was measured (`profile`, which goes first everywhere) and the
+links of the cluster. Does not own how parts join into a step (`predict`, `simulate`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from dataclasses import dataclass
 
 from shoal_planner.catalogue import DeviceType, device_type
 from shoal_planner.cluster import ClusterSnapshot, Node
-from shoal_planner.job import JobSpec, ModelSpec
-from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES, part_elements
+from shoal_planner.compute import BACKWARD_FACTOR as BACKWARD_FACTOR
+from shoal_planner.compute import forward_seconds as forward_seconds
+from shoal_planner.compute import matmul_flops as matmul_flops
+from shoal_planner.compute import model_flops as model_flops
+from shoal_planner.job import JobSpec
+from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES
 from shoal_planner.node_kinds import node_kinds
 from shoal_planner.placement import backups
 from shoal_planner.plan import Recompute
@@ -74,7 +78,9 @@ class CostModel:
         self.job = job
         self.snapshot = snapshot
         self.profile = profile
-        self._nodes = {node.id: node for node in snapshot.nodes}
+        calibrated = snapshot if profile.calibration is None else profile.calibration.cluster(snapshot)
+        self._zone_links = calibrated.links
+        self._nodes = {node.id: node for node in calibrated.nodes}
         self._kinds = node_kinds(snapshot, profile)
         self._devices: dict[str, DeviceType] = {}
         self._parts: dict[tuple[Part, int, int, int, Recompute], PartTime] = {}
@@ -98,7 +104,9 @@ class CostModel:
         """Raises InvalidField for a type that is not known."""
         name = self._nodes[node_id].device
         if name not in self._devices:
-            self._devices[name] = device_type(name, self.snapshot.overrides)
+            found = device_type(name, self.snapshot.overrides)
+            calibration = self.profile.calibration
+            self._devices[name] = found if calibration is None else calibration.device(found)
         return self._devices[name]
 
     def backups(self, copies: int) -> dict[str, tuple[str, ...]]:
@@ -206,14 +214,18 @@ class CostModel:
             return LinkCost(latency_s=figure.latency_s, bytes_per_s=figure.bytes_per_s)
         here, there = self._nodes[from_node], self._nodes[to_node]
         gpu = self.device(from_node).threads is None and self.device(to_node).threads is None
-        if from_node == to_node:
-            latency_s = GPU_INTRA_LATENCY_S if gpu else CPU_INTRA_LATENCY_S
-            return LinkCost(latency_s=latency_s, bytes_per_s=here.intra_bytes_per_s)
-        rate = min(here.inter_bytes_per_s, there.inter_bytes_per_s)
-        latency_s = GPU_INTER_LATENCY_S if gpu else CPU_INTER_LATENCY_S
-        for link in self.snapshot.links:  # one from a zone to itself is about nodes of that zone
+        own = from_node == to_node
+        if own:
+            rate, latency_s = here.intra_bytes_per_s, GPU_INTRA_LATENCY_S if gpu else CPU_INTRA_LATENCY_S
+        else:
+            rate = min(here.inter_bytes_per_s, there.inter_bytes_per_s)
+            latency_s = GPU_INTER_LATENCY_S if gpu else CPU_INTER_LATENCY_S
+        for link in self._zone_links:  # one from a zone to itself is about nodes of that zone
             if {link.from_zone, link.to_zone} == {here.zone, there.zone}:
-                rate, latency_s = min(rate, link.bytes_per_s), link.latency_s
+                if own:  # within a node a message is no slower to start than between nodes
+                    latency_s = min(latency_s, link.latency_s)
+                else:
+                    rate, latency_s = min(rate, link.bytes_per_s), link.latency_s
         return LinkCost(latency_s=latency_s, bytes_per_s=rate)
 
     def send_s(self, from_node: str, to_node: str, samples: int) -> float:

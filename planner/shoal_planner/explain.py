@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from shoal_planner.candidates import usable_nodes
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
 from shoal_planner.memory import held_elements, snapshot_bytes, stage_memory, usable_bytes
+from shoal_planner.options import usable_nodes
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Pipeline, Plan, Stage
 from shoal_planner.score import sizes

@@ -1,59 +1,63 @@
-"""The search for a plan: exact on small clusters, a heuristic above; the best few by estimate are simulated.
+"""The search for a plan: one space, one objective, `predict`.
 
-Owns the choice. What pipelines there are comes from `layouts` and `heuristic`, what they cost from `candidates`, and
-what a plan really takes from `simulate` through `score`.
+Owns the choice and the order in which the space is looked through; every round of it is counted in templates and
+drafts, not in seconds, so that the same arguments give the same plan. What a round knows comes from `columns` (which
+pipelines are worth having), `packing` (how many of each), `assembly` (on which devices), `finish` (layers, samples) and,
+on small clusters, `exact`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shoal_planner.candidates import Candidate, Pricer, Word, usable_nodes
-from shoal_planner.cluster import ClusterSnapshot, Node
+import numpy as np
+
+from shoal_planner.assembly import assemble, bundle
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.columns import Columns
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.explain import binding_constraint, describe, plain_constraint, reason
-from shoal_planner.heuristic import MOVE_SHARE, large_candidates
+from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.job import JobSpec
-from shoal_planner.layouts import Key, arrangements, layouts, tp_degrees
-from shoal_planner.loads import replica_loads, segments
-from shoal_planner.node_kinds import told_apart
+from shoal_planner.options import Kind, group_kinds, options_of, usable_nodes
+from shoal_planner.packing import pack
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
-from shoal_planner.score import check_memory, score_with
+from shoal_planner.score import score_with
+from shoal_planner.templates import Sequence
 
-EXACT_DEVICES = 6
-# By estimate, of which the best by simulation is taken: the estimate prices a pipeline's fill and drain only roughly.
-FINALISTS = 12
-LARGE_FINALISTS = 6
-# A plan that keeps devices at what they hold may be this much slower: moving state costs a pause.
-KEEP_SHARE = 0.02
-# Of plans that differ by less than the prediction's error, the one with the shallowest pipelines.
-SIMPLER_SHARE = 0.01
-# The large search sees few micro-batch sizes at first: most of its time goes into forming pipelines.
-COARSE_SIZES = (1, 2, 4, 8)
-COARSE_SPLITS = 4
-FINE_SPLITS = 16
-# A search that has found nothing goes on after its time limit for so long: cut short at once, it would call a job
-# impossible that is not.
-GRACE_S = 20.0
+# Templates that a round generates, by the number of devices up to which that holds.
+_MOST_TEMPLATES = ((8, 800), (16, 1200), (64, 3000), (256, 5000), (1 << 30, 12000))
+# Times, as multiples of the least that fractions of templates allow, for which devices are packed.
+_STRETCHES = (1.0, 1.005, 1.01, 1.02, 1.035, 1.06, 1.1, 1.2)
+_PACKINGS, _ALONE = 3, 6  # drafts made of each
+_FINALISTS = 5  # drafts that are scored, of each round
+_SLICES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """`candidates` are the finalists, described, with their predicted seconds, best first; `finalists` the plans."""
+    """`candidates` are the finalists, described, with their predicted seconds, best first; `finalists` those plans."""
 
     plan: Plan
     search_s: float
     truncated: bool
     num_candidates: int
     candidates: tuple[tuple[str, float], ...]
-    finalists: tuple[Plan, ...] = ()
+    finalists: tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Nodes of these kinds, each cut into so many equal slices that hold the same layers in different pipelines."""
+
+    kinds: tuple[Kind, ...]
+    slices: int
 
 
 def plan(
@@ -63,11 +67,11 @@ def plan(
     *,
     previous: Plan | None = None,
     seed: int = 0,
-    time_limit_s: float = 10.0,
+    time_limit_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> PlanResult:
     """The best plan found, with its prediction and its reason. The same arguments give the same plan unless the time
-    limit cut the search short (`truncated`).
+    limit ended the search between two rounds (`truncated`); the first round that finds a plan is never cut.
 
     Raises NoPlanFits, naming the constraint that binds, and InvalidField for unknown device types.
     """
@@ -78,21 +82,14 @@ def plan(
     copies = _copies(job, snapshot)
     if plain := plain_constraint(costs, copies):
         raise NoPlanFits(plain)
-    search = Search(
-        costs,
-        copies,
-        seed,
-        late=lambda share: clock() - started_s > share * time_limit_s,
-        lost=lambda: clock() - started_s > time_limit_s + GRACE_S,
-    )
+    search = Search(costs, copies, late=lambda: clock() - started_s > time_limit_s)
+    if previous is not None:
+        search.consider(previous)
     search.run()
-    scored = search.scored(previous)
-    if not scored and search.gave_up:
-        likely = binding_constraint(costs, copies, search.refusal)
-        raise NoPlanFits(f"none was found within {time_limit_s + GRACE_S:g} s, and the search is not over; {likely}")
-    if not scored:
+    if not search.scored:
         raise NoPlanFits(binding_constraint(costs, copies, search.refusal))
-    chosen = _choose(scored, previous)
+    scored = sorted(search.scored.values(), key=lambda found: (step_s(found), found.plan_id))
+    chosen = scored[0]
     explained = dataclasses.replace(
         chosen, reason=reason(chosen, costs, [found for found in scored if found != chosen])
     )
@@ -100,9 +97,9 @@ def plan(
         plan=explained,
         search_s=clock() - started_s,
         truncated=search.truncated,
-        num_candidates=search.num_candidates,
-        candidates=tuple((describe(found, snapshot), step_s(found)) for found in scored),
-        finalists=tuple(scored),
+        num_candidates=search.num_drafts,
+        candidates=tuple((describe(found, snapshot), step_s(found)) for found in scored[:_FINALISTS]),
+        finalists=tuple(scored[:_FINALISTS]),
     )
 
 
@@ -124,134 +121,122 @@ def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:
 
 
 class Search:
-    """Collects the best candidates by estimate. `late` tells whether this share of the time is over, `lost` whether
-    the search must end even if it has found nothing."""
+    """Collects scored plans. `late` tells whether the time is over."""
 
-    def __init__(
-        self,
-        costs: CostModel,
-        copies: int,
-        seed: int,
-        late: Callable[[float], bool],
-        lost: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, costs: CostModel, copies: int, late: Callable[[], bool]) -> None:
         self.costs = costs
         self.copies = copies
-        self.seed = seed
         self.late = late
-        self.lost = lost
         self.truncated = False
-        self.gave_up = False
-        self.num_finalists = FINALISTS
-        self.num_candidates = 0
-        self.refusal = ""  # what a host lacks for a candidate whose devices suffice
-        self.pricer = Pricer(costs, late=lambda: late(1))
-        self._best: list[tuple[float, int, Candidate]] = []  # a heap, worst first
-
-    def best(self) -> list[Candidate]:
-        """What `run` found, best estimate first."""
-        return [candidate for _, _, candidate in sorted(self._best, key=lambda entry: (-entry[0], -entry[1]))]
+        self.num_drafts = 0
+        self.refusal = ""  # what a device or a host lacks for a plan that was tried
+        self.scored: dict[str, Plan] = {}
+        self._finisher = Finisher(costs, copies)
+        self._seen: set[tuple[object, ...]] = set()
 
     def run(self) -> None:
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
-        if not nodes:
-            return
-        degrees = tp_degrees(self.costs.job.model, max(node.devices for node in nodes))
-        if sum(node.devices for node in nodes) <= EXACT_DEVICES:
-            self._exact(nodes, degrees)
-        else:
-            self._large(nodes, degrees)
-
-    def scored(self, previous: Plan | None) -> list[Plan]:
-        """The finalists that pass every check of `score`, and the previous plan if it still does; best first."""
-        plans: dict[str, Plan] = {}
-        if previous is not None:
-            kept = dataclasses.replace(previous, copies=self.copies)
-            plans[kept.plan_id] = kept
-        for candidate in self.best():
-            made = self.pricer.plan(candidate, self.copies)
-            plans[made.plan_id] = made
-        scored: list[Plan] = []
-        for made in plans.values():
-            if scored and self.late(1):
+        kinds = group_kinds(nodes, self.costs)
+        for this in rounds(kinds, self.costs):
+            if self.scored and self.late():
                 self.truncated = True
-                break
-            try:
-                scored.append(score_with(made, self.costs))
-            except (InvalidField, NoPlanFits):
-                continue  # the previous plan may name nodes that are gone
-        return sorted(scored, key=lambda found: (step_s(found), found.plan_id))
-
-    def _exact(self, nodes: tuple[Node, ...], degrees: tuple[int, ...]) -> None:
-        batch = self.costs.job.train.global_batch
-        seen: set[Key] = set()
-        for units in layouts(nodes, degrees, told_apart(self.costs.profile), {}):
-            for words in arrangements(units, batch, seen):
-                if self._over():
-                    return
-                self._offer(words)
-
-    def _over(self) -> bool:
-        """Whether the search must end here."""
-        if self._best:
-            self.truncated = self.truncated or self.late(1)
-            return self.truncated
-        self.gave_up = self.lost()
-        return self.gave_up
-
-    def _large(self, nodes: tuple[Node, ...], degrees: tuple[int, ...]) -> None:
-        self.num_finalists = LARGE_FINALISTS
-        coarse = Pricer(self.costs, COARSE_SIZES, COARSE_SPLITS, late=lambda: self.late(MOVE_SHARE))
-        apart = told_apart(self.costs.profile)
-        found = large_candidates(nodes, degrees, apart, coarse, self.seed, self.late, self.lost)
-        self.truncated = self.late(MOVE_SHARE)
-        self.gave_up = not found and self.lost()
-        self.pricer = Pricer(self.costs, max_splits=FINE_SPLITS, late=lambda: self.late(1))
-        self.num_candidates += coarse.num_estimates
-        for _, words in found:
-            if self._over():
                 return
-            self._offer(words)
+            drafts = sorted(self._drafts(this), key=lambda draft: draft.seconds)
+            for draft in drafts[:_FINALISTS]:
+                self.consider(self._finisher.plan(draft))
 
-    def _offer(self, words: tuple[Word, ...]) -> None:
-        if sum(len(unit.devices) for word in words for unit in word) < self.costs.job.limits.min_devices:
-            return
-        self.num_candidates += 1
-        worst = -self._best[0][0] if len(self._best) >= self.num_finalists else float("inf")
-        if not self.pricer.floor(words) < worst or not self.pricer.estimate(words) < worst:
-            return
-        candidate = self.pricer.price(words)
-        if candidate is not None and candidate.seconds < worst and self._fits(candidate):
-            heapq.heappush(self._best, (-candidate.seconds, -self.num_candidates, candidate))
-            if len(self._best) > self.num_finalists:
-                heapq.heappop(self._best)
-
-    def _fits(self, candidate: Candidate) -> bool:
+    def consider(self, made: Plan) -> None:
+        """Scores a plan, and keeps it if it fits."""
         try:
-            made = self.pricer.plan(candidate, self.copies)
-            check_memory(made, self.costs, replica_loads(made, self.costs, segments(made, self.costs)))
-        except NoPlanFits as error:
-            self.refusal = error.constraint
-            return False
-        return True
+            scored = score_with(made, self.costs)
+        except (InvalidField, NoPlanFits) as error:  # a previous plan may name nodes that are gone
+            self.refusal = error.constraint if isinstance(error, NoPlanFits) else self.refusal
+            return
+        self.scored[scored.plan_id] = scored
+
+    def _drafts(self, this: Round) -> Iterator[Draft]:
+        for words in self._words(this):
+            key = tuple(sorted(self._finisher.key(word) for word in words))
+            if key not in self._seen and self._enough_devices(words):
+                self._seen.add(key)
+                self.num_drafts += 1
+                draft = self._finisher.draft(words)
+                if draft is not None:
+                    yield draft
+
+    def _enough_devices(self, words: tuple[Word, ...]) -> bool:
+        return sum(unit.tp for word in words for unit in word) >= self.costs.job.limits.min_devices
+
+    def _words(self, this: Round) -> Iterator[tuple[Word, ...]]:
+        """Sets of pipelines that promise most, in no order."""
+        options = options_of(this.kinds, self.costs)
+        train = self.costs.job.train
+        batch = -(-train.global_batch // this.slices)
+        num_devices = sum(kind.devices for kind in this.kinds)
+        most = next(count for limit, count in _MOST_TEMPLATES if num_devices * this.slices <= limit)
+
+        def columns(holders: int) -> Columns:
+            made = Columns(self.costs, this.kinds, options, holders, batch, most)
+            made.start()
+            return made
+
+        alone = columns(this.slices)
+        alone.grow_alone()
+        order = np.argsort(alone.alone_s(), kind="stable")[:_ALONE]
+        sequences = [[alone.templates[row][0]] for row in order]
+        together = alone if train.sharding == "none" else columns(self._holders(num_devices) * this.slices)
+        time_s = together.grow()
+        if np.isfinite(time_s):
+            for stretch in _STRETCHES:
+                sequences.extend(_packed(together, time_s * stretch))
+        for found in sequences:
+            words = assemble(found, options, this.kinds)
+            if words is not None:
+                yield tuple(itertools.chain.from_iterable(bundle(word, this.slices) for word in words))
+
+    def _holders(self, num_devices: int) -> int:
+        """How many pipelines there may be, for a first idea of how far optimizer state is split."""
+        return max(1, min(self.costs.job.train.global_batch, num_devices // 4))
 
 
-def _choose(scored: list[Plan], previous: Plan | None) -> Plan:
-    """The fastest; of those hardly slower, the one in which devices keep most of what the previous plan gave them, or
-    without a previous plan the one with the shallowest pipelines."""
-    if previous is None:
-        limit_s = step_s(scored[0]) * (1 + SIMPLER_SHARE)
-        near = itertools.takewhile(lambda found: step_s(found) <= limit_s, scored)
-        return min(near, key=lambda found: (max(len(pipeline.stages) for pipeline in found.pipelines), step_s(found)))
-    limit_s = step_s(scored[0]) * (1 + KEEP_SHARE)
-    near = itertools.takewhile(lambda found: step_s(found) <= limit_s, scored)
-    before = set(_holdings(previous))
-    return max(near, key=lambda found: (len(before.intersection(_holdings(found))), -step_s(found)))
+def _packed(columns: Columns, time_s: float) -> Iterator[list[Sequence]]:
+    packings = pack(columns.values(time_s), columns.needs, columns.stock, wanted=columns.batch)
+    for packing in packings[:_PACKINGS]:
+        yield [columns.templates[row][0] for row, count in packing.counts for _ in range(count)]
 
 
-def _holdings(plan: Plan) -> Iterator[tuple[str, int, int, int]]:
-    """What each device holds: (device, layer, tp, tp rank)."""
-    for place in plan.places():
-        stage = plan.pipelines[place.pipeline].stages[place.stage]
-        for layer in range(stage.first, stage.last):
-            yield str(place.device), layer, place.tp, place.tp_rank
+def rounds(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[Round]:
+    """All nodes; then without those on the slowest links, again and again; each with nodes whole and in slices."""
+    for chosen in _reachable(kinds, costs):
+        widest = max(kind.node.devices for kind in chosen)
+        for slices in _SLICES:
+            cut = tuple(
+                dataclasses.replace(kind, slice=kind.node.devices // slices)
+                for kind in chosen
+                if kind.node.devices >= slices
+            )
+            if slices <= widest and cut:
+                yield Round(kinds=cut, slices=slices)
+
+
+def _reachable(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[tuple[Kind, ...]]:
+    """Sets of kinds whose nodes reach each other at some rate at least, all first."""
+    rates = sorted({_rate(one, other, costs) for one, other in itertools.combinations_with_replacement(kinds, 2)})
+    seen: set[tuple[int, ...]] = set()
+    for rate in rates:
+        left = list(kinds)
+        while left:
+            slow = [sum(_rate(kind, other, costs) < rate for other in left) for kind in left]
+            if not any(slow):
+                break
+            left.pop(slow.index(max(slow)))
+        key = tuple(kind.number for kind in left)
+        if left and key not in seen:
+            seen.add(key)
+            yield tuple(left)
+
+
+def _rate(one: Kind, other: Kind, costs: CostModel) -> float:
+    """Bytes per second between nodes of these kinds; of a single node, of its interfaces."""
+    there = next((node for node in other.nodes if node != one.node.id), None)
+    return one.node.inter_bytes_per_s if there is None else costs.link(one.node.id, there).bytes_per_s

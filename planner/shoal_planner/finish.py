@@ -1,0 +1,301 @@
+"""From pipelines with devices to a plan: layers, recomputation, micro-batch sizes and numbers, each as good as it gets.
+
+Owns the exact choice of layers within a pipeline and the dealing of samples to pipelines; what pipelines there are
+comes in as words (`assembly`). Whether the plan fits and what it takes is asked from `score` afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal_planner.costs import CostModel
+from shoal_planner.dealing import deal
+from shoal_planner.memory import ELEMENT_BYTES, stage_bytes, unit_elements, usable_bytes
+from shoal_planner.options import Floats, Ints, sizes_of
+from shoal_planner.plan import Override, Pipeline, Plan, Replica, Sharding, Stage
+
+_BOUNDS = 12  # values of the slowest stage that are tried, from the smallest that is possible
+_SYNC_SHARES = (0.5, 0.65, 0.8, 0.9)
+_HOPELESS = 1.1  # larger micro-batches are not tried beyond this
+
+
+class Unit(NamedTuple):
+    """Devices of one node that run a stage together."""
+
+    node: str
+    devices: tuple[int, ...]
+
+    @property
+    def tp(self) -> int:
+        return len(self.devices)
+
+
+Word = tuple[Unit, ...]  # the units of a pipeline, from first stage to last
+Key = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Layers of each stage, how many of them are computed again, and the seconds that follow: of the slowest stage, of
+    one micro-batch through all of them, and of what is exchanged afterwards."""
+
+    layers: tuple[int, ...]
+    again: tuple[int, ...]
+    period_s: float
+    fill_s: float
+    sync_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """Seconds by number of layers, inf beyond memory, and the layers computed again for them."""
+
+    seconds: Floats
+    again: Ints
+    sync_s: Floats
+    least: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Pipelines with their keys, samples and micro-batch sizes; `seconds` is an estimate of the step."""
+
+    seconds: float
+    words: tuple[Word, ...]
+    keys: tuple[Key, ...]
+    samples: tuple[int, ...]
+    sizes: tuple[int, ...]
+    reach_s: float
+
+
+class Finisher:
+    """On one cluster for one job. Every question is answered once."""
+
+    def __init__(self, costs: CostModel, copies: int) -> None:
+        self.costs = costs
+        self.copies = copies
+        train = costs.job.train
+        self.batch = train.global_batch
+        self.num_layers = costs.job.model.layers
+        self.sizes = tuple(sizes_of(self.batch))
+        self._stages: dict[tuple[object, ...], _Stage] = {}
+        self._splits: dict[tuple[Key, int, int, int, float], Split | None] = {}
+
+    def draft(self, words: tuple[Word, ...]) -> Draft | None:
+        """How these pipelines share out the batch best, and about how long that takes; none if they do not fit."""
+        if not words or len(words) > self.batch:
+            return None
+        holders = len(words)
+        keys = tuple(self.key(word) for word in words)
+        one_of = dict(zip(keys, words, strict=True))
+        reach_s = self._exchange_s(words)
+        rate = {key: self._rate(word, key, holders, reach_s) for key, word in one_of.items()}
+        if not all(rate.values()):
+            return None
+        total = sum(rate[key] for key in keys)
+        tables = {
+            key: self._table(word, key, holders, reach_s, self.batch * rate[key] / total)
+            for key, word in one_of.items()
+        }
+        dealt = deal([tables[key].seconds for key in keys], self.batch)
+        if dealt is None:
+            return None
+        seconds = max(float(tables[key].seconds[samples]) for key, samples in zip(keys, dealt, strict=True))
+        sizes = tuple(int(tables[key].sizes[samples]) for key, samples in zip(keys, dealt, strict=True))
+        return Draft(seconds=seconds, words=words, keys=keys, samples=dealt, sizes=sizes, reach_s=reach_s)
+
+    def plan(self, draft: Draft) -> Plan:
+        """With the layers that suit the numbers of micro-batches."""
+        pipelines = []
+        for word, key, samples, size in zip(draft.words, draft.keys, draft.samples, draft.sizes, strict=True):
+            split = self.split(word, key, size, samples // size, len(draft.words), draft.reach_s)
+            assert split is not None, "it fitted with more micro-batches in flight"
+            pipelines.append(_pipeline(word, size, samples // size, split))
+        sharding = Sharding(optimizer="none" if self.costs.job.train.sharding == "none" else "cluster")
+        return Plan(pipelines=tuple(pipelines), copies=self.copies, sharding=sharding)
+
+    def key(self, word: Word) -> Key:
+        """Equal for words that cost the same: kinds, degrees, and which units share a node."""
+        names: dict[str, int] = {}
+        return tuple((self.costs.kind(unit.node), unit.tp, names.setdefault(unit.node, len(names))) for unit in word)
+
+    def _exchange_s(self, words: tuple[Word, ...]) -> float:
+        """Seconds per block of summing its gradients and gathering its weights, as far as all pipelines share it."""
+        if len(words) < 2:
+            return 0.0
+        nodes = {self.costs.kind(unit.node): unit.node for word in words for unit in word}
+        seen = {unit.node for word in words for unit in word}
+        num_bytes = unit_elements(self.costs.job.model, 1, 1) * ELEMENT_BYTES[self.costs.job.train.precision]
+        if len(seen) == 1:
+            members = frozenset({(next(iter(seen)), min(unit.tp for word in words for unit in word))})
+        else:
+            pairs = [*nodes.values(), *(node for node in sorted(seen) if node not in nodes.values())][: 2 * len(nodes)]
+            members = frozenset((node, 1) for node in pairs)
+        return 2 * self.costs.half_exchange_s(members, len(words), num_bytes)
+
+    def _rate(self, word: Word, key: Key, holders: int, reach_s: float) -> float:
+        split = self.split(word, key, 1, max(1, self.batch // holders), holders, reach_s)
+        return 0.0 if split is None else 1 / split.period_s
+
+    def _table(self, word: Word, key: Key, holders: int, reach_s: float, share: float) -> Table:
+        """Seconds by number of samples, and with which micro-batches."""
+        seconds = np.full(self.batch + 1, np.inf)
+        sizes = np.zeros(self.batch + 1, dtype=np.int64)
+        best_s = np.inf
+        for size in self.sizes:
+            number = max(1, round(share / size))
+            # More in flight than any number of micro-batches asks for: what fits so fits always.
+            split = self.split(word, key, size, max(number, len(word)), holders, reach_s)
+            if split is None:
+                break  # what has no room for these has none for larger ones
+            numbers = np.arange(1, self.batch // size + 1)
+            times = split.fill_s + (numbers - 1) * split.period_s + split.sync_s
+            better = times < seconds[numbers * size]
+            seconds[numbers[better] * size] = times[better]
+            sizes[numbers[better] * size] = size
+            typical_s = split.fill_s + (share / size - 1) * split.period_s + split.sync_s
+            if typical_s > best_s * _HOPELESS:
+                break
+            best_s = min(best_s, typical_s)
+        return Table(seconds=seconds, sizes=sizes)
+
+    def split(self, word: Word, key: Key, size: int, number: int, holders: int, reach_s: float) -> Split | None:
+        """The layers with the least time of so many micro-batches."""
+        known = (key, size, number, holders, reach_s)
+        if known not in self._splits:
+            stages = [self._stage(word, s, size, number, holders, reach_s) for s in range(len(word))]
+            self._splits[known] = split_layers(stages, self.num_layers, number)
+        return self._splits[known]
+
+    def _stage(self, word: Word, s: int, size: int, number: int, holders: int, reach_s: float) -> _Stage:
+        unit, ends = word[s], (s == 0, s == len(word) - 1)
+        in_flight = min(len(word) - s, number)
+        onward = None if ends[1] else (self.costs.kind(word[s + 1].node), word[s + 1].node == unit.node)
+        known = (self.costs.kind(unit.node), unit.tp, size, ends, in_flight, onward, holders, reach_s)
+        if known not in self._stages:
+            hop_s = 0.0 if ends[1] else 2 * self.costs.send_s(unit.node, word[s + 1].node, size)
+            self._stages[known] = self._figures(unit, size, ends, in_flight, hop_s, holders, reach_s)
+        return self._stages[known]
+
+    def _figures(
+        self, unit: Unit, size: int, ends: tuple[bool, bool], in_flight: int, hop_s: float, holders: int, reach_s: float
+    ) -> _Stage:
+        costs, train, model = self.costs, self.costs.job.train, self.costs.job.model
+        block_s = costs.part("block", unit.node, unit.tp, size).total_s
+        again_s = costs.part("block", unit.node, unit.tp, size, "full").total_s - block_s
+        fixed_s = hop_s + costs.stage(unit.node, unit.tp, size, {}, embedding=ends[0], head=ends[1]).total_s
+        line = stage_bytes(model, train.seq_len, train.precision, unit.tp, size, embedding=ends[0], head=ends[1])
+        shared = 1 if train.sharding == "none" else holders
+        room = usable_bytes(costs.device(unit.node)) - line.empty(shared) - in_flight * line.flight
+        kept, least = in_flight * line.block_flight["none"], in_flight * line.block_flight["full"]
+        counts = np.arange(self.num_layers + 1)
+        plain = counts * (line.per_block(shared) + kept)
+        over = plain - room
+        again = np.where(over <= 0, 0, np.ceil((over + line.again) / max(kept - least, 1e-9))).astype(np.int64)
+        fits = (again == 0) | ((again <= counts) & (train.recompute != "none") & (kept > least))
+        seconds = np.where(fits, fixed_s + counts * block_s + again * again_s, np.inf)
+        held = unit_elements(model, 1, unit.tp)
+        sync_s = reach_s + costs.update_s(unit.node, held / shared)
+        middle = not (ends[0] or ends[1])
+        extra = line.end_elements / max(held, 1)
+        return _Stage(
+            seconds=seconds, again=again, sync_s=(counts + extra) * sync_s, least=1 if middle or all(ends) else 0
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """By number of samples (index 0 is not used): seconds, inf where it cannot be, and the micro-batch size."""
+
+    seconds: Floats
+    sizes: Ints
+
+
+def split_layers(stages: list[_Stage], num_layers: int, number: int) -> Split | None:
+    """Least (number - 1) max_s t_s + sum_s t_s + max_s sync_s. The bottleneck is some stage with some number of layers;
+    under each bound the cheapest layers are taken. Bounds from the least possible one upwards are tried, as a higher
+    one pays only by what the sum gains; and with each, some on the exchange."""
+    times = np.maximum.accumulate(np.stack([stage.seconds for stage in stages]), axis=1)  # [P, L+1]
+    sync = np.stack([stage.sync_s for stage in stages])
+    least = np.array([stage.least for stage in stages])
+    bounds = np.unique(times[np.isfinite(times)])
+    low, high = 0, len(bounds)
+    while low < high:
+        middle = (low + high) // 2
+        if _enough(times, bounds[middle], least, num_layers):
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(bounds):
+        return None
+    rows = np.arange(len(stages))
+    tried = bounds[low : low + _BOUNDS] if number > 1 else bounds[-1:]
+    limits = np.stack([(times <= bound).sum(axis=1) - 1 for bound in tried])  # [K, P]
+    most_s = sync[rows, limits].max(axis=1)
+    capped = [np.minimum(limits, _sync_limits(sync, most_s * share)) for share in _SYNC_SHARES]
+    limits = np.concatenate([limits, *capped])
+    layers = _cheapest(times, limits, least, num_layers)
+    if not len(layers):
+        return None
+    chosen, exchanged = times[rows, layers], sync[rows, layers].max(axis=1)
+    values = (number - 1) * chosen.max(axis=1) + chosen.sum(axis=1) + exchanged
+    best = int(np.argmin(values))
+    return Split(
+        layers=tuple(int(count) for count in layers[best]),
+        again=tuple(int(stage.again[count]) for stage, count in zip(stages, layers[best], strict=True)),
+        period_s=float(chosen[best].max()),
+        fill_s=float(chosen[best].sum()),
+        sync_s=float(exchanged[best]),
+    )
+
+
+def _enough(times: Floats, bound: float, least: Ints, num_layers: int) -> bool:
+    limits = (times <= bound).sum(axis=1) - 1
+    return bool((limits >= least).all() and limits.sum() >= num_layers)
+
+
+def _sync_limits(sync: Floats, most_s: Floats) -> Ints:
+    """[K, P]: the most layers whose exchange takes no longer than each of these."""
+    found: Ints = (sync[None, :, :] <= most_s[:, None, None]).sum(axis=2) - 1
+    return found
+
+
+def _cheapest(times: Floats, limits: Ints, least: Ints, num_layers: int) -> Ints:
+    """[<=K, P]: layers within limits whose seconds add up to least, for those limits that allow enough. A stage's
+    marginal seconds hardly ever fall, so taking the cheapest next layer each time is as good as it gets."""
+    limits = limits[(limits >= least).all(axis=1) & (limits.sum(axis=1) >= num_layers)]
+    left = num_layers - int(least.sum())
+    if left < 0 or not len(limits):
+        return np.zeros((0, len(times)), dtype=np.int64)
+    most = int(limits.max())
+    with np.errstate(invalid="ignore"):
+        steps = np.diff(times[:, : most + 1], axis=1)
+    stage, place = np.divmod(np.argsort(steps, axis=None, kind="stable"), max(1, most))
+    free = (place >= least[stage]) & (place < limits[:, stage])
+    taken = free & (np.cumsum(free, axis=1) <= left)
+    layers = np.zeros(limits.shape, dtype=np.int64)
+    for number in range(len(times)):
+        layers[:, number] = least[number] + taken[:, stage == number].sum(axis=1)
+    return layers
+
+
+def _pipeline(word: Word, size: int, number: int, split: Split) -> Pipeline:
+    first, stages = 0, []
+    for unit, count, again in zip(word, split.layers, split.again, strict=True):
+        replica = Replica(node=unit.node, devices=unit.devices, tp=unit.tp, samples=size)
+        overrides: tuple[Override, ...] = ()
+        if 0 < again < count:
+            overrides = (Override(layers=(first, first + again), recompute="full"),)
+        stages.append(
+            Stage(
+                layers=((first, first + count),),
+                replicas=(replica,),
+                recompute="full" if count and again >= count else "none",
+                overrides=overrides,
+            )
+        )
+        first += count
+    return Pipeline(micro_batch=size, micro_batches=number, stages=tuple(stages))

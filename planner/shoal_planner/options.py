@@ -1,0 +1,162 @@
+"""What a stage can run on, and what it then costs: devices of one kind of node with one degree of tensor parallelism.
+
+Owns the figures that the search sums up, as arrays over options: those of `costs` and `memory`, read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_planner.cluster import ClusterSnapshot, Node
+from shoal_planner.costs import CostModel
+from shoal_planner.job import JobSpec
+from shoal_planner.memory import ELEMENT_BYTES, stage_bytes, unit_elements, usable_bytes
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+# Where a stage stands in its pipeline: rows of the arrays below.
+MIDDLE, FIRST, LAST, ONLY = range(4)
+_ENDS = ((False, False), (True, False), (False, True), (True, True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Equal nodes, one of them for all, and how many devices of each there are to use: all, or one slice of them."""
+
+    number: int
+    node: Node
+    nodes: tuple[str, ...]
+    slice: int
+
+    @property
+    def devices(self) -> int:
+        return len(self.nodes) * self.slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """`tp` devices of a node of this kind. `width` is what they take of a node's devices, with what no other unit of
+    this option could use."""
+
+    kind: Kind
+    tp: int
+
+    @property
+    def per_node(self) -> int:
+        return self.kind.slice // self.tp
+
+    @property
+    def width(self) -> float:
+        return self.kind.slice / self.per_node
+
+
+def usable_nodes(job: JobSpec, snapshot: ClusterSnapshot) -> tuple[Node, ...]:
+    """Nodes of the device types that the job allows."""
+    allowed = job.limits.device_types
+    return tuple(node for node in snapshot.nodes if not allowed or node.device in allowed)
+
+
+def group_kinds(nodes: tuple[Node, ...], costs: CostModel) -> tuple[Kind, ...]:
+    found: dict[int, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(costs.kind(node.id), []).append(node)
+    return tuple(
+        Kind(number=number, node=alike[0], nodes=tuple(node.id for node in alike), slice=alike[0].devices)
+        for number, alike in found.items()
+    )
+
+
+def tp_degrees(costs: CostModel, most: int) -> tuple[int, ...]:
+    """The degrees of tensor parallelism that divide the heads and the key heads, up to `most`."""
+    model = costs.job.model
+    return tuple(tp for tp in range(1, most + 1) if model.heads % tp == 0 and model.num_kv_heads % tp == 0)
+
+
+def options_of(kinds: tuple[Kind, ...], costs: CostModel) -> tuple[Option, ...]:
+    return tuple(Option(kind=kind, tp=tp) for kind in kinds for tp in tp_degrees(costs, kind.slice))
+
+
+class Figures:
+    """By option, for micro-batches of `size` samples; [4, O] where the place in the pipeline matters.
+
+    Optimizer state is shared by `holders` replicas. `hop_s[i, j]` is what stage i spends on sending to stage j and
+    getting back, on another node; `near_s[i]` the same within its node. `sync_s` is the exchange of one block's
+    gradients and weights over the slowest link in `reach`, `crowd_s` what it takes of the node's interfaces; both with
+    the optimizer's step on it.
+    """
+
+    def __init__(self, costs: CostModel, options: tuple[Option, ...], size: int, holders: float) -> None:
+        self.options = options
+        self.size = size
+        train, model = costs.job.train, costs.job.model
+        shared = 1.0 if train.sharding == "none" else holders
+        plain = [costs.part("block", o.kind.node.id, o.tp, size) for o in options]
+        again = [costs.part("block", o.kind.node.id, o.tp, size, "full") for o in options]
+        self.block_s = np.array([part.total_s for part in plain])
+        self.again_s = np.array([part.total_s for part in again]) - self.block_s
+        ends = [[_end_s(costs, o, size, *where) for o in options] for where in _ENDS]
+        self.end_s = np.array(ends)
+        self.capacity = np.array([usable_bytes(costs.device(o.kind.node.id)) for o in options])
+        lines = [
+            [
+                stage_bytes(model, train.seq_len, train.precision, o.tp, size, embedding=first, head=last)
+                for o in options
+            ]
+            for first, last in _ENDS
+        ]
+        self.empty_bytes = np.array([[line.empty(shared) for line in row] for row in lines])
+        self.flight_bytes = np.array([[line.flight for line in row] for row in lines])
+        self.block_bytes = np.array([line.per_block(shared) for line in lines[0]])
+        self.kept_bytes = np.array([line.block_flight["none"] for line in lines[0]])
+        self.least_bytes = np.array([line.block_flight["full"] for line in lines[0]])
+        self.again_bytes = np.array([line.again for line in lines[0]])
+        self.recompute = train.recompute != "none"
+        self.near_s = np.array([2 * costs.send_s(o.kind.node.id, o.kind.node.id, size) for o in options])
+        self.hop_s = np.array([[2 * _hop(costs, here, there, size) for there in options] for here in options])
+        held = unit_elements(model, 1, 1)
+        gradient = 2 * held * ELEMENT_BYTES[train.precision] * (1 - 1 / holders)
+        self.block_gradient_bytes = gradient
+        update = [costs.update_s(o.kind.node.id, unit_elements(model, 1, o.tp) / shared) for o in options]
+        self.update_s = np.array(update)
+        # An end of the model is synchronised as so many blocks.
+        sizes = [unit_elements(model, unit, 1) / held for unit in (0, model.layers + 1)]
+        self.end_blocks = np.array([0.0, sizes[0], sizes[1], sum(sizes)])
+
+    def sync_s(self, costs: CostModel, reach: tuple[Kind, ...]) -> Floats:
+        """Seconds per block and option, where pipelines stand on these kinds of node. Round a ring the narrowest
+        replica counts, and there will be one with a single device."""
+        if self.block_gradient_bytes == 0:
+            return self.update_s
+        found = []
+        for option in self.options:
+            node = option.kind.node
+            rate = min(
+                (costs.link(node.id, _another(kind, node.id)).bytes_per_s for kind in reach), default=float("inf")
+            )
+            crowd = min(rate, costs.node_rate(node.id) / option.per_node)
+            if len(reach) == 1 and len(reach[0].nodes) == 1:
+                crowd = costs.link(node.id, node.id).bytes_per_s
+            found.append(self.block_gradient_bytes / crowd)
+        total: Floats = np.array(found) + self.update_s
+        return total
+
+
+def _another(kind: Kind, node_id: str) -> str:
+    return next((other for other in kind.nodes if other != node_id), node_id)
+
+
+def _end_s(costs: CostModel, option: Option, size: int, first: bool, last: bool) -> float:
+    return costs.stage(option.kind.node.id, option.tp, size, {}, embedding=first, head=last).total_s
+
+
+def _hop(costs: CostModel, here: Option, there: Option, size: int) -> float:
+    return costs.send_s(here.kind.node.id, _another(there.kind, here.kind.node.id), size)
+
+
+def sizes_of(batch: int) -> Iterator[int]:
+    """Micro-batch sizes that the search tries."""
+    return (size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if size <= batch)

@@ -1,0 +1,208 @@
+"""Pipelines before they have devices: sequences of options, priced many at a time.
+
+Owns which sequences are looked at and the arithmetic of their layers; the figures come from `options`. A sequence is a
+row of option numbers, -1 beyond its last stage.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_planner.options import FIRST, LAST, MIDDLE, ONLY, Figures, Floats, Ints, Option
+
+Sequence = tuple[int, ...]  # of option numbers, from the first stage to the last
+
+MAX_DEPTH = 48  # deeper pipelines are mostly bubble
+_HALVINGS = 20
+_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+_PAIR_COUNTS = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """By row: seconds of the slowest stage and of one micro-batch through all stages, inf where the model does not fit;
+    the layers of each stage."""
+
+    period_s: Floats
+    fill_s: Floats
+    layers: Ints
+
+
+def first_sequences(options: tuple[Option, ...], num_layers: int) -> Iterator[Sequence]:
+    """Equal stages in every number up to a point; two options of different kinds of node in a few numbers."""
+    most = [most_units(option, num_layers) for option in options]
+    for index, count in enumerate(most):
+        for length in _LENGTHS:
+            if length <= count:
+                yield (index,) * length
+    for one, other in itertools.permutations(range(len(options)), 2):
+        if options[one].kind.number != options[other].kind.number:
+            for here, there in itertools.product(_PAIR_COUNTS, repeat=2):
+                if here <= most[one] and there <= most[other] and here + there <= num_layers:
+                    yield (one,) * here + (other,) * there
+
+
+def neighbours(sequence: Sequence, options: tuple[Option, ...], num_layers: int) -> Iterator[Sequence]:
+    """Sequences that differ in one block of equal stages: longer, shorter, another tp, elsewhere, gone, or new."""
+    blocks = [(index, len(list(run))) for index, run in itertools.groupby(sequence)]
+    depth = min(MAX_DEPTH, num_layers)
+    for at, (index, count) in enumerate(blocks):
+        rest = (*blocks[:at], *blocks[at + 1 :])
+        for other in sorted({count - 2, count - 1, count + 1, count + 2, 2 * count, count // 2} - {count}):
+            if other > 0:
+                yield _joined((*blocks[:at], (index, other), *blocks[at + 1 :]), depth)
+        if rest:
+            yield _joined(rest, depth)
+            for place in range(len(blocks)):
+                if place != at:
+                    yield _joined((*rest[:place], (index, count), *rest[place:]), depth)
+        here = options[index]
+        for twin, option in enumerate(options):
+            if option.kind.number == here.kind.number and option.tp != here.tp:
+                for units in sorted({max(1, count * here.tp // option.tp), count}):
+                    yield _joined((*blocks[:at], (twin, units), *blocks[at + 1 :]), depth)
+    if len(blocks) > 1:
+        for up, down in ((2, 1), (3, 2), (1, 2)):
+            yield _joined(tuple((index, max(1, count * up // down)) for index, count in blocks), depth)
+    present = {options[index].kind.number for index, _ in blocks}
+    for new, option in enumerate(options):
+        if option.kind.number not in present:
+            for place in range(len(blocks) + 1):
+                for count in (1, 2):
+                    yield _joined((*blocks[:place], (new, count), *blocks[place:]), depth)
+
+
+def _joined(blocks: Iterable[tuple[int, int]], depth: int) -> Sequence:
+    return tuple(itertools.chain.from_iterable((index,) * count for index, count in blocks))[:depth]
+
+
+def most_units(option: Option, num_layers: int) -> int:
+    return min(MAX_DEPTH, num_layers, len(option.kind.nodes) * option.per_node)
+
+
+def as_table(sequences: list[Sequence]) -> Ints:
+    """[N, P], -1 beyond the last stage."""
+    table = np.full((len(sequences), max(map(len, sequences))), -1, dtype=np.int64)
+    for row, sequence in enumerate(sequences):
+        table[row, : len(sequence)] = sequence
+    return table
+
+
+def places(table: Ints) -> Ints:
+    """By row and stage, its place in the pipeline (`options.MIDDLE` ...)."""
+    there = table >= 0
+    depth = there.sum(axis=1)
+    found = np.full(table.shape, MIDDLE, dtype=np.int64)
+    found[:, 0] = FIRST
+    rows = np.arange(len(table))
+    found[rows, depth - 1] = LAST
+    found[depth == 1, 0] = ONLY
+    return found
+
+
+def hops_s(table: Ints, figures: Figures) -> Floats:
+    """What each stage spends on exchange with the next: within a node as long as units of one kind fit there."""
+    per_node = np.array([option.per_node for option in figures.options])
+    kind = np.array([option.kind.number for option in figures.options])
+    found = np.zeros(table.shape)
+    used = np.ones(len(table), dtype=np.int64)
+    for stage in range(table.shape[1] - 1):
+        here, there = table[:, stage], table[:, stage + 1]
+        inside = (kind[here] == kind[there]) & (used < per_node[here])
+        seconds = np.where(inside, figures.near_s[here], figures.hop_s[here, there])
+        found[:, stage] = np.where(there >= 0, seconds, 0.0)
+        used = np.where(inside, used + 1, 1)
+    return found
+
+
+def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
+    """The layers that make the slowest stage fastest, under memory; what does not fit without is computed again."""
+    there = table >= 0
+    place = places(table)
+    in_flight = np.where(there, there.sum(axis=1)[:, None] - np.arange(table.shape[1]), 0)
+    room = figures.capacity[table] - figures.empty_bytes[place, table] - in_flight * figures.flight_bytes[place, table]
+    state = figures.block_bytes[table]
+    plain = state + in_flight * figures.kept_bytes[table]
+    cap = np.floor(room / plain)
+    cap = np.where(there, np.clip(cap, -1, num_layers), 0)
+    saved = in_flight * (figures.kept_bytes - figures.least_bytes)[table]
+    tight_room = room - figures.again_bytes[table]
+    tight_cap = np.floor(tight_room / (plain - saved)) if figures.recompute else cap
+    tight_cap = np.where(there, np.maximum(np.clip(tight_cap, -1, num_layers), cap), 0)
+    least = np.where(there & (place == MIDDLE), 1, 0)
+    fits = (np.where(there, tight_cap, least) >= least).all(axis=1) & (tight_cap.sum(axis=1) >= num_layers)
+    rows = np.flatnonzero(fits)
+    period, fill = np.full(len(table), np.inf), np.full(len(table), np.inf)
+    layers = np.zeros(table.shape, dtype=np.int64)
+    if len(rows):
+        kept = table[rows]
+        fixed = np.where(there[rows], figures.end_s[place[rows], kept] + hops_s(kept, figures), 0.0)
+        again = np.where(saved[rows] > 0, figures.again_s[kept] / np.maximum(saved[rows], 1e-30), 0.0)
+        curve = _Curve(
+            block_s=figures.block_s[kept],
+            fixed_s=fixed,
+            cap=cap[rows],
+            slope_s=figures.block_s[kept] + again * plain[rows],
+            offset_s=again * tight_room[rows],
+            tight_cap=tight_cap[rows],
+            least=least[rows],
+        )
+        period[rows], fill[rows], layers[rows] = curve.solve(num_layers, there[rows])
+    return Prices(period_s=period, fill_s=fill, layers=layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    """A stage's seconds by its number of layers, [N, P]: `block_s` each up to `cap`; beyond, up to `tight_cap`,
+    `slope_s` each less `offset_s`, as some are computed again."""
+
+    block_s: Floats
+    fixed_s: Floats
+    cap: Floats
+    slope_s: Floats
+    offset_s: Floats
+    tight_cap: Floats
+    least: Ints
+
+    def limits(self, bound_s: Floats) -> Floats:
+        free = bound_s[:, None] - self.fixed_s
+        plain = np.minimum(np.floor(free / self.block_s * (1 + 1e-12)), self.cap)
+        tight = np.minimum(np.floor((free + self.offset_s) / self.slope_s * (1 + 1e-12)), self.tight_cap)
+        found: Floats = np.where(tight > self.cap, tight, plain)
+        return found
+
+    def seconds(self, layers: Floats) -> Floats:
+        beyond = layers > self.cap
+        found: Floats = self.fixed_s + np.where(beyond, self.slope_s * layers - self.offset_s, self.block_s * layers)
+        return found
+
+    def solve(self, num_layers: int, there: NDArray[np.bool_]) -> tuple[Floats, Floats, Ints]:
+        high = self.seconds(np.where(there, self.tight_cap, 0)).max(axis=1)
+        low = np.zeros(len(high))
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            limits = self.limits(middle)
+            enough = ((limits >= self.least) | ~there).all(axis=1)
+            enough &= np.where(there, np.maximum(limits, 0), 0).sum(axis=1) >= num_layers
+            high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+        layers = np.where(there, np.maximum(self.limits(high), self.least), 0)
+        layers = self._without_excess(layers, num_layers)
+        seconds = np.where(there, self.seconds(layers), 0.0)
+        return seconds.max(axis=1), seconds.sum(axis=1), layers.astype(np.int64)
+
+    def _without_excess(self, layers: Floats, num_layers: int) -> Floats:
+        """Takes what is too much from the slowest stages first."""
+        excess = layers.sum(axis=1) - num_layers
+        order = np.argsort(-self.block_s, axis=1, kind="stable")
+        rows = np.arange(len(layers))
+        for rank in range(layers.shape[1]):
+            stage = order[:, rank]
+            taken = np.minimum(excess, np.maximum(layers[rows, stage] - self.least[rows, stage], 0))
+            layers[rows, stage] -= taken
+            excess = excess - taken
+        return layers
