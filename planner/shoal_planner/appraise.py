@@ -75,7 +75,7 @@ class Appraiser:
         self.market = market
         self.figures = figures
         self.rates = {offer.name: rates.get(offer.name) or rate_of(offer) for offer in market.offers}
-        self.refusal = ""
+        self.refusal: tuple[Counts, str] = ((), "")  # of the largest fleet for which there is no plan, and why
         self.num_plans = 0
         self.truncated = False
         self._profile = profile
@@ -127,9 +127,10 @@ class Appraiser:
                 self._profile,
                 seed=self._seed,
                 time_limit_s=max(0.5, self._ends_s - self._clock()),
+                clock=self._clock,
             )
         except NoPlanFits as error:
-            self.refusal = error.constraint
+            self.refusal = max(self.refusal, (counts, error.constraint), key=lambda entry: sum(entry[0]))
             return None
         self.truncated = self.truncated or result.truncated
         return result.plan

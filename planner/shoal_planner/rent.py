@@ -165,7 +165,9 @@ def _ranked(appraiser: Appraiser, offered: Offered, wish: Wish) -> list[Appraisa
     found = {appraisal.counts: appraisal for appraisal in appraiser.appraised()}
     budget = f"{wish.budget_per_hour:g} USD an hour"
     if not found:
-        raise NoPlanFits(f"no fleet within {budget} fits the job; of the last one tried: {appraiser.refusal}")
+        counts, problem = appraiser.refusal
+        largest = describe(_fleet(appraiser.market, counts))
+        raise NoPlanFits(f"no fleet within {budget} fits the job; not even {largest}: {problem}")
     safe = [appraisal for appraisal in found.values() if not wish.survive or survives(appraiser, offered, appraisal)]
     if not safe:
         raise NoPlanFits(

@@ -1,0 +1,203 @@
+"""Expected goodput: the formula against a simulation, and which number of copies pays where."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from rent_ground import rent_job
+
+from shoal_planner.cluster import ClusterSnapshot, parse_cluster
+from shoal_planner.errors import InvalidField
+from shoal_planner.goodput import (
+    CopiesChoice,
+    PoolNode,
+    RecoveryFigures,
+    choose_copies,
+    expected_goodput,
+    steps_per_s,
+)
+from shoal_planner.holding import state_held
+from shoal_planner.job import JobSpec
+from shoal_planner.parameters import num_parameters
+from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.preemption import ON_DEMAND, PreemptionRate
+from shoal_planner.score import score
+
+SINGLY = PreemptionRate(single_per_h=0.2)
+SHAKEN = PreemptionRate(single_per_h=0.0, shocks_per_h=0.4, shares=((0.5, 1.0),))
+
+
+def simulated_steps_per_s(step_s: float, rate: float, recovery_s: float, redone: int, draw: random.Random) -> float:
+    """What comes of 20,000 interruptions, one after the other."""
+    steps, clock_s = 0, 0.0
+    for _ in range(20_000):
+        up_s = draw.expovariate(rate)
+        clock_s += up_s
+        steps += max(0, int(up_s // step_s) - redone)
+        while (quiet_s := draw.expovariate(rate)) < recovery_s:  # interrupted itself: it begins again
+            clock_s += quiet_s
+        clock_s += recovery_s
+    return steps / clock_s
+
+
+@pytest.mark.parametrize("redone", [0, 1])
+@pytest.mark.parametrize(("step_s", "rate", "recovery_s"), [(1, 0.01, 3), (1, 0.3, 2), (5, 0.2, 1), (0.5, 1.5, 1)])
+def test_the_formula_is_that_of_the_process(step_s: float, rate: float, recovery_s: float, redone: int) -> None:
+    expected = simulated_steps_per_s(step_s, rate, recovery_s, redone, random.Random(4))
+    assert steps_per_s(step_s, rate, recovery_s, redone) == pytest.approx(expected, rel=0.04)
+
+
+def test_for_few_interruptions_it_is_the_simple_formula() -> None:
+    rate, step_s, recovery_s = 1e-5, 2.0, 10.0
+    simple = 1 / step_s * (1 - rate * (recovery_s + step_s + step_s / 2))
+    assert steps_per_s(step_s, rate, recovery_s, 1) == pytest.approx(simple, rel=1e-6)
+    assert steps_per_s(step_s, 0, recovery_s, 1) == 1 / step_s
+
+
+def test_it_falls_towards_nothing_and_never_below() -> None:
+    rates = [0, 1e-15, 1e-9, 1e-3, 0.1, 1, 10, 1e3, 1e9]
+    found = [steps_per_s(3.0, rate, 60.0, 1.0) for rate in rates]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == 1 / 3 and found[-1] == 0.0 and min(found) >= 0
+
+
+def cluster(count: int = 4, **fields: object) -> ClusterSnapshot:
+    node = {"name": "a", "device": "A100-80G", "count": count, "spot": True, "host_memory_gib": 512, **fields}
+    return parse_cluster({"nodes": [{"inter_gbit_per_s": 100, **node}]})
+
+
+def data_parallel(job: JobSpec, snapshot: ClusterSnapshot, **fields: object) -> Plan:
+    """One pipeline of one stage on each node."""
+    samples = job.train.global_batch // len(snapshot.nodes)
+    plan = Plan(
+        pipelines=tuple(
+            Pipeline(
+                micro_batch=1,
+                micro_batches=samples,
+                stages=(Stage(layers=((0, job.model.layers),), replicas=(Replica(node=node.id, devices=(0,)),)),),
+            )
+            for node in snapshot.nodes
+        ),
+        copies=0,
+        **fields,  # type: ignore[arg-type]
+    )
+    return score(plan, job, snapshot)
+
+
+def pools(snapshot: ClusterSnapshot, rate: PreemptionRate) -> dict[str, PoolNode]:
+    return {node.id: PoolNode(pool="a", rate=rate) for node in snapshot.nodes}
+
+
+def chosen(job: JobSpec, snapshot: ClusterSnapshot, rate: PreemptionRate, **fields: object) -> CopiesChoice:
+    return choose_copies(data_parallel(job, snapshot, **fields), job, snapshot, pools(snapshot, rate))
+
+
+def test_state_is_counted_once() -> None:
+    job, snapshot = rent_job(), cluster()
+    held = state_held(data_parallel(job, snapshot), job)
+    assert sum(elements for _, elements in held.owned) == pytest.approx(num_parameters(job.model))
+    assert len({elements for _, elements in held.owned}) == 1 and held.live_copies == 0
+
+
+def test_state_that_is_not_sharded_stands_everywhere() -> None:
+    job, snapshot = rent_job(), cluster()
+    plan = data_parallel(rent_job(), snapshot)
+    whole = state_held(dataclasses.replace(plan, sharding=Sharding(optimizer="none")), job)
+    assert whole.live_copies == 3
+    assert all(elements == num_parameters(job.model) for _, elements in whole.owned)
+    assert whole.sharers("a-2") == {"a-0", "a-1", "a-2", "a-3"}
+
+
+def test_where_hardly_anything_fails_no_copy_pays() -> None:
+    choice = chosen(rent_job(), cluster(spot=False), PreemptionRate(single_per_h=0.0))
+    assert choice.best.copies == 0 and choice.best.share > 0.999
+    assert choice.reason.startswith("without copies, 0 interruptions an hour")
+    assert chosen(rent_job(), cluster(spot=False), ON_DEMAND).best.share > 0.99
+
+
+def test_on_spot_nodes_a_copy_that_hides_beside_the_step_pays() -> None:
+    choice = chosen(rent_job(), cluster(), SINGLY)
+    bare, best = choice.options[0], choice.best
+    assert best.copies >= 1 and best.tokens_per_s > 1.05 * bare.tokens_per_s
+    assert best.interruptions_per_h == bare.interruptions_per_h == pytest.approx(0.8)
+    assert bare.rollbacks_per_h == pytest.approx(0.8) and best.rollbacks_per_h < 0.01
+    assert "hide" in choice.reason and "interruptions an hour" in choice.reason
+
+
+def test_on_a_network_where_a_copy_takes_minutes_it_does_not_pay_for_rare_losses() -> None:
+    slow = cluster(inter_gbit_per_s=0.05)
+    job = rent_job(every_steps=1)
+    assert chosen(job, slow, PreemptionRate(single_per_h=0.001)).best.copies == 0
+    bare, one = chosen(job, slow, SINGLY).options[:2]
+    assert one.step_s > 1.9 * bare.step_s
+
+
+def test_the_more_is_at_stake_without_copies_the_more_they_pay() -> None:
+    def gain(job: JobSpec) -> float:
+        bare, one = chosen(job, cluster(), SINGLY).options[:2]
+        return one.tokens_per_s / bare.tokens_per_s
+
+    assert gain(rent_job(every_steps=10)) < gain(rent_job(every_steps=100)) < gain(rent_job(every_steps=1000))
+    nothing_stored = dataclasses.replace(rent_job(), checkpoint=dataclasses.replace(rent_job().checkpoint, uri=None))
+    assert gain(nothing_stored) > gain(rent_job(every_steps=100))
+
+
+def test_shocks_of_a_pool_take_copies_along() -> None:
+    job, snapshot = rent_job(), cluster()
+    plan = data_parallel(job, snapshot)
+    alone, shaken = (
+        expected_goodput(plan, job, snapshot, pools(snapshot, rate), copies=1) for rate in (SINGLY, SHAKEN)
+    )
+    assert SINGLY.per_node_h == SHAKEN.per_node_h
+    assert shaken.interruptions_per_h < alone.interruptions_per_h
+    assert shaken.rollbacks_per_h > 10 * alone.rollbacks_per_h
+    apart = {node.id: PoolNode(pool=node.id, rate=SHAKEN) for node in snapshot.nodes}
+    assert expected_goodput(plan, job, snapshot, apart, copies=1).rollbacks_per_h < shaken.rollbacks_per_h / 10
+
+
+def test_state_that_the_plan_holds_everywhere_needs_no_copies() -> None:
+    job, snapshot = rent_job(), cluster()
+    choice = chosen(job, snapshot, SINGLY, sharding=Sharding(optimizer="none"))
+    assert choice.best.copies == 0
+    assert choice.best.rollbacks_per_h < 0.001
+
+
+def test_a_number_that_the_job_states_is_the_only_one() -> None:
+    choice = chosen(rent_job(copies=2), cluster(), SINGLY)
+    assert [option.copies for option in choice.options] == [2]
+    with pytest.raises(InvalidField, match="copies = 4: each copy needs another node, and the plan uses 4"):
+        chosen(rent_job(copies=4), cluster(), SINGLY)
+
+
+def test_copies_for_which_hosts_have_no_room_are_not_considered() -> None:
+    choice = chosen(rent_job(), cluster(host_memory_gib=40), SINGLY)
+    assert [option.copies for option in choice.options] == [0, 1]
+
+
+def test_waiting_for_replacements_costs_capacity() -> None:
+    job, snapshot = rent_job(), cluster()
+    plan = data_parallel(job, snapshot)
+    soon, late = (
+        expected_goodput(
+            plan,
+            job,
+            snapshot,
+            pools(snapshot, SINGLY),
+            copies=1,
+            figures=RecoveryFigures(replacement_s=seconds),
+        )
+        for seconds in (0, 3600)
+    )
+    assert late.tokens_per_s == pytest.approx(soon.tokens_per_s / 1.2)
+
+
+def test_a_node_without_a_pool_is_named() -> None:
+    job, snapshot = rent_job(), cluster()
+    known = pools(snapshot, SINGLY)
+    del known["a-1"]
+    with pytest.raises(InvalidField, match="must say to which pool a-1 belongs"):
+        expected_goodput(data_parallel(job, snapshot), job, snapshot, known, copies=0)
+    with pytest.raises(InvalidField, match="fixed_s = -1"):
+        RecoveryFigures(fixed_s=-1)
