@@ -1,7 +1,7 @@
 """What is publicly known of device types: the figures that hold until something was measured.
 
-Owns names, memory, peak rates and the share of the peak that large matrix products reach in practice. Rates are dense
-(no structured sparsity). Does not own measured figures (`profile`).
+Owns what a device type is, the CPU kinds, how a cluster file changes a type, and the answer to an unknown one. Does
+not own published figures (`datasheets`) nor measured ones (`profile`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal_planner.cluster import GIB, DeviceOverride
+from shoal_planner.datasheets import DATASHEETS
 from shoal_planner.errors import InvalidField
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -20,6 +21,10 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 # An addition to the catalogue that does not say how good it is gets these.
 _DEFAULT_EFFICIENCY = 0.5
 _DEFAULT_MEMORY_BYTES_PER_S = 500e9
+# What the start of a kernel costs where nobody measured it.
+GPU_KERNEL_S = 8e-6
+CPU_KERNEL_S = 12e-6
+_NUM_NEAREST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,10 @@ class Tflops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceType:
-    """`efficiency` is the share of the peak that large matrix products reach; `threads` is None unless it is a CPU."""
+    """`efficiency` is the share of the peak that large matrix products reach, or, where `efficiency_stated` in the
+    cluster file, the share that this job reaches. `threads` is None unless it is a CPU; `kernel_s` is what the start of
+    a kernel costs, `passes` how often activations cross memory, over what `compute` counts. `link_bytes_per_s` and
+    `node_sizes` tell of usual nodes, to help describe a cluster: no cost rests on them."""
 
     name: str
     memory_bytes: int
@@ -42,6 +50,11 @@ class DeviceType:
     memory_bytes_per_s: float
     efficiency: float
     threads: int | None = None
+    kernel_s: float = GPU_KERNEL_S
+    passes: float = 1.0
+    efficiency_stated: bool = False
+    link_bytes_per_s: float | None = None
+    node_sizes: tuple[int, ...] = ()
     source: str = "datasheet"
 
     def flops_per_s(self, precision: Precision) -> float:
@@ -52,47 +65,17 @@ class DeviceType:
         return found * 1e12
 
 
-# name: GiB, then TFLOPS fp32, tf32, fp16, bf16, then GB/s of memory, then efficiency. Power-limited cards (T4, L4)
-# and cards that halve the rate with fp32 accumulation hold a smaller share of their peak.
-_GPUS: dict[str, tuple[float, float | None, float | None, float | None, float | None, float, float]] = {
-    "P100-16G": (16, 9.3, None, 18.7, None, 732, 0.6),
-    "V100-16G": (16, 15.7, None, 125, None, 900, 0.45),
-    "V100-32G": (32, 15.7, None, 125, None, 900, 0.45),
-    "T4": (15, 8.1, None, 65, None, 320, 0.15),
-    "A10": (22.5, 31.2, 62.5, 125, 125, 600, 0.45),
-    "A10G": (22.5, 31.5, 35, 70, 70, 600, 0.5),
-    "A30": (24, 10.3, 82, 165, 165, 933, 0.5),
-    "A40": (45, 37.4, 74.8, 149.7, 149.7, 696, 0.5),
-    "A6000": (48, 38.7, 77.4, 154.8, 154.8, 768, 0.5),
-    "A100-40G": (40, 19.5, 156, 312, 312, 1555, 0.55),
-    "A100-80G": (80, 19.5, 156, 312, 312, 2039, 0.55),
-    "A800-80G": (80, 19.5, 156, 312, 312, 2039, 0.55),
-    "H20-96G": (96, 44, 74, 148, 148, 4000, 0.7),
-    "H100-80G": (80, 67, 495, 989, 989, 3350, 0.55),
-    "H800-80G": (80, 67, 495, 989, 989, 3350, 0.55),
-    "H200-141G": (141, 67, 495, 989, 989, 4800, 0.55),
-    "B200-180G": (180, 75, 1100, 2250, 2250, 7700, 0.5),
-    "L4": (22.5, 30.3, 60, 121, 121, 300, 0.35),
-    "L40": (45, 90.5, 90.5, 181, 181, 864, 0.5),
-    "L40S": (45, 91.6, 183, 362, 362, 864, 0.45),
-    "TitanRTX": (24, 16.3, None, 130, None, 672, 0.4),
-    "RTX2080": (8, 10.1, None, 40.3, None, 448, 0.5),
-    "RTX2080Ti": (11, 13.4, None, 53.8, None, 616, 0.5),
-    "RTX3080Ti": (12, 34.1, 34.1, 68.2, 68.2, 912, 0.55),
-    "RTX3090": (24, 35.6, 35.6, 71.2, 71.2, 936, 0.55),
-    "RTX4090": (24, 82.6, 82.6, 165.2, 165.2, 1008, 0.5),
-    "RTX5090": (32, 104.8, 104.8, 209.5, 209.5, 1792, 0.5),
-}
-
-
 def _gpu(name: str) -> DeviceType:
-    memory_gib, fp32, tf32, fp16, bf16, gb_per_s, efficiency = _GPUS[name]
+    sheet = DATASHEETS[name]
     return DeviceType(
         name=name,
-        memory_bytes=int(memory_gib * GIB),
-        tflops=Tflops(fp32=fp32, tf32=tf32, fp16=fp16, bf16=bf16),
-        memory_bytes_per_s=gb_per_s * 1e9,
-        efficiency=efficiency,
+        memory_bytes=int(sheet.memory_gib * GIB),
+        tflops=Tflops(fp32=sheet.fp32, tf32=sheet.tf32, fp16=sheet.fp16, bf16=sheet.bf16),
+        memory_bytes_per_s=sheet.memory_gb_per_s * 1e9,
+        efficiency=sheet.efficiency,
+        link_bytes_per_s=sheet.link_gb_per_s * 1e9,
+        node_sizes=sheet.node_sizes,
+        source=sheet.source,
     )
 
 
@@ -105,12 +88,13 @@ def _cpu(threads: int) -> DeviceType:
         memory_bytes_per_s=10e9 * threads,
         efficiency=0.75,
         threads=threads,
+        kernel_s=CPU_KERNEL_S,
         source="typical x86 core with 512-bit vectors",
     )
 
 
 CATALOGUE: dict[str, DeviceType] = {
-    **{name: _gpu(name) for name in _GPUS},
+    **{name: _gpu(name) for name in DATASHEETS},
     **{f"cpu-{threads}t": _cpu(threads) for threads in (1, 2)},
 }
 
@@ -126,11 +110,23 @@ def device_type(name: str, overrides: Iterable[DeviceOverride] = ()) -> DeviceTy
         if override.name == name:
             found = _new(override) if found is None else _changed(found, override)
     if found is None:
-        near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(CATALOGUE)}"
-        raise InvalidField("device", name, f"is not a known device type; {hint}")
+        raise InvalidField("device", name, f"is not a known device type; {_hint(name)}")
     _check(found)
     return found
+
+
+def _hint(name: str) -> str:
+    """The nearest names of the catalogue, first those that begin alike; case and hyphens do not keep apart."""
+    plain = {_plain(known): known for known in CATALOGUE}
+    wanted = _plain(name)
+    longer = [found for found in plain if wanted and found.startswith(wanted)]
+    close = difflib.get_close_matches(wanted, [found for found in plain if found not in longer], n=_NUM_NEAREST)
+    near = [plain[found] for found in (longer + close)[:_NUM_NEAREST]]
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(CATALOGUE)}"
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
 def _new(override: DeviceOverride) -> DeviceType:
@@ -161,6 +157,10 @@ def _changed(known: DeviceType, override: DeviceOverride) -> DeviceType:
         for name in ("fp32", "bf16")
         if getattr(override, f"tflops_{name}") is not None
     }
+    if override.efficiency is not None:
+        given["efficiency_stated"] = True
+    if override.threads is not None and known.threads is None:
+        given["kernel_s"] = CPU_KERNEL_S
     tflops = dataclasses.replace(known.tflops, **rates)
     return dataclasses.replace(known, **given, tflops=tflops, source="cluster file")
 

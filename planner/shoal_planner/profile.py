@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shoal_planner.calibration import Calibration
 from shoal_planner.cluster import Node
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
@@ -123,6 +124,7 @@ class Profile:
     """All that was measured; empty means that the catalogue holds everywhere. Later entries replace earlier ones.
 
     `kinds` says of which kind each node is; `on` fills it in. For a node that is not in it `kind_links` say nothing.
+    `calibration` is how far whole steps differed from what all else says.
     """
 
     layers: tuple[LayerTime, ...] = ()
@@ -130,6 +132,7 @@ class Profile:
     updates: tuple[UpdateRate, ...] = ()
     kind_links: tuple[KindLink, ...] = ()
     kinds: dict[str, str] = field(default_factory=dict, hash=False)
+    calibration: Calibration | None = None
 
     def on(self, nodes: Iterable[Node]) -> Profile:
         """The same for a cluster of these nodes; figures between others are left out."""
@@ -176,6 +179,7 @@ def joined(older: Profile, newer: Profile) -> Profile:
         updates=tuple({figure.device: figure for figure in (*older.updates, *newer.updates)}.values()),
         kind_links=tuple({figure.between: figure for figure in (*older.kind_links, *newer.kind_links)}.values()),
         kinds={**older.kinds, **newer.kinds},
+        calibration=newer.calibration or older.calibration,
     )
 
 

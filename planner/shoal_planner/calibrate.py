@@ -1,0 +1,149 @@
+"""Fits a cluster's Calibration to whole steps that were measured: a few pairs of plan and seconds.
+
+Five factors, each with the catalogue as its prior: a regularised least squares of log(predicted / measured), so that
+two runs already help and five determine what they can tell of. A factor of which the runs say nothing stays at 1.
+Also says which of several plans to measure, from the plans alone. Does not own what the factors do (`calibration`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_planner.calibration import FACTORS, Calibration
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec
+from shoal_planner.plan import Plan
+from shoal_planner.predict import predict
+from shoal_planner.profile import Profile
+
+_Vector = NDArray[np.float64]
+_Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+# How far from 1 each factor may well be, as the standard deviation of its logarithm. The catalogue's efficiency is
+# good to a third or so; how often activations cross memory and what a kernel's start takes depend on the framework and
+# the host; a node's nominal link may carry a twelfth of its rate where devices cannot reach each other directly;
+# networks are shared, and protocols have a price.
+SPREADS = {"compute": 0.35, "passes": 1.0, "kernel": 1.0, "inside": 1.5, "network": 0.6}
+# What the closed form and one measurement leave unexplained, likewise.
+NOISE = 0.05
+_DIFFERENCE = 1e-4
+_ROUNDS = 60
+_MOST_PER_ROUND = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A plan of a job that ran, and the seconds that a step of it took: the median, after the first few."""
+
+    job: JobSpec
+    plan: Plan
+    step_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_s < float("inf"):
+            raise InvalidField("step_s", self.step_s, "must be more than zero")
+
+
+def calibrate(
+    runs: Sequence[MeasuredRun], snapshot: ClusterSnapshot, profile: Profile | None = None, *, source: str = ""
+) -> Calibration:
+    """The factors that explain these runs best. They replace those that the profile has. Raises InvalidField without a
+    run, and KeyError for a node that the cluster lacks."""
+    if not runs:
+        raise InvalidField("runs", [], "must have at least one entry")
+    profile = profile or Profile()
+    measured = np.log([run.step_s for run in runs])
+
+    def misses(x: _Vector) -> _Vector:
+        return _predicted(x, [(run.job, run.plan) for run in runs], snapshot, profile) - measured
+
+    x = _fit(misses)
+    error = float(np.mean(np.abs(np.exp(misses(x)) - 1)))
+    return dataclasses.replace(_calibration(x), source=source or f"{len(runs)} measured runs", error=error)
+
+
+def choose_runs(
+    plans: Sequence[tuple[JobSpec, Plan]],
+    snapshot: ClusterSnapshot,
+    profile: Profile | None = None,
+    *,
+    count: int = 5,
+    known: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """Which `count` of these plans tell most about the factors when measured, `known` (numbers of plans) among them.
+
+    One after the other, each the one that leaves the smallest uncertainty (D-optimal). Looks at predictions alone.
+    Raises InvalidField, and KeyError for a node that the cluster lacks.
+    """
+    if not len(known) <= count <= len(plans):
+        problem = f"must be {len(known)} (known) to {len(plans)} (plans)"
+        raise InvalidField("count", count, problem)
+    slopes = _slopes(lambda x: _predicted(x, plans, snapshot, profile or Profile()), np.zeros(len(FACTORS))) / NOISE
+    chosen = list(known)
+    information = np.diag(_spreads() ** -2) + slopes[chosen].T @ slopes[chosen]
+    while len(chosen) < count:
+        spread = np.linalg.inv(information)
+        # What measuring a plan adds to the determinant of the information: one more than this, times.
+        gains = {index: float(row @ spread @ row) for index, row in enumerate(slopes) if index not in chosen}
+        best = max(gains, key=lambda index: gains[index])
+        chosen.append(best)
+        information = information + np.outer(slopes[best], slopes[best])
+    return tuple(sorted(chosen))
+
+
+def _predicted(
+    x: _Vector, plans: Sequence[tuple[JobSpec, Plan]], snapshot: ClusterSnapshot, profile: Profile
+) -> _Vector:
+    """Logarithms of the seconds of a step."""
+    calibrated = dataclasses.replace(profile, calibration=_calibration(x))
+    costs: dict[JobSpec, CostModel] = {}
+    for job, _ in plans:
+        if job not in costs:
+            costs[job] = CostModel(job, snapshot, calibrated)
+    return np.log([predict(plan, costs[job]).step_s for job, plan in plans])
+
+
+def _calibration(x: _Vector) -> Calibration:
+    compute, passes, kernel, inside, network = (float(factor) for factor in np.exp(x))
+    return Calibration(compute=compute, passes=passes, kernel=kernel, inside=inside, network=network)
+
+
+def _spreads() -> _Vector:
+    return np.array([SPREADS[name] for name in FACTORS])
+
+
+def _fit(misses: _Misses) -> _Vector:
+    """Levenberg and Marquardt: Gauss-Newton steps, shortened while they do not help."""
+
+    def weighted(x: _Vector) -> _Vector:
+        return np.concatenate([misses(x) / NOISE, x / _spreads()])
+
+    x, damping = np.zeros(len(FACTORS)), 1e-2
+    residual = weighted(x)
+    for _ in range(_ROUNDS):
+        slopes = _slopes(weighted, x)
+        square = slopes.T @ slopes
+        step = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ residual)
+        step = np.clip(step, -_MOST_PER_ROUND, _MOST_PER_ROUND)
+        tried = weighted(x + step)
+        gain = residual @ residual - tried @ tried
+        if gain > 0:
+            x, residual, damping = x + step, tried, damping / 4
+        else:
+            damping *= 8
+        if 0 <= gain < 1e-9 or np.abs(step).max() < 1e-7:
+            break
+    return x
+
+
+def _slopes(function: _Misses, x: _Vector) -> _Vector:
+    return np.stack(
+        [(function(x + move) - function(x - move)) / (2 * _DIFFERENCE) for move in _DIFFERENCE * np.eye(len(x))], axis=1
+    )

@@ -1,0 +1,94 @@
+"""Operations of the parts of a model, and the seconds that a device needs for them where nothing was measured.
+
+Owns the analytic forward and its constants. Does not own exchanges between devices (`costs`) nor measured seconds
+(`profile`).
+"""
+
+from __future__ import annotations
+
+from shoal_planner.catalogue import DeviceType
+from shoal_planner.job import ModelSpec
+from shoal_planner.memory import ELEMENT_BYTES, part_elements
+from shoal_planner.profile import Part
+
+# Operations per backward for one per forward: the gradient of the input and of the weight.
+BACKWARD_FACTOR = 2.0
+# Elements read and written per token of a block by everything that is no matmul: in widths of the residual stream
+# (norms, residual sums, dropout, rotary embedding), ...
+RESIDUAL_WIDTHS = 20
+# ... and cut by tensor parallelism: of the residual stream (q, k, v and their gradients) and of the MLP's inner width.
+CUT_WIDTHS = 3
+FFN_WIDTHS = 4
+# Logits are read and written this often, in fp32.
+LOGIT_PASSES = 2
+# Of the datasheet's memory rate a stream of reads and writes reaches this share.
+BANDWIDTH_SHARE = 0.85
+# Kernels in a block's forward, and in an end of the model.
+BLOCK_KERNELS = 40
+EDGE_KERNELS = 8
+# A matmul reaches half of its rate at this inner width, and at this number of tokens, times the peak in TFLOPS: a
+# faster device has more or wider units to fill.
+HALF_WIDTH_PER_TFLOP = 1.0
+HALF_TOKENS_PER_TFLOP = 0.25
+
+
+def matmul_flops(model: ModelSpec, part: Part, seq_len: int) -> float:
+    """Operations of one sample's forward: two per weight and token, and the quadratic part of attention."""
+    match part:
+        case "block":
+            keys = model.num_kv_heads * model.head_dim
+            weights = model.hidden * (2 * model.hidden + 2 * keys + (3 if model.gated_mlp else 2) * model.ffn)
+            return 2.0 * seq_len * weights + 4.0 * seq_len * seq_len * model.hidden
+        case "embedding":
+            return 0.0
+        case "head":
+            return 2.0 * seq_len * model.hidden * model.vocab
+
+
+def model_flops(model: ModelSpec, seq_len: int) -> float:
+    """Operations that training on one sample needs: a forward and a backward, without any recomputation."""
+    forward = model.layers * matmul_flops(model, "block", seq_len) + matmul_flops(model, "head", seq_len)
+    return forward * (1 + BACKWARD_FACTOR)
+
+
+def forward_seconds(
+    device: DeviceType, model: ModelSpec, part: Part, precision: str, seq_len: int, tp: int, samples: int
+) -> float:
+    """Matmuls at a share of the peak, less for narrow matrices and few tokens; then memory and kernel starts.
+
+    A share that the cluster file states is what the user's job achieves: it holds for every shape, and includes memory
+    and kernel starts.
+    """
+    peak = device.flops_per_s("bf16" if precision == "bf16" else "fp32")
+    flops = matmul_flops(model, part, seq_len) * samples / tp
+    if device.efficiency_stated:
+        return flops / (peak * device.efficiency)
+    filled = _filled(min(model.hidden, model.ffn / tp), HALF_WIDTH_PER_TFLOP * peak / 1e12)
+    filled *= _filled(seq_len * samples, HALF_TOKENS_PER_TFLOP * peak / 1e12)
+    memory_s = touched_bytes(model, part, precision, seq_len, tp, samples, device.passes) / (
+        device.memory_bytes_per_s * BANDWIDTH_SHARE
+    )
+    kernels = BLOCK_KERNELS if part == "block" else EDGE_KERNELS
+    return flops / (peak * device.efficiency * filled) + memory_s + kernels * device.kernel_s
+
+
+def _filled(size: float, half: float) -> float:
+    return size / (size + half)
+
+
+def touched_bytes(
+    model: ModelSpec, part: Part, precision: str, seq_len: int, tp: int, samples: int, passes: float
+) -> float:
+    """Bytes of memory that the forward of a part reads and writes beside its matmuls, and its weights once; activations
+    of a block `passes` times as often."""
+    tokens, size = seq_len * samples, ELEMENT_BYTES[precision]
+    weights = part_elements(model, part, tp) * size
+    match part:
+        case "block":
+            inner = FFN_WIDTHS if model.gated_mlp else FFN_WIDTHS - 1
+            cut = (CUT_WIDTHS * model.hidden + inner * model.ffn) / tp
+            return weights + passes * tokens * size * (RESIDUAL_WIDTHS * model.hidden + cut)
+        case "embedding":
+            return weights + tokens * size * 2 * model.hidden
+        case "head":
+            return weights + tokens * 4 * LOGIT_PASSES * model.vocab / tp
