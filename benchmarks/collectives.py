@@ -6,8 +6,10 @@ that both share. Both models are fitted to every other point and predict the res
 of its own, because they share the same cores: with more of them, a byte takes longer. `error.all.*` is one fabric for
 all of them.
 
-A point is the least of several runs, as other load on the machine only ever adds to it; `runs` has them all, and
-`noise.median` says how far the median of a point's runs lies above its least.
+On a machine with fewer cores than processes, a run takes what all of them work, divided by the cores. That work is
+judged, because other load hardly changes it; `wall.*` is the same for the time on the clock, which says little unless
+the machine is idle, and is what counts where every process has a core. Either way a point is the least of several runs,
+as load only ever adds to it; `noise` says how far the median of a point's runs lies above the least.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import multiprocessing
+import os
 import socket
 import statistics
 import time
@@ -67,21 +70,30 @@ def algorithms() -> tuple[Algorithm, ...]:
 
 
 def main() -> None:
-    points: list[Measured] = []
-    runs: dict[str, list[float]] = {}
+    cases: list[Case] = []
+    seen: list[list[Seen]] = []
     for holders in (4, 6, 8):
         mine = [found for found in algorithms() if found.holders == holders]
-        cases = [Case(algorithm=found, num_bytes=num_bytes) for found in mine for num_bytes in SIZES]
-        for case, taken_s in zip(cases, measure(holders, cases), strict=True):
-            runs[f"{case.algorithm.name} of {holders}, {case.num_bytes // KIB} KiB"] = taken_s
-            points.append(Measured(algorithm=case.algorithm, num_bytes=case.num_bytes, seconds=min(taken_s)))
-    noise = statistics.median(statistics.median(taken_s) / min(taken_s) - 1 for taken_s in runs.values())
-    figures, fabrics = judge(points)
-    answer("collectives", {**figures, "noise.median": noise}, {"seconds": runs, "fabrics": fabrics})
+        of_holders = [Case(algorithm=found, num_bytes=num_bytes) for found in mine for num_bytes in SIZES]
+        seen += measure(holders, of_holders)
+        cases += of_holders
+    fabrics: dict[str, object] = {}
+    figures, fabrics["work"] = judge(cases, seen, "work_s")
+    wall, fabrics["wall"] = judge(cases, seen, "wall_s")
+    figures |= {f"wall.{name}": value for name, value in wall.items()}
+    names = [f"{case.algorithm.name} of {case.algorithm.holders}, {case.num_bytes // KIB} KiB" for case in cases]
+    answer("collectives", figures, {"seconds": dict(zip(names, seen, strict=True)), "fabrics": fabrics})
 
 
-def judge(points: Sequence[Measured]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+def judge(
+    cases: Sequence[Case], seen: Sequence[Sequence[Seen]], clock: str
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Mean relative errors on the points that were not fitted, and the fabrics."""
+    taken = [[getattr(run, clock) for run in runs] for runs in seen]
+    points = [
+        Measured(algorithm=case.algorithm, num_bytes=case.num_bytes, seconds=min(seconds))
+        for case, seconds in zip(cases, taken, strict=True)
+    ]
     given, kept = points[::2], points[1::2]
     errors: defaultdict[str, list[float]] = defaultdict(list)
     figures: dict[str, float] = {}
@@ -98,12 +110,13 @@ def judge(points: Sequence[Measured]) -> tuple[dict[str, float], dict[str, dict[
         "error.three_terms": statistics.fmean(errors["three_terms"]),
         "error.all.genmodel": mean_error(kept, fit_fabric(given)),
         "error.all.three_terms": mean_error(kept, fit_three_terms(given)),
+        "noise": statistics.median(statistics.median(seconds) / min(seconds) - 1 for seconds in taken),
         **figures,
     }, fabrics
 
 
-def measure(holders: int, cases: Sequence[Case]) -> list[list[float]]:
-    """Seconds of each run of each case: from the first holder's start to the last one's end."""
+def measure(holders: int, cases: Sequence[Case]) -> list[list[Seen]]:
+    """By case and run."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(holders)
     links = _links(holders)
@@ -120,17 +133,19 @@ def measure(holders: int, cases: Sequence[Case]) -> list[list[float]]:
     for mine in links:
         for link in mine.values():
             link.close()
-    # By holder, case and run: when it began and ended, on the one clock of this machine.
-    spans = [pipe.recv() for pipe in pipes]
+    spans: list[list[list[Span]]] = [pipe.recv() for pipe in pipes]  # by holder, case and run
     for process in processes:
         process.join()
     return [
-        [
-            (max(ended_s for _, ended_s in of_holders) - min(began_s for began_s, _ in of_holders)) / case.repeats
-            for of_holders in zip(*(spans[holder][at] for holder in range(holders)), strict=True)
-        ]
+        [_seen(run, case.repeats) for run in zip(*(of_holder[at] for of_holder in spans), strict=True)]
         for at, case in enumerate(cases)
     ]
+
+
+def _seen(spans: Sequence[Span], repeats: int) -> Seen:
+    wall_s = max(span.ended_s for span in spans) - min(span.began_s for span in spans)
+    cores = min(len(spans), len(os.sched_getaffinity(0)))
+    return Seen(wall_s=wall_s / repeats, work_s=sum(span.worked_s for span in spans) / cores / repeats)
 
 
 def _links(holders: int) -> list[dict[int, socket.socket]]:
@@ -156,23 +171,39 @@ def _hold(
     alone."""
     scripts = [script(all_reduce(case.algorithm), number, case.num_bytes // ITEM_BYTES, links) for case in cases]
     cold = np.ones(EVICTING_BYTES // ITEM_BYTES, dtype=np.float32)
-    spans: list[list[tuple[float, float]]] = [[] for _ in cases]
+    spans: list[list[Span]] = [[] for _ in cases]
     for run in range(RUNS + 1):
         for at, case in enumerate(cases):
             shared[number] = number + 1
             cold += 1
             parts = np.split(shared, MOST_BYTES // case.num_bytes, axis=1)[: case.repeats]
             barrier.wait(TIMEOUT_S)
-            began_s = time.monotonic()
+            began_s, worked_s = time.monotonic(), time.process_time()
             for part in parts:
                 carry_out(scripts[at], number, part)
-            ended_s = time.monotonic()
+            span = Span(began_s=began_s, ended_s=time.monotonic(), worked_s=time.process_time() - worked_s)
             barrier.wait(TIMEOUT_S)  # others may still read what comes next to be overwritten
             if run:  # the first of each is for pages that nobody has touched yet
-                spans[at].append((began_s, ended_s))
+                spans[at].append(span)
             total = len(shared) * (len(shared) + 1) / 2
             assert all((part[number] == total).all() for part in parts), f"{case} gave a wrong sum"
     result.send(spans)
+
+
+class Span(NamedTuple):
+    """What one process saw of one run: its beginning and end, on the one clock of this machine, and its CPU seconds."""
+
+    began_s: float
+    ended_s: float
+    worked_s: float
+
+
+class Seen(NamedTuple):
+    """One run over all processes: seconds from the first start to the last end; and the CPU seconds of all by cores,
+    which is what the run would take if the cores had nothing else to do, as long as there are more processes."""
+
+    wall_s: float
+    work_s: float
 
 
 class Take(NamedTuple):
