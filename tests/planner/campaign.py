@@ -1,6 +1,6 @@
 """Campaigns over random clusters: what must hold of every plan, seed by seed, and what did not.
 
-    python tests/planner/campaign.py oracle|units|memory|monotone|larger|slow --seeds 0-99 [--processes 2] [--out DIR]
+    python tests/planner/campaign.py oracle|units|memory|model|monotone|larger|slow --seeds A-B [--out DIR]
 
 prints each seed that failed, counts, and the CPU seconds of `plan()`. With --out, what failed is written there as
 JSON. Owns the judgements; instances are drawn in `random_clusters`, brute force is in `oracle`.
@@ -15,6 +15,7 @@ import inspect
 import json
 import math
 import multiprocessing
+import random
 import sys
 import time
 import traceback
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import recount
-from oracle import best_plan, draw_countable
+from oracle import best_plan, draw_countable, num_copies, plans
 from random_clusters import CHANGES, Instance, draw_large, draw_small, slow_device
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_to_mapping
@@ -198,10 +199,10 @@ def judge_larger(seed: int, most_devices: int = 64) -> Tally:
 
 def _judge_changes(seed: int, instance: Instance, tolerance: float) -> Tally:
     tally = Tally(seed=seed)
-    before_s = step_s(tally.plan(instance))
+    before = tally.plan(instance)
     for kind, change in CHANGES.items():
         what, cluster = change(instance)
-        _no_worse(tally, f"{kind}: {what}", instance, cluster, before_s, tolerance)
+        _no_worse(tally, f"{kind}: {what}", instance, cluster, before, tolerance)
     return tally
 
 
@@ -209,19 +210,52 @@ def judge_slow(seed: int, most_devices: int = 64) -> Tally:
     """A device of a tenth of the speed never makes the plan slower; two of three clusters are small."""
     instance = draw_large(seed, 9, most_devices) if seed % 3 == 0 else draw_small(seed)
     tally = Tally(seed=seed)
-    before_s = step_s(tally.plan(instance))
     what, cluster = slow_device(instance)
-    _no_worse(tally, f"slow: {what}", instance, cluster, before_s, STRICT)
+    _no_worse(tally, f"slow: {what}", instance, cluster, tally.plan(instance), STRICT)
     return tally
 
 
 def _no_worse(
-    tally: Tally, what: str, instance: Instance, cluster: ClusterSnapshot, before_s: float, tolerance: float
+    tally: Tally,
+    what: str,
+    instance: Instance,
+    cluster: ClusterSnapshot,
+    before: PlanResult | None,
+    tolerance: float,
 ) -> None:
     tally.num_checked += 1
-    after_s = step_s(tally.plan(instance, cluster))
-    if after_s > before_s * (1 + tolerance):
-        tally.fail(f"{what}: {_ratio(before_s, after_s)}", instance, cluster)
+    after = tally.plan(instance, cluster)
+    if before is not None and step_s(after) > step_s(before) * (1 + tolerance):
+        again_s = scored_s(before.plan, instance, cluster)
+        blame = "score" if again_s > step_s(before) * (1 + STRICT) else "search"
+        problem = f"{blame}: {what}: {_ratio(step_s(before), step_s(after))}; the same plan there: {again_s:.9g} s"
+        shown = _shown(before.plan) + _shown(after.plan if after else None)
+        tally.fail(problem + shown, instance, cluster)
+
+
+def judge_model(seed: int, limit: int = 500) -> Tally:
+    """Up to 4 devices, any plan: the same plan on a better cluster takes no longer, and still fits. What fails here no
+    search can make good."""
+    instance = draw_countable(seed, limit)
+    tally = Tally(seed=seed)
+    for made in random.Random(seed).sample(found := list(plans(instance)), min(30, len(found))):
+        before_s = scored_s(made, instance, instance.cluster)
+        for kind, change in (*CHANGES.items(), ("slow", slow_device)):
+            what, cluster = change(instance)
+            tally.num_checked += 1
+            after_s = scored_s(made, instance, cluster)
+            if after_s > before_s * (1 + STRICT):
+                tally.fail(f"{kind}: {what}: {_ratio(before_s, after_s)}{_shown(made)}", instance, cluster)
+    return tally
+
+
+def scored_s(made: Plan, instance: Instance, cluster: ClusterSnapshot) -> float:
+    """Seconds of this plan there, with as many copies as plans there have; inf if it does not fit."""
+    copied = dataclasses.replace(made, copies=num_copies(instance.job, cluster))
+    try:
+        return predicted_s(score(copied, instance.job, cluster, Profile()))
+    except NoPlanFits:
+        return math.inf
 
 
 def _ratio(before_s: float, after_s: float) -> str:
@@ -257,6 +291,7 @@ JUDGES: dict[str, Callable[[int], Tally]] = {
     "oracle": judge_oracle,
     "units": judge_units,
     "memory": judge_memory,
+    "model": judge_model,
     "monotone": judge_monotone,
     "larger": judge_larger,
     "slow": judge_slow,
@@ -301,7 +336,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("campaign", choices=sorted(JUDGES))
     parser.add_argument("--seeds", default="0-99", help="a seed, or the first and the last as A-B")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--limit", type=int, help="oracle and units: at most so many plans by brute force")
+    parser.add_argument("--limit", type=int, help="oracle, units and model: at most so many plans by brute force")
     parser.add_argument("--most-devices", type=int, help="the other campaigns: at most so many devices")
     parser.add_argument("--out", type=Path, help="a folder for what failed, as JSON")
     given = parser.parse_args(arguments)

@@ -80,7 +80,7 @@ def draw_countable(seed: int, limit: int, *, most_devices: int = 4, one_replica:
 def plans(instance: Instance, *, one_replica: bool = False) -> Iterator[Plan]:
     """Every plan of the space, up to symmetry."""
     space = Space(instance, one_replica=one_replica)
-    copies = _copies(instance)
+    copies = num_copies(instance.job, instance.cluster)
     cache: dict[tuple[tuple[tuple[int, ...], ...], PipelineShape, Choice], Pipeline] = {}
     for shape, chosen in space.choices():
         made = []
@@ -104,10 +104,10 @@ def recomputations(job: JobSpec) -> tuple[Recompute, ...]:
     return ("none", "full") if job.train.recompute == "auto" else ("none",)
 
 
-def _copies(instance: Instance) -> int:
-    others = len(instance.cluster.nodes) - 1
-    wanted = instance.job.checkpoint.copies
-    return min(1, others) if wanted == "auto" else int(wanted)
+def num_copies(job: JobSpec, cluster: ClusterSnapshot) -> int:
+    """One, where there is another node; or what the job says."""
+    wanted = job.checkpoint.copies
+    return min(1, len(cluster.nodes) - 1) if wanted == "auto" else int(wanted)
 
 
 class Space:
