@@ -1,7 +1,7 @@
 """Why a plan takes the time that it does, as values: candidates side by side, terms, what binds, what is left out.
 
-Owns the figures and sentences that need no other search. What other devices would bring is asked from `marginals`; how
-it is shown is the reader's affair.
+Owns the figures and sentences that need no other plan. Why devices are left out is asked from `left_out`, what others
+would bring from `marginals`; how it is shown is the reader's affair.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Devices of one type that the plan does not use. `step_s` is that of the best plan found that uses at least one of
-    them, `behind` how much longer it takes; None where none was sought or `problem` says why there is none."""
+    """Devices of one type that the plan does not use. `step_s` is that of the best variant of the plan in which one of
+    them has a part of the work, `behind` how much longer it takes; None where none was tried or `problem` says why."""
 
     device_type: str
     devices: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""What other devices would bring: plans anew on the cluster with one device or node more, or with the idle ones forced
-to take part. Each question costs a search, so their number is bounded by the size of the cluster.
+"""What other devices would bring: plans anew on the cluster with one device or node more. Each question costs a search,
+so their number is bounded by the size of the cluster.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
 from shoal_planner.explain import describe
-from shoal_planner.explanation import Explanation, LeftOut, Marginal, explanation, prediction_of
+from shoal_planner.explanation import Explanation, Marginal, explanation, prediction_of
+from shoal_planner.left_out import left_out
 from shoal_planner.plan import Plan
 from shoal_planner.search import plan as search
 
 # The most searches for one explanation, by the most devices for which it holds; beyond them the last.
 _BUDGETS = ((64, 12), (256, 8), (1024, 6))
 _LEAST_BUDGET = 3
-_FOR_LEFT_OUT = 3
 _ADDED = "added"  # the name of a node that is not there
 
 
@@ -36,14 +36,11 @@ class Asker:
     def exhausted(self) -> bool:
         return self.num_plans >= self.budget
 
-    def plan(self, snapshot: ClusterSnapshot, *, min_devices: int | None = None) -> Plan:
+    def plan(self, snapshot: ClusterSnapshot) -> Plan:
         """Raises NoPlanFits."""
         self.num_plans += 1
-        job = self.costs.job
-        if min_devices is not None:
-            job = dataclasses.replace(job, limits=dataclasses.replace(job.limits, min_devices=min_devices))
-        found = search(job, snapshot, self.costs.profile, seed=self.seed, time_limit_s=self.time_limit_s)
-        return found.plan
+        profile = self.costs.profile
+        return search(self.costs.job, snapshot, profile, seed=self.seed, time_limit_s=self.time_limit_s).plan
 
 
 def explain_fully(
@@ -60,7 +57,6 @@ def explain_fully(
     asker = Asker(
         costs, seed=seed, time_limit_s=time_limit_s, budget=_budget(costs.snapshot) if budget is None else budget
     )
-    left_out = tuple(_left_out(plan, asker))
     found, skipped = [], []
     for like, node in _additions(costs):
         if asker.exhausted():
@@ -69,7 +65,7 @@ def explain_fully(
             found.append(_marginal(plan, asker, like, node))
     return dataclasses.replace(
         explanation(plan, costs, finalists),
-        left_out=left_out,
+        left_out=left_out(plan, costs),
         marginals=tuple(found),
         num_plans=asker.num_plans,
         skipped=f"not asked, to bound the searches: {', '.join(skipped)}" if skipped else "",
@@ -78,45 +74,6 @@ def explain_fully(
 
 def _budget(snapshot: ClusterSnapshot) -> int:
     return next((budget for most, budget in _BUDGETS if snapshot.num_devices <= most), _LEAST_BUDGET)
-
-
-def _left_out(plan: Plan, asker: Asker) -> Iterator[LeftOut]:
-    """By device type; those that are idle are forced into a plan, to see what that costs."""
-    costs = asker.costs
-    by_type: dict[str, list[str]] = defaultdict(list)
-    for name in plan.unused:
-        by_type[costs.node(_node_of(name)).device].append(name)
-    allowed = costs.job.limits.device_types
-    asked = 0
-    for device_type, names in sorted(by_type.items()):
-        if allowed and device_type not in allowed:
-            reason = f"limits.device_types allows {', '.join(allowed)} only"
-            yield LeftOut(device_type=device_type, devices=tuple(names), reason=reason)
-        elif asked >= min(_FOR_LEFT_OUT, asker.budget):
-            yield LeftOut(device_type=device_type, devices=tuple(names), reason="no plan with them was better")
-        else:
-            asked += 1
-            yield _forced(plan, asker, device_type, tuple(names))
-
-
-def _forced(plan: Plan, asker: Asker, device_type: str, names: tuple[str, ...]) -> LeftOut:
-    costs, used = asker.costs, {place.device.node for place in plan.places()}
-    idle = {_node_of(name) for name in names}
-    snapshot = costs.snapshot.without(node.id for node in costs.snapshot.nodes if node.id not in used | idle)
-    try:
-        forced = asker.plan(snapshot, min_devices=len(plan.devices()) + 1)
-    except NoPlanFits as error:
-        reason = f"no plan with one of them fits: {error}"
-        return LeftOut(device_type=device_type, devices=names, reason=reason, problem=str(error))
-    step_s = prediction_of(forced).step_s
-    behind = step_s / prediction_of(plan).step_s - 1
-    how = f"takes {behind:.1%} longer" if behind >= 0.0005 else "is no faster"
-    reason = f"the best plan found with one of them, {describe(forced, costs.snapshot)}, {how}"
-    return LeftOut(device_type=device_type, devices=names, reason=reason, step_s=step_s, behind=behind)
-
-
-def _node_of(device: str) -> str:
-    return device.rsplit(":", 1)[0]
 
 
 def _additions(costs: CostModel) -> Iterator[tuple[str, Node]]:

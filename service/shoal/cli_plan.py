@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,12 +74,15 @@ def score(
     job: Job,
     cluster: Cluster,
     as_json: AsJson = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say where the time goes and what binds.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say where the time goes, what binds, what is left out.")
+    ] = False,
     svg: Svg = None,
     timeline: Timeline = None,
 ) -> None:
     """Say what our model predicts for any plan, ours or not."""
     from shoal_planner.explanation import explanation, explanation_to_mapping
+    from shoal_planner.left_out import left_out
     from shoal_planner.plan import plan_to_mapping
     from shoal_planner.score import score_with
 
@@ -93,7 +97,8 @@ def score(
     _draw(result, costs, svg, timeline)
     answer = plan_to_mapping(result)
     if explain:
-        answer["explanation"] = explanation_to_mapping(explanation(result, costs))
+        found = dataclasses.replace(explanation(result, costs), left_out=left_out(result, costs))
+        answer["explanation"] = explanation_to_mapping(found)
     _show(answer, as_json)
 
 

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from planner_ground import make_job
 
-from shoal_planner.catalogue import device_type
+from shoal_planner.catalogue import CATALOGUE, device_type
 from shoal_planner.cluster import GIB, ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField
@@ -227,6 +227,7 @@ def test_the_timeline_shows_every_micro_batch_of_one_pipeline_of_each_kind() -> 
     assert sum("forward of micro-batch" in title and "exchange" not in title for title in shown) == 12 + 12 + 4
     assert any(title.startswith("exchange within forward of micro-batch 0") for title in shown)
     assert any("waits for the transfer of activations of micro-batch 0" in title for title in shown)
+    assert "the closed form predicts 2 s" in " ".join(texts(parsed(timeline_svg(predicted(plan, 1.0), costs))))
     assert any(title.startswith("vote: ") for title in shown) and any(title.startswith("update: ") for title in shown)
     assert any("gathering the weights of unit" in title for title in shown)
     ends = [float(bar.get("x", "")) + float(bar.get("width", "")) for bar in root.iter(f"{SVG}rect")]
@@ -254,6 +255,16 @@ def test_a_plan_too_large_or_of_another_cluster_has_no_timeline() -> None:
         timeline_svg(huge, costs)
     with pytest.raises(InvalidField, match="node = 't-0': is not a node of this cluster"):
         timeline_svg(plan, CostModel(costs.job, ClusterSnapshot(nodes=SMALL.nodes[:1]), Profile()))
+
+
+def test_a_legend_of_many_types_takes_several_lines() -> None:
+    nodes = [{"name": f"n{index}", "device": name} for index, name in enumerate(sorted(CATALOGUE)[:20])]
+    stage = Stage(layers=((0, 8),), replicas=(Replica(node="n0-0", devices=(0,)),))
+    plan = Plan(pipelines=(Pipeline(micro_batch=1, micro_batches=1, stages=(stage,)),))
+    root = parsed(plan_svg(plan, parse_cluster({"nodes": nodes})))
+    entries = [text for text in root.iter(f"{SVG}text") if (text.text or "").endswith("in use")]
+    assert len(entries) == 20 and len({entry.get("y") for entry in entries}) > 2
+    assert all(float(entry.get("x", "")) + 6 * len(entry.text or "") < 1240 for entry in entries)
 
 
 def test_words_of_pictures() -> None:
