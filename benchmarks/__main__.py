@@ -8,7 +8,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # What several benchmarks share, or a benchmark starts.
-NOT_RUN = frozenset({"reporting", "baselines", "planner_cases", "planner_child", "planner_clusters", "rescore"})
+NOT_RUN = frozenset(
+    {"reporting", "baselines", "measured_runs", "planner_cases", "planner_child", "planner_clusters", "rescore"}
+)
 
 
 def main() -> int:

@@ -26,8 +26,8 @@ BANDWIDTH_SHARE = 0.85
 # Kernels in a block's forward, and in an end of the model.
 BLOCK_KERNELS = 40
 EDGE_KERNELS = 8
-# A matmul reaches half of its rate at this inner width, and at this number of tokens, times the peak in TFLOPS: a
-# faster device has more or wider units to fill.
+# A matmul reaches half of its rate at this inner width, or at this number of tokens, times the peak in TFLOPS: a
+# faster device has more or wider units to fill. Both add to its seconds, so that a higher peak never slows it.
 HALF_WIDTH_PER_TFLOP = 1.0
 HALF_TOKENS_PER_TFLOP = 0.25
 
@@ -63,17 +63,13 @@ def forward_seconds(
     flops = matmul_flops(model, part, seq_len) * samples / tp
     if device.efficiency_stated:
         return flops / (peak * device.efficiency)
-    filled = _filled(min(model.hidden, model.ffn / tp), HALF_WIDTH_PER_TFLOP * peak / 1e12)
-    filled *= _filled(seq_len * samples, HALF_TOKENS_PER_TFLOP * peak / 1e12)
+    width, tokens = min(model.hidden, model.ffn / tp), seq_len * samples
+    idle = (HALF_WIDTH_PER_TFLOP / width + HALF_TOKENS_PER_TFLOP / tokens) * peak / 1e12
     memory_s = touched_bytes(model, part, precision, seq_len, tp, samples, device.passes) / (
         device.memory_bytes_per_s * BANDWIDTH_SHARE
     )
     kernels = BLOCK_KERNELS if part == "block" else EDGE_KERNELS
-    return flops / (peak * device.efficiency * filled) + memory_s + kernels * device.kernel_s
-
-
-def _filled(size: float, half: float) -> float:
-    return size / (size + half)
+    return flops / (peak * device.efficiency) * (1 + idle) + memory_s + kernels * device.kernel_s
 
 
 def touched_bytes(
