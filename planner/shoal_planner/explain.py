@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -13,12 +14,14 @@ from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Pipeline, Plan, Stage
 from shoal_planner.score import sizes
 
-_MANY_KINDS = 8  # of pipelines, which a line has room for
+_MANY_KINDS = 5  # of pipelines, which a line has room for
+_FEW = 4  # pipelines, all of which a sentence has room for
 _AS_GOOD = 0.0005  # a difference that would show as 0.0 %
 
 
 def describe(plan: Plan, snapshot: ClusterSnapshot) -> str:
-    """The structure in one line: "2 x [12 layers on A100-80G tp2 | 12 on T4] 8 x 4"."""
+    """The structure in one line: "2 x [12 on A100-80G tp2 | 12 in 3 stages on T4] 8 x 4": pipelines, their layers and
+    devices, micro-batches and their samples."""
     found = Counter(_texts(plan, snapshot))
     named = [text if count == 1 else f"{count} x {text}" for text, count in found.items()]
     rest = len(plan.pipelines) - sum(list(found.values())[:_MANY_KINDS])
@@ -26,7 +29,8 @@ def describe(plan: Plan, snapshot: ClusterSnapshot) -> str:
 
 
 def shape(plan: Plan, snapshot: ClusterSnapshot) -> tuple[str, ...]:
-    """Equal for plans that differ only in which of equal devices does what."""
+    """Equal for plans that differ only in which of equal devices does what, and in which of neighbours on such devices
+    holds which layers."""
     return tuple(sorted(_texts(plan, snapshot)))
 
 
@@ -36,14 +40,20 @@ def _texts(plan: Plan, snapshot: ClusterSnapshot) -> list[str]:
 
 
 def _describe_pipeline(pipeline: Pipeline, types: Mapping[str, str]) -> str:
-    stages = []
-    for stage in pipeline.stages:
-        replicas = Counter(
-            types[replica.node] + (f" tp{replica.tp}" if replica.tp > 1 else "") for replica in stage.replicas
-        )
-        devices = ", ".join(name if count == 1 else f"{count} {name}" for name, count in replicas.items())
-        stages.append(f"{stage.last - stage.first} on {devices}{_recomputed(stage)}")
-    return f"[{' | '.join(stages)}] {pipeline.micro_batches} x {pipeline.micro_batch}"
+    stages = [(_holders(stage, types), stage.last - stage.first) for stage in pipeline.stages]
+    runs = []
+    for holders, run in itertools.groupby(stages, key=lambda entry: entry[0]):
+        layers = [count for _, count in run]
+        runs.append(f"{sum(layers)}{f' in {len(layers)} stages' if len(layers) > 1 else ''} on {holders}")
+    return f"[{' | '.join(runs)}] {pipeline.micro_batches} x {pipeline.micro_batch}"
+
+
+def _holders(stage: Stage, types: Mapping[str, str]) -> str:
+    replicas = Counter(
+        types[replica.node] + (f" tp{replica.tp}" if replica.tp > 1 else "") for replica in stage.replicas
+    )
+    devices = ", ".join(name if count == 1 else f"{count} {name}" for name, count in replicas.items())
+    return f"{devices}{_recomputed(stage)}"
 
 
 def _recomputed(stage: Stage) -> str:
@@ -90,8 +100,11 @@ def _compared(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
 
 
 def _depths(stages: list[int]) -> str:
-    if len(set(stages)) == 1:
-        return f"of {stages[0]} stage{'s' if stages[0] > 1 else ''}"
+    least, most = min(stages), max(stages)
+    if least == most:
+        return f"of {most} stage{'s' if most > 1 else ''}"
+    if len(stages) > _FEW:
+        return f"of {least} to {most} stages"
     return "of " + ", ".join(map(str, stages[:-1])) + f" and {stages[-1]} stages"
 
 
@@ -193,4 +206,5 @@ def _stage_bytes(costs: CostModel, layers: int, *, embedding: bool, head: bool) 
         embedding=embedding,
         head=head,
         owned=held_elements(model, 1, layers, embedding=embedding, head=head),
+        fused=all(costs.fused(node.id) for node in costs.snapshot.nodes),
     ).total

@@ -144,7 +144,8 @@ def test_a_description_tells_plans_apart_that_recompute_and_counts_what_has_no_r
     assert shape(swapped, CLUSTER) == shape(plain, CLUSTER)
     nodes = parse_cluster({"nodes": [{"name": "n", "device": "T4", "count": 10}]})
     many = make_plan(*((1, 1 + index, [stage(0, 4, (f"n-{index}", [0], 1))]) for index in range(10)))
-    assert describe(many, nodes).endswith("[4 on T4] 8 x 1 + 2 more pipelines")
+    assert describe(many, nodes).endswith("[4 on T4] 5 x 1 + 5 more pipelines")
+    assert describe(plain, CLUSTER) == "[8 in 2 stages on cpu-1t] 2 x 1"
 
 
 def test_the_state_is_owned_in_proportion_to_the_shares() -> None:
