@@ -26,7 +26,7 @@ from shoal_planner.kinds import (
 )
 from shoal_planner.memory import usable_bytes
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_planner.svg import BOLD, NUM_COLOURS, document, fit, line, rectangle, titled, words
+from shoal_planner.svg import BOLD, NUM_COLOURS, document, fit, fit_end, line, rectangle, titled, words
 
 WIDTH = 1240.0
 MAX_KINDS = 40  # of pipelines; the picture says how many it leaves out
@@ -220,13 +220,14 @@ def _box(
     replicas = [scene.plan.pipelines[p].stages[number].replicas[r] for p in kind.pipelines for r in group]
     mine = [kind.first.stages[number].replicas[r] for r in group]
     first = replicas[0]
-    name = devices_text(first) + (f" +{len(replicas) - 1}" if len(replicas) > 1 else "")
+    name = devices_text(first)
+    names = (f"{name} +{len(replicas) - 1}", name) if len(replicas) > 1 else (name,)
     style = f"d{scene.colours[type_of(first.node, scene.nodes)]} box"
     if any(replica.node in scene.nodes and scene.nodes[replica.node].spot for replica in replicas):
         style += " spot"
     shapes = [
         rectangle(x, y, width, height, style, 5),
-        words(x + 7, y + 16, fit((width - 12) / BOLD, name), "strong"),
+        words(x + 7, y + 16, fit_end((width - 12) / BOLD, *names), "strong"),
         words(x + 7, y + 31, fit(width - 12, _work(mine)), "small"),
     ]
     memory = _memory(scene, replicas)

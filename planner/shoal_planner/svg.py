@@ -73,6 +73,12 @@ def fit(width: float, *choices: str) -> str:
     return choices[-1][: max(room - 2, 1)].rstrip(" ,") + ".."
 
 
+def fit_end(width: float, *choices: str) -> str:
+    """As `fit`, but what is cut goes from the front."""
+    fitted, last = fit(width, *choices), choices[-1]
+    return fitted if fitted in choices else ".." + last[-max(int(width / CHARACTER) - 2, 1) :]
+
+
 def words(x: float, y: float, text: str, style: str = "") -> str:
     named = f' class="{style}"' if style else ""
     return f'<text x="{number(x)}" y="{number(y)}"{named}>{escape(text)}</text>'

@@ -22,7 +22,7 @@ from shoal_planner.plan import Override, Pipeline, Plan, Prediction, Replica, St
 from shoal_planner.profile import Profile
 from shoal_planner.programs import Backward, Forward
 from shoal_planner.simulate import simulate, spans
-from shoal_planner.svg import escape, fit
+from shoal_planner.svg import escape, fit, fit_end
 
 SVG = "{http://www.w3.org/2000/svg}"
 CLUSTER = parse_cluster(
@@ -276,6 +276,8 @@ def test_words_of_pictures() -> None:
     ]
     assert fit(70, "embedding + layers") == "embeddin.." and fit(70, "head") == "head"
     assert fit(70, "embedding + layers", "emb. + lay") == "emb. + lay"
+    assert fit_end(70, "a100-80g-0:0-1 +3", "a100-80g-0:0-1") == "..0g-0:0-1"
+    assert fit_end(70, "t4-0:0-1 +3", "t4-0:0-1") == "t4-0:0-1"
     assert fit(40, "embedding + layers", "emb. + layers") == "emb.."
     whole = Pipeline(micro_batch=1, micro_batches=1, stages=(Stage(layers=((0, 6),), replicas=replica),))
     assert stage_texts(whole, 0) == ("embedding + layers 0-5 + head", "emb. + layers 0-5 + head", "emb. + 0-5 + head")
