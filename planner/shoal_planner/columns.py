@@ -11,14 +11,19 @@ from collections.abc import Iterable
 import numpy as np
 
 from shoal_planner.costs import CostModel
-from shoal_planner.options import Figures, Floats, Kind, Option, sizes_of
+from shoal_planner.options import Figures, Floats, Ints, Kind, Option, sizes_of
 from shoal_planner.packing import worth
 from shoal_planner.templates import Sequence, as_table, first_sequences, neighbours, places, price
 
 _GROWN_FROM, _MOST_GROWN_FROM = 20, 640  # templates of which neighbours are looked at, a round
 _STALE = 0.9995  # a round that gains less has not helped
 _ALONE_ROUNDS = 40
-_HALVINGS = 16
+_PRECISION = 1.0003  # to which times are found
+_FAR = 1.3  # what begins so far from the best round so far is not grown
+_CROWD, _HOPELESS_LOSS = 3000, 0.3  # of so many templates, those that lose more than this are dropped
+# Bounds on the exchange that are tried: shares of the longest one, later of the best bound so far.
+_FIRST_BOUNDS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13, 0.09, 0.06)
+_NEXT_BOUNDS = (1.0, 0.9, 1.1)
 _FIRST_SIZES = (1, 4)
 
 Template = tuple[Sequence, int]  # and its micro-batch size
@@ -46,6 +51,8 @@ class Columns:
         self.most = most
         self.num_layers = costs.job.model.layers
         self.sizes = tuple(sizes_of(self.batch))
+        self.bound_s = float("inf")
+        self.num_priced = 0
         self.templates: list[Template] = []
         self.needs: Floats = np.zeros((0, len(kinds)))
         self.period_s: Floats = np.zeros(0)
@@ -84,6 +91,7 @@ class Columns:
         fits = np.flatnonzero(np.isfinite(prices.period_s))
         blocks = prices.layers[fits] + figures.end_blocks[places(table[fits])]
         exchange = np.where(table[fits] >= 0, blocks * sync_s[table[fits]], 0.0).max(axis=1, initial=0.0)
+        self.num_priced += len(sequences)
         self.templates.extend((sequences[within[row]], size) for row in fits)
         self.needs = np.concatenate([self.needs, needs[fits]])
         self.period_s = np.concatenate([self.period_s, prices.period_s[fits]])
@@ -98,10 +106,11 @@ class Columns:
         return self._figures[size]
 
     def values(self, time_s: float) -> Floats:
-        """Samples that each template gets done within the time."""
-        numbers = np.floor((time_s - self.sync_s - self.fill_s) / self.period_s * (1 + 1e-12)) + 1
+        """Samples that each template gets done in the time, if none may be longer at the exchange than `bound_s`."""
+        left_s = time_s - min(self.bound_s, float(self.sync_s.max(initial=0.0)))
+        numbers = np.floor((left_s - self.fill_s) / self.period_s * (1 + 1e-12)) + 1
         found: Floats = self.size * np.clip(numbers, 0, self.batch // self.size)
-        return found
+        return np.where(self.sync_s <= self.bound_s, found, 0.0)
 
     def alone_s(self) -> Floats:
         """Seconds of a step with this one pipeline."""
@@ -109,13 +118,17 @@ class Columns:
         found: Floats = self.fill_s + (numbers - 1) * self.period_s
         return found
 
-    def least_time(self, high_s: float = 0.0) -> float:
-        """The shortest time in which fractions of templates get the batch done; inf without any template."""
-        if not len(self.period_s):
+    def least_time(self, about_s: float = 0.0) -> float:
+        """The shortest time in which fractions of templates get the batch done; inf without any template. `about_s` is
+        where to look first."""
+        allowed = self.sync_s <= self.bound_s
+        if not allowed.any():
             return float("inf")
-        high_s = high_s or float((self.alone_s() + self.sync_s).min())
-        low_s = high_s / 1024
-        for _ in range(_HALVINGS):
+        high_s = float(self.alone_s()[allowed].min()) + self.bound_s
+        low_s = high_s / (2 * float(self.stock.sum()))
+        if low_s < about_s < high_s:
+            low_s, high_s = self._bracket(about_s, high_s)
+        while high_s > low_s * _PRECISION:
             middle = float(np.sqrt(low_s * high_s))
             if self._reached(middle)[0] >= self.batch:
                 high_s = middle
@@ -123,23 +136,59 @@ class Columns:
                 low_s = middle
         return high_s
 
-    def grow(self) -> float:
+    def _bracket(self, about_s: float, high_s: float) -> tuple[float, float]:
+        if self._reached(about_s)[0] < self.batch:
+            return about_s, min(high_s, about_s * 2)
+        low_s = about_s
+        while True:
+            high_s, low_s = low_s, low_s * 0.97
+            if self._reached(low_s)[0] < self.batch:
+                return low_s, high_s
+
+    def grow(self, worse_s: float = float("inf")) -> float:
         """Adds neighbours of the best templates, of more of them where that no longer helps, until there are `most`;
-        the time in which all samples get done."""
-        time_s, num_looked_at = self.least_time(), _GROWN_FROM
-        while np.isfinite(time_s) and len(self.templates) < self.most and num_looked_at <= _MOST_GROWN_FROM:
+        the time in which all samples get done. Sets `bound_s` to what suits that time best. Gives up where it begins
+        far beyond `worse_s`."""
+        time_s, num_looked_at = self._least_bounded(_FIRST_BOUNDS, 0.0), _GROWN_FROM
+        if time_s > worse_s * _FAR:
+            return float("inf")
+        while np.isfinite(time_s) and self.num_priced < self.most and num_looked_at <= _MOST_GROWN_FROM:
             values = self.values(time_s)
             _, fractions, worths = worth(values, self.needs, self.stock)
             loss = (self.needs @ worths - values) / np.maximum(self.needs @ worths, 1e-12)
             used = np.flatnonzero(fractions > 1e-9)
             near = np.argsort(loss, kind="stable")[:num_looked_at]
-            before = len(self.templates)
-            self._add_neighbours(sorted({*map(int, used), *map(int, near)}))
-            better_s = self.least_time(time_s)
-            if len(self.templates) == before or better_s > time_s * _STALE:
+            grown = [self.templates[row] for row in sorted({*map(int, used), *map(int, near)})]
+            if len(loss) > _CROWD:
+                self._keep(np.flatnonzero((loss < _HOPELESS_LOSS) | (fractions > 1e-9)))
+            before = self.num_priced
+            self._add_neighbours(grown)
+            better_s = self._least_bounded(_NEXT_BOUNDS, time_s)
+            if self.num_priced == before or better_s > time_s * _STALE:
                 num_looked_at *= 2
             time_s = min(time_s, better_s)
         return time_s
+
+    def _keep(self, rows: Ints) -> None:
+        self.templates = [self.templates[row] for row in rows]
+        self.needs = self.needs[rows]
+        self.period_s, self.fill_s = self.period_s[rows], self.fill_s[rows]
+        self.sync_s, self.size = self.sync_s[rows], self.size[rows]
+
+    def _least_bounded(self, shares: tuple[float, ...], about_s: float) -> float:
+        """The least time over some bounds on the exchange: shares of the present one, or of the longest there is."""
+        longest_s = float(self.sync_s.max(initial=0.0))
+        base_s = self.bound_s if np.isfinite(self.bound_s) else longest_s
+        best_s, best_bound_s = float("inf"), self.bound_s
+        for share in shares:
+            self.bound_s = base_s * share
+            if np.isfinite(best_s) and self._reached(best_s * _STALE)[0] < self.batch:
+                continue
+            time_s = self.least_time(about_s if not np.isfinite(best_s) else best_s)
+            if time_s < best_s:
+                best_s, best_bound_s = time_s, self.bound_s
+        self.bound_s = best_bound_s
+        return best_s
 
     def grow_alone(self) -> None:
         """As `grow`, for the best single pipeline."""
@@ -149,12 +198,12 @@ class Columns:
             if not len(seconds) or not seconds.min() < best * 0.999:
                 break
             best = float(seconds.min())
-            self._add_neighbours([int(row) for row in np.argsort(seconds, kind="stable")[: 2 * _GROWN_FROM]])
+            best_rows = np.argsort(seconds, kind="stable")[: 2 * _GROWN_FROM]
+            self._add_neighbours([self.templates[row] for row in best_rows])
 
-    def _add_neighbours(self, rows: list[int]) -> None:
+    def _add_neighbours(self, templates: list[Template]) -> None:
         new: list[Template] = []
-        for row in rows:
-            sequence, size = self.templates[row]
+        for sequence, size in templates:
             at = self.sizes.index(size)
             new.extend((sequence, other) for other in self.sizes[max(0, at - 1) : at + 2] if other != size)
             new.extend((other, size) for other in neighbours(sequence, self.options, self.num_layers))

@@ -109,6 +109,10 @@ class CostModel:
             self._devices[name] = found if calibration is None else calibration.device(found)
         return self._devices[name]
 
+    def fused(self, node_id: str) -> bool:
+        """Whether norms there are single kernels, which keep no copies in fp32: on GPUs, not on CPUs."""
+        return self.device(node_id).threads is None
+
     def backups(self, copies: int) -> dict[str, tuple[str, ...]]:
         """By node, those that keep its snapshots too."""
         if copies not in self._backups:

@@ -18,7 +18,7 @@ from shoal_planner.options import Floats, Ints, sizes_of
 from shoal_planner.plan import Override, Pipeline, Plan, Replica, Sharding, Stage
 
 _BOUNDS = 12  # values of the slowest stage that are tried, from the smallest that is possible
-_SYNC_SHARES = (0.5, 0.65, 0.8, 0.9)
+_SYNC_STEP = 0.85  # by so much the bound on the exchange is lowered each time
 _HOPELESS = 1.1  # larger micro-batches are not tried beyond this
 
 
@@ -59,16 +59,27 @@ class _Stage:
     least: int
 
 
+class Common(NamedTuple):
+    """What pipelines of a plan have in common: how many hold each layer, what a block's exchange among them takes as
+    far as the links go, and how long a stage may be at it."""
+
+    holders: int
+    reach_s: float
+    most_sync_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """Pipelines with their keys, samples and micro-batch sizes; `seconds` is an estimate of the step."""
+    """Pipelines with their keys, samples and micro-batch sizes; `seconds` is an estimate of the step, `sync_s` what of
+    it goes to the exchange at its end."""
 
     seconds: float
+    sync_s: float
     words: tuple[Word, ...]
     keys: tuple[Key, ...]
     samples: tuple[int, ...]
     sizes: tuple[int, ...]
-    reach_s: float
+    common: Common
 
 
 class Finisher:
@@ -82,36 +93,58 @@ class Finisher:
         self.num_layers = costs.job.model.layers
         self.sizes = tuple(sizes_of(self.batch))
         self._stages: dict[tuple[object, ...], _Stage] = {}
-        self._splits: dict[tuple[Key, int, int, int, float], Split | None] = {}
+        self._splits: dict[tuple[Key, int, int, Common], Split | None] = {}
 
     def draft(self, words: tuple[Word, ...]) -> Draft | None:
-        """How these pipelines share out the batch best, and about how long that takes; none if they do not fit."""
+        """How these pipelines share out the batch best, and about how long that takes; none if they do not fit.
+
+        All exchange gradients at the end, and the longest exchange counts, so it pays to bound it for all alike: ever
+        lower bounds are tried for as long as the step gets shorter.
+        """
         if not words or len(words) > self.batch:
             return None
-        holders = len(words)
         keys = tuple(self.key(word) for word in words)
-        one_of = dict(zip(keys, words, strict=True))
         reach_s = self._exchange_s(words)
-        rate = {key: self._rate(word, key, holders, reach_s) for key, word in one_of.items()}
+        best = self._draft(words, keys, reach_s, np.inf)
+        found = best
+        while best is not None and found is not None and len(words) > 1:
+            found = self._draft(words, keys, reach_s, found.sync_s * _SYNC_STEP)
+            if found is None or found.seconds > best.seconds * _HOPELESS:
+                break
+            best = found if found.seconds < best.seconds else best
+        return best
+
+    def _draft(
+        self, words: tuple[Word, ...], keys: tuple[Key, ...], reach_s: float, most_sync_s: float
+    ) -> Draft | None:
+        common = Common(holders=len(words), reach_s=reach_s, most_sync_s=most_sync_s)
+        one_of = dict(zip(keys, words, strict=True))
+        rate = {key: self._rate(word, key, common) for key, word in one_of.items()}
         if not all(rate.values()):
             return None
         total = sum(rate[key] for key in keys)
-        tables = {
-            key: self._table(word, key, holders, reach_s, self.batch * rate[key] / total)
-            for key, word in one_of.items()
-        }
+        tables = {key: self._table(word, key, common, self.batch * rate[key] / total) for key, word in one_of.items()}
         dealt = deal([tables[key].seconds for key in keys], self.batch)
         if dealt is None:
             return None
         seconds = max(float(tables[key].seconds[samples]) for key, samples in zip(keys, dealt, strict=True))
         sizes = tuple(int(tables[key].sizes[samples]) for key, samples in zip(keys, dealt, strict=True))
-        return Draft(seconds=seconds, words=words, keys=keys, samples=dealt, sizes=sizes, reach_s=reach_s)
+        sync_s = max(tables[key].sync_s[size] for key, size in zip(keys, sizes, strict=True))
+        return Draft(
+            seconds=seconds + sync_s,
+            sync_s=sync_s,
+            words=words,
+            keys=keys,
+            samples=dealt,
+            sizes=sizes,
+            common=common,
+        )
 
     def plan(self, draft: Draft) -> Plan:
         """With the layers that suit the numbers of micro-batches."""
         pipelines = []
         for word, key, samples, size in zip(draft.words, draft.keys, draft.samples, draft.sizes, strict=True):
-            split = self.split(word, key, size, samples // size, len(draft.words), draft.reach_s)
+            split = self.split(word, key, size, samples // size, draft.common)
             assert split is not None, "it fitted with more micro-batches in flight"
             pipelines.append(_pipeline(word, size, samples // size, split))
         sharding = Sharding(optimizer="none" if self.costs.job.train.sharding == "none" else "cluster")
@@ -126,54 +159,60 @@ class Finisher:
         """Seconds per block of summing its gradients and gathering its weights, as far as all pipelines share it."""
         if len(words) < 2:
             return 0.0
-        nodes = {self.costs.kind(unit.node): unit.node for word in words for unit in word}
-        seen = {unit.node for word in words for unit in word}
         num_bytes = unit_elements(self.costs.job.model, 1, 1) * ELEMENT_BYTES[self.costs.job.train.precision]
-        if len(seen) == 1:
-            members = frozenset({(next(iter(seen)), min(unit.tp for word in words for unit in word))})
+        ways = {tuple(unit.node for unit in word) for word in words}
+        if len(ways) == 1:  # slices of the same nodes: nobody else holds what they hold
+            groups = [frozenset({(unit.node, unit.tp)}) for unit in words[0]]
         else:
-            pairs = [*nodes.values(), *(node for node in sorted(seen) if node not in nodes.values())][: 2 * len(nodes)]
-            members = frozenset((node, 1) for node in pairs)
-        return 2 * self.costs.half_exchange_s(members, len(words), num_bytes)
+            by_kind: dict[int, set[str]] = {}
+            for node_id in sorted({node_id for way in ways for node_id in way}):
+                some = by_kind.setdefault(self.costs.kind(node_id), set())
+                if len(some) < 2:
+                    some.add(node_id)
+            groups = [frozenset((node_id, 1) for some in by_kind.values() for node_id in some)]
+        return 2 * max(self.costs.half_exchange_s(group, len(words), num_bytes) for group in groups)
 
-    def _rate(self, word: Word, key: Key, holders: int, reach_s: float) -> float:
-        split = self.split(word, key, 1, max(1, self.batch // holders), holders, reach_s)
+    def _rate(self, word: Word, key: Key, common: Common) -> float:
+        split = self.split(word, key, 1, max(1, self.batch // common.holders), common)
         return 0.0 if split is None else 1 / split.period_s
 
-    def _table(self, word: Word, key: Key, holders: int, reach_s: float, share: float) -> Table:
+    def _table(self, word: Word, key: Key, common: Common, share: float) -> Table:
         """Seconds by number of samples, and with which micro-batches."""
         seconds = np.full(self.batch + 1, np.inf)
         sizes = np.zeros(self.batch + 1, dtype=np.int64)
+        sync_s: dict[int, float] = {}
         best_s = np.inf
         for size in self.sizes:
             number = max(1, round(share / size))
             # More in flight than any number of micro-batches asks for: what fits so fits always.
-            split = self.split(word, key, size, max(number, len(word)), holders, reach_s)
+            split = self.split(word, key, size, max(number, len(word)), common)
             if split is None:
                 break  # what has no room for these has none for larger ones
             numbers = np.arange(1, self.batch // size + 1)
-            times = split.fill_s + (numbers - 1) * split.period_s + split.sync_s
+            times = split.fill_s + (numbers - 1) * split.period_s
+            sync_s[size] = split.sync_s
             better = times < seconds[numbers * size]
             seconds[numbers[better] * size] = times[better]
             sizes[numbers[better] * size] = size
-            typical_s = split.fill_s + (share / size - 1) * split.period_s + split.sync_s
+            typical_s = split.fill_s + (share / size - 1) * split.period_s
             if typical_s > best_s * _HOPELESS:
                 break
             best_s = min(best_s, typical_s)
-        return Table(seconds=seconds, sizes=sizes)
+        return Table(seconds=seconds, sizes=sizes, sync_s=sync_s)
 
-    def split(self, word: Word, key: Key, size: int, number: int, holders: int, reach_s: float) -> Split | None:
+    def split(self, word: Word, key: Key, size: int, number: int, common: Common) -> Split | None:
         """The layers with the least time of so many micro-batches."""
-        known = (key, size, number, holders, reach_s)
+        known = (key, size, number, common)
         if known not in self._splits:
-            stages = [self._stage(word, s, size, number, holders, reach_s) for s in range(len(word))]
-            self._splits[known] = split_layers(stages, self.num_layers, number)
+            stages = [self._stage(word, s, size, number, common) for s in range(len(word))]
+            self._splits[known] = split_layers(stages, self.num_layers, number, common.most_sync_s)
         return self._splits[known]
 
-    def _stage(self, word: Word, s: int, size: int, number: int, holders: int, reach_s: float) -> _Stage:
+    def _stage(self, word: Word, s: int, size: int, number: int, common: Common) -> _Stage:
         unit, ends = word[s], (s == 0, s == len(word) - 1)
         in_flight = min(len(word) - s, number)
         onward = None if ends[1] else (self.costs.kind(word[s + 1].node), word[s + 1].node == unit.node)
+        holders, reach_s = common.holders, common.reach_s
         known = (self.costs.kind(unit.node), unit.tp, size, ends, in_flight, onward, holders, reach_s)
         if known not in self._stages:
             hop_s = 0.0 if ends[1] else 2 * self.costs.send_s(unit.node, word[s + 1].node, size)
@@ -187,7 +226,10 @@ class Finisher:
         block_s = costs.part("block", unit.node, unit.tp, size).total_s
         again_s = costs.part("block", unit.node, unit.tp, size, "full").total_s - block_s
         fixed_s = hop_s + costs.stage(unit.node, unit.tp, size, {}, embedding=ends[0], head=ends[1]).total_s
-        line = stage_bytes(model, train.seq_len, train.precision, unit.tp, size, embedding=ends[0], head=ends[1])
+        fused = costs.fused(unit.node)
+        line = stage_bytes(
+            model, train.seq_len, train.precision, unit.tp, size, embedding=ends[0], head=ends[1], fused=fused
+        )
         shared = 1 if train.sharding == "none" else holders
         room = usable_bytes(costs.device(unit.node)) - line.empty(shared) - in_flight * line.flight
         kept, least = in_flight * line.block_flight["none"], in_flight * line.block_flight["full"]
@@ -208,18 +250,21 @@ class Finisher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """By number of samples (index 0 is not used): seconds, inf where it cannot be, and the micro-batch size."""
+    """By number of samples (index 0 is not used): seconds, inf where it cannot be, and the micro-batch size; by that
+    size, the seconds of the exchange."""
 
     seconds: Floats
     sizes: Ints
+    sync_s: dict[int, float]
 
 
-def split_layers(stages: list[_Stage], num_layers: int, number: int) -> Split | None:
-    """Least (number - 1) max_s t_s + sum_s t_s + max_s sync_s. The bottleneck is some stage with some number of layers;
-    under each bound the cheapest layers are taken. Bounds from the least possible one upwards are tried, as a higher
-    one pays only by what the sum gains; and with each, some on the exchange."""
+def split_layers(stages: list[_Stage], num_layers: int, number: int, most_sync_s: float) -> Split | None:
+    """Least (number - 1) max_s t_s + sum_s t_s. The bottleneck is some stage with some number of layers; under each
+    bound the cheapest layers are taken. Bounds from the least possible one upwards are tried, as a higher one pays only
+    by what the sum gains. No stage gets more layers than it exchanges in `most_sync_s`."""
     times = np.maximum.accumulate(np.stack([stage.seconds for stage in stages]), axis=1)  # [P, L+1]
     sync = np.stack([stage.sync_s for stage in stages])
+    times = np.where(sync <= most_sync_s * (1 + 1e-9), times, np.inf)
     least = np.array([stage.least for stage in stages])
     bounds = np.unique(times[np.isfinite(times)])
     low, high = 0, len(bounds)
@@ -234,33 +279,23 @@ def split_layers(stages: list[_Stage], num_layers: int, number: int) -> Split | 
     rows = np.arange(len(stages))
     tried = bounds[low : low + _BOUNDS] if number > 1 else bounds[-1:]
     limits = np.stack([(times <= bound).sum(axis=1) - 1 for bound in tried])  # [K, P]
-    most_s = sync[rows, limits].max(axis=1)
-    capped = [np.minimum(limits, _sync_limits(sync, most_s * share)) for share in _SYNC_SHARES]
-    limits = np.concatenate([limits, *capped])
     layers = _cheapest(times, limits, least, num_layers)
     if not len(layers):
         return None
-    chosen, exchanged = times[rows, layers], sync[rows, layers].max(axis=1)
-    values = (number - 1) * chosen.max(axis=1) + chosen.sum(axis=1) + exchanged
-    best = int(np.argmin(values))
+    chosen = times[rows, layers]
+    best = int(np.argmin((number - 1) * chosen.max(axis=1) + chosen.sum(axis=1)))
     return Split(
         layers=tuple(int(count) for count in layers[best]),
         again=tuple(int(stage.again[count]) for stage, count in zip(stages, layers[best], strict=True)),
         period_s=float(chosen[best].max()),
         fill_s=float(chosen[best].sum()),
-        sync_s=float(exchanged[best]),
+        sync_s=float(sync[rows, layers[best]].max()),
     )
 
 
 def _enough(times: Floats, bound: float, least: Ints, num_layers: int) -> bool:
     limits = (times <= bound).sum(axis=1) - 1
     return bool((limits >= least).all() and limits.sum() >= num_layers)
-
-
-def _sync_limits(sync: Floats, most_s: Floats) -> Ints:
-    """[K, P]: the most layers whose exchange takes no longer than each of these."""
-    found: Ints = (sync[None, :, :] <= most_s[:, None, None]).sum(axis=2) - 1
-    return found
 
 
 def _cheapest(times: Floats, limits: Ints, least: Ints, num_layers: int) -> Ints:

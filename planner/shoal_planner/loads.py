@@ -133,6 +133,7 @@ def _time_and_memory(
         head=ends[1],
         owned=owned,
         offloaded=offloaded,
+        fused=costs.fused(replica.node),
     )
     if not replica.samples:
         return PartTime(), memory

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.job import JobSpec
-from shoal_planner.memory import ELEMENT_BYTES, stage_bytes, unit_elements, usable_bytes
+from shoal_planner.memory import ELEMENT_BYTES, StageBytes, stage_bytes, unit_elements, usable_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -101,13 +101,7 @@ class Figures:
         ends = [[_end_s(costs, o, size, *where) for o in options] for where in _ENDS]
         self.end_s = np.array(ends)
         self.capacity = np.array([usable_bytes(costs.device(o.kind.node.id)) for o in options])
-        lines = [
-            [
-                stage_bytes(model, train.seq_len, train.precision, o.tp, size, embedding=first, head=last)
-                for o in options
-            ]
-            for first, last in _ENDS
-        ]
+        lines = [[_line(costs, o, size, *where) for o in options] for where in _ENDS]
         self.empty_bytes = np.array([[line.empty(shared) for line in row] for row in lines])
         self.flight_bytes = np.array([[line.flight for line in row] for row in lines])
         self.block_bytes = np.array([line.per_block(shared) for line in lines[0]])
@@ -143,6 +137,14 @@ class Figures:
             found.append(self.block_gradient_bytes / crowd)
         total: Floats = np.array(found) + self.update_s
         return total
+
+
+def _line(costs: CostModel, option: Option, size: int, first: bool, last: bool) -> StageBytes:
+    train = costs.job.train
+    fused = costs.fused(option.kind.node.id)
+    return stage_bytes(
+        costs.job.model, train.seq_len, train.precision, option.tp, size, embedding=first, head=last, fused=fused
+    )
 
 
 def _another(kind: Kind, node_id: str) -> str:

@@ -2,8 +2,8 @@
 
 Owns the choice and the order in which the space is looked through; every round of it is counted in templates and
 drafts, not in seconds, so that the same arguments give the same plan. What a round knows comes from `columns` (which
-pipelines are worth having), `packing` (how many of each), `assembly` (on which devices), `finish` (layers, samples) and,
-on small clusters, `exact`.
+pipelines are worth having), `packing` (how many of each), `assembly` (on which devices), `finish` (layers, samples)
+and, on small clusters, `exact`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from shoal_planner.score import score_with
 from shoal_planner.templates import Sequence
 
 # Templates that a round generates, by the number of devices up to which that holds.
-_MOST_TEMPLATES = ((8, 800), (16, 1200), (64, 3000), (256, 5000), (1 << 30, 12000))
+_MOST_TEMPLATES = ((8, 800), (16, 1500), (64, 4000), (256, 8000), (1 << 30, 24000))
 # Times, as multiples of the least that fractions of templates allow, for which devices are packed.
 _STRETCHES = (1.0, 1.005, 1.01, 1.02, 1.035, 1.06, 1.1, 1.2)
 _PACKINGS, _ALONE = 3, 6  # drafts made of each
+_NEAR = 1.02  # what cannot come nearer to the best so far is not packed
 _FINALISTS = 5  # drafts that are scored, of each round
 _SLICES = (1, 2, 4, 8)
 
@@ -170,8 +171,7 @@ class Search:
     def _words(self, this: Round) -> Iterator[tuple[Word, ...]]:
         """Sets of pipelines that promise most, in no order."""
         options = options_of(this.kinds, self.costs)
-        train = self.costs.job.train
-        batch = -(-train.global_batch // this.slices)
+        batch = -(-self.costs.job.train.global_batch // this.slices)
         num_devices = sum(kind.devices for kind in this.kinds)
         most = next(count for limit, count in _MOST_TEMPLATES if num_devices * this.slices <= limit)
 
@@ -184,10 +184,11 @@ class Search:
         alone.grow_alone()
         order = np.argsort(alone.alone_s(), kind="stable")[:_ALONE]
         sequences = [[alone.templates[row][0]] for row in order]
-        together = alone if train.sharding == "none" else columns(self._holders(num_devices) * this.slices)
-        time_s = together.grow()
-        if np.isfinite(time_s):
-            for stretch in _STRETCHES:
+        together = columns(self._holders(num_devices) * this.slices)
+        best_s = min((step_s(found) for found in self.scored.values()), default=float("inf"))
+        time_s = together.grow(best_s)
+        for stretch in _STRETCHES:
+            if time_s * stretch < best_s * _NEAR:
                 sequences.extend(_packed(together, time_s * stretch))
         for found in sequences:
             words = assemble(found, options, this.kinds)

@@ -19,7 +19,6 @@ Sequence = tuple[int, ...]  # of option numbers, from the first stage to the las
 
 MAX_DEPTH = 48  # deeper pipelines are mostly bubble
 _HALVINGS = 20
-_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 _PAIR_COUNTS = (1, 2, 4)
 
 
@@ -34,12 +33,11 @@ class Prices:
 
 
 def first_sequences(options: tuple[Option, ...], num_layers: int) -> Iterator[Sequence]:
-    """Equal stages in every number up to a point; two options of different kinds of node in a few numbers."""
+    """Equal stages in every number; two options of different kinds of node in a few numbers."""
     most = [most_units(option, num_layers) for option in options]
     for index, count in enumerate(most):
-        for length in _LENGTHS:
-            if length <= count:
-                yield (index,) * length
+        for length in range(1, count + 1):
+            yield (index,) * length
     for one, other in itertools.permutations(range(len(options)), 2):
         if options[one].kind.number != options[other].kind.number:
             for here, there in itertools.product(_PAIR_COUNTS, repeat=2):
