@@ -111,14 +111,15 @@ def _compare(seed: int, instance: Instance, *, one_replica: bool) -> Tally:
     best = best_plan(instance, one_replica=one_replica)
     tally.num_brute, tally.brute_s = best.num_plans, time.process_time() - started_s
     found = tally.plan(instance, one_replica=one_replica)
-    ours_s = step_s(found)
+    ours_s, train = step_s(found), instance.job.train
+    shown = f" (sharding {train.sharding}, recompute {train.recompute}){_shown(best.plan)}"
+    problem = (
+        f"the best of {best.num_plans}: {_ratio(best.step_s, ours_s)}{shown}{_shown(found.plan if found else None)}"
+    )
     if ours_s > best.step_s * (1 + STRICT):
-        tally.fail(
-            f"worse than the best of {best.num_plans}: {_ratio(best.step_s, ours_s)}{_shown(best.plan)}", instance
-        )
-    elif ours_s < best.step_s * (1 - STRICT) and not _wider(found, instance, one_replica=one_replica):
-        shown = _shown(found.plan if found else None)
-        tally.fail(f"better than the best of {best.num_plans}: {_ratio(best.step_s, ours_s)}{shown}", instance)
+        tally.fail(f"worse than {problem}", instance)
+    elif ours_s < best.step_s * (1 - STRICT) and not _wider(found, one_replica=one_replica):
+        tally.fail(f"better than {problem}", instance)
     if found is not None:
         _judge_plan(tally, instance, found)
     return tally
@@ -129,7 +130,7 @@ def _one_replica_option() -> dict[str, Any]:
     return {"max_replicas": 1} if "max_replicas" in inspect.signature(plan).parameters else {}
 
 
-def _wider(found: PlanResult | None, instance: Instance, *, one_replica: bool) -> bool:
+def _wider(found: PlanResult | None, *, one_replica: bool) -> bool:
     """Whether the plan lies outside of what was enumerated."""
     assert found is not None
     stages = [stage for pipeline in found.plan.pipelines for stage in pipeline.stages]
@@ -175,7 +176,7 @@ def _judge_memory(tally: Tally, instance: Instance, made: Plan) -> None:
     job, cluster = instance.job, instance.cluster
     assert made.prediction is not None
     predicted = dict(made.prediction.memory_bytes)
-    for device, used in recount.device_bytes(made, job).items():
+    for device, used in recount.device_bytes(made, job, cluster).items():
         room = recount.room_bytes(cluster, device.rsplit(":", 1)[0])
         if used > room * (1 + STRICT):
             tally.fail(f"{device} needs {used:.6g} bytes of {room:.6g}{_shown(made)}", instance)

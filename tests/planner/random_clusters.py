@@ -47,7 +47,7 @@ def log_uniform(rng: random.Random, least: float, most: float) -> float:
 def draw_small(seed: int, most_devices: int = 8) -> Instance:
     """At most `most_devices` devices and a small model."""
     rng = random.Random(f"small {most_devices} {seed}")
-    job = _job(rng, layers=rng.randint(1, 16), batch=rng.randint(1, 24), wide=False)
+    job = _job(rng, layers=rng.randint(1, 16), batch=rng.randint(1, 24), wide=rng.random() < 0.3)
     return Instance(kind="small", seed=seed, job=job, cluster=_cluster(rng, job, rng.randint(1, most_devices)))
 
 
@@ -65,7 +65,7 @@ def draw_tiny(seed: int, attempt: int, *, most_devices: int) -> Instance:
     again after an instance with too many plans keeps clusters of every size."""
     devices = random.Random(f"tiny devices {seed}").choice(_many_first(most_devices))
     rng = random.Random(f"tiny {most_devices} {seed} {attempt}")
-    job = _job(rng, layers=rng.choice(_many_first(6)), batch=rng.choice(_many_first(8)), wide=False)
+    job = _job(rng, layers=rng.choice(_many_first(6)), batch=rng.choice(_many_first(8)), wide=rng.random() < 0.4)
     job = _held(rng, job, devices)
     scattered = rng.random() < 0.5
     cluster = _cluster(
@@ -162,7 +162,8 @@ def _cluster(
 def _device(rng: random.Random, job: JobSpec, devices: int, *, known: bool) -> dict[str, float]:
     """Memory around an even share of what the model needs: sometimes it binds, sometimes it is ample or too little."""
     even = model_bytes(job) / devices
-    need = log_uniform(rng, 1, 12) * (even + ends_bytes(job) / 4)
+    factor = log_uniform(rng, 1.2, 3) if rng.random() < 0.7 else log_uniform(rng, 3, 12)
+    need = factor * (even + ends_bytes(job) / 3)
     if known:
         return {"memory_gib": max(1e-3, (need + CONTEXT_BYTES) / FREE_SHARE / GIB)} if rng.random() < 0.5 else {}
     figures = {"memory_gb_per_s": log_uniform(rng, 10, 2000), "efficiency": round(rng.uniform(0.2, 0.7), 2)}

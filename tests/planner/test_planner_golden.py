@@ -7,22 +7,25 @@ the same number of micro-batches; `plan()` need not, so that it may be better, n
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
 import recount
 
 from shoal_planner.cluster import GIB, ClusterSnapshot, parse_cluster
-from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.job import JobSpec, ModelSpec, parse_job
 from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
 from shoal_planner.profile import Profile, profile_from_mapping
 from shoal_planner.score import score
 from shoal_planner.search import plan
 
-HIDDEN, FFN, SEQ_LEN, LAYERS, BATCH = 2048, 8192, 1132, 24, 24
+HIDDEN, FFN, LAYERS, BATCH = 2048, 8192, 24, 24
 TIME_UNIT_S = 1e4  # so long that latencies and the optimizer do not show
 BLOCK_ELEMENTS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN + 2 * HIDDEN
 MEMORY_UNIT_BYTES = BLOCK_ELEMENTS * 18 / 4  # weights in two bytes, gradients in four, optimizer state in twelve
+MODEL = ModelSpec(layers=LAYERS, hidden=HIDDEN, heads=1, ffn=FFN, vocab=256)
+SEQ_LEN = int(MEMORY_UNIT_BYTES / 2 / recount.block_bytes(MODEL, "none", 1, 2, fused=True))
 # Beside state and what is in flight: two buffers of a block, a block at work, ends and borders; and what stays free.
 EXTRA_UNITS = 2 * 4 * 4 / 18 + 0.5 + 0.35
 
@@ -72,7 +75,6 @@ CASES = {
 
 
 def make_job() -> JobSpec:
-    model = {"layers": LAYERS, "hidden": HIDDEN, "heads": 1, "ffn": FFN, "vocab": 256}
     train = {
         "global_batch": BATCH,
         "seq_len": SEQ_LEN,
@@ -80,7 +82,7 @@ def make_job() -> JobSpec:
         "precision": "bf16",
         **{name: "none" for name in ("sharding", "recompute", "overlap")},
     }
-    return parse_job({"name": "golden", "model": model, "data": {"uri": "stdlib:"}, "train": train})
+    return parse_job({"name": "golden", "model": dataclasses.asdict(MODEL), "data": {"uri": "stdlib:"}, "train": train})
 
 
 def make_cluster(case: Case) -> ClusterSnapshot:
@@ -163,7 +165,7 @@ def test_memory_binds_as_the_cases_say() -> None:
         (d, pairs(1, ("slow", 4), ("slow", 3), ("fast", 9), ("fast", 8)), False),
         (d, pairs(1, ("fast", 8), ("fast", 8), ("slow", 4), ("slow", 4)), False),
     ):
-        used = recount.device_bytes(make_plan(shape), make_job())
         cluster = make_cluster(case)
+        used = recount.device_bytes(make_plan(shape), make_job(), cluster)
         over = [name for name, size in used.items() if size > recount.room_bytes(cluster, name.rsplit(":", 1)[0])]
         assert (not over) == fits, shape
