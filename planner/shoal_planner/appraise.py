@@ -81,20 +81,34 @@ class Appraiser:
         self._profile = profile
         self._seed = seed
         self._devices_left = most_devices
+        self._devices_kept = most_devices // 2
         self._ends_s = clock() + time_limit_s
+        self._half_s = clock() + time_limit_s / 2
         self._clock = clock
-        self._plans: dict[Counts, Plan | None] = {}
+        # What part of a fleet can train is asked without a limit that is meant for the whole.
+        self._part_job = dataclasses.replace(job, limits=dataclasses.replace(job.limits, min_devices=1))
+        self._plans: dict[tuple[JobSpec, Counts], Plan | None] = {}
         self._appraisals: dict[Counts, Appraisal | None] = {}
 
     def snapshot(self, counts: Counts) -> ClusterSnapshot:
         names = (offer.name for offer in self.market.offers)
         return self.market.snapshot(dict(zip(names, counts, strict=True)))
 
-    def plan(self, counts: Counts) -> Plan | None:
-        """The plan for exactly these nodes; None if none fits."""
-        if counts not in self._plans:
-            self._plans[counts] = self._find(counts)
-        return self._plans[counts]
+    def part(self, counts: Counts) -> Plan | None:
+        """The plan for exactly these nodes as a part of a fleet; None if none fits, or if what may be spent on parts is
+        spent: half of it all."""
+        if (self._part_job, counts) not in self._plans:
+            if self._clock() >= self._half_s:
+                self.truncated = True
+            if self.truncated or self._devices_left <= self._devices_kept:
+                return None
+        return self._plan(self._part_job, counts)
+
+    def _plan(self, job: JobSpec, counts: Counts) -> Plan | None:
+        key = (job, counts)
+        if key not in self._plans:
+            self._plans[key] = self._find(job, counts)
+        return self._plans[key]
 
     def over(self, counts: Counts) -> bool:
         """Whether no more will be learned of this fleet than is known. Of one fleet at least something is."""
@@ -108,7 +122,7 @@ class Appraiser:
         if counts not in self._appraisals:
             if self.over(counts):
                 return None
-            found = self.plan(counts)
+            found = self._plan(self.job, counts)
             self._appraisals[counts] = None if found is None else self._appraisal(counts, found)
         return self._appraisals[counts]
 
@@ -116,13 +130,13 @@ class Appraiser:
         """All that were, in the order in which they were asked for."""
         return tuple(found for found in self._appraisals.values() if found is not None)
 
-    def _find(self, counts: Counts) -> Plan | None:
+    def _find(self, job: JobSpec, counts: Counts) -> Plan | None:
         snapshot = self.snapshot(counts)
         self.num_plans += 1
         self._devices_left -= snapshot.num_devices
         try:
             result = find_plan(
-                self.job,
+                job,
                 snapshot,
                 self._profile,
                 seed=self._seed,
@@ -147,8 +161,8 @@ class Appraiser:
 
     def _kept(self, found: Plan, snapshot: ClusterSnapshot) -> Appraisal | None:
         pools = {node.id: self._pool(node) for node in snapshot.nodes}
-        choice = choose_copies(found, self.job, snapshot, pools, figures=self.figures)
         try:
+            choice = choose_copies(found, self.job, snapshot, pools, figures=self.figures)
             scored = score(dataclasses.replace(found, copies=choice.best.copies), self.job, snapshot, self._profile)
         except (InvalidField, NoPlanFits):
             return None

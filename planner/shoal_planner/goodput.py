@@ -115,8 +115,8 @@ def expected_goodput(
 ) -> Goodput:
     """What a scored plan gets done if each state stands on so many other nodes; `pools` by node id.
 
-    Nodes that the plan leaves unused count neither as lost nor as keepers of copies. Raises InvalidField if a node has
-    no pool, or there are too few nodes for the copies.
+    Nodes that the plan leaves unused keep copies for others; their own losses interrupt nothing. Raises InvalidField if
+    a node has no pool, or there are too few nodes for the copies.
     """
     return _Fleet(plan, job, snapshot, pools, figures).goodput(copies)
 
@@ -158,19 +158,19 @@ class _Fleet:
         self.job = job
         self.figures = figures
         self.held: StateHeld = state_held(plan, job)
-        used = {node_id for node_id, _ in self.held.owned}
-        self.nodes: tuple[Node, ...] = tuple(node for node in snapshot.nodes if node.id in used)
+        self.nodes: tuple[Node, ...] = snapshot.nodes
         for node in self.nodes:
             if node.id not in pools:
                 raise InvalidField("pools", sorted(pools), f"must say to which pool {node.id} belongs")
         self.pools = pools
-        self.owned = dict(self.held.owned)
-        self.by_pool: Counter[str] = Counter(pools[node.id].pool for node in self.nodes)
+        self.owned: dict[str, float] = {node.id: 0.0 for node in self.nodes} | dict(self.held.owned)
+        self.users = tuple(node for node in self.nodes if self.owned[node.id])
+        self.by_pool: Counter[str] = Counter(pools[node.id].pool for node in self.users)
         self.rates = {pools[node.id].pool: pools[node.id].rate for node in self.nodes}
 
     def goodput(self, copies: int) -> Goodput:
         if copies >= len(self.nodes):
-            problem = f"each copy needs another node, and the plan uses {len(self.nodes)}"
+            problem = f"each copy needs another node, and there are {len(self.nodes)}"
             raise InvalidField("copies", copies, problem)
         keep_s = self._keep_s(copies)
         terms = self.prediction.terms
@@ -227,8 +227,8 @@ class _Fleet:
     def _capacity(self) -> float:
         """The share of the nodes that is there, those that await a replacement left out."""
         wait_h = self.figures.replacement_s / HOUR_S
-        present = (1 / (1 + self.pools[node.id].rate.per_node_h * wait_h) for node in self.nodes)
-        return sum(present) / len(self.nodes)
+        present = (1 / (1 + self.pools[node.id].rate.per_node_h * wait_h) for node in self.users)
+        return sum(present) / len(self.users)
 
     def _rollbacks_per_h(self, copies: int, window_s: float) -> float:
         """Losses of a node's state and of all its copies: in one shock of their pool, or one after the other before
@@ -236,6 +236,7 @@ class _Fleet:
         groups = {
             frozenset((node_id, *others)) | self.held.sharers(node_id)
             for node_id, others in backups(self.nodes, copies).items()
+            if self.owned[node_id]
         }
         together: defaultdict[str, list[int]] = defaultdict(list)
         apart_per_h = 0.0
@@ -262,7 +263,7 @@ class _Fleet:
         whole_bytes = sum(self.owned.values()) * OPTIMIZER_BYTES
         restart_s = self.figures.fixed_s
         if checkpoint.uri is not None:
-            restart_s += whole_bytes / len(self.nodes) / self.figures.store_bytes_per_s
+            restart_s += whole_bytes / len(self.users) / self.figures.store_bytes_per_s
         return interval_s * steps_per_s(interval_s, rollbacks_per_h / HOUR_S, restart_s, 0.0)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal_planner.appraise import Appraisal, Appraiser, Counts
+from shoal_planner.cluster import MAX_NODES
 from shoal_planner.knapsack import USD, Template, compose
 from shoal_planner.rent_templates import Offered
 
@@ -18,6 +19,9 @@ from shoal_planner.rent_templates import Offered
 MOST_MOVES = 8
 # Fleets for a part of the budget, where the price per token counts and not the last dollar's worth of speed.
 BUDGET_PARTS = (1.0, 0.6, 0.35, 0.2)
+# Fleets of a single offer that are appraised, the most powerful first; so many of them before any mix.
+MOST_SINGLES = 8
+FIRST_SINGLES = 3
 # A fleet meant to be done in time is chosen with this much more speed than the sum of its templates says.
 DEADLINE_MARGIN = 1.15
 
@@ -62,7 +66,7 @@ class _Purse:
 
     def allows(self, counts: Counts) -> bool:
         within = all(0 <= count <= most for count, most in zip(counts, self.most, strict=True))
-        return within and any(counts) and self.left(counts) >= 0
+        return within and 0 < sum(counts) <= MAX_NODES and self.left(counts) >= 0
 
     def filled(self, counts: Counts, power: tuple[float, ...], part: float = 1.0) -> Counts:
         """With more nodes for what is left, the best value for money first."""
@@ -91,16 +95,17 @@ def _proposals(appraiser: Appraiser, offered: Offered, wish: Wish, purse: _Purse
         yield wish.held
         yield purse.filled(wish.held, offered.power)
         yield from _composed(offered, wish, purse, wish.held, 1.0)
-    # Plans for equal nodes are found in no time, so whatever is cut short, these are there to compare with.
+    # Plans for equal nodes are found in no time, so whatever is cut short, the best of these is there to compare with.
     kinds = sorted(range(len(none)), key=lambda kind: (-offered.power[kind] * wish.most[kind], kind))
-    for kind in kinds:
-        yield tuple(wish.most[kind] if other == kind else 0 for other in range(len(none)))
+    singles = [tuple(wish.most[kind] if other == kind else 0 for other in range(len(none))) for kind in kinds]
+    yield from singles[:FIRST_SINGLES]
     if wish.objective == "cost":
         yield from _cheap(appraiser, offered, wish)
     parts = BUDGET_PARTS if wish.objective == "cost" else (1.0,)
     for part in parts:
         yield from _composed(offered, wish, purse, none, part)
     yield purse.filled(none, offered.power)
+    yield from singles[FIRST_SINGLES:MOST_SINGLES]
     if wish.survive:
         yield from _two_halves(offered, purse, kinds)
 

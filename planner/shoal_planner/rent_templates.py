@@ -36,7 +36,10 @@ class Offered:
 
 def find_templates(appraiser: Appraiser, most: Counts) -> Offered:
     """`most` is how many nodes of each offer can be had and paid for at all."""
-    smallest = tuple(_smallest(appraiser, kind, most) for kind in range(len(most)))
+    # The best value for money first: on a market of many offers not all can be asked about.
+    kinds = sorted(range(len(most)), key=lambda kind: (-_peak(appraiser, kind) / _price_of(appraiser, kind), kind))
+    asked = {kind: _smallest(appraiser, kind, most) for kind in kinds}
+    smallest = tuple(asked[kind] for kind in range(len(most)))
     fleets = [_single(len(most), kind, count) for kind, count in enumerate(smallest) if count is not None]
     fleets += [
         _single(len(most), kind, count + 1)
@@ -59,6 +62,10 @@ def _single(kinds: int, kind: int, count: int) -> Counts:
     return tuple(count if other == kind else 0 for other in range(kinds))
 
 
+def _price_of(appraiser: Appraiser, kind: int) -> float:
+    return appraiser.market.offers[kind].price_per_hour
+
+
 def _price(appraiser: Appraiser, counts: Counts) -> float:
     return sum(offer.price_per_hour * count for offer, count in zip(appraiser.market.offers, counts, strict=True))
 
@@ -69,13 +76,13 @@ def _smallest(appraiser: Appraiser, kind: int, most: Counts) -> int | None:
     if limit < 1:
         return None
     below, count = 0, 1
-    while appraiser.plan(_single(len(most), kind, count)) is None:
+    while appraiser.part(_single(len(most), kind, count)) is None:
         if count == limit:
             return None
         below, count = count, min(2 * count, limit)
     while count - below > 1:
         middle = (below + count) // 2
-        if appraiser.plan(_single(len(most), kind, middle)) is None:
+        if appraiser.part(_single(len(most), kind, middle)) is None:
             below = middle
         else:
             count = middle
@@ -119,7 +126,7 @@ def _peak(appraiser: Appraiser, kind: int) -> float:
 
 def _template(appraiser: Appraiser, counts: Counts) -> Template | None:
     """With what interruptions of its own nodes leave of what it trains."""
-    found = appraiser.plan(counts)
+    found = appraiser.part(counts)
     if found is None or found.prediction is None:
         return None
     offers = appraiser.market.offers

@@ -167,7 +167,7 @@ def test_state_that_the_plan_holds_everywhere_needs_no_copies() -> None:
 def test_a_number_that_the_job_states_is_the_only_one() -> None:
     choice = chosen(rent_job(copies=2), cluster(), SINGLY)
     assert [option.copies for option in choice.options] == [2]
-    with pytest.raises(InvalidField, match="copies = 4: each copy needs another node, and the plan uses 4"):
+    with pytest.raises(InvalidField, match="copies = 4: each copy needs another node, and there are 4"):
         chosen(rent_job(copies=4), cluster(), SINGLY)
 
 
@@ -201,3 +201,15 @@ def test_a_node_without_a_pool_is_named() -> None:
         expected_goodput(data_parallel(job, snapshot), job, snapshot, known, copies=0)
     with pytest.raises(InvalidField, match="fixed_s = -1"):
         RecoveryFigures(fixed_s=-1)
+
+
+def test_an_idle_node_keeps_copies_and_its_loss_interrupts_nothing() -> None:
+    job, snapshot = rent_job(batch=252), cluster()
+    three = snapshot.without(["a-3"])
+    plan = data_parallel(job, three)
+    with_idle, without = (
+        expected_goodput(plan, job, nodes, pools(nodes, SINGLY), copies=2) for nodes in (snapshot, three)
+    )
+    assert with_idle.interruptions_per_h == without.interruptions_per_h == pytest.approx(0.6)
+    assert with_idle.rollbacks_per_h > 0
+    assert expected_goodput(plan, job, snapshot, pools(snapshot, SINGLY), copies=3).copies == 3

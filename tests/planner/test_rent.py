@@ -3,6 +3,7 @@ change."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -174,18 +175,35 @@ def test_a_budget_that_buys_too_little_says_what_is_lacking() -> None:
 
 
 def test_only_allowed_devices_are_rented() -> None:
-    job = JOB
-    limited = type(job)(
-        name=job.name,
-        model=job.model,
-        data=job.data,
-        train=job.train,
-        limits=type(job.limits)(device_types=("L40",)),
-        checkpoint=job.checkpoint,
-    )
+    limited = dataclasses.replace(JOB, limits=dataclasses.replace(JOB.limits, device_types=("L40",)))
     assert set(rent(limited, market(SMALL), 6, clock=no_clock).counts()) == {"l40"}
     with pytest.raises(InvalidField, match=r"limits\.device_types"):
         rent(limited, market((4, 4, 0, 0, 0, 0)), 6)
+
+
+def test_limits_of_the_job_hold_for_the_fleet_and_not_for_its_parts() -> None:
+    job = rent_job(batch=64, copies=2)
+    many = dataclasses.replace(job, limits=dataclasses.replace(job.limits, min_devices=4))
+    result = rent(many, market(SMALL, spot=True), 6, objective="cost", clock=no_clock)
+    assert sum(result.counts().values()) >= 4
+    assert result.best.plan.copies == 2
+    with pytest.raises(NoPlanFits, match=r"limits\.min_devices is 4"):
+        rent(many, market(SMALL, spot=True), 1.7, clock=no_clock)
+
+
+def test_a_market_of_many_large_nodes_is_no_matter_of_minutes() -> None:
+    """As many devices are planned for as for any other market: large fleets are few, and one at least is appraised."""
+    offers = parse_market(
+        {
+            "offers": [
+                offer(device, 60, devices=8, price_per_hour=8 * price, host_memory_gib=2048, inter_gbit_per_s=FAST)
+                for device, price in PRICES.items()
+            ]
+        }
+    )
+    result = rent(rent_job(), offers, 300, time_limit_s=5)
+    assert_within(result, offers, 300)
+    assert result.num_plans < 60 and result.search_s < 20
 
 
 def test_a_clock_that_runs_out_cuts_the_search_short_and_says_so() -> None:
