@@ -207,5 +207,11 @@ def _members(part: Segment, costs: CostModel) -> frozenset[tuple[str, int]]:
 
 def vote_s(costs: CostModel, nodes: Iterable[str]) -> float:
     """Everybody tells everybody, there and back."""
-    one_of_a_kind = {costs.kind(node_id): node_id for node_id in nodes}.values()
-    return 2 * max(costs.link(here, there).latency_s for here in one_of_a_kind for there in one_of_a_kind)
+    some: dict[int, set[str]] = defaultdict(set)
+    for node_id in nodes:
+        if len(some[costs.kind(node_id)]) < 2:  # two of a kind stand for all links among them
+            some[costs.kind(node_id)].add(node_id)
+    named = [node_id for found in some.values() for node_id in sorted(found)]
+    if len(named) == 1:
+        return 2 * costs.link(named[0], named[0]).latency_s
+    return 2 * max(costs.link(here, there).latency_s for here, there in itertools.combinations(named, 2))
