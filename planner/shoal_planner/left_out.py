@@ -7,13 +7,13 @@ pipeline of its own, or only state. Each is scored as any plan is; there is no s
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
 from shoal_planner.cluster import DeviceRef
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.explain import describe
 from shoal_planner.explanation import LeftOut, prediction_of
 from shoal_planner.kinds import kinds, nodes_by_id
 from shoal_planner.plan import Override, Pipeline, Plan, Replica, Stage
@@ -44,44 +44,45 @@ def _left_out(plan: Plan, costs: CostModel, device_type: str, refs: list[DeviceR
         return LeftOut(device_type=device_type, devices=names, reason=reason)
     if not tried:
         return LeftOut(device_type=device_type, devices=names, reason="no plan with them was better")
-    best, refusal = _best(plan, costs, refs[0])
+    best, how, refusal = _best(plan, costs, refs[0])
     if best is None:
         reason = f"no way to give {refs[0]} a part of the work fits: {refusal}"
         return LeftOut(device_type=device_type, devices=names, reason=reason, problem=refusal)
     step_s = prediction_of(best).step_s
     behind = step_s / prediction_of(plan).step_s - 1
-    how = f"takes {abs(behind):.1%} {'longer' if behind > 0 else 'less'}" if abs(behind) >= _AS_GOOD else "is no faster"
-    reason = f"the best way to give {refs[0]} a part of the work, {describe(best, costs.snapshot)}, {how}"
+    takes = (
+        f"takes {abs(behind):.1%} {'longer' if behind > 0 else 'less'}" if abs(behind) >= _AS_GOOD else "is no faster"
+    )
+    reason = f"the best part of the work for {refs[0]}, {how}, {takes}"
     return LeftOut(device_type=device_type, devices=names, reason=reason, step_s=step_s, behind=behind)
 
 
-def _best(plan: Plan, costs: CostModel, device: DeviceRef) -> tuple[Plan | None, str]:
-    """The fastest variant that fits, or why none does."""
+def _best(plan: Plan, costs: CostModel, device: DeviceRef) -> tuple[Plan | None, str, str]:
+    """The fastest variant that fits, its part in words, or why none does."""
     best: Plan | None = None
-    refusal = "the plan has no work that could be divided further"
-    for number, variant in enumerate(variants(plan, costs, device)):
-        if number == _MAX_VARIANTS:
-            break
+    best_how, refusal = "", "the plan has no work that could be divided further"
+    for how, variant in itertools.islice(variants(plan, costs, device), _MAX_VARIANTS):
         try:
             scored = score_with(variant, costs)
         except (InvalidField, NoPlanFits) as error:
             refusal = str(error)
             continue
         if best is None or prediction_of(scored).step_s < prediction_of(best).step_s:
-            best = scored
-    return best, refusal
+            best, best_how = scored, how
+    return best, best_how, refusal
 
 
-def variants(plan: Plan, costs: CostModel, device: DeviceRef) -> Iterator[Plan]:
-    """Plans in which this device takes part too, and everything else stays as it is as far as it can."""
+def variants(plan: Plan, costs: CostModel, device: DeviceRef) -> Iterator[tuple[str, Plan]]:
+    """Plans in which this device takes part too, with its part in words; all else stays as it is as far as it can."""
     mine = Replica(node=device.node, devices=(device.index,))
     for kind in kinds(plan, nodes_by_id(costs.snapshot))[:_MAX_KINDS]:
         number = kind.pipelines[0]
-        for changed in (*_as_stage(kind.first, mine), *_as_replica(kind.first, mine)):
-            yield _with(plan, number, changed)
+        for how, changed in (*_as_stage(kind.first, mine), *_as_replica(kind.first, mine)):
+            yield f"{how} of pipeline {number}", _with(plan, number, changed)
         if kind.first.micro_batches > 1:
             fewer = dataclasses.replace(kind.first, micro_batches=kind.first.micro_batches - 1)
-            yield _with(plan, number, fewer, _alone(plan, mine, kind.first.micro_batch))
+            how = f"a pipeline of its own with one micro-batch of pipeline {number}"
+            yield how, _with(plan, number, fewer, _alone(plan, mine, kind.first.micro_batch))
 
 
 def _with(plan: Plan, number: int, *pipelines: Pipeline) -> Plan:
@@ -96,34 +97,34 @@ def _alone(plan: Plan, mine: Replica, samples: int) -> Pipeline:
     return Pipeline(micro_batch=1, micro_batches=samples, stages=(stage,))
 
 
-def _as_stage(pipeline: Pipeline, mine: Replica) -> Iterator[Pipeline]:
+def _as_stage(pipeline: Pipeline, mine: Replica) -> Iterator[tuple[str, Pipeline]]:
     """In each place, with one layer of the stage after it; at the end, with the last layer and the head."""
     stages, mine = pipeline.stages, dataclasses.replace(mine, samples=pipeline.micro_batch)
     for place, stage in enumerate(stages):
         alone = place == len(stages) - 1  # the last stage may be left with the head
         if stage.last - stage.first >= (1 if alone else 2):
             made = Stage(layers=((stage.first, stage.first + 1),), replicas=(mine,), recompute=stage.recompute)
-            yield _staged(
-                pipeline, (*stages[:place], made, _cut(stage, stage.first + 1, stage.last), *stages[place + 1 :])
-            )
+            changed = (*stages[:place], made, _cut(stage, stage.first + 1, stage.last), *stages[place + 1 :])
+            yield f"a stage of its own before stage {place}", _staged(pipeline, changed)
     last = stages[-1]
     if last.last - last.first >= 2:
         made = Stage(layers=((last.last - 1, last.last),), replicas=(mine,), recompute=last.recompute)
-        yield _staged(pipeline, (*stages[:-1], _cut(last, last.first, last.last - 1), made))
+        yield "a last stage of its own", _staged(pipeline, (*stages[:-1], _cut(last, last.first, last.last - 1), made))
 
 
-def _as_replica(pipeline: Pipeline, mine: Replica) -> Iterator[Pipeline]:
+def _as_replica(pipeline: Pipeline, mine: Replica) -> Iterator[tuple[str, Pipeline]]:
     """In each stage, with one sample of the replica that has most, or with a share of the state alone."""
     for place, stage in enumerate(pipeline.stages):
         most = max(range(len(stage.replicas)), key=lambda r: stage.replicas[r].samples)
         giver = stage.replicas[most]
-        made = [(*stage.replicas, dataclasses.replace(mine, samples=0))]
+        made = [(f"state alone in stage {place}", (*stage.replicas, dataclasses.replace(mine, samples=0)))]
         if giver.samples > 1:
             rest = dataclasses.replace(giver, samples=giver.samples - 1)
-            made.append((*stage.replicas[:most], rest, *stage.replicas[most + 1 :], mine))
-        for replicas in made:
+            shared = (*stage.replicas[:most], rest, *stage.replicas[most + 1 :], mine)
+            made.append((f"one sample of each micro-batch in stage {place}", shared))
+        for how, replicas in made:
             changed = dataclasses.replace(stage, replicas=replicas)
-            yield _staged(pipeline, (*pipeline.stages[:place], changed, *pipeline.stages[place + 1 :]))
+            yield how, _staged(pipeline, (*pipeline.stages[:place], changed, *pipeline.stages[place + 1 :]))
 
 
 def _staged(pipeline: Pipeline, stages: tuple[Stage, ...]) -> Pipeline:

@@ -127,8 +127,9 @@ def _marginal(plan: Plan, asker: Asker, like: str, node: Node) -> Marginal:
         best = asker.plan(snapshot)
     except NoPlanFits:  # cut short by its time limit: the plan that there is still fits
         best = plan
-    if prediction_of(best).tokens_per_s <= now.tokens_per_s:
-        best = plan
+    used = any(place.device.node == node.id for place in best.places())
+    if not used or prediction_of(best).tokens_per_s <= now.tokens_per_s:
+        best, used = plan, False
     then = prediction_of(best)
     return Marginal(
         adds="device" if node.devices == 1 else "node",
@@ -139,6 +140,6 @@ def _marginal(plan: Plan, asker: Asker, like: str, node: Node) -> Marginal:
         tokens_per_s=then.tokens_per_s,
         gain=then.tokens_per_s / now.tokens_per_s - 1,
         price_per_million_tokens=then.price_per_million_tokens,
-        used=any(place.device.node == node.id for place in best.places()),
+        used=used,
         plan=describe(best, snapshot),
     )

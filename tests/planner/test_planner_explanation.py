@@ -157,7 +157,8 @@ def test_variants_give_one_more_device_a_part_and_keep_the_rest() -> None:
     )
     given = Plan(pipelines=(Pipeline(micro_batch=4, micro_batches=2, stages=stages),))
     added = DeviceRef(node="small-0", index=1)
-    found = tuple(variants(given, costs_of(), added))
+    named = tuple(variants(given, costs_of(), added))
+    found = [variant for _, variant in named]
     for variant in found:
         check_plan(variant, JOB)
         assert variant.devices() == given.devices() | {added}
@@ -171,6 +172,12 @@ def test_variants_give_one_more_device_a_part_and_keep_the_rest() -> None:
     assert cut.overrides == (Override(layers=(1, 2), recompute="full"),)
     samples = [tuple(replica.samples for replica in variant.pipelines[0].stages[0].replicas) for variant in found]
     assert (2, 1, 1) in samples and (3, 1, 0) in samples
+    assert {how for how, _ in named} >= {
+        "a stage of its own before stage 0 of pipeline 0",
+        "one sample of each micro-batch in stage 1 of pipeline 0",
+        "state alone in stage 0 of pipeline 0",
+        "a pipeline of its own with one micro-batch of pipeline 0",
+    }
     scored = score_with(given, costs_of())
     (entry,) = left_out(scored, costs_of())
     assert entry.devices == ("small-0:1",) and entry.step_s is not None
