@@ -1,0 +1,87 @@
+"""Random plans of any shape for a job on a cluster: no search would make most of them, and the model must be right on
+all of them. Owns the drawing alone; a plan may need more memory than there is."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+
+from oracle import num_copies
+from random_clusters import Instance
+
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.job import JobSpec
+from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Sharding, Stage
+
+RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
+Cell = tuple[str, tuple[int, ...]]  # a replica: its node and devices
+
+
+def random_plan(rng: random.Random, instance: Instance) -> Plan:
+    """Some of the devices in some pipelines; each deals the batch as it likes."""
+    job, cluster = instance.job, instance.cluster
+    cells = _cells(rng, job, cluster)
+    used = rng.sample(cells, rng.randint(1, len(cells)))
+    num_pipelines = rng.randint(1, min(len(used), job.train.global_batch))
+    pieces: dict[int, list[Cell]] = defaultdict(list)
+    for index, cell in enumerate(used):
+        pieces[index if index < num_pipelines else rng.randrange(num_pipelines)].append(cell)
+    counts = _deal(rng, job.train.global_batch, num_pipelines, least=1)
+    return Plan(
+        pipelines=tuple(_pipeline(rng, job, pieces[index], count) for index, count in enumerate(counts)),
+        copies=num_copies(job, cluster),
+        sharding=Sharding(optimizer=rng.choice(("none", "cluster"))),
+    )
+
+
+def _cells(rng: random.Random, job: JobSpec, cluster: ClusterSnapshot) -> list[Cell]:
+    """All devices, in groups of legal degrees."""
+    found: list[Cell] = []
+    heads = math.gcd(job.model.heads, job.model.num_kv_heads)
+    for node in cluster.nodes:
+        free = rng.sample(range(node.devices), node.devices)
+        while free:
+            legal = [
+                tp for tp in range(1, len(free) + 1) if not job.model.heads % tp and not job.model.num_kv_heads % tp
+            ]
+            tp = rng.choice(legal)
+            found.append((node.id, tuple(sorted(free[:tp]))))
+            free = free[tp:]
+    return found
+
+
+def _pipeline(rng: random.Random, job: JobSpec, cells: list[Cell], samples: int) -> Pipeline:
+    sizes = [size for size in range(1, samples + 1) if samples % size == 0]
+    micro_batch = rng.choice(sizes)
+    depth = min(rng.randint(1, len(cells)), job.model.layers + 2)
+    stages: list[list[Cell]] = [[cell] for cell in cells[:depth]]
+    for cell in cells[depth:]:
+        chosen = rng.choice(stages)
+        if len(chosen) < micro_batch:  # else this device stays idle: every replica runs a sample at least
+            chosen.append(cell)
+    made, first = [], 0
+    for here, count in zip(stages, _layers(rng, job.model.layers, depth), strict=True):
+        shares = _deal(rng, micro_batch, len(here), least=1)
+        replicas = tuple(
+            Replica(node=node, devices=devices, tp=len(devices), samples=share)
+            for (node, devices), share in zip(here, shares, strict=True)
+        )
+        recompute = rng.choice(RECOMPUTATIONS) if job.train.recompute == "auto" else "none"
+        made.append(Stage(layers=((first, first + count),), replicas=replicas, recompute=recompute))
+        first += count
+    return Pipeline(micro_batch=micro_batch, micro_batches=samples // micro_batch, stages=tuple(made))
+
+
+def _layers(rng: random.Random, layers: int, depth: int) -> list[int]:
+    """The first and the last of several stages may hold no block."""
+    if depth == 1:
+        return [layers]
+    counts = _deal(rng, layers - max(0, depth - 2), depth, least=0)
+    return [count + (0 < index < depth - 1) for index, count in enumerate(counts)]
+
+
+def _deal(rng: random.Random, total: int, parts: int, *, least: int) -> list[int]:
+    """`total` in so many parts of `least` at least."""
+    marks = sorted(rng.randint(0, total - least * parts) for _ in range(parts - 1))
+    return [b - a + least for a, b in zip([0, *marks], [*marks, total - least * parts], strict=True)]
