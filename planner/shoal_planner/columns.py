@@ -60,6 +60,7 @@ class Columns:
         self.sync_s: Floats = np.zeros(0)
         self.size: Floats = np.zeros(0)
         self._known: set[Template] = set()
+        self._grown: set[Template] = set()
         self._figures: dict[int, tuple[Figures, Floats]] = {}
         places_of = {kind.number: place for place, kind in enumerate(kinds)}
         self._width = np.zeros((len(options) + 1, len(kinds)))  # the last row is for -1: no stage
@@ -156,9 +157,9 @@ class Columns:
             values = self.values(time_s)
             _, fractions, worths = worth(values, self.needs, self.stock)
             loss = (self.needs @ worths - values) / np.maximum(self.needs @ worths, 1e-12)
-            used = np.flatnonzero(fractions > 1e-9)
-            near = np.argsort(loss, kind="stable")[:num_looked_at]
-            grown = [self.templates[row] for row in sorted({*map(int, used), *map(int, near)})]
+            grown = self._unseen(np.where(fractions > 1e-9, -1.0, loss), num_looked_at, _HOPELESS_LOSS)
+            if not grown:
+                break
             if len(loss) > _CROWD:
                 self._keep(np.flatnonzero((loss < _HOPELESS_LOSS) | (fractions > 1e-9)))
             before = self.num_priced
@@ -168,6 +169,17 @@ class Columns:
                 num_looked_at *= 2
             time_s = min(time_s, better_s)
         return time_s
+
+    def _unseen(self, loss: Floats, count: int, most: float) -> list[Template]:
+        """Of the templates that lose no more than this, the best whose neighbours were not looked at before."""
+        found: list[Template] = []
+        for row in np.argsort(loss, kind="stable"):
+            if len(found) == count or loss[row] > most:
+                break
+            if self.templates[row] not in self._grown:
+                found.append(self.templates[row])
+        self._grown.update(found)
+        return found
 
     def _keep(self, rows: Ints) -> None:
         self.templates = [self.templates[row] for row in rows]
@@ -198,8 +210,7 @@ class Columns:
             if not len(seconds) or not seconds.min() < best * 0.999:
                 break
             best = float(seconds.min())
-            best_rows = np.argsort(seconds, kind="stable")[: 2 * _GROWN_FROM]
-            self._add_neighbours([self.templates[row] for row in best_rows])
+            self._add_neighbours(self._unseen(seconds / best - 1, 2 * _GROWN_FROM, _HOPELESS_LOSS))
 
     def _add_neighbours(self, templates: list[Template]) -> None:
         new: list[Template] = []

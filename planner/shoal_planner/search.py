@@ -39,6 +39,8 @@ _PACKINGS, _ALONE = 3, 6  # drafts made of each
 _NEAR = 1.02  # what cannot come nearer to the best so far is not packed
 _FINALISTS = 5  # drafts that are scored, of each round
 _SLICES = (1, 2, 4, 8)
+# Sets of nodes on ever faster links that are looked at, and how much faster.
+_MOST_REACHES, _MUCH_FASTER = 3, 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +226,9 @@ def _reachable(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[tuple[Kind
     """Sets of kinds whose nodes reach each other at some rate at least, all first."""
     rates = sorted({_rate(one, other, costs) for one, other in itertools.combinations_with_replacement(kinds, 2)})
     seen: set[tuple[int, ...]] = set()
-    for rate in rates:
+    for slower, rate in zip([0.0, *rates], rates, strict=False):
+        if len(seen) == _MOST_REACHES or rate < slower * _MUCH_FASTER:
+            continue
         left = list(kinds)
         while left:
             slow = [sum(_rate(kind, other, costs) < rate for other in left) for kind in left]
