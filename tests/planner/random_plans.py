@@ -42,10 +42,7 @@ def _cells(rng: random.Random, job: JobSpec, cluster: ClusterSnapshot) -> list[C
     for node in cluster.nodes:
         free = rng.sample(range(node.devices), node.devices)
         while free:
-            legal = [
-                tp for tp in range(1, len(free) + 1) if not job.model.heads % tp and not job.model.num_kv_heads % tp
-            ]
-            tp = rng.choice(legal)
+            tp = rng.choice([tp for tp in range(1, len(free) + 1) if heads % tp == 0])
             found.append((node.id, tuple(sorted(free[:tp]))))
             free = free[tp:]
     return found
