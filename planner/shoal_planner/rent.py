@@ -25,7 +25,7 @@ from shoal_planner.rent_templates import Offered, find_templates
 
 Objective = Literal["throughput", "cost"]
 # Devices planned for while fleets are compared: what makes an answer a matter of seconds.
-MOST_DEVICES = 900
+MOST_DEVICES = 1200
 TIME_LIMIT_S = 8.0
 # A fleet that keeps more of the nodes already rented may be this much worse: changing them costs a pause each.
 KEEP_SHARE = 0.02

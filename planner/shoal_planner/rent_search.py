@@ -5,6 +5,7 @@ Owns the order in which fleets are tried. Does not own what they are worth (`app
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ BUDGET_PARTS = (1.0, 0.6, 0.35, 0.2)
 # Fleets of a single offer that are appraised, the most powerful first; so many of them before any mix.
 MOST_SINGLES = 8
 FIRST_SINGLES = 3
+# Of so many of them, each two are appraised together.
+MOST_PAIRED = 3
 # A fleet meant to be done in time is chosen with this much more speed than the sum of its templates says.
 DEADLINE_MARGIN = 1.15
 
@@ -153,12 +156,30 @@ def improve(appraiser: Appraiser, offered: Offered, wish: Wish) -> None:
     """Exchanges nodes of the best fleet as long as one of the most promising exchanges makes it better; and where nodes
     are rented already, of the best one that keeps them all."""
     purse = _Purse(appraiser, wish)
+    for counts in _pairs(appraiser, offered, wish, purse):
+        if not appraiser.over(counts):
+            appraiser.appraise(counts)
     floors = [tuple(0 for _ in wish.most)]
     if any(wish.held):
         floors.append(wish.held)
     for floor in floors:
         while _improved(appraiser, offered, wish, purse, floor):
             pass
+
+
+def _pairs(appraiser: Appraiser, offered: Offered, wish: Wish, purse: _Purse) -> list[Counts]:
+    """All that can be had of one of the offers that are best alone, and of another one for the rest: few kinds waste
+    less than many, which the sum of templates does not see."""
+    alone = [appraisal for appraisal in appraiser.appraised() if sum(map(bool, appraisal.counts)) == 1]
+    alone.sort(key=lambda appraisal: (*wish.order(appraisal), appraisal.counts))
+    kinds = list(dict.fromkeys(max(range(len(wish.most)), key=found.counts.__getitem__) for found in alone))
+    found = []
+    for first, second in itertools.permutations(kinds[:MOST_PAIRED], 2):
+        counts = tuple(most if kind == first else 0 for kind, most in enumerate(wish.most))
+        rest = min(wish.most[second], purse.left(counts) // purse.prices[second])
+        found.append(tuple(rest if kind == second else count for kind, count in enumerate(counts)))
+    found.sort(key=lambda counts: (-sum(map(float.__mul__, offered.power, map(float, counts))), counts))
+    return [counts for counts in dict.fromkeys(found) if purse.allows(counts)]
 
 
 def _improved(appraiser: Appraiser, offered: Offered, wish: Wish, purse: _Purse, floor: Counts) -> bool:

@@ -213,3 +213,8 @@ def test_an_idle_node_keeps_copies_and_its_loss_interrupts_nothing() -> None:
     assert with_idle.interruptions_per_h == without.interruptions_per_h == pytest.approx(0.6)
     assert with_idle.rollbacks_per_h > 0
     assert expected_goodput(plan, job, snapshot, pools(snapshot, SINGLY), copies=3).copies == 3
+
+
+def test_where_nodes_live_for_less_than_a_step_nothing_is_done() -> None:
+    choice = chosen(rent_job(), cluster(), PreemptionRate(single_per_h=1e6))
+    assert choice.best.tokens_per_s == 0 and choice.best.share == 0

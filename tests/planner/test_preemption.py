@@ -138,6 +138,15 @@ def test_a_long_history_speaks_for_itself() -> None:
     assert rate.single_per_h == pytest.approx(rate.per_node_h, rel=0.01)
 
 
+def test_shocks_that_a_pool_has_seen_are_its_own() -> None:
+    losses = ((2, 20), (10, 20)) * 40
+    rate = estimate(Observed(pool="pool", exposure_node_h=4800, losses=losses))
+    assert rate.per_node_h == pytest.approx(0.1, rel=0.03)
+    assert sum(weight for _, weight in rate.shares) == pytest.approx(1)
+    assert {round(share, 6) for share, _ in rate.shares} == {0.1, 0.5}
+    assert rate.single_per_h < 0.01 * rate.per_node_h
+
+
 def test_shocks_hit_fewer_moments_and_more_nodes() -> None:
     alone = PreemptionRate(single_per_h=0.1)
     shaken = PreemptionRate(single_per_h=0.0, shocks_per_h=0.2, shares=((0.5, 1.0),))

@@ -157,6 +157,24 @@ def test_a_model_that_takes_nodes_of_several_kinds() -> None:
     assert rent(job, offers, 5, clock=no_clock).counts() == {"a40": 1, "rtx4090": 1}
 
 
+def test_a_model_that_takes_an_odd_number_of_nodes() -> None:
+    offers = market((7, 0, 0, 0, 0, 0), spot=True, host_memory_gib=1024)
+    sizes = (rent_job(layers=layers, batch=8) for layers in range(24, 400, 8))
+    job = next(job for job in sizes if not fits(job, offers, {"rtx4090": 2}))
+    found = rent(job, offers, 5, objective="cost", clock=no_clock)
+    assert found.counts()["rtx4090"] >= 3
+    assert 3 in {other.counts[-1] for other in (found.best, *(other for _, other in found.alternatives))}
+
+
+def test_a_node_that_only_keeps_copies_is_rented_too() -> None:
+    """The network is too slow to train over, and the job asks for a copy of its state on another node."""
+    offers = market((0, 2, 0, 0, 0, 0), inter_gbit_per_s=0.01)
+    result = rent(rent_job(batch=8, copies=1), offers, 2, clock=no_clock)
+    assert result.counts() == {"a40": 2}
+    assert len({ref.node for ref in result.best.plan.devices()}) == 1
+    assert rent(rent_job(batch=8, copies=0), offers, 2, clock=no_clock).counts() == {"a40": 1}
+
+
 def test_a_budget_that_buys_nothing_names_the_cheapest_offer() -> None:
     with pytest.raises(InvalidField) as caught:
         rent(JOB, market(SMALL), 0.4)

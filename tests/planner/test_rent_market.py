@@ -9,7 +9,7 @@ from rent_ground import market, offer
 
 from shoal_planner.bill import Bill
 from shoal_planner.errors import InvalidField
-from shoal_planner.market import parse_market
+from shoal_planner.market import Market, parse_market
 
 
 def test_an_offer_is_a_node_of_a_cluster_file_with_a_price_and_a_number() -> None:
@@ -31,6 +31,12 @@ def test_an_offer_is_a_node_of_a_cluster_file_with_a_price_and_a_number() -> Non
     assert found.price_per_hour({"a40": 2}) == pytest.approx(1.1)
     with pytest.raises(KeyError):
         found.offer("t4")
+
+
+def test_two_offers_of_one_name() -> None:
+    one = market((1, 1, 0, 0, 0, 0)).offer("a40")
+    with pytest.raises(InvalidField, match="two offers have this name"):
+        Market(offers=(one, one))
 
 
 def changed(**fields: Any) -> dict[str, Any]:

@@ -80,6 +80,12 @@ def test_a_history_goes_before_what_is_usual(files: Path, capsys: pytest.Capture
     assert rates["rough.csv"]["interruptions_per_h"] > 0.5
 
 
+def test_a_search_that_is_cut_short_says_so(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = rent(files, capsys, "--budget", "2.2", "--time-limit", "0.001")
+    assert status == 0 and "expected:" in out
+    assert "the search was cut short" in err
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
