@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def answer(instance: Instance, time_limit_s: float, tick_s: float) -> PlanResult
 
 
 @pytest.mark.parametrize("draw", [draw_small, lambda seed: draw_large(seed, 9, 24)], ids=["small", "large"])
-def test_only_a_search_that_was_cut_short_may_answer_otherwise(draw) -> None:  # type: ignore[no-untyped-def]
+def test_only_a_search_that_was_cut_short_may_answer_otherwise(draw: Callable[[int], Instance]) -> None:
     """However early the clock runs out, an answer says truncated unless it is the plan of a whole search."""
     num_cut = 0
     for seed in SEEDS:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import campaign
 import oracle
@@ -45,7 +45,7 @@ def with_devices(made: Plan, names: dict[DeviceRef, DeviceRef]) -> Plan:
     )
 
 
-def with_stages(made: Plan, change) -> Plan:  # type: ignore[no-untyped-def]
+def with_stages(made: Plan, change: Callable[[Stage], Stage]) -> Plan:
     return dataclasses.replace(
         made,
         pipelines=tuple(
