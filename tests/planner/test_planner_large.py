@@ -12,7 +12,6 @@ from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
 from shoal_planner.job import JobSpec
-from shoal_planner.layouts import layouts
 from shoal_planner.memory import usable_bytes
 from shoal_planner.node_kinds import told_apart
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, check_plan
@@ -150,12 +149,6 @@ def test_a_large_search_that_runs_out_of_time_says_so() -> None:
 def test_a_large_cluster_without_room_is_told() -> None:
     with pytest.raises(NoPlanFits, match=r"needs .* on a-0, which has 120"):
         plan(make_job(hidden=1024), MEDIUM)
-
-
-def test_layouts_of_equal_nodes_come_in_one_order() -> None:
-    cluster = make_cluster(("a", "T4", 2, 2), memory_mib={})
-    found = list(layouts(cluster.nodes, (1, 2), frozenset(), {}))
-    assert sorted(sorted(unit.tp for unit in units) for units in found) == [[1, 1, 1, 1], [1, 1, 2], [2, 2]]
 
 
 def figures(*rates: float, latency_s: float = 1e-4) -> Profile:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
-from shoal_planner.deal import deal
 from shoal_planner.errors import NoPlanFits
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.search import plan
-from shoal_planner.split import MAX_BOUNDS, StageCost, pipeline_seconds, split_layers
 
 SMALL = parse_cluster(
     {"nodes": [{"name": name, "device": name, "devices": 2} for name in ("A100-80G", "V100-32G", "T4")]}
@@ -63,42 +58,3 @@ def test_a_search_that_finds_nothing_ends_and_says_that_it_was_cut_short() -> No
     ticks = itertools.count()
     with pytest.raises(NoPlanFits, match="none was found within 21 s, and the search is not over; needs"):
         plan(make_job(), tight, time_limit_s=1, clock=lambda: float(next(ticks)))
-
-
-def test_a_split_with_too_many_bounds_to_try_is_all_but_the_best() -> None:
-    num_layers = MAX_BOUNDS
-    stages = tuple(
-        StageCost(per_layer_s=seconds, capacity_bytes=1e9, layer_bytes=1.0, sync_per_layer_s=0.01)
-        for seconds in (1.0, 1.7, 0.6)
-    )
-    numbers = np.array([1, 7, 500])
-    found = split_layers(stages, num_layers, numbers)
-    assert (found.layers.sum(axis=1) == num_layers).all()
-    assert pipeline_seconds(stages, found.layers, numbers) == pytest.approx(found.seconds)
-    rate = sum(1 / stage.per_layer_s for stage in stages)
-    even = np.array([[round(num_layers / stage.per_layer_s / rate) for stage in stages]])
-    even[0, 0] += num_layers - even.sum()
-    assert found.seconds[2] <= 1.002 * pipeline_seconds(stages, even, numbers[2:])[0]
-
-
-@given(
-    st.lists(st.lists(st.sampled_from([1.0, 2.0, 3.0, np.inf]), min_size=7, max_size=7), min_size=1, max_size=3),
-    st.integers(1, 7),
-    st.booleans(),
-)
-def test_a_deal_is_what_trying_all_finds(rows: list[list[float]], samples: int, alike: bool) -> None:
-    tables = [np.array([np.inf, *row]) for row in rows]
-    tables = [tables[0]] * len(tables) if alike else tables
-    shares = itertools.product(range(1, 8), repeat=len(tables))
-    times = [
-        max(float(table[count]) for table, count in zip(tables, share, strict=True))
-        for share in shares
-        if sum(share) == samples
-    ]
-    best = min(times, default=np.inf)
-    found = deal(tuple(tables), samples)
-    if found is None:
-        assert best == np.inf
-        return
-    assert found[0] == best and sum(found[1]) == samples
-    assert max(float(table[count]) for table, count in zip(tables, found[1], strict=True)) <= best
