@@ -7,6 +7,7 @@ first or the last unit is.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ class Parameter:
         return rows * tp_rank // tp * stride, rows * (tp_rank + 1) // tp * stride
 
 
+@functools.lru_cache(maxsize=16)
 def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     """All parameters in the order of their units."""
     found = [

@@ -241,11 +241,12 @@ class Plan:
         lasts = {pipeline.stages[-1].last for pipeline in self.pipelines}
         if len(lasts) > 1:
             raise InvalidField("pipelines", sorted(lasts), "must all end at the same layer")
-        seen: set[DeviceRef] = set()
-        for place in self.places():
-            if place.device in seen:
-                raise InvalidField("pipelines", str(place.device), "uses this device twice")
-            seen.add(place.device)
+        seen: set[tuple[str, int]] = set()
+        for replica in self.replicas():
+            for index in replica.devices:
+                if (replica.node, index) in seen:
+                    raise InvalidField("pipelines", f"{replica.node}:{index}", "uses this device twice")
+                seen.add((replica.node, index))
 
     @property
     def num_layers(self) -> int:
@@ -261,6 +262,9 @@ class Plan:
         text = json.dumps(_structure(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    def replicas(self) -> Iterator[Replica]:
+        return (replica for pipeline in self.pipelines for stage in pipeline.stages for replica in stage.replicas)
+
     def places(self) -> Iterator[RankPlace]:
         counter = itertools.count()
         for p, pipeline in enumerate(self.pipelines):
@@ -272,7 +276,11 @@ class Plan:
                         )
 
     def devices(self) -> frozenset[DeviceRef]:
-        return frozenset(place.device for place in self.places())
+        return frozenset(ref for replica in self.replicas() for ref in replica.refs())
+
+    @property
+    def num_devices(self) -> int:
+        return sum(replica.tp for replica in self.replicas())
 
 
 def check_plan(plan: Plan, job: JobSpec) -> None:
@@ -283,16 +291,17 @@ def check_plan(plan: Plan, job: JobSpec) -> None:
         raise InvalidField(
             "pipelines", plan.global_batch, f"micro-batches must add up to global_batch ({job.train.global_batch})"
         )
-    for place in plan.places():
-        if job.model.heads % place.tp or job.model.num_kv_heads % place.tp:
+    for replica in plan.replicas():
+        if job.model.heads % replica.tp or job.model.num_kv_heads % replica.tp:
             raise InvalidField(
-                "tp", place.tp, f"must divide heads ({job.model.heads}) and kv_heads ({job.model.num_kv_heads})"
+                "tp", replica.tp, f"must divide heads ({job.model.heads}) and kv_heads ({job.model.num_kv_heads})"
             )
 
 
 def plan_to_mapping(plan: Plan) -> dict[str, object]:
     """The published form of a plan: plain JSON values."""
-    mapping = {"plan_id": plan.plan_id, "reason": plan.reason, **_structure(plan), "unused": list(plan.unused)}
+    structure: dict[str, object] = json.loads(json.dumps(_structure(plan)))  # tuples become lists
+    mapping = {"plan_id": plan.plan_id, "reason": plan.reason, **structure, "unused": list(plan.unused)}
     if plan.prediction is not None:
         predicted = dataclasses.asdict(plan.prediction)
         predicted["memory_bytes"] = dict(plan.prediction.memory_bytes)
@@ -301,14 +310,21 @@ def plan_to_mapping(plan: Plan) -> dict[str, object]:
 
 
 def _structure(plan: Plan) -> dict[str, object]:
-    structure = {
+    return {
         "schedule": plan.schedule,
         "copies": plan.copies,
-        "sharding": dataclasses.asdict(plan.sharding),
-        "pipelines": [dataclasses.asdict(pipeline) for pipeline in plan.pipelines],
+        "sharding": _plain(plan.sharding),
+        "pipelines": [_plain(pipeline) for pipeline in plan.pipelines],
     }
-    plain: dict[str, object] = json.loads(json.dumps(structure))  # tuples become lists
-    return plain
+
+
+def _plain(value: object) -> object:
+    """As `dataclasses.asdict`, which copies every leaf and so takes several times as long on large plans."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from collections import defaultdict
 
 from shoal_planner.cluster import GIB, ClusterSnapshot
 from shoal_planner.costs import CostModel
-from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
 from shoal_planner.loads import ReplicaLoad, replica_loads, segments
 from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes, usable_bytes
-from shoal_planner.plan import Plan, check_plan
+from shoal_planner.plan import Plan, Replica, check_plan
 from shoal_planner.predict import predict_loads
 from shoal_planner.profile import Profile
 
@@ -42,8 +42,9 @@ def check_memory(plan: Plan, costs: CostModel, loads: tuple[ReplicaLoad, ...]) -
 
 
 def unused(plan: Plan, snapshot: ClusterSnapshot) -> tuple[str, ...]:
-    used = plan.devices()
-    return tuple(str(ref) for node in snapshot.nodes for ref in node.refs() if ref not in used)
+    used = {(replica.node, index) for replica in plan.replicas() for index in replica.devices}
+    every = ((node.id, index) for node in snapshot.nodes for index in range(node.devices))
+    return tuple(f"{node_id}:{index}" for node_id, index in every if (node_id, index) not in used)
 
 
 def sizes(need_bytes: float, have_bytes: float) -> tuple[str, str]:
@@ -62,23 +63,28 @@ def _check_cluster(plan: Plan, costs: CostModel) -> None:
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for r, replica in enumerate(stage.replicas):
-                path = f"pipelines[{p}].stages[{s}].replicas[{r}]"
-                try:
-                    node = costs.node(replica.node)
-                except KeyError as error:
-                    raise InvalidField(f"{path}.node", replica.node, "is not a node of this cluster") from error
-                if any(not 0 <= index < node.devices for index in replica.devices):
-                    problem = f"node {node.id} has devices 0 to {node.devices - 1}"
-                    raise InvalidField(f"{path}.devices", list(replica.devices), problem)
-                if limits.device_types and node.device not in limits.device_types:
-                    problem = f"has {node.device}; limits.device_types allows {', '.join(limits.device_types)}"
-                    raise InvalidField(f"{path}.node", replica.node, problem)
-    if len(plan.devices()) < limits.min_devices:
+                _check_replica(replica, costs, (p, s, r))
+    if plan.num_devices < limits.min_devices:
         problem = f"uses fewer devices than limits.min_devices ({limits.min_devices})"
-        raise InvalidField("pipelines", len(plan.devices()), problem)
+        raise InvalidField("pipelines", plan.num_devices, problem)
     if plan.copies >= len(costs.snapshot.nodes):
         problem = f"each copy needs another node, and the cluster has {len(costs.snapshot.nodes)}"
         raise InvalidField("copies", plan.copies, problem)
+
+
+def _check_replica(replica: Replica, costs: CostModel, place: tuple[int, int, int]) -> None:
+    def refusal(field: str, value: object, problem: str) -> InvalidField:
+        return InvalidField("pipelines[{}].stages[{}].replicas[{}].".format(*place) + field, value, problem)
+
+    allowed = costs.job.limits.device_types
+    try:
+        node = costs.node(replica.node)
+    except KeyError as error:
+        raise refusal("node", replica.node, "is not a node of this cluster") from error
+    if min(replica.devices) < 0 or max(replica.devices) >= node.devices:
+        raise refusal("devices", list(replica.devices), f"node {node.id} has devices 0 to {node.devices - 1}")
+    if allowed and node.device not in allowed:
+        raise refusal("node", replica.node, f"has {node.device}; limits.device_types allows {', '.join(allowed)}")
 
 
 def _check_devices(loads: tuple[ReplicaLoad, ...], costs: CostModel) -> None:
@@ -99,7 +105,8 @@ def _check_hosts(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -
 
     worst = max(need, key=excess)
     if excess(worst) > 0:
-        raise too_big(need[worst], costs.node(worst).host_memory_bytes, f"the host of {worst} for snapshots")
+        need_text, have_text = sizes(need[worst], costs.node(worst).host_memory_bytes)
+        raise HostTooSmall(f"needs {need_text} on the host of {worst} for snapshots, which has {have_text}")
 
 
 def host_bytes(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -> dict[str, float]:
