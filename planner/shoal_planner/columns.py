@@ -18,6 +18,10 @@ from shoal_planner.templates import Sequence, as_table, first_sequences, neighbo
 _GROWN_FROM, _MOST_GROWN_FROM = 20, 640  # templates of which neighbours are looked at, a round
 _STALE = 0.9995  # a round that gains less has not helped
 _ALONE_ROUNDS = 40
+_ALONE_TRIES = 4
+_REST_ROUNDS = 20
+# After this part of all templates, so far beyond the best round so far, a round is given up.
+_GIVE_UP = ((0.2, 1.1), (0.4, 1.05), (0.7, 1.02))
 _PRECISION = 1.0003  # to which times are found
 _FAR = 1.3  # what begins so far from the best round so far is not grown
 _CROWD, _HOPELESS_LOSS = 3000, 0.3  # of so many templates, those that lose more than this are dropped
@@ -153,6 +157,10 @@ class Columns:
         time_s, num_looked_at = self._least_bounded(_FIRST_BOUNDS, 0.0), _GROWN_FROM
         if time_s > worse_s * _FAR:
             return float("inf")
+        time_s = self._grow(time_s, num_looked_at, worse_s)
+        return self._tightened(time_s)
+
+    def _grow(self, time_s: float, num_looked_at: int, worse_s: float) -> float:
         while np.isfinite(time_s) and self.num_priced < self.most and num_looked_at <= _MOST_GROWN_FROM:
             values = self.values(time_s)
             _, fractions, worths = worth(values, self.needs, self.stock)
@@ -168,7 +176,41 @@ class Columns:
             if self.num_priced == before or better_s > time_s * _STALE:
                 num_looked_at *= 2
             time_s = min(time_s, better_s)
+            if any(self.num_priced > self.most * part and time_s > worse_s * far for part, far in _GIVE_UP):
+                return float("inf")
         return time_s
+
+    def grow_rest(self, time_s: float) -> None:
+        """Adds neighbours of the templates that suit what whole numbers of the best templates leave over: with one less
+        of each, so that there is room to join the rest."""
+        fractions = self._reached(time_s)[1]
+        whole = np.maximum(np.floor(fractions + 1e-9) - 1, 0)
+        rest = self.stock - whole @ self.needs
+        if not whole.any():
+            return
+        for _ in range(_REST_ROUNDS):
+            values = np.where((self.needs <= rest + 1e-9).all(axis=1), self.values(time_s), 0.0)
+            _, fractions, worths = worth(values, self.needs, rest)
+            loss = (self.needs @ worths - values) / np.maximum(self.needs @ worths, 1e-12)
+            grown = self._unseen(np.where(fractions > 1e-9, -1.0, loss), 2 * _GROWN_FROM, _HOPELESS_LOSS)
+            if not grown:
+                break
+            self._add_neighbours(grown)
+
+    def _tightened(self, time_s: float) -> float:
+        """With the bound on the exchange at what the best templates need."""
+        if not np.isfinite(time_s):
+            return time_s
+        used = self._reached(time_s)[1] > 1e-9
+        bound_s, self.bound_s = self.bound_s, float(self.sync_s[used].max(initial=0.0))
+        better_s = self.least_time(time_s)
+        if better_s > time_s:
+            self.bound_s = bound_s
+        return min(time_s, better_s)
+
+    def num_pipelines(self, time_s: float) -> int:
+        """How many pipelines there are about, where they have so much time."""
+        return max(1, round(float(self._reached(time_s)[1].sum())))
 
     def _unseen(self, loss: Floats, count: int, most: float) -> list[Template]:
         """Of the templates that lose no more than this, the best whose neighbours were not looked at before."""
@@ -202,12 +244,14 @@ class Columns:
         self.bound_s = best_bound_s
         return best_s
 
-    def grow_alone(self) -> None:
+    def grow_alone(self, worse_s: float = float("inf")) -> None:
         """As `grow`, for the best single pipeline."""
         best = np.inf
-        for _ in range(_ALONE_ROUNDS):
+        for number in range(_ALONE_ROUNDS):
             seconds = self.alone_s()
-            if not len(seconds) or not seconds.min() < best * 0.999:
+            if not len(seconds) or not seconds.min() < best * _STALE:
+                break
+            if seconds.min() > worse_s * (_FAR if number > _ALONE_TRIES else _FAR**3):
                 break
             best = float(seconds.min())
             self._add_neighbours(self._unseen(seconds / best - 1, 2 * _GROWN_FROM, _HOPELESS_LOSS))

@@ -20,8 +20,9 @@ from shoal_planner.assembly import assemble, bundle
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.columns import Columns
 from shoal_planner.costs import CostModel
-from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.explain import binding_constraint, describe, plain_constraint, reason
+from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
+from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reason
+from shoal_planner.features import ALL, Features, check_job_runs, check_plan_runs
 from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.job import JobSpec
 from shoal_planner.options import Kind, group_kinds, options_of, usable_nodes
@@ -34,7 +35,7 @@ from shoal_planner.templates import Sequence
 # Templates that a round generates, by the number of devices up to which that holds.
 _MOST_TEMPLATES = ((8, 800), (16, 1500), (64, 4000), (256, 8000), (1 << 30, 24000))
 # Times, as multiples of the least that fractions of templates allow, for which devices are packed.
-_STRETCHES = (1.0, 1.005, 1.01, 1.02, 1.035, 1.06, 1.1, 1.2)
+_STRETCHES = (0.997, 1.002, 1.007, 1.014, 1.025, 1.04, 1.07, 1.12, 1.2)
 _PACKINGS, _ALONE = 3, 6  # drafts made of each
 _NEAR = 1.02  # what cannot come nearer to the best so far is not packed
 _FINALISTS = 5  # drafts that are scored, of each round
@@ -72,29 +73,37 @@ def plan(
     seed: int = 0,
     time_limit_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
+    features: Features = ALL,
 ) -> PlanResult:
     """The best plan found, with its prediction and its reason. The same arguments give the same plan unless the time
     limit ended the search between two rounds (`truncated`); the first round that finds a plan is never cut.
 
-    Raises NoPlanFits, naming the constraint that binds, and InvalidField for unknown device types.
+    The plan asks for nothing beyond `features`. Raises NoPlanFits, naming the constraint that binds, and InvalidField
+    for unknown device types and for jobs beyond `features`.
     """
     started_s = clock()
-    costs = CostModel(job, snapshot, profile or Profile())
+    check_job_runs(job, features)
+    costs = CostModel(features.planning_job(job), snapshot, profile or Profile())
     for node in snapshot.nodes:
         costs.device(node.id)
-    copies = _copies(job, snapshot)
-    if plain := plain_constraint(costs, copies):
-        raise NoPlanFits(plain)
-    search = Search(costs, copies, late=lambda: clock() - started_s > time_limit_s)
-    if previous is not None:
-        search.consider(previous)
-    search.run()
-    if not search.scored:
-        raise NoPlanFits(binding_constraint(costs, copies, search.refusal))
-    scored = sorted(search.scored.values(), key=lambda found: (step_s(found), found.plan_id))
+
+    def late() -> bool:
+        return clock() - started_s > time_limit_s
+
+    copies, why = _copies(job, snapshot), ""
+    before = previous if previous is not None and _runs(previous, features) else None
+    try:
+        search = _searched(costs, copies, before, late)
+    except HostTooSmall as error:
+        if job.checkpoint.copies != "auto" or not copies:
+            raise
+        search = _searched(costs, 0, before, late)
+        why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
+    kept = "" if previous is None else previous.plan_id  # of equally fast plans, the one that runs
+    scored = sorted(search.scored.values(), key=lambda found: (step_s(found), found.plan_id != kept, found.plan_id))
     chosen = scored[0]
     explained = dataclasses.replace(
-        chosen, reason=reason(chosen, costs, [found for found in scored if found != chosen])
+        chosen, reason=reason(chosen, costs, [found for found in scored if found != chosen]) + why
     )
     return PlanResult(
         plan=explained,
@@ -104,6 +113,26 @@ def plan(
         candidates=tuple((describe(found, snapshot), step_s(found)) for found in scored[:_FINALISTS]),
         finalists=tuple(scored[:_FINALISTS]),
     )
+
+
+def _searched(costs: CostModel, copies: int, previous: Plan | None, late: Callable[[], bool]) -> Search:
+    """A search that found something, with so many copies of the state. Raises NoPlanFits."""
+    plain_constraint(costs, copies)
+    search = Search(costs, copies, late)
+    if previous is not None:
+        search.consider(dataclasses.replace(previous, copies=copies))
+    search.run()
+    if not search.scored:
+        raise no_plan_fits(costs, search.refusal)
+    return search
+
+
+def _runs(plan: Plan, features: Features) -> bool:
+    try:
+        check_plan_runs(plan, features)
+    except InvalidField:
+        return False
+    return True
 
 
 def step_s(plan: Plan) -> float:
@@ -132,7 +161,7 @@ class Search:
         self.late = late
         self.truncated = False
         self.num_drafts = 0
-        self.refusal = ""  # what a device or a host lacks for a plan that was tried
+        self.refusal: NoPlanFits | None = None  # what a device or a host lacks for a plan that was tried
         self.scored: dict[str, Plan] = {}
         self._finisher = Finisher(costs, copies)
         self._seen: set[tuple[object, ...]] = set()
@@ -153,7 +182,7 @@ class Search:
         try:
             scored = score_with(made, self.costs)
         except (InvalidField, NoPlanFits) as error:  # a previous plan may name nodes that are gone
-            self.refusal = error.constraint if isinstance(error, NoPlanFits) else self.refusal
+            self.refusal = error if isinstance(error, NoPlanFits) else self.refusal
             return
         self.scored[scored.plan_id] = scored
 
@@ -177,18 +206,26 @@ class Search:
         num_devices = sum(kind.devices for kind in this.kinds)
         most = next(count for limit, count in _MOST_TEMPLATES if num_devices * this.slices <= limit)
 
-        def columns(holders: int) -> Columns:
-            made = Columns(self.costs, this.kinds, options, holders, batch, most)
-            made.start()
-            return made
+        def columns(holders: int, most: int) -> Columns:
+            return Columns(self.costs, this.kinds, options, holders, batch, most)
 
-        alone = columns(this.slices)
-        alone.grow_alone()
+        best_s = min((step_s(found) for found in self.scored.values()), default=float("inf"))
+        alone = columns(this.slices, most)
+        alone.start()
+        alone.grow_alone(best_s)
         order = np.argsort(alone.alone_s(), kind="stable")[:_ALONE]
         sequences = [[alone.templates[row][0]] for row in order]
-        together = columns(self._holders(num_devices) * this.slices)
-        best_s = min((step_s(found) for found in self.scored.values()), default=float("inf"))
-        time_s = together.grow(best_s)
+        # How far optimizer state is split, and what its exchange takes, follows from how many pipelines there are.
+        first = columns(self._holders(num_devices) * this.slices, most // 3)
+        first.start()
+        time_s = first.grow(best_s)
+        together = first
+        if np.isfinite(time_s):
+            together = columns(first.num_pipelines(time_s) * this.slices, most)
+            together.add(first.templates)
+            time_s = together.grow(best_s)
+        if time_s < best_s * _NEAR:
+            together.grow_rest(time_s * _STRETCHES[1])
         for stretch in _STRETCHES:
             if time_s * stretch < best_s * _NEAR:
                 sequences.extend(_packed(together, time_s * stretch))

@@ -140,13 +140,14 @@ def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
     if len(rows):
         kept = table[rows]
         fixed = np.where(there[rows], figures.end_s[place[rows], kept] + hops_s(kept, figures), 0.0)
-        again = np.where(saved[rows] > 0, figures.again_s[kept] / np.maximum(saved[rows], 1e-30), 0.0)
         curve = _Curve(
             block_s=figures.block_s[kept],
             fixed_s=fixed,
             cap=cap[rows],
-            slope_s=figures.block_s[kept] + again * plain[rows],
-            offset_s=again * tight_room[rows],
+            again_s=figures.again_s[kept],
+            plain=plain[rows],
+            saved=np.maximum(saved[rows], 1e-30),
+            room=tight_room[rows],
             tight_cap=tight_cap[rows],
             least=least[rows],
         )
@@ -156,27 +157,37 @@ def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """A stage's seconds by its number of layers, [N, P]: `block_s` each up to `cap`; beyond, up to `tight_cap`,
-    `slope_s` each less `offset_s`, as some are computed again."""
+    """A stage's seconds by its number of layers, [N, P]: `block_s` each up to `cap`; beyond, up to `tight_cap`, as many
+    are computed again, for `again_s` each, as the bytes missing in `room` need: each layer takes `plain` of them and
+    gives back `saved`."""
 
     block_s: Floats
     fixed_s: Floats
     cap: Floats
-    slope_s: Floats
-    offset_s: Floats
+    again_s: Floats
+    plain: Floats
+    saved: Floats
+    room: Floats
     tight_cap: Floats
     least: Ints
 
     def limits(self, bound_s: Floats) -> Floats:
+        """The most layers within the time."""
         free = bound_s[:, None] - self.fixed_s
-        plain = np.minimum(np.floor(free / self.block_s * (1 + 1e-12)), self.cap)
-        tight = np.minimum(np.floor((free + self.offset_s) / self.slope_s * (1 + 1e-12)), self.tight_cap)
-        found: Floats = np.where(tight > self.cap, tight, plain)
-        return found
+        found = np.minimum(np.floor(free / self.block_s * (1 + 1e-12)), self.cap)
+        if not (self.tight_cap > self.cap).any():
+            return found
+        slope = self.block_s + self.again_s * self.plain / self.saved
+        tight = np.floor((free + self.again_s * self.room / self.saved) / slope * (1 + 1e-12))
+        tight = np.minimum(tight, self.tight_cap)
+        # The inverse above has fractions of layers computed again; whole ones may be one layer too many.
+        tight = tight - (self.seconds(tight) > bound_s[:, None] * (1 + 1e-12))
+        return np.where(tight > self.cap, tight, found)
 
     def seconds(self, layers: Floats) -> Floats:
         beyond = layers > self.cap
-        found: Floats = self.fixed_s + np.where(beyond, self.slope_s * layers - self.offset_s, self.block_s * layers)
+        again = np.where(beyond, np.ceil((layers * self.plain - self.room) / self.saved - 1e-9), 0.0)
+        found: Floats = self.fixed_s + self.block_s * layers + self.again_s * again
         return found
 
     def solve(self, num_layers: int, there: NDArray[np.bool_]) -> tuple[Floats, Floats, Ints]:
