@@ -11,24 +11,28 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.baselines import FAMILIES, best
 from benchmarks.planner_cases import DEFAULT_PATH, Flavour, Setting, cluster, job, load, peer_plan
 from benchmarks.planner_child import Call, measured
+from benchmarks.planner_clusters import MIXED, SIZES
 from benchmarks.reporting import answer
 from benchmarks.rescore import lower_bound_s, rescore
 from shoal_planner.cluster import parse_cluster
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import parse_job
-from shoal_planner.plan import parse_plan
+from shoal_planner.plan import parse_plan, plan_to_mapping
 from shoal_planner.score import score
 
 PARTS = ("peers", "rescore", "families", "cpu", "replan")
 REPEAT = 3
+REPLANNED = "1024"  # the size whose re-planning `replan` measures, unless a name asks for others
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class Report:
         return part in self.only or f"{part}:{name}" in self.only
 
     def settings(self, part: str) -> tuple[Setting, ...]:
+        """The recorded settings of this part; the file is needed only if there is one."""
         if not any(entry.partition(":")[0] == part for entry in self.only):
             return ()
         return tuple(setting for setting in load(self.cases) if self.wanted(part, setting.id))
@@ -56,7 +61,11 @@ def main() -> None:
     report = _arguments()
     peers(report)
     rescores(report)
-    answer("planner", report.results, report.runs)
+    families(report)
+    cpu(report)
+    replan(report)
+    if not report.table:
+        answer("planner", report.results, report.runs)
 
 
 def _arguments() -> Report:
@@ -85,10 +94,12 @@ def peers(report: Report) -> None:
         return
     _say(report, f"{'shoal score':16s} {'ours_s':>9s} {'peer_s':>9s} {'gain':>7s} {'cpu_s':>8s}  plan")
     gains: dict[str, float | None] = {}
+    missing = False
     for setting in settings:
         call = _call(setting, "full")
         peer_s, recompute, why = peer_score(setting)
-        ours_s = None if call.plan is None else float(call.plan["predicted"]["step_s"])
+        ours_s = step_s(call)
+        missing = missing or ours_s is None
         gains[setting.id] = peer_s / ours_s if ours_s is not None and peer_s is not None else None
         report.runs[f"gain.peers.{setting.id}"] = {
             "ours_s": ours_s,
@@ -101,7 +112,7 @@ def peers(report: Report) -> None:
             f"{setting.id:16s} {_f(ours_s, 9)} {_f(peer_s, 9)} {_f(gains[setting.id], 7)} {call.cpu_s:8.2f}  "
             f"{brief(call)}{' | peer: ' + why if why else ''}",
         )
-    _put(report, "gain.peers", gains)
+    _put(report, "gain.peers", gains, missing=missing)
 
 
 def peer_score(setting: Setting) -> tuple[float | None, str, str]:
@@ -155,8 +166,70 @@ def rescores(report: Report) -> None:
             f"{bound_s:9.4f} {_f(gains[setting.id], 7)} {_f(over[setting.id], 7)} {_f(share, 6)} {call.cpu_s:8.2f}  "
             f"{brief(call)}",
         )
-    _put(report, "rescore_gain", gains)
+    _put(report, "rescore_gain", gains, missing=None in gains.values())
     report.results |= {f"rescore_over_bound.{name}": value for name, value in over.items()}
+
+
+def families(report: Report) -> None:
+    """The seconds of the best plan of each family over ours, on mixed clusters."""
+    grounds = [ground for ground in MIXED if report.wanted("families", ground.name)]
+    if not grounds:
+        return
+    head = "".join(f" {name.removesuffix('_proportional'):>9s}" for name in FAMILIES)
+    _say(report, f"{'mixed cluster':18s} {'ours_s':>9s}{head} {'cpu_s':>8s}  plan")
+    gains: dict[str, dict[str, float | None]] = {family: {} for family in FAMILIES}
+    missing = False
+    for ground in grounds:
+        call = measured(ground.job, ground.cluster)
+        ours_s = step_s(call)
+        missing = missing or ours_s is None
+        spec, snapshot = parse_job(ground.job), parse_cluster(ground.cluster)
+        line = ""
+        for family in FAMILIES:
+            found = best(family, spec, snapshot)
+            gains[family][ground.name] = (
+                found.step_s / ours_s if found.step_s is not None and ours_s is not None else None
+            )
+            report.runs[f"gain.{family}.{ground.name}"] = {
+                "ours_s": ours_s,
+                "family_s": found.step_s,
+                "tried": found.num_tried,
+                "error": found.why,
+                "plan": None if found.plan is None else plan_to_mapping(found.plan),
+            }
+            line += f" {_f(found.step_s, 9)}"
+        report.runs[f"families.{ground.name}"] = _notes(call)
+        _say(report, f"{ground.name:18s} {_f(ours_s, 9)}{line} {call.cpu_s:8.2f}  {brief(call)}")
+    for family in FAMILIES:
+        _put(report, f"gain.{family}", gains[family], missing=missing)
+
+
+def cpu(report: Report) -> None:
+    """Processor seconds of a first call, by number of devices."""
+    for ground in SIZES:
+        if report.wanted("cpu", ground.name):
+            calls = [measured(ground.job, ground.cluster) for _ in range(report.repeat)]
+            _put_cpu(report, f"cpu_s.{ground.name}", calls)
+
+
+def replan(report: Report) -> None:
+    """Processor seconds of a first call after one node is lost, with the plan that ran until then. Lost is the first
+    by name of the nodes that the plan uses, so that the loss concerns it."""
+    for ground in SIZES:
+        if not (
+            report.wanted("replan", ground.name) if ground.name == REPLANNED else f"replan:{ground.name}" in report.only
+        ):
+            continue
+        before = measured(ground.job, ground.cluster)
+        if before.plan is None:
+            _put_cpu(report, f"replan_cpu_s.{ground.name}", [before])
+            continue
+        lost = min(replica["node"] for replica in _replicas(before.plan))
+        calls = [
+            measured(ground.job, ground.cluster, previous=before.plan, without=(lost,)) for _ in range(report.repeat)
+        ]
+        _put_cpu(report, f"replan_cpu_s.{ground.name}", calls)
+        report.runs[f"replan_cpu_s.{ground.name}.before"] = {**_notes(before), "lost": lost}
 
 
 def _call(setting: Setting, flavour: Flavour) -> Call:
@@ -168,18 +241,40 @@ def _notes(call: Call, **others: str) -> dict[str, object]:
     return {**notes, **{f"{name}_error": text for name, text in others.items()}, "plan": call.plan}
 
 
-def _put(report: Report, name: str, gains: Mapping[str, float | None]) -> None:
-    """One result per setting, and their geometric mean; one that is missing leaves the mean out too."""
+def _put(report: Report, name: str, gains: Mapping[str, float | None], *, missing: bool) -> None:
+    """One result per setting, and the geometric mean of those where the other's plan fits. Where one of ours is
+    `missing` there is no mean: leaving it out would flatter us."""
     report.results |= {f"{name}.{setting}": value for setting, value in gains.items()}
-    report.results[name] = geometric_mean(gains.values())
+    report.results[name] = None if missing else geometric_mean(gains.values())
+
+
+def _put_cpu(report: Report, name: str, calls: list[Call]) -> None:
+    """The median; None where a call found no plan or was cut short, for then it did not do its work."""
+    whole = all(call.plan is not None and not call.truncated for call in calls)
+    median_s = statistics.median(call.cpu_s for call in calls)
+    report.results[name] = median_s if whole else None
+    report.runs[name] = [{**_notes(call), "step_s": step_s(call)} for call in calls]
+    last = calls[-1]
+    _say(
+        report, f"{name:22s} {median_s:8.3f}  step {_f(step_s(last), 9)}{'' if whole else ' CUT SHORT'}  {brief(last)}"
+    )
+
+
+def step_s(call: Call) -> float | None:
+    """Predicted seconds of the plan, if there is one."""
+    return None if call.plan is None else float(call.plan["predicted"]["step_s"])
+
+
+def _replicas(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for pipeline in plan["pipelines"]:
+        for stage in pipeline["stages"]:
+            yield from stage["replicas"]
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    found = list(values)
-    present = [value for value in found if value is not None]
-    if not present or len(present) < len(found):
-        return None
-    return math.exp(math.fsum(map(math.log, present)) / len(present))
+    """Of those that are there, or None."""
+    present = [value for value in values if value is not None]
+    return math.exp(math.fsum(map(math.log, present)) / len(present)) if present else None
 
 
 def brief(call: Call) -> str:
