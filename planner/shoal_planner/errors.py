@@ -5,6 +5,7 @@
         NotADocument      there are no fields at all
     Exception
       NoPlanFits          the job is well formed, but no plan on this cluster fits
+        HostTooSmall      for want of host memory for snapshots: with fewer copies one might
     AssertionError
       ScheduleError       programs that would hang or mix up data: a mistake of ours, found before anything runs
 
@@ -49,6 +50,10 @@ class NoPlanFits(Exception):
 
     def __str__(self) -> str:
         return self.constraint
+
+
+class HostTooSmall(NoPlanFits):
+    """A host has no room for the snapshots that it is to keep."""
 
 
 class ScheduleError(AssertionError):

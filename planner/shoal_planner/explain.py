@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
+from shoal_planner.errors import HostTooSmall, NoPlanFits
 from shoal_planner.memory import held_elements, snapshot_bytes, stage_memory, usable_bytes
 from shoal_planner.options import usable_nodes
 from shoal_planner.parameters import num_parameters
@@ -140,30 +141,28 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def binding_constraint(costs: CostModel, copies: int, refusal: str) -> str:
-    """Why no plan fits: the first limit that rules out all plans, with what is needed and what there is. `refusal` is
-    what ruled out the last plan whose devices would have sufficed, or empty."""
-    return plain_constraint(costs, copies) or refusal or _memory_constraint(costs)
+def no_plan_fits(costs: CostModel, refusal: NoPlanFits | None) -> NoPlanFits:
+    """Why a search found nothing. `refusal` is what ruled out the last plan whose devices would have sufficed."""
+    return refusal or NoPlanFits(_memory_constraint(costs))
 
 
-def plain_constraint(costs: CostModel, copies: int) -> str:
-    """What rules out all plans and shows without a search; empty if nothing does."""
+def plain_constraint(costs: CostModel, copies: int) -> None:
+    """Raises NoPlanFits for what rules out all plans and shows without a search."""
     job, snapshot = costs.job, costs.snapshot
     nodes = usable_nodes(job, snapshot)
     if not nodes:
         if not snapshot.nodes:
-            return "the cluster has no nodes"
+            raise NoPlanFits("the cluster has no nodes")
         found = ", ".join(sorted({node.device for node in snapshot.nodes}))
-        return f"limits.device_types allows {', '.join(job.limits.device_types)}; the cluster has {found}"
-    devices = sum(node.devices for node in nodes)
-    if devices < job.limits.min_devices:
-        return f"limits.min_devices is {job.limits.min_devices}; the cluster has {devices} devices that the job may use"
+        raise NoPlanFits(f"limits.device_types allows {', '.join(job.limits.device_types)}; the cluster has {found}")
+    devices, least = sum(node.devices for node in nodes), job.limits.min_devices
+    if devices < least:
+        raise NoPlanFits(f"limits.min_devices is {least}; the cluster has {devices} devices that the job may use")
     host_bytes = sum(node.host_memory_bytes for node in snapshot.nodes)  # copies may stand where the job may not run
     state_bytes = snapshot_bytes(num_parameters(job.model) * (1 + copies))
     if state_bytes > host_bytes:
         need, have = sizes(state_bytes, host_bytes)
-        return f"snapshots of the model need {need} of host memory; all nodes together have {have}"
-    return ""
+        raise HostTooSmall(f"snapshots of the model need {need} of host memory; all nodes together have {have}")
 
 
 def _memory_constraint(costs: CostModel) -> str:

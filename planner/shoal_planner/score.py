@@ -53,11 +53,6 @@ def sizes(need_bytes: float, have_bytes: float) -> tuple[str, str]:
     return f"{need_bytes / unit:.1f} {name}", f"{have_bytes / unit:.1f}".removesuffix(".0")
 
 
-def too_big(need_bytes: float, have_bytes: float, place: str) -> NoPlanFits:
-    need, have = sizes(need_bytes, have_bytes)
-    return NoPlanFits(f"needs {need} on {place}, which has {have}")
-
-
 def _check_cluster(plan: Plan, costs: CostModel) -> None:
     limits = costs.job.limits
     for p, pipeline in enumerate(plan.pipelines):
@@ -94,7 +89,8 @@ def _check_devices(loads: tuple[ReplicaLoad, ...], costs: CostModel) -> None:
     worst = max(loads, key=excess)
     if excess(worst) > 0:
         have_bytes = costs.device(worst.replica.node).memory_bytes
-        raise too_big(have_bytes + excess(worst), have_bytes, worst.replica.node)
+        need, have = sizes(have_bytes + excess(worst), have_bytes)
+        raise NoPlanFits(f"needs {need} on {worst.replica.node}, which has {have}")
 
 
 def _check_hosts(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -> None:

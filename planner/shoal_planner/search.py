@@ -182,7 +182,8 @@ class Search:
         try:
             scored = score_with(made, self.costs)
         except (InvalidField, NoPlanFits) as error:  # a previous plan may name nodes that are gone
-            self.refusal = error if isinstance(error, NoPlanFits) else self.refusal
+            if isinstance(error, NoPlanFits) and not isinstance(self.refusal, HostTooSmall):
+                self.refusal = error
             return
         self.scored[scored.plan_id] = scored
 

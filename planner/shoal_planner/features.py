@@ -1,0 +1,75 @@
+"""What may stand in a plan, by who has to run it: the model can predict more than the engine of this version runs.
+
+Owns the list of differences, and the words in which jobs and plans are refused for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec
+from shoal_planner.plan import Plan, Recompute, Replica, Stage
+
+_NOT_YET = "is planned and scored, but not run by the engine of this version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """`recompute`: kinds that blocks may be run with. `offload`: optimizer state in the host's memory. `idle_holders`:
+    devices that run no samples and only hold state. `whole_optimizer`: optimizer state that is not split (sharding
+    none). `plain_mlp`: models whose MLP is not gated."""
+
+    recompute: tuple[Recompute, ...]
+    offload: bool
+    idle_holders: bool
+    whole_optimizer: bool
+    plain_mlp: bool
+
+    def planning_job(self, job: JobSpec) -> JobSpec:
+        """The job as a search is to read it, so that no plan asks for more than this."""
+        if any(kind != "none" for kind in self.recompute):
+            return job
+        return dataclasses.replace(job, train=dataclasses.replace(job.train, recompute="none"))
+
+
+ALL = Features(
+    recompute=("none", "selective", "full"), offload=True, idle_holders=True, whole_optimizer=True, plain_mlp=True
+)
+ENGINE = Features(recompute=("none",), offload=False, idle_holders=False, whole_optimizer=False, plain_mlp=False)
+
+
+def check_job_runs(job: JobSpec, features: Features = ENGINE) -> None:
+    """Raises InvalidField, naming the field of the job that no plan within these features can serve."""
+    if job.train.sharding == "none" and not features.whole_optimizer:
+        raise InvalidField("train.sharding", "none", f"{_NOT_YET}; leave it out or say 'auto'")
+    if not job.model.gated_mlp and not features.plain_mlp:
+        raise InvalidField("model.gated_mlp", False, f"{_NOT_YET}; leave it out or say true")
+
+
+def check_plan_runs(plan: Plan, features: Features = ENGINE) -> None:
+    """Raises InvalidField, naming the first field of the plan that goes beyond these features."""
+    if plan.sharding.optimizer == "none" and not features.whole_optimizer:
+        raise InvalidField("sharding.optimizer", "none", _NOT_YET)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            path = f"pipelines[{p}].stages[{s}]"
+            _check_layers(stage, path, features)
+            for r, replica in enumerate(stage.replicas):
+                _check_replica(replica, f"{path}.replicas[{r}]", features)
+
+
+def _check_layers(stage: Stage, path: str, features: Features) -> None:
+    if stage.recompute not in features.recompute:
+        raise InvalidField(f"{path}.recompute", stage.recompute, _NOT_YET)
+    for index, override in enumerate(stage.overrides):
+        if override.recompute is not None and override.recompute not in features.recompute:
+            raise InvalidField(f"{path}.overrides[{index}].recompute", override.recompute, _NOT_YET)
+        if override.offload != "none" and not features.offload:
+            raise InvalidField(f"{path}.overrides[{index}].offload", override.offload, _NOT_YET)
+
+
+def _check_replica(replica: Replica, path: str, features: Features) -> None:
+    if not replica.samples and not features.idle_holders:
+        raise InvalidField(f"{path}.samples", 0, _NOT_YET)
