@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -47,6 +48,7 @@ def measured(
         text=True,
         check=True,
         env={**os.environ, **ONE_THREAD},
+        cwd=Path(__file__).resolve().parent.parent,
     )
     return Call(**json.loads(done.stdout.splitlines()[-1]))
 

@@ -96,5 +96,6 @@ MIXED: tuple[Ground, ...] = (
     _ground("a10g+l4", "3b", 128, _nodes("A10G", 4, 4), _nodes("L4", 4, 4)),
     _ground("h100+l40s+a100-40", "13b", 512, _nodes("H100-80G", 1), _nodes("L40S", 2), _nodes("A100-40G", 1)),
     _ground("uneven", "7b", 256, _nodes("A100-80G", 1, 4), _nodes("H100-80G", 1, 2), _nodes("L4", 1)),
+    _ground("h800+h20", "13b", 512, _nodes("H800-80G", 1), _nodes("H20-96G", 2)),
     _ground("a100+rtx4090", "7b", 256, _nodes("A100-40G", 1), _nodes("RTX4090", 2)),
 )
