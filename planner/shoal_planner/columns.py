@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal_planner.costs import CostModel
 from shoal_planner.options import Figures, Floats, Ints, Kind, Option, sizes_of
 from shoal_planner.packing import worth
-from shoal_planner.templates import Sequence, as_table, first_sequences, neighbours, places, price
+from shoal_planner.templates import Sequence, as_table, fastest_s, first_sequences, neighbours, places, price
 
 _GROWN_FROM, _MOST_GROWN_FROM = 20, 640  # templates of which neighbours are looked at, a round
 _STALE = 0.9995  # a round that gains less has not helped
@@ -24,11 +25,12 @@ _REST_ROUNDS = 20
 _GIVE_UP = ((0.2, 1.1), (0.4, 1.05), (0.7, 1.02))
 _PRECISION = 1.0003  # to which times are found
 _FAR = 1.3  # what begins so far from the best round so far is not grown
-_CROWD, _HOPELESS_LOSS = 3000, 0.3  # of so many templates, those that lose more than this are dropped
+_CROWD, _HOPELESS_LOSS = 3000, 0.15  # of so many templates, those that lose more than this are dropped
 # Bounds on the exchange that are tried: shares of the longest one, later of the best bound so far.
 _FIRST_BOUNDS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13, 0.09, 0.06)
 _NEXT_BOUNDS = (1.0, 0.9, 1.1)
 _FIRST_SIZES = (1, 4)
+_WIDTHS = (3, 6, 12, 24, 48)  # templates of like depth are priced together
 
 Template = tuple[Sequence, int]  # and its micro-batch size
 
@@ -56,6 +58,7 @@ class Columns:
         self.num_layers = costs.job.model.layers
         self.sizes = tuple(sizes_of(self.batch))
         self.bound_s = float("inf")
+        self._worths: tuple[float, Floats] | None = None  # a time, and what devices are worth in it
         self.num_priced = 0
         self.templates: list[Template] = []
         self.needs: Floats = np.zeros((0, len(kinds)))
@@ -76,22 +79,23 @@ class Columns:
         self.add((sequence, size) for size in _FIRST_SIZES if size <= self.batch for sequence in first)
 
     def add(self, templates: Iterable[Template]) -> None:
-        by_size: dict[int, list[Sequence]] = {}
+        by_size: dict[tuple[int, int], list[Sequence]] = {}
         for sequence, size in templates:
             if (sequence, size) not in self._known:
                 self._known.add((sequence, size))
-                by_size.setdefault(size, []).append(sequence)
-        for size, sequences in by_size.items():
+                width = next(width for width in _WIDTHS if len(sequence) <= width)
+                by_size.setdefault((size, width), []).append(sequence)
+        for (size, _), sequences in by_size.items():
             self._add(sequences, size)
 
     def _add(self, sequences: list[Sequence], size: int) -> None:
         table = as_table(sequences)
         needs = self._width[table].sum(axis=1)
-        within = np.flatnonzero((needs <= self.stock + 1e-9).all(axis=1))
+        figures, sync_s = self.figures(size)
+        within = np.flatnonzero((needs <= self.stock + 1e-9).all(axis=1) & self._promising(table, needs, figures))
         if not len(within):
             return
         table, needs = table[within], needs[within]
-        figures, sync_s = self.figures(size)
         prices = price(table, figures, self.num_layers)
         fits = np.flatnonzero(np.isfinite(prices.period_s))
         blocks = prices.layers[fits] + figures.end_blocks[places(table[fits])]
@@ -103,6 +107,19 @@ class Columns:
         self.fill_s = np.concatenate([self.fill_s, prices.fill_s[fits]])
         self.sync_s = np.concatenate([self.sync_s, exchange])
         self.size = np.concatenate([self.size, np.full(len(fits), float(size))])
+
+    def _promising(self, table: Ints, needs: Floats, figures: Figures) -> NDArray[np.bool_]:
+        """Whether templates could be worth what their devices are, by a bound that is quickly had."""
+        if self._worths is None:
+            return np.ones(len(table), dtype=np.bool_)
+        time_s, worths = self._worths
+        there = table >= 0
+        fixed_s = np.where(there, figures.end_s[places(table), table], 0.0)
+        period_s = fastest_s(figures.block_s[table], fixed_s, there, self.num_layers)
+        fill_s = np.maximum(period_s, self.num_layers * np.where(there, figures.block_s[table], np.inf).min(axis=1))
+        most = figures.size * ((time_s - fill_s) / period_s + 1)
+        found: NDArray[np.bool_] = most >= (1 - _HOPELESS_LOSS) * (needs @ worths)
+        return found
 
     def figures(self, size: int) -> tuple[Figures, Floats]:
         if size not in self._figures:
@@ -171,6 +188,7 @@ class Columns:
             if len(loss) > _CROWD:
                 self._keep(np.flatnonzero((loss < _HOPELESS_LOSS) | (fractions > 1e-9)))
             before = self.num_priced
+            self._worths = (time_s, worths)
             self._add_neighbours(grown)
             better_s = self._least_bounded(_NEXT_BOUNDS, time_s)
             if self.num_priced == before or better_s > time_s * _STALE:
@@ -195,6 +213,7 @@ class Columns:
             grown = self._unseen(np.where(fractions > 1e-9, -1.0, loss), 2 * _GROWN_FROM, _HOPELESS_LOSS)
             if not grown:
                 break
+            self._worths = (time_s, worths)
             self._add_neighbours(grown)
 
     def _tightened(self, time_s: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from shoal_planner.options import FIRST, LAST, MIDDLE, ONLY, Figures, Floats, In
 Sequence = tuple[int, ...]  # of option numbers, from the first stage to the last
 
 MAX_DEPTH = 48  # deeper pipelines are mostly bubble
-_HALVINGS = 20
+_HALVINGS, _MORE_HALVINGS = 8, 8
 _PAIR_COUNTS = (1, 2, 4)
 
 
@@ -118,6 +118,13 @@ def hops_s(table: Ints, figures: Figures) -> Floats:
     return found
 
 
+def fastest_s(block_s: Floats, fixed_s: Floats, there: NDArray[np.bool_], num_layers: int) -> Floats:
+    """By row, the least that the slowest stage takes, with layers in fractions and without memory in the way."""
+    rate = np.where(there, 1 / block_s, 0.0)
+    even: Floats = (num_layers + (fixed_s * rate).sum(axis=1)) / rate.sum(axis=1)
+    return np.maximum(even, np.where(there, fixed_s, 0.0).max(axis=1))
+
+
 def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
     """The layers that make the slowest stage fastest, under memory; what does not fit without is computed again."""
     there = table >= 0
@@ -191,18 +198,37 @@ class _Curve:
         return found
 
     def solve(self, num_layers: int, there: NDArray[np.bool_]) -> tuple[Floats, Floats, Ints]:
-        high = self.seconds(np.where(there, self.tight_cap, 0)).max(axis=1)
-        low = np.zeros(len(high))
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            limits = self.limits(middle)
-            enough = ((limits >= self.least) | ~there).all(axis=1)
-            enough &= np.where(there, np.maximum(limits, 0), 0).sum(axis=1) >= num_layers
-            high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+        low = fastest_s(self.block_s, self.fixed_s, there, num_layers)
+        # Less than one layer of each stage is lost to whole numbers, unless memory binds.
+        high = low + there.sum(axis=1) / np.where(there, 1 / self.block_s, 0.0).sum(axis=1) * (1 + 1e-9)
+        tight = np.flatnonzero(~self._enough(high, num_layers, there))
+        if len(tight):
+            low[tight] = high[tight]
+            high[tight] = self.seconds(np.where(there, self.tight_cap, 0))[tight].max(axis=1)
+            rest = self._rows(tight)
+            low[tight], high[tight] = rest._halve(low[tight], high[tight], _MORE_HALVINGS, num_layers, there[tight])
+        low, high = self._halve(low, high, _HALVINGS, num_layers, there)
         layers = np.where(there, np.maximum(self.limits(high), self.least), 0)
         layers = self._without_excess(layers, num_layers)
         seconds = np.where(there, self.seconds(layers), 0.0)
         return seconds.max(axis=1), seconds.sum(axis=1), layers.astype(np.int64)
+
+    def _halve(
+        self, low: Floats, high: Floats, times: int, num_layers: int, there: NDArray[np.bool_]
+    ) -> tuple[Floats, Floats]:
+        for _ in range(times):
+            middle = (low + high) / 2
+            enough = self._enough(middle, num_layers, there)
+            high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+        return low, high
+
+    def _enough(self, bound_s: Floats, num_layers: int, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        limits = np.where(there, self.limits(bound_s), 0)
+        enough: NDArray[np.bool_] = (limits >= self.least).all(axis=1)
+        return enough & (np.maximum(limits, 0).sum(axis=1) >= num_layers)
+
+    def _rows(self, rows: Ints) -> _Curve:
+        return _Curve(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def _without_excess(self, layers: Floats, num_layers: int) -> Floats:
         """Takes what is too much from the slowest stages first."""
