@@ -30,6 +30,8 @@ TIME_LIMIT_S = 8.0
 # A fleet that keeps more of the nodes already rented may be this much worse: changing them costs a pause each.
 KEEP_SHARE = 0.02
 ALTERNATIVES = 5
+# A fleet that keeps less of the steps that it makes than this does not train.
+LEAST_SHARE = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,8 @@ def rent(
     device type. `rates` (by offer) go before what the market says of preemptions. The same arguments give the same
     answer unless the time limit cut the search short (`truncated`).
 
-    Raises InvalidField if nothing can be bought, and NoPlanFits if no fleet found fits the job or is done in time.
+    Raises InvalidField if nothing can be bought, and NoPlanFits if no fleet found fits the job, gets anything done, or
+    is done in time.
     """
     started_s = clock()
     check_range("budget", budget_per_hour, 1e-9, 1e9)
@@ -175,6 +178,14 @@ def _ranked(appraiser: Appraiser, offered: Offered, wish: Wish) -> list[Appraisa
             "is not spot"
         )
     ranked = sorted(safe, key=lambda appraisal: (*wish.order(appraisal), appraisal.counts))
+    steps_per_s = ranked[0].tokens_per_s / appraiser.job.train.tokens_per_step
+    if steps_per_s * ranked[0].goodput.step_s < LEAST_SHARE:
+        raise NoPlanFits(
+            f"every fleet found within {budget} loses nearly all that it does: "
+            f"{describe(_fleet(appraiser.market, ranked[0].counts))} is interrupted "
+            f"{ranked[0].goodput.interruptions_per_h:.3g} times an hour, at {ranked[0].goodput.step_s:.3g} s a step; "
+            "checkpoints at shorter intervals, or hosts with memory for copies, may help"
+        )
     if not wish.in_time(ranked[0]):
         raise NoPlanFits(
             f"no fleet within {budget} is done in {wish.deadline_h:g} hours; the fastest found takes "

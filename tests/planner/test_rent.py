@@ -192,6 +192,12 @@ def test_a_budget_that_buys_too_little_says_what_is_lacking() -> None:
         rent(JOB, market(SMALL), 0.53)
 
 
+def test_a_market_on_which_nothing_gets_done_says_so() -> None:
+    offers = market(SMALL, spot=True, preemptions_per_hour=3000)
+    with pytest.raises(NoPlanFits, match=r"loses nearly all that it does: .* is interrupted .* times an hour"):
+        rent(JOB, offers, 6, clock=no_clock)
+
+
 def test_only_allowed_devices_are_rented() -> None:
     limited = dataclasses.replace(JOB, limits=dataclasses.replace(JOB.limits, device_types=("L40",)))
     assert set(rent(limited, market(SMALL), 6, clock=no_clock).counts()) == {"l40"}
