@@ -104,7 +104,7 @@ class Finisher:
         if not words or len(words) > self.batch:
             return None
         keys = tuple(self.key(word) for word in words)
-        reach_s = self._exchange_s(words)
+        reach_s = self.exchange_s(words)
         best = self._draft(words, keys, reach_s, np.inf)
         found = best
         while best is not None and found is not None and len(words) > 1:
@@ -119,11 +119,11 @@ class Finisher:
     ) -> Draft | None:
         common = Common(holders=len(words), reach_s=reach_s, most_sync_s=most_sync_s)
         one_of = dict(zip(keys, words, strict=True))
-        rate = {key: self._rate(word, key, common) for key, word in one_of.items()}
+        rate = {key: self.rate(word, key, common) for key, word in one_of.items()}
         if not all(rate.values()):
             return None
         total = sum(rate[key] for key in keys)
-        tables = {key: self._table(word, key, common, self.batch * rate[key] / total) for key, word in one_of.items()}
+        tables = {key: self.table(word, key, common, self.batch * rate[key] / total) for key, word in one_of.items()}
         dealt = deal([tables[key].seconds for key in keys], self.batch)
         if dealt is None:
             return None
@@ -146,7 +146,7 @@ class Finisher:
         for word, key, samples, size in zip(draft.words, draft.keys, draft.samples, draft.sizes, strict=True):
             split = self.split(word, key, size, samples // size, draft.common)
             assert split is not None, "it fitted with more micro-batches in flight"
-            pipelines.append(_pipeline(word, size, samples // size, split))
+            pipelines.append(pipeline_of(word, size, samples // size, split))
         sharding = Sharding(optimizer="none" if self.costs.job.train.sharding == "none" else "cluster")
         return Plan(pipelines=tuple(pipelines), copies=self.copies, sharding=sharding)
 
@@ -155,7 +155,7 @@ class Finisher:
         names: dict[str, int] = {}
         return tuple((self.costs.kind(unit.node), unit.tp, names.setdefault(unit.node, len(names))) for unit in word)
 
-    def _exchange_s(self, words: tuple[Word, ...]) -> float:
+    def exchange_s(self, words: tuple[Word, ...]) -> float:
         """Seconds per block of summing its gradients and gathering its weights, as far as all pipelines share it."""
         if len(words) < 2:
             return 0.0
@@ -172,11 +172,11 @@ class Finisher:
             groups = [frozenset((node_id, 1) for some in by_kind.values() for node_id in some)]
         return 2 * max(self.costs.half_exchange_s(group, len(words), num_bytes) for group in groups)
 
-    def _rate(self, word: Word, key: Key, common: Common) -> float:
+    def rate(self, word: Word, key: Key, common: Common) -> float:
         split = self.split(word, key, 1, max(1, self.batch // common.holders), common)
         return 0.0 if split is None else 1 / split.period_s
 
-    def _table(self, word: Word, key: Key, common: Common, share: float) -> Table:
+    def table(self, word: Word, key: Key, common: Common, share: float) -> Table:
         """Seconds by number of samples, and with which micro-batches."""
         seconds = np.full(self.batch + 1, np.inf)
         sizes = np.zeros(self.batch + 1, dtype=np.int64)
@@ -317,7 +317,7 @@ def _cheapest(times: Floats, limits: Ints, least: Ints, num_layers: int) -> Ints
     return layers
 
 
-def _pipeline(word: Word, size: int, number: int, split: Split) -> Pipeline:
+def pipeline_of(word: Word, size: int, number: int, split: Split) -> Pipeline:
     first, stages = 0, []
     for unit, count, again in zip(word, split.layers, split.again, strict=True):
         replica = Replica(node=unit.node, devices=unit.devices, tp=unit.tp, samples=size)
