@@ -10,12 +10,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from shoal_planner.datasheets import DATASHEETS
 from shoal_planner.errors import InvalidField
 from shoal_planner.ranges import Range, check_range, check_ranges
 from shoal_planner.strict import check_document, number, read
 
 GIB = 1024**3
 MAX_NODES = 4096
+# Host memory of a node whose file does not state it: clouds give GPU nodes a few times what their devices have.
+_LEAST_HOST_GIB, _HOST_PER_DEVICE_MEMORY = 64.0, 4.0
 _DEVICES: Range = (1, 1024)
 _BYTES: Range = (0, 2.0**60)
 _BYTES_PER_S: Range = (1e-3, 1e18)
@@ -186,7 +189,7 @@ class _NodeEntry:
     spot: bool = False
     price_per_hour: float = 0.0
     nics: int = 1
-    host_memory_gib: float = 64.0
+    host_memory_gib: float | None = None
     disk_gib: float = 100.0
     device_group: int = 1
     group_gb_per_s: float | None = None
@@ -194,13 +197,16 @@ class _NodeEntry:
     def __post_init__(self) -> None:
         check_ranges(self, _ENTRY_RANGES)
 
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self, overrides: Iterable[DeviceOverride]) -> tuple[Node, ...]:
+        host_gib = self.host_memory_gib
+        if host_gib is None:
+            host_gib = _usual_host_gib(self.device, self.devices, overrides)
         return tuple(
             Node(
                 id=f"{self.name}-{index}",
                 device=self.device,
                 devices=self.devices,
-                host_memory_bytes=int(self.host_memory_gib * GIB),
+                host_memory_bytes=int(host_gib * GIB),
                 disk_bytes=int(self.disk_gib * GIB),
                 intra_bytes_per_s=self.intra_gb_per_s * 1e9,
                 inter_bytes_per_s=self.inter_gbit_per_s * 1e9 / 8,
@@ -248,6 +254,7 @@ def parse_cluster(value: object) -> ClusterSnapshot:
     for key in value:
         if key not in ("nodes", "devices", "links"):
             raise InvalidField(str(key), value[key], "is not a known field; known: nodes, devices, links")
+    overrides = _overrides(value.get("devices") or {})
     entries = value.get("nodes")
     if not isinstance(entries, list | tuple) or not entries:
         raise InvalidField("nodes", entries, "must be a list of at least one node")
@@ -255,12 +262,22 @@ def parse_cluster(value: object) -> ClusterSnapshot:
     for index, entry in enumerate(entries):
         read_entry = read(_NodeEntry, entry, f"nodes[{index}]")
         try:
-            nodes.extend(read_entry.nodes())
+            nodes.extend(read_entry.nodes(overrides))
         except InvalidField as error:
             raise InvalidField(f"nodes[{index}].{error.field}", error.value, error.problem) from error
     links = _links(value.get("links") or ())
     _check_zones(links, nodes)
-    return ClusterSnapshot(nodes=tuple(nodes), overrides=_overrides(value.get("devices") or {}), links=links)
+    return ClusterSnapshot(nodes=tuple(nodes), overrides=overrides, links=links)
+
+
+def _usual_host_gib(device: str, devices: int, overrides: Iterable[DeviceOverride]) -> float:
+    """Host memory of a node whose file says nothing about it, by the memory of its devices, if that is known here."""
+    sheet = DATASHEETS.get(device)
+    each_gib = 0.0 if sheet is None else sheet.memory_gib
+    for override in overrides:
+        if override.name == device and override.memory_bytes is not None:
+            each_gib = override.memory_bytes / GIB
+    return max(_LEAST_HOST_GIB, _HOST_PER_DEVICE_MEMORY * devices * each_gib)
 
 
 def _overrides(value: object) -> tuple[DeviceOverride, ...]:

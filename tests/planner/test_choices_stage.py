@@ -11,7 +11,14 @@ from planner_ground import make_cluster, make_job
 from shoal_planner.choices import Choice, LayerFigures, options, overrides
 from shoal_planner.cluster import GIB
 from shoal_planner.costs import CostModel
-from shoal_planner.memory import GRADIENT_BYTES, HEADROOM_SHARE, OPTIMIZER_BYTES, stage_bytes, usable_bytes
+from shoal_planner.memory import (
+    GRADIENT_BYTES,
+    HEADROOM_SHARE,
+    OPTIMIZER_BYTES,
+    StageBytes,
+    stage_bytes,
+    usable_bytes,
+)
 from shoal_planner.mixes import cheapest
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.predict import predict
@@ -26,9 +33,14 @@ def make_costs(memory_gib: float) -> CostModel:
     return CostModel(job, make_cluster(("n", "L4", 1, 1), memory_mib={"L4": memory_gib * 1024}), Profile())
 
 
-def figures(costs: CostModel) -> LayerFigures:
+def whole_stage(costs: CostModel) -> StageBytes:
     train = costs.job.train
-    line = stage_bytes(costs.job.model, train.seq_len, train.precision, 1, SIZE, embedding=True, head=True)
+    fused = costs.fused(NODE)
+    return stage_bytes(costs.job.model, train.seq_len, train.precision, 1, SIZE, embedding=True, head=True, fused=fused)
+
+
+def figures(costs: CostModel) -> LayerFigures:
+    line = whole_stage(costs)
     plain, selective, full = (
         costs.part("block", NODE, 1, SIZE, kind).total_s for kind in ("none", "selective", "full")
     )
@@ -50,8 +62,7 @@ def figures(costs: CostModel) -> LayerFigures:
 
 
 def room_for_blocks(costs: CostModel) -> float:
-    train = costs.job.train
-    line = stage_bytes(costs.job.model, train.seq_len, train.precision, 1, SIZE, embedding=True, head=True)
+    line = whole_stage(costs)
     return usable_bytes(costs.device(NODE)) - line.empty(1.0) - line.flight
 
 

@@ -18,7 +18,7 @@ from shoal_planner.cluster import (
     snapshot_from_mapping,
     snapshot_to_mapping,
 )
-from shoal_planner.errors import InvalidField, NoPlanFits, NotADocument, ScheduleError
+from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits, NotADocument, ScheduleError
 from shoal_planner.job import ModelSpec, job_to_mapping, parse_job
 from shoal_planner.parameters import num_parameters, parameters
 from shoal_planner.plan import (
@@ -132,7 +132,10 @@ def test_a_job_survives_a_round_trip() -> None:
         ("train.global_batch", 2_000_000, "train.global_batch = 2000000: must be at most 65536"),
         ("train.seq_len", 2**21, "must be at most 1048576"),
         ("train.steps", 10**12, "must be at most 1000000000"),
-        ("train.sharding", "none", "train.sharding = 'none': only 'auto' is supported yet"),
+        ("train.sharding", "node", "train.sharding = 'node': must be one of auto, none"),
+        ("train.recompute", "full", "train.recompute = 'full': must be one of auto, none"),
+        ("train.overlap", True, "train.overlap = True: must be one of auto, none"),
+        ("model.gated_mlp", "no", "model.gated_mlp = 'no': must be true or false"),
         ("data.uri", "stdlib:xyz", "data.uri = 'stdlib:xyz': must be exactly 'stdlib:'"),
         ("data.uri", "stdlib://", "must be exactly 'stdlib:'"),
         ("checkpoint.uri", None, "checkpoint.every_steps = 20: needs a checkpoint.uri"),
@@ -164,6 +167,22 @@ def test_a_cluster_survives_a_round_trip() -> None:
     assert snapshot_from_mapping(json.loads(json.dumps(snapshot_to_mapping(cluster)))) == cluster
     with pytest.raises(KeyError):
         cluster.node("nobody")
+
+
+@pytest.mark.parametrize(
+    ("node", "gib"),
+    [
+        ({"device": "cpu-1t"}, 64),
+        ({"device": "T4"}, 64),
+        ({"device": "T4", "devices": 4}, 240),
+        ({"device": "A100-80G", "devices": 8}, 4 * 8 * 79),  # the file changes what the device has
+        ({"device": "nobody-knows", "devices": 8}, 64),
+        ({"device": "A100-80G", "devices": 8, "host_memory_gib": 32}, 32),
+    ],
+)
+def test_host_memory_that_is_not_stated_follows_the_devices(node: dict[str, Any], gib: float) -> None:
+    found = parse_cluster({"nodes": [{"name": "n", **node}], "devices": CLUSTER["devices"]})
+    assert found.nodes[0].host_memory_bytes == gib * 2**30
 
 
 @pytest.mark.parametrize(
@@ -253,6 +272,27 @@ def test_a_plan_survives_a_round_trip() -> None:
     assert mapping["plan_id"] == plan.plan_id
 
 
+def test_a_plan_with_choices_of_layers_survives_a_round_trip() -> None:
+    """Recomputation, optimizer state on the host, devices that only hold state, and state that is not split."""
+    value = changed(PLAN, "sharding", {"optimizer": "none"})
+    stage_value: Any = value["pipelines"][0]["stages"][0]
+    stage_value["recompute"] = "selective"
+    stage_value["overrides"] = [
+        {"layers": [0, 2], "recompute": "full", "offload": "optimizer"},
+        {"layers": [5, 6], "offload": "optimizer"},
+        {"layers": [6, 8], "recompute": "none"},
+    ]
+    stage_value["replicas"].append({"node": "c-0", "devices": [0], "samples": 0})
+    plan = parse_plan(value)
+    stage = plan.pipelines[0].stages[0]
+    assert stage.recomputed() == {"none": 2, "selective": 4, "full": 2}
+    assert stage.offloaded() == 3
+    assert stage.sample_range(2) == (3, 3)
+    assert plan.sharding.optimizer == "none"
+    assert parse_plan(json.loads(json.dumps(plan_to_mapping(plan)))) == plan
+    assert plan.plan_id != parse_plan(PLAN).plan_id
+
+
 def test_the_plan_id_is_of_the_structure_alone() -> None:
     plan = parse_plan(PLAN)
     prediction = Prediction(
@@ -276,11 +316,32 @@ def test_the_plan_id_is_of_the_structure_alone() -> None:
         ("pipelines.0.stages.0.layers", [[3, 2]], "must be a chunk [first, last)"),
         ("pipelines.0.stages.0.layers", [[1, 8]], "stages[0].layers = [[1, 8]]: must begin at layer 0"),
         ("pipelines.0.stages.0.replicas", [], "must have at least one entry"),
-        ("pipelines.0.stages.0.recompute", "full", "must be one of none"),
-        ("pipelines.0.stages.0.overrides", [], "is not a known field"),
+        ("pipelines.0.stages.0.recompute", "some", "recompute = 'some': must be one of none, selective, full"),
+        ("pipelines.0.stages.0.overrides", [{"layers": [4, 4]}], "overrides[0].layers = [4, 4]: must be [first, last)"),
+        (
+            "pipelines.0.stages.0.overrides",
+            [{"layers": [4, 9]}],
+            "stages[0].overrides[0].layers = [4, 9]: must lie within layers 0 to 8, in order and apart",
+        ),
+        (
+            "pipelines.0.stages.0.overrides",
+            [{"layers": [2, 4]}, {"layers": [3, 5]}],
+            "stages[0].overrides[1].layers = [3, 5]: must lie within layers 4 to 8",
+        ),
+        (
+            "pipelines.0.stages.0.overrides",
+            [{"layers": [2, 4], "offload": "weights"}],
+            "overrides[0].offload = 'weights': must be one of none, optimizer",
+        ),
         ("pipelines.0.stages.0.replicas.0.tp", 3, "must name as many devices as tp (3)"),
         ("pipelines.0.stages.0.replicas.0.devices", [1, 1], "names a device twice"),
-        ("pipelines.0.stages.0.replicas.1.samples", 0, "only hold state are not supported yet"),
+        (
+            "pipelines.0.stages.0.replicas.1.samples",
+            -1,
+            "replicas[1].samples = -1: must be zero (the devices only hold",
+        ),
+        ("pipelines.0.stages.0.replicas.1.samples", 0, "replicas = 2: samples must add up to micro_batch (3)"),
+        ("pipelines.0.stages.1.replicas.0.samples", 0, "replicas = 1: must have at least one entry that runs samples"),
         ("pipelines.0.stages.0.replicas.1.state_share", 0, "must be more than zero"),
         ("pipelines.0.stages.0.replicas.1.state_share", math.inf, "must be a finite number"),
         ("pipelines.0.stages.0.replicas.1.state_share", 1e300, "must be at most 1000000"),
@@ -288,7 +349,8 @@ def test_the_plan_id_is_of_the_structure_alone() -> None:
         ("groups", [{"layers": [0, 8], "collective": "ring"}], "collectives per group are not supported yet"),
         ("copies", -1, "must be zero or more"),
         ("schedule", "gpipe", "must be one of 1f1b"),
-        ("sharding", {"weights": "node"}, "sharding.weights = 'node': only 'none'"),
+        ("sharding", {"weights": "node"}, "sharding.weights = 'node': must be 'none' (other levels"),
+        ("sharding", {"optimizer": "node"}, "sharding.optimizer = 'node': must be 'cluster' or 'none' (other levels"),
     ],
 )
 def test_a_wrong_plan_names_field_and_value(path: str, value: object, message: str) -> None:
@@ -338,6 +400,7 @@ def test_a_plan_is_checked_against_its_job(path: str, value: object, message: st
         InvalidField("a.b", 3, "is odd"),
         NotADocument("job", None, "is empty"),
         NoPlanFits("too big"),
+        HostTooSmall("too big"),
         ScheduleError(3, "waits"),
     ],
 )
@@ -363,7 +426,7 @@ def test_mappings_and_unions_are_read() -> None:
 
 
 def test_long_values_are_cut_in_messages() -> None:
-    assert len(str(InvalidField("a", "x" * 500, "is long"))) < 100
+    assert len(str(InvalidField("a", "x" * 500, "is long"))) < 200
 
 
 def test_a_number_that_python_refuses_to_write_out_is_told_too() -> None:

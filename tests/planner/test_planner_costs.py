@@ -12,6 +12,7 @@ from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceOverride, parse_cl
 from shoal_planner.costs import CostModel, LinkCost, forward_seconds, matmul_flops, model_flops
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, ModelSpec, parse_job
+from shoal_planner.loads import Holder, Segment
 from shoal_planner.memory import (
     block_activation_bytes,
     held_elements,
@@ -22,6 +23,8 @@ from shoal_planner.memory import (
     usable_bytes,
 )
 from shoal_planner.parameters import num_parameters
+from shoal_planner.plan import Recompute
+from shoal_planner.predict import unit_exchange
 from shoal_planner.profile import (
     LayerTime,
     LinkFigure,
@@ -194,7 +197,7 @@ def test_ends_of_the_model_are_measured_too() -> None:
     costs = make_costs(profile=Profile(layers=(head,)))
     assert costs.part("head", "c-0", 1, 1).forward_s == pytest.approx(0.5)
     assert costs.part("embedding", "c-0", 1, 1).forward_s < 0.1
-    both = costs.stage("c-0", 1, 1, 2, embedding=True, head=True)
+    both = costs.stage("c-0", 1, 1, {"none": 2}, embedding=True, head=True)
     parts = [costs.part(part, "c-0", 1, 1).total_s for part in ("block", "block", "embedding", "head")]  # type: ignore[arg-type]
     assert both.total_s == pytest.approx(sum(parts))
 
@@ -313,7 +316,7 @@ def test_the_optimizer_is_bound_by_memory_or_measured() -> None:
 
 
 def test_half_an_exchange_goes_at_the_slowest_link() -> None:
-    """(n-1)/n of the bytes; within a node at its rate, between nodes at the slower node's, for each rank's interface."""
+    """(n-1)/n of the bytes; within a node at its rate, between nodes at the slower node's."""
     costs = make_costs()
     inside = costs.half_exchange_s(frozenset({("g-0", 1)}), 2, 4e9)
     assert inside == pytest.approx(4e9 / 2 / costs.link("g-0", "g-0").bytes_per_s, rel=1e-3)
@@ -322,12 +325,17 @@ def test_half_an_exchange_goes_at_the_slowest_link() -> None:
     assert costs.half_exchange_s(frozenset({("g-0", 1), ("c-0", 1)}), 64, 0.0) < 64 * costs.link("g-0", "c-0").latency_s
 
 
-def test_who_owns_more_of_the_state_gets_more_gradients_and_sends_fewer() -> None:
-    holders = (Holder("g-0", 1, 3.0), Holder("g-0", 1, 1.0), Holder("c-0", 1, 4.0))
-    exchange = make_costs().exchange(holders, 4e9)
-    # c-0 gets its half from both replicas of g-0, which send it: the same bytes at both ends.
-    assert dict(exchange.network_s) == pytest.approx({"g-0": 4.0, "c-0": 4.0})
-    assert exchange.inside_s == pytest.approx(4e9 * 3 / 8 / 100e9)
+def test_what_replicas_of_a_node_exchange_crosses_its_interfaces_once() -> None:
+    """Round a ring that visits a node's replicas one after the other, whatever part of the state each of them owns."""
+    costs = make_costs()
+    holders = tuple(
+        Holder(pipeline=pipeline, stage=0, replica=0, node=node, tp=1, share=share)
+        for pipeline, (node, share) in enumerate((("g-0", 3.0), ("g-0", 1.0), ("c-0", 4.0)))
+    )
+    found = unit_exchange(Segment(first=1, last=2, holders=holders), costs)
+    moved = unit_elements(costs.job.model, 1, 1) * 4 * 2 / 3
+    assert dict(found.network_s) == pytest.approx({node: moved / costs.node_rate(node) for node in ("g-0", "c-0")})
+    assert found.seconds >= max(seconds for _, seconds in found.network_s)
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
@@ -351,7 +359,7 @@ def test_a_tied_embedding_is_held_at_both_ends() -> None:
 def test_activations_match_the_measurement() -> None:
     """PROTOTYPES: 20.9 widths of 4 bytes per token in a block of hidden 384, ffn 1024, 6 heads and 2 key heads."""
     model = ModelSpec(layers=8, hidden=384, heads=6, kv_heads=2, ffn=1024, vocab=1024)
-    widths = block_activation_bytes(model, 128, "fp32", 1) / (128 * 384 * 4)
+    widths = block_activation_bytes(model, 128, "fp32", 1, "none") / (128 * 384 * 4)
     assert widths == pytest.approx(20.9, rel=0.05)
     assert widths >= 20.9
 
@@ -359,8 +367,8 @@ def test_activations_match_the_measurement() -> None:
 def test_memory_of_a_stage_is_linear_in_its_layers() -> None:
     def total(layers: int, in_flight: int) -> float:
         return stage_memory(
-            LLAMA_7B, 2048, "bf16", tp=2, samples=1, in_flight=in_flight, layers=layers, embedding=True, head=False,
-            owned=float(layers),
+            LLAMA_7B, 2048, "bf16", tp=2, samples=1, in_flight=in_flight, layers={"none": layers},
+            embedding=True, head=False, owned=float(layers),
         ).total  # fmt: skip
 
     for in_flight in (1, 3):
@@ -369,7 +377,7 @@ def test_memory_of_a_stage_is_linear_in_its_layers() -> None:
 
 def test_state_bytes_of_a_stage() -> None:
     found = stage_memory(
-        LLAMA_7B, 2048, "bf16", tp=1, samples=2, in_flight=1, layers=1, embedding=False, head=True, owned=10.0
+        LLAMA_7B, 2048, "bf16", tp=1, samples=2, in_flight=1, layers={"none": 1}, embedding=False, head=True, owned=10.0
     )
     held = held_elements(LLAMA_7B, 1, 1, embedding=False, head=True)
     assert (found.weights, found.gradients, found.optimizer) == (2 * held, 4 * held, 120)
@@ -381,3 +389,35 @@ def test_headroom_and_snapshots() -> None:
     assert usable_bytes(device_type("cpu-2t")) == pytest.approx(2 * GIB * 0.95)
     assert usable_bytes(device_type("T4")) == pytest.approx(15 * GIB * 0.95 - GIB * 0.6)
     assert snapshot_bytes(100) == 2 * 2 * 12 * 100
+
+
+def test_recomputation_keeps_less_and_holds_one_block_more_while_it_runs() -> None:
+    def activations(layers: dict[Recompute, int]) -> float:
+        return stage_memory(
+            LLAMA_7B, 2048, "bf16", tp=1, samples=1, in_flight=2, layers=layers, embedding=False, head=False, owned=0.0
+        ).activations
+
+    kept: dict[Recompute, float] = {
+        kind: block_activation_bytes(LLAMA_7B, 2048, "bf16", 1, kind) for kind in ("none", "selective", "full")
+    }
+    assert kept["full"] < kept["selective"] < kept["none"]
+    for kind in ("selective", "full"):
+        saved = activations({"none": 8}) - activations({"none": 3, kind: 5})
+        assert saved == pytest.approx(2 * 5 * (kept["none"] - kept[kind]) - kept["none"])
+
+
+def test_norms_that_are_single_kernels_keep_nothing_in_fp32() -> None:
+    two_norms = 1.05 * 2048 * 2 * 4 * LLAMA_7B.hidden
+    plain, fused = (block_activation_bytes(LLAMA_7B, 2048, "bf16", 1, "none", fused=fused) for fused in (False, True))
+    assert plain - fused == pytest.approx(two_norms)
+    assert block_activation_bytes(LLAMA_7B, 2048, "fp32", 1, "none", fused=True) == block_activation_bytes(
+        LLAMA_7B, 2048, "fp32", 1, "none"
+    )
+
+
+def test_optimizer_state_on_the_host_takes_no_memory_of_the_device() -> None:
+    found = stage_memory(
+        LLAMA_7B, 2048, "bf16", tp=1, samples=1, in_flight=1, layers={"none": 1}, embedding=False, head=False,
+        owned=10.0, offloaded=4.0,
+    )  # fmt: skip
+    assert found.optimizer == 12 * 6
