@@ -171,11 +171,14 @@ class Columns:
         """Adds neighbours of the best templates, of more of them where that no longer helps, until there are `most`;
         the time in which all samples get done. Sets `bound_s` to what suits that time best. Gives up where it begins
         far beyond `worse_s`."""
-        time_s, num_looked_at = self._least_bounded(_FIRST_BOUNDS, 0.0), _GROWN_FROM
+        time_s = self.least_time_bounded()
         if time_s > worse_s * _FAR:
             return float("inf")
-        time_s = self._grow(time_s, num_looked_at, worse_s)
-        return self._tightened(time_s)
+        return self._tightened(self._grow(time_s, _GROWN_FROM, worse_s))
+
+    def least_time_bounded(self) -> float:
+        """The least time over bounds on the exchange; sets `bound_s`."""
+        return self._least_bounded(_FIRST_BOUNDS if not np.isfinite(self.bound_s) else _NEXT_BOUNDS, 0.0)
 
     def _grow(self, time_s: float, num_looked_at: int, worse_s: float) -> float:
         while np.isfinite(time_s) and self.num_priced < self.most and num_looked_at <= _MOST_GROWN_FROM:

@@ -19,7 +19,8 @@ Sequence = tuple[int, ...]  # of option numbers, from the first stage to the las
 
 MAX_DEPTH = 48  # deeper pipelines are mostly bubble
 _HALVINGS, _MORE_HALVINGS = 8, 8
-_PAIR_COUNTS = (1, 2, 4)
+_PAIR_COUNTS, _FEW_PAIR_COUNTS = (1, 3), (1,)
+_MANY_OPTIONS = 20  # with more of them, pairs come in fewer numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,10 @@ def first_sequences(options: tuple[Option, ...], num_layers: int) -> Iterator[Se
     for index, count in enumerate(most):
         for length in range(1, count + 1):
             yield (index,) * length
+    counts = _PAIR_COUNTS if len(options) <= _MANY_OPTIONS else _FEW_PAIR_COUNTS
     for one, other in itertools.permutations(range(len(options)), 2):
         if options[one].kind.number != options[other].kind.number:
-            for here, there in itertools.product(_PAIR_COUNTS, repeat=2):
+            for here, there in itertools.product(counts, repeat=2):
                 if here <= most[one] and there <= most[other] and here + there <= num_layers:
                     yield (one,) * here + (other,) * there
 
@@ -224,8 +226,8 @@ class _Curve:
 
     def _enough(self, bound_s: Floats, num_layers: int, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
         limits = np.where(there, self.limits(bound_s), 0)
-        enough: NDArray[np.bool_] = (limits >= self.least).all(axis=1)
-        return enough & (np.maximum(limits, 0).sum(axis=1) >= num_layers)
+        enough: NDArray[np.bool_] = np.all(limits >= self.least, axis=1)
+        return np.logical_and(enough, np.sum(np.maximum(limits, 0), axis=1) >= num_layers)
 
     def _rows(self, rows: Ints) -> _Curve:
         return _Curve(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})

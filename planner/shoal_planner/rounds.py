@@ -1,0 +1,139 @@
+"""Where the search looks: sets of nodes that reach each other well, whole or cut into slices; and how far it looks in
+each of them.
+
+Owns what a round generates and when it is given up. What comes out are sets of pipelines that promise most; `finish`
+turns them into plans.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal_planner.assembly import assemble, bundle
+from shoal_planner.columns import Columns
+from shoal_planner.costs import CostModel
+from shoal_planner.finish import Word
+from shoal_planner.options import Kind, options_of
+from shoal_planner.packing import pack
+from shoal_planner.templates import Sequence
+
+# Templates that a round generates, by the number of devices up to which that holds.
+_MOST_TEMPLATES = ((8, 800), (16, 1000), (64, 2500), (256, 6000), (1 << 30, 24000))
+_FIRST_PART = 3  # of them, a part to learn how many pipelines there will be
+# Times, as multiples of the least that fractions of templates allow, for which devices are packed.
+_STRETCHES = (0.997, 1.002, 1.007, 1.014, 1.025, 1.04, 1.07, 1.12, 1.2)
+_PACKINGS, _ALONE = 3, 6  # sets of pipelines of each
+_NEAR = 1.02  # what cannot come nearer to the best so far is not packed
+_SLICES = (1, 2, 4, 8)
+# Sets of nodes on ever faster links that are looked at, and how much faster.
+_MOST_REACHES, _MUCH_FASTER = 3, 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Nodes of these kinds, each cut into so many equal slices that hold the same layers in different pipelines."""
+
+    kinds: tuple[Kind, ...]
+    slices: int
+
+
+def rounds(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[Round]:
+    """All nodes; then without those on the slowest links, again and again; each with nodes whole and in slices."""
+    for chosen in _reachable(kinds, costs):
+        widest = max(kind.node.devices for kind in chosen)
+        for slices in _SLICES:
+            cut = tuple(
+                dataclasses.replace(kind, slice=kind.node.devices // slices)
+                for kind in chosen
+                if kind.node.devices >= slices
+            )
+            if slices <= widest and cut:
+                yield Round(kinds=cut, slices=slices)
+
+
+class Lead:
+    """A round that is followed step by step: `scout`, `explore` and `words`, each dearer than the one before."""
+
+    def __init__(self, this: Round, costs: CostModel) -> None:
+        self.round = this
+        self.costs = costs
+        self.options = options_of(this.kinds, costs)
+        self.batch = -(-costs.job.train.global_batch // this.slices)
+        num_devices = sum(kind.devices for kind in this.kinds)
+        self._most = next(count for limit, count in _MOST_TEMPLATES if num_devices * this.slices <= limit)
+        # How many pipelines there may be, for a first idea of how far optimizer state is split.
+        holders = max(1, min(self.batch, num_devices // 4)) * this.slices
+        self._alone = self._columns(this.slices, self._most)
+        self._first = self._columns(holders, self._most // _FIRST_PART)
+        self._first_s = float("inf")
+
+    def _columns(self, holders: int, most: int) -> Columns:
+        return Columns(self.costs, self.round.kinds, self.options, holders, self.batch, most)
+
+    def scout(self) -> float:
+        """About the seconds of a step with the first templates."""
+        self._first.start()
+        together_s = self._first.least_time_bounded()
+        return min(together_s, float(self._first.alone_s().min(initial=np.inf)))
+
+    def explore(self, worse_s: float = float("inf")) -> float:
+        """As `scout`, with templates grown from the best ones."""
+        self._first_s = self._first.grow(worse_s)
+        self._alone.start()
+        self._alone.grow_alone(worse_s)
+        return min(self._first_s, float(self._alone.alone_s().min(initial=np.inf)))
+
+    def words(self, best_s: float) -> Iterator[tuple[Word, ...]]:
+        """Sets of pipelines that promise most, in no order; few where `best_s` seems out of reach."""
+        order = np.argsort(self._alone.alone_s(), kind="stable")[:_ALONE]
+        found = [[self._alone.templates[row][0]] for row in order]
+        if self._first_s < best_s * _NEAR:
+            # How far optimizer state is split, and what its exchange takes, follows from the number of pipelines.
+            together = self._columns(self._first.num_pipelines(self._first_s) * self.round.slices, self._most)
+            together.add(self._first.templates)
+            time_s = together.grow(best_s)
+            if time_s < best_s * _NEAR:
+                together.grow_rest(time_s * _STRETCHES[1])
+            for stretch in _STRETCHES:
+                if time_s * stretch < best_s * _NEAR:
+                    found.extend(_packed(together, time_s * stretch))
+        for sequences in found:
+            words = assemble(sequences, self.options, self.round.kinds)
+            if words is not None:
+                yield tuple(itertools.chain.from_iterable(bundle(word, self.round.slices) for word in words))
+
+
+def _packed(columns: Columns, time_s: float) -> Iterator[list[Sequence]]:
+    packings = pack(columns.values(time_s), columns.needs, columns.stock, wanted=columns.batch)
+    for packing in packings[:_PACKINGS]:
+        yield [columns.templates[row][0] for row, count in packing.counts for _ in range(count)]
+
+
+def _reachable(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[tuple[Kind, ...]]:
+    """Sets of kinds whose nodes reach each other at some rate at least, all first."""
+    rates = sorted({_rate(one, other, costs) for one, other in itertools.combinations_with_replacement(kinds, 2)})
+    seen: set[tuple[int, ...]] = set()
+    for slower, rate in zip([0.0, *rates], rates, strict=False):
+        if len(seen) == _MOST_REACHES or rate < slower * _MUCH_FASTER:
+            continue
+        left = list(kinds)
+        while left:
+            slow = [sum(_rate(kind, other, costs) < rate for other in left) for kind in left]
+            if not any(slow):
+                break
+            left.pop(slow.index(max(slow)))
+        key = tuple(kind.number for kind in left)
+        if left and key not in seen:
+            seen.add(key)
+            yield tuple(left)
+
+
+def _rate(one: Kind, other: Kind, costs: CostModel) -> float:
+    """Bytes per second between nodes of these kinds; of a single node, of its interfaces."""
+    there = next((node for node in other.nodes if node != one.node.id), None)
+    return one.node.inter_bytes_per_s if there is None else costs.link(one.node.id, there).bytes_per_s
