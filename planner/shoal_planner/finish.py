@@ -204,11 +204,11 @@ class Finisher:
         """The layers with the least time of so many micro-batches."""
         known = (key, size, number, common)
         if known not in self._splits:
-            stages = [self._stage(word, s, size, number, common) for s in range(len(word))]
+            stages = [self.stage(word, s, size, number, common) for s in range(len(word))]
             self._splits[known] = split_layers(stages, self.num_layers, number, common.most_sync_s)
         return self._splits[known]
 
-    def _stage(self, word: Word, s: int, size: int, number: int, common: Common) -> _Stage:
+    def stage(self, word: Word, s: int, size: int, number: int, common: Common) -> _Stage:
         unit, ends = word[s], (s == 0, s == len(word) - 1)
         in_flight = min(len(word) - s, number)
         onward = None if ends[1] else (self.costs.kind(word[s + 1].node), word[s + 1].node == unit.node)
