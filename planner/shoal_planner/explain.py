@@ -12,7 +12,7 @@ from shoal_planner.errors import HostTooSmall, NoPlanFits
 from shoal_planner.memory import held_elements, snapshot_bytes, stage_memory, usable_bytes
 from shoal_planner.options import usable_nodes
 from shoal_planner.parameters import num_parameters
-from shoal_planner.plan import Pipeline, Plan, Stage
+from shoal_planner.plan import Pipeline, Plan, Recompute, Stage
 from shoal_planner.score import sizes
 
 _MANY_KINDS = 5  # of pipelines, which a line has room for
@@ -194,16 +194,20 @@ def _share_bytes(costs: CostModel, stages: int) -> float:
 def _stage_bytes(costs: CostModel, layers: int, *, embedding: bool, head: bool) -> float:
     """What a device alone in its stage needs at least, one sample at a time, as the only pipeline."""
     model, train = costs.job.model, costs.job.train
-    return stage_memory(
-        model,
-        train.seq_len,
-        train.precision,
-        tp=1,
-        samples=1,
-        in_flight=1,
-        layers={"none": layers},
-        embedding=embedding,
-        head=head,
-        owned=held_elements(model, 1, layers, embedding=embedding, head=head),
-        fused=all(costs.fused(node.id) for node in costs.snapshot.nodes),
-    ).total
+    kinds: tuple[Recompute, ...] = ("none",) if train.recompute == "none" else ("none", "full")
+    return min(
+        stage_memory(
+            model,
+            train.seq_len,
+            train.precision,
+            tp=1,
+            samples=1,
+            in_flight=1,
+            layers={kind: layers},
+            embedding=embedding,
+            head=head,
+            owned=held_elements(model, 1, layers, embedding=embedding, head=head),
+            fused=all(costs.fused(node.id) for node in costs.snapshot.nodes),
+        ).total
+        for kind in kinds
+    )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec
 from shoal_planner.profile import Profile, profile_from_mapping
 from shoal_planner.search import PlanResult, plan
@@ -50,8 +51,12 @@ class Planner:
         return None if best is None else best[1]
 
     async def _search(self, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile, seed: int = 0) -> PlanResult:
+        """For clusters that run what is planned, so within what the engine runs."""
+        limit_s = self._time_limit_s
         async with self._slots:
-            return await asyncio.to_thread(plan, job, snapshot, profile, seed=seed, time_limit_s=self._time_limit_s)
+            return await asyncio.to_thread(
+                plan, job, snapshot, profile, seed=seed, time_limit_s=limit_s, features=ENGINE
+            )
 
 
 def no_plan_fits(constraint: str) -> BadInput:

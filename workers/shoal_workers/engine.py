@@ -14,6 +14,7 @@ from typing import Protocol, assert_never
 
 import torch
 
+from shoal_planner.features import check_job_runs, check_plan_runs
 from shoal_planner.job import JobSpec
 from shoal_planner.parameters import stage_units
 from shoal_planner.plan import Plan
@@ -113,7 +114,7 @@ class _Verdict:
 class Engine:
     """One rank of one epoch. `live` is whole (it has a tag) and belongs to `rank` of `shards`, the map of `plan`.
 
-    `clock` counts seconds, from anywhere.
+    `clock` counts seconds, from anywhere. Raises InvalidField for a job or plan that asks for what it does not run.
     """
 
     def __init__(
@@ -129,6 +130,8 @@ class Engine:
         memory: DeviceMemory,
         clock: Callable[[], float],
     ) -> None:
+        check_job_runs(job)
+        check_plan_runs(plan)
         self._job = job
         self._place = next(place for place in plan.places() if place.rank == rank)
         self._program = programs(plan, job.model)[rank]

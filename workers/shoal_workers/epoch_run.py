@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shoal_planner.features import check_plan_runs
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, parse_plan
 from shoal_recovery.errors import StoreError
@@ -123,6 +124,7 @@ class EpochRun:
     def _live_through(self) -> None:
         began_s = time.monotonic()
         job, plan = parse_job(self._order.spec), parse_plan(self._order.plan)
+        check_plan_runs(plan)  # before anybody waits for this rank
         shards = shard_map(plan, job.model)
         memory = DeviceMemory(self._device, self._order.memory_limit_bytes)
         live = LiveState.build(job.model, shards.ranks[self._order.rank], job.train.precision, memory)

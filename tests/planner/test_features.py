@@ -1,0 +1,119 @@
+"""What can be planned and is not run yet: refused by name, and not planned for those who are to run it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from planner_ground import make_cluster, make_job
+
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import InvalidField
+from shoal_planner.features import ALL, ENGINE, check_job_runs, check_plan_runs
+from shoal_planner.job import JobSpec
+from shoal_planner.plan import Override, Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.profile import Profile
+from shoal_planner.score import score_with
+from shoal_planner.search import plan, step_s
+
+JOB = make_job()
+
+
+def with_train(job: JobSpec, **changes: str) -> JobSpec:
+    return dataclasses.replace(job, train=dataclasses.replace(job.train, **changes))  # type: ignore[arg-type]
+
+
+def a_plan(stage: Stage, sharding: Sharding | None = None) -> Plan:
+    before = Stage(layers=((0, 4),), replicas=(Replica(node="a-0", devices=(0,)),))
+    pipeline = Pipeline(micro_batch=1, micro_batches=16, stages=(before, stage))
+    return Plan(pipelines=(pipeline,), sharding=sharding or Sharding())
+
+
+PLAIN = Stage(layers=((4, 8),), replicas=(Replica(node="b-0", devices=(0,)),))
+IDLE = Replica(node="c-0", devices=(0,), samples=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            a_plan(dataclasses.replace(PLAIN, recompute="selective")),
+            "pipelines[0].stages[1].recompute = 'selective': is planned and scored, but not run",
+        ),
+        (
+            a_plan(dataclasses.replace(PLAIN, overrides=(Override(layers=(5, 6), recompute="full"),))),
+            "pipelines[0].stages[1].overrides[0].recompute = 'full': ",
+        ),
+        (
+            a_plan(dataclasses.replace(PLAIN, overrides=(Override(layers=(5, 6), offload="optimizer"),))),
+            "pipelines[0].stages[1].overrides[0].offload = 'optimizer': ",
+        ),
+        (
+            a_plan(dataclasses.replace(PLAIN, replicas=(*PLAIN.replicas, IDLE))),
+            "pipelines[0].stages[1].replicas[1].samples = 0: ",
+        ),
+        (a_plan(PLAIN, Sharding(optimizer="none")), "sharding.optimizer = 'none': "),
+    ],
+    ids=["recompute", "override", "offload", "idle", "sharding"],
+)
+def test_a_plan_that_the_engine_does_not_run_is_refused_by_name(given: Plan, message: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        check_plan_runs(given)
+    assert message in str(caught.value)
+    check_plan_runs(given, ALL)
+
+
+def test_what_changes_nothing_is_not_refused() -> None:
+    check_plan_runs(a_plan(dataclasses.replace(PLAIN, overrides=(Override(layers=(5, 6), recompute="none"),))))
+    check_plan_runs(a_plan(PLAIN))
+
+
+def test_a_job_that_the_engine_does_not_run_is_refused_by_name() -> None:
+    plain_mlp = dataclasses.replace(JOB, model=dataclasses.replace(JOB.model, gated_mlp=False))
+    for job, message in (
+        (with_train(JOB, sharding="none"), "train.sharding = 'none': is planned and scored, but not run by the engine"),
+        (plain_mlp, "model.gated_mlp = False: is planned and scored, but not run by the engine"),
+    ):
+        cluster = make_cluster(("a", "cpu-2t", 2, 1), memory_mib={})
+        with pytest.raises(InvalidField) as caught:
+            plan(job, cluster, features=ENGINE)
+        assert message in str(caught.value)
+        assert plan(job, cluster).plan.prediction is not None
+        check_job_runs(job, ALL)
+    for held in ({"recompute": "none"}, {"overlap": "none"}):
+        check_job_runs(with_train(JOB, **held))
+
+
+# Either device can hold the model if some layers are run again; else they have to share it.
+TIGHT_JOB = make_job(layers=8, batch=4, hidden=1024, seq_len=4096, precision="bf16", copies=0)
+TIGHT = make_cluster(("n", "L4", 1, 2), memory_mib={"L4": 3100})
+
+
+def recomputes(found: Plan) -> bool:
+    stages = [stage for pipeline in found.pipelines for stage in pipeline.stages]
+    return any(stage.recomputed()["none"] < stage.last - stage.first for stage in stages)
+
+
+def test_no_recomputation_is_planned_for_the_engine() -> None:
+    everything, engine = plan(TIGHT_JOB, TIGHT), plan(TIGHT_JOB, TIGHT, features=ENGINE)
+    assert recomputes(everything.plan) and not recomputes(engine.plan)
+    assert step_s(everything.plan) < step_s(engine.plan)
+    held = plan(with_train(TIGHT_JOB, recompute="none"), TIGHT)
+    assert held.plan == engine.plan
+    check_plan_runs(engine.plan)
+
+
+def test_a_running_plan_beyond_the_features_does_not_come_back() -> None:
+    previous = plan(TIGHT_JOB, TIGHT).plan
+    assert plan(TIGHT_JOB, TIGHT, previous=previous).plan.plan_id == previous.plan_id
+    assert not recomputes(plan(TIGHT_JOB, TIGHT, previous=previous, features=ENGINE).plan)
+
+
+def test_some_kinds_of_recomputation_may_be_run() -> None:
+    full = Features(
+        recompute=("none", "full"), offload=False, idle_holders=False, whole_optimizer=False, plain_mlp=True
+    )
+    found = plan(TIGHT_JOB, TIGHT, features=full).plan
+    check_plan_runs(found, full)
+    scored = score_with(found, CostModel(TIGHT_JOB, TIGHT, Profile()))
+    assert scored.prediction == found.prediction
