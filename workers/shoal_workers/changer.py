@@ -13,6 +13,7 @@ import structlog
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_planner.search import plan as search_plan
@@ -250,7 +251,10 @@ class Changer:
     def _plan(self, snapshot: ClusterSnapshot) -> Plan:
         previous = None if self.epoch is None else self.epoch.plan
         profile = self._measurements.profile
-        return search_plan(self._spec, snapshot, profile, previous=previous, time_limit_s=_PLAN_LIMIT_S).plan
+        found = search_plan(
+            self._spec, snapshot, profile, previous=previous, time_limit_s=_PLAN_LIMIT_S, features=ENGINE
+        )
+        return found.plan
 
     def _no_plan(self, nodes: frozenset[str], constraint: str) -> None:
         self.tried, self.tried_agents = nodes, None

@@ -10,6 +10,7 @@ import structlog
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec
 from shoal_planner.score import score
 from shoal_planner.search import plan as search_plan
@@ -45,7 +46,9 @@ class Gains:
     def _gain(self, epoch: EpochView, snapshot: ClusterSnapshot) -> float | None:
         profile: Any = self._measurements.profile
         try:
-            better = search_plan(self._spec, snapshot, profile, previous=epoch.plan, time_limit_s=_PLAN_LIMIT_S).plan
+            better = search_plan(
+                self._spec, snapshot, profile, previous=epoch.plan, time_limit_s=_PLAN_LIMIT_S, features=ENGINE
+            ).plan
             current = score(epoch.plan, self._spec, epoch.snapshot, profile)
         except (NoPlanFits, InvalidField) as error:
             log.warning("gain of new nodes not known", error=str(error))
