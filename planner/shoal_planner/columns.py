@@ -20,7 +20,7 @@ _GROWN_FROM, _MOST_GROWN_FROM = 20, 640  # templates of which neighbours are loo
 _STALE = 0.9995  # a round that gains less has not helped
 _ALONE_ROUNDS = 40
 _ALONE_TRIES = 4
-_REST_ROUNDS = 20
+_DIVED_FROM, _DIVE_ROUNDS, _DIVE_PART = 20, 2, 0.3
 # After this part of all templates, so far beyond the best round so far, a round is given up.
 _GIVE_UP = ((0.2, 1.1), (0.4, 1.05), (0.7, 1.02))
 _PRECISION = 1.0003  # to which times are found
@@ -201,23 +201,37 @@ class Columns:
                 return float("inf")
         return time_s
 
-    def grow_rest(self, time_s: float) -> None:
-        """Adds neighbours of the templates that suit what whole numbers of the best templates leave over: with one less
-        of each, so that there is room to join the rest."""
-        fractions = self._reached(time_s)[1]
-        whole = np.maximum(np.floor(fractions + 1e-9) - 1, 0)
-        rest = self.stock - whole @ self.needs
-        if not whole.any():
-            return
-        for _ in range(_REST_ROUNDS):
+    def dive(self, time_s: float) -> tuple[float, dict[Template, int]]:
+        """Whole numbers of templates, and what they are worth: the whole part of the fractional best is taken, and for
+        what is left over templates are generated anew, until nothing fits any more."""
+        rest, chosen, total = self.stock.copy(), dict[Template, int](), 0.0
+        last = self.num_priced + self.most * _DIVE_PART
+        looked = 0
+        while True:
             values = np.where((self.needs <= rest + 1e-9).all(axis=1), self.values(time_s), 0.0)
+            if not values.any():
+                return total, chosen
             _, fractions, worths = worth(values, self.needs, rest)
-            loss = (self.needs @ worths - values) / np.maximum(self.needs @ worths, 1e-12)
-            grown = self._unseen(np.where(fractions > 1e-9, -1.0, loss), 2 * _GROWN_FROM, _HOPELESS_LOSS)
-            if not grown:
-                break
-            self._worths = (time_s, worths)
-            self._add_neighbours(grown)
+            if looked < _DIVE_ROUNDS and self.num_priced < last:
+                looked += 1
+                loss = (self.needs @ worths - values) / np.maximum(self.needs @ worths, 1e-12)
+                loss = np.where(fractions > 1e-9, -1.0, np.where(values > 0, loss, 1.0))
+                grown = self._unseen(loss, _DIVED_FROM, _HOPELESS_LOSS)
+                if grown:
+                    self._worths = (time_s, worths)
+                    self._add_neighbours(grown)
+                    continue
+            whole = np.floor(fractions + 1e-9)
+            if not chosen and whole.any():  # one less of each leaves room to join the rest
+                whole = np.maximum(whole - 1, 0)
+            if not whole.any():
+                whole[int(np.argmax(fractions))] = 1
+            for row in np.flatnonzero(whole):
+                template = self.templates[row]
+                chosen[template] = chosen.get(template, 0) + int(whole[row])
+            total += float(values @ whole)
+            rest = rest - whole @ self.needs
+            looked = 0
 
     def _tightened(self, time_s: float) -> float:
         """With the bound on the exchange at what the best templates need."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal_planner.assembly import assemble, bundle
-from shoal_planner.columns import Columns
+from shoal_planner.columns import Columns, Template
 from shoal_planner.costs import CostModel
 from shoal_planner.finish import Word
 from shoal_planner.options import Kind, options_of
@@ -25,9 +25,10 @@ from shoal_planner.templates import Sequence
 # Templates that a round generates, by the number of devices up to which that holds.
 _MOST_TEMPLATES = ((8, 800), (16, 1000), (64, 2500), (256, 6000), (1 << 30, 24000))
 _FIRST_PART = 3  # of them, a part to learn how many pipelines there will be
-# Times, as multiples of the least that fractions of templates allow, for which devices are packed.
-_STRETCHES = (0.997, 1.002, 1.007, 1.014, 1.025, 1.04, 1.07, 1.12, 1.2)
-_PACKINGS, _ALONE = 3, 6  # sets of pipelines of each
+# Times, as multiples of what a dive reached, for which devices are packed.
+_STRETCHES = (0.98, 0.99, 1.0, 1.01)
+_DIVES, _PACKINGS = 3, 3  # sets of pipelines made of each
+_PACKED, _ALONE = 8, 4  # and those that are drafted
 _NEAR = 1.02  # what cannot come nearer to the best so far is not packed
 _SLICES = (1, 2, 4, 8)
 # Sets of nodes on ever faster links that are looked at, and how much faster.
@@ -98,20 +99,31 @@ class Lead:
             together.add(self._first.templates)
             time_s = together.grow(best_s)
             if time_s < best_s * _NEAR:
-                together.grow_rest(time_s * _STRETCHES[1])
-            for stretch in _STRETCHES:
-                if time_s * stretch < best_s * _NEAR:
-                    found.extend(_packed(together, time_s * stretch))
+                found.extend(_packed(together, time_s))
         for sequences in found:
             words = assemble(sequences, self.options, self.round.kinds)
             if words is not None:
                 yield tuple(itertools.chain.from_iterable(bundle(word, self.round.slices) for word in words))
 
 
-def _packed(columns: Columns, time_s: float) -> Iterator[list[Sequence]]:
-    packings = pack(columns.values(time_s), columns.needs, columns.stock, wanted=columns.batch)
-    for packing in packings[:_PACKINGS]:
-        yield [columns.templates[row][0] for row, count in packing.counts for _ in range(count)]
+def _packed(columns: Columns, least_s: float) -> Iterator[list[Sequence]]:
+    """Whole numbers of templates that get the batch done soonest. What they are worth falls short of the fractional
+    best, so a longer time is aimed at; dives for several such times also leave more templates to pack."""
+    made: list[tuple[float, dict[Template, int]]] = []
+    time_s = least_s
+    for _ in range(_DIVES):
+        value, chosen = columns.dive(time_s)
+        made.append((time_s * columns.batch / max(value, 1.0), chosen))
+        time_s = max(least_s, (time_s + made[-1][0]) / 2)
+    best_s = min(seconds for seconds, _ in made)
+    for stretch in _STRETCHES:
+        time_s = best_s * stretch
+        for packing in pack(columns.values(time_s), columns.needs, columns.stock, wanted=columns.batch)[:_PACKINGS]:
+            chosen = {columns.templates[row]: count for row, count in packing.counts}
+            made.append((time_s * columns.batch / max(packing.value, 1.0), chosen))
+    made.sort(key=lambda entry: entry[0])
+    for _, chosen in made[:_PACKED]:
+        yield [sequence for (sequence, _), count in sorted(chosen.items()) for _ in range(count)]
 
 
 def _reachable(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[tuple[Kind, ...]]:
