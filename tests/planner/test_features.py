@@ -110,9 +110,7 @@ def test_a_running_plan_beyond_the_features_does_not_come_back() -> None:
 
 
 def test_some_kinds_of_recomputation_may_be_run() -> None:
-    full = Features(
-        recompute=("none", "full"), offload=False, idle_holders=False, whole_optimizer=False, plain_mlp=True
-    )
+    full = dataclasses.replace(ENGINE, recompute=("none", "full"))
     found = plan(TIGHT_JOB, TIGHT, features=full).plan
     check_plan_runs(found, full)
     scored = score_with(found, CostModel(TIGHT_JOB, TIGHT, Profile()))

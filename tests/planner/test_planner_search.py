@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -108,7 +107,7 @@ def test_the_same_arguments_give_the_same_plan() -> None:
     assert first == second
 
 
-def test_a_hardly_slower_plan_is_kept() -> None:
+def test_of_equally_fast_plans_the_one_that_runs_is_kept() -> None:
     job = make_job()
     first = plan(job, EMBEDDED)
     assert plan(job, EMBEDDED, previous=first.plan).plan.plan_id == first.plan.plan_id
@@ -230,10 +229,3 @@ def test_tensor_parallelism_divides_heads() -> None:
     fast = make_cluster(("a", "T4", 1, 3), memory_mib={"T4": 1500}, intra_gb_per_s=300)
     found = plan(make_job(heads=8, batch=1, hidden=1024, precision="bf16"), fast).plan
     assert all(place.tp in (1, 2, 4) for place in found.places())
-
-
-def test_a_search_that_runs_out_of_time_says_so() -> None:
-    ticks = itertools.count()
-    result = plan(make_job(), EMBEDDED, time_limit_s=2, clock=lambda: float(next(ticks)))
-    assert result.truncated
-    checked(result.plan, make_job(), EMBEDDED)
