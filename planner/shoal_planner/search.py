@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
+from shoal_planner.exact import search_exactly
 from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reason
 from shoal_planner.features import ALL, Features, check_job_runs, check_plan_runs
 from shoal_planner.finish import Draft, Finisher, Word
@@ -28,7 +29,7 @@ from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
 
 _FINALISTS = 5  # drafts that are scored, of each round
-_SCOUTED, _EXPLORED = 5, 3  # rounds that go on after being scouted, and explored
+_SCOUTED, _EXPLORED = 4, 3  # rounds that go on after being scouted, and explored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,16 +157,19 @@ class Search:
             drafts = sorted(self._drafts(lead), key=lambda draft: draft.seconds)
             for draft in drafts[:_FINALISTS]:
                 self.consider(self._finisher.plan(draft))
+        best_s = min((step_s(found) for found in self.scored.values()), default=float("inf"))
+        search_exactly(self.costs, self.copies, best_s, self.consider)
 
-    def consider(self, made: Plan) -> None:
-        """Scores a plan, and keeps it if it fits."""
+    def consider(self, made: Plan) -> float:
+        """Scores a plan, and keeps it if it fits. Its seconds; inf if it does not."""
         try:
             scored = score_with(made, self.costs)
         except (InvalidField, NoPlanFits) as error:  # a previous plan may name nodes that are gone
             if isinstance(error, NoPlanFits) and not isinstance(self.refusal, HostTooSmall):
                 self.refusal = error
-            return
+            return float("inf")
         self.scored[scored.plan_id] = scored
+        return step_s(scored)
 
     def _drafts(self, lead: Lead) -> Iterator[Draft]:
         best_s = min((step_s(found) for found in self.scored.values()), default=float("inf"))

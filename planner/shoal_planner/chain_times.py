@@ -1,0 +1,421 @@
+"""Seconds of one pipeline of a tiny cluster for every choice that it has: layers of its stages, micro-batch size and
+number, shares of each micro-batch, and blocks that it must compute again to fit.
+
+Owns the tables that the exact search sums up, each made once, and the choice behind an entry of one. Agrees with
+`predict` and `score` to rounding: they judge what is found (test_planner_exact).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_planner.costs import CostModel
+from shoal_planner.memory import OPTIMIZER_BYTES, stage_bytes, unit_elements, usable_bytes
+from shoal_planner.options import Floats, Ints
+from shoal_planner.profile import Part
+from shoal_planner.shapes import Cell, Chain
+
+Bools = NDArray[np.bool_]
+# What rounding may add to the bytes that `score` sums up in another order.
+_ROUNDING = 1e-12
+_ENDS: tuple[Part, Part] = ("embedding", "head")
+
+
+class Held(NamedTuple):
+    """What decides how much optimizer state a replica owns: how many replicas of *other* pipelines hold a block that it
+    holds, how many of all hold the embedding, and how many the head."""
+
+    others: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The ways to share out micro-batches among the replicas of a pipeline, one per column: their size, the samples of
+    each replica [R, Q], and the overlap of those that may send to each other. `pairs` are all (way, number of
+    micro-batches), by samples per step from `least` up; `starts` is where each number of samples begins in them."""
+
+    size: Ints
+    samples: Ints
+    overlaps: dict[tuple[int, int], Ints]
+    ways: Ints
+    numbers: Ints
+    starts: Ints
+    least: int
+
+
+class Cost(NamedTuple):
+    """Seconds and bytes of a replica in one place of its pipeline, by layers [L+1] and samples [B+1]."""
+
+    plain_s: Floats  # [L+1, B+1]
+    again_s: Floats  # [B+1], what computing a block again adds
+    fixed_bytes: Floats  # [L+1], all that does not hang on samples or on who else holds what
+    flight_bytes: Floats  # [L+1, B+1] of each micro-batch in flight
+    saved_bytes: Floats  # [B+1] of these, what computing a block again saves
+    once_bytes: Floats  # [B+1], once, and as much more if any block is computed again
+    again_bytes: Floats
+    room_bytes: float
+    end_elements: tuple[float, float]  # of the embedding and of the head
+    block_elements: float
+
+
+class Choice(NamedTuple):
+    """How a pipeline is run: size and number of micro-batches, the samples of each replica, and how many layers of each
+    stage are computed again."""
+
+    size: int
+    number: int
+    samples: tuple[int, ...]
+    again: tuple[int, ...]
+
+
+class ChainTimes:
+    """On one cluster for one job. Every question is answered once."""
+
+    def __init__(self, costs: CostModel, nodes: dict[int, tuple[str, ...]]) -> None:
+        """`nodes` by their kind."""
+        self.costs = costs
+        self._nodes = nodes
+        self.num_layers = costs.job.model.layers
+        self.batch = costs.job.train.global_batch
+        self.split = costs.job.train.sharding != "none"
+        self._costs: dict[tuple[int, int, bool, bool], Cost] = {}
+        self._shares: dict[tuple[tuple[int, ...], bool], Shares] = {}
+        self._rows: dict[int, Ints] = {}
+        self._stages: dict[tuple[object, ...], Floats] = {}
+        self._sends: dict[Chain, tuple[list[Floats], Floats]] = {}
+        self._tables: dict[tuple[Chain, Held | None], Floats] = {}
+        self._ample: dict[Chain, bool] = {}
+
+    def rows(self, stages: int) -> Ints:
+        """[K, stages]: all numbers of layers. Only the first and the last stage may hold none."""
+        if stages not in self._rows:
+            cuts = itertools.combinations_with_replacement(range(self.num_layers + 1), stages - 1)
+            found = [np.diff((0, *some, self.num_layers)) for some in cuts]
+            self._rows[stages] = np.array([row for row in found if row[1:-1].all()], dtype=np.int64)
+        return self._rows[stages]
+
+    def table(self, chain: Chain, held: Held) -> Floats:
+        """[K, B+1]: the least seconds by layers and samples per step, inf where nothing fits. Exact where each stage
+        has one replica; else a bound, for others may hold the same blocks less often than they can."""
+        key = (chain, None if self.ample(chain) else held)
+        if key not in self._tables:
+            rows = self.rows(len(chain.stages))
+            owned = [self._owned(chain, s, held) for s in range(len(chain.stages))]
+            values, shares = self._values(chain, rows, owned, key[1])
+            found = np.full((len(rows), self.batch + 1), np.inf)
+            if shares.least <= self.batch:
+                found[:, shares.least :] = np.minimum.reduceat(values, shares.starts, axis=1)
+            self._tables[key] = found
+        return self._tables[key]
+
+    def row(self, chain: Chain, layers: Ints, owned: list[Floats]) -> Floats:
+        """[B+1]: the same for given layers where it is known what each replica owns."""
+        values, shares = self._values(chain, layers[None], owned, None if self.ample(chain) else ())
+        found = np.full(self.batch + 1, np.inf)
+        if shares.least <= self.batch:
+            found[shares.least :] = np.minimum.reduceat(values[0], shares.starts)
+        return found
+
+    def choice(self, chain: Chain, layers: Ints, owned: list[Floats], samples: int) -> Choice:
+        """What takes the seconds of `row` for so many samples."""
+        values, shares = self._values(chain, layers[None], owned, None if self.ample(chain) else ())
+        begin = shares.starts[samples - shares.least]
+        end = shares.starts[samples - shares.least + 1] if samples < self.batch else len(shares.ways)
+        pair = begin + int(np.argmin(values[0, begin:end]))
+        way, number = int(shares.ways[pair]), int(shares.numbers[pair])
+        again = [0] * len(chain.stages)
+        if not self.ample(chain):
+            for s in range(len(chain.stages)):
+                least = self._again(chain, s, min(len(chain.stages) - s, number), owned[s], shares)
+                again[s] = int(least[layers[s], way])
+        return Choice(
+            int(shares.size[way]), number, tuple(int(count) for count in shares.samples[:, way]), tuple(again)
+        )
+
+    def ample(self, chain: Chain) -> bool:
+        """Whether memory binds nowhere, whatever the choice."""
+        if chain not in self._ample:
+            self._ample[chain] = all(
+                self._most_bytes(chain, s, cell) <= self._cost(chain, s, cell).room_bytes
+                for s, stage in enumerate(chain.stages)
+                for cell in stage
+            )
+        return self._ample[chain]
+
+    def _most_bytes(self, chain: Chain, s: int, cell: Cell) -> float:
+        cost = self._cost(chain, s, cell)
+        owned = sum(cost.end_elements) + self.num_layers * cost.block_elements
+        flight = (len(chain.stages) - s) * cost.flight_bytes[-1, -1]
+        return float(cost.fixed_bytes[-1] + OPTIMIZER_BYTES * owned + flight + cost.once_bytes[-1])
+
+    def network_s(self, chain: Chain) -> tuple[float, ...]:
+        """By slot: seconds of the node's interfaces for each sample, where every stage has one replica."""
+        crossed = [0] * len(chain.slots)
+        for (here,), (there,) in itertools.pairwise(chain.stages):
+            if here.slot != there.slot:
+                crossed[here.slot] += 1
+                crossed[there.slot] += 1
+        per_sample = self.costs.activation_bytes(1)
+        names = self.names(chain)
+        return tuple(
+            count * per_sample / self.costs.node_rate(name) for count, name in zip(crossed, names, strict=True)
+        )
+
+    def names(self, chain: Chain) -> tuple[str, ...]:
+        """A node for each slot: all nodes of a kind cost the same."""
+        taken: dict[int, int] = {}
+        found = []
+        for slot in chain.slots:
+            place = taken[slot.kind] = taken.get(slot.kind, -1) + 1
+            found.append(self._nodes[slot.kind][place])
+        return tuple(found)
+
+    def ends(self, chain: Chain, s: int) -> tuple[bool, bool]:
+        return s == 0, s == len(chain.stages) - 1
+
+    def owned(self, chain: Chain, s: int, held: Held, blocks: Floats) -> Floats:
+        """Elements of optimizer state [R, L+1] of each replica of a stage that owns so many `blocks` [L+1]."""
+        first, last = self.ends(chain, s)
+        tied = self.costs.job.model.tie_embeddings and last
+        found = []
+        for cell in chain.stages[s]:
+            cost = self._cost(chain, s, cell)
+            embedding, head = cost.end_elements
+            ends = (embedding / held.first if first or tied else 0.0) + (head / held.last if last else 0.0)
+            found.append(ends + cost.block_elements * blocks)
+        return np.array(found)
+
+    def _owned(self, chain: Chain, s: int, held: Held) -> Floats:
+        """The least they may own: as many others as can hold the same blocks do."""
+        counts = np.arange(self.num_layers + 1, dtype=np.float64)
+        if not self.split:
+            return self.owned(chain, s, Held(0, 1, 1), counts)
+        return self.owned(chain, s, held, counts / (len(chain.stages[s]) + held.others))
+
+    def _values(
+        self, chain: Chain, rows: Ints, owned: list[Floats], key: tuple[int, ...] | None
+    ) -> tuple[Floats, Shares]:
+        """[K, pairs]: seconds of each choice. `key` names what is owned, for tables that others can use too; empty: no
+        others can; None: memory binds nowhere."""
+        shares = self._ways(chain)
+        send_s, network_s = self._send_s(chain)
+        stages = len(chain.stages)
+        values = np.empty((len(rows), len(shares.ways)))
+        # The number of micro-batches in flight decides what fits, and it stops growing at the number of stages.
+        classes = [0] if key is None else range(1, stages + 1)
+        for most in classes:
+            columns = _columns(shares.numbers, most, stages)
+            if not len(columns):
+                continue
+            total = np.zeros((len(rows), len(shares.size)))
+            slowest = np.zeros_like(total)
+            for s in range(stages):
+                flights = min(stages - s, most)
+                time = self._stage_s(chain, s, flights, owned[s], key, shares)[rows[:, s]]
+                if s < len(send_s):
+                    time = time + send_s[s]
+                total += time
+                np.maximum(slowest, time, out=slowest)
+            ways, numbers = shares.ways[columns], shares.numbers[columns]
+            with np.errstate(invalid="ignore"):  # 0 x inf: of what does not fit, one micro-batch does not either
+                found = total[:, ways] + (numbers - 1) * slowest[:, ways]
+            found = np.where(np.isnan(found), np.inf, found)
+            values[:, columns] = np.maximum(found, numbers * network_s[ways])
+        return values, shares
+
+    def _stage_s(
+        self, chain: Chain, s: int, flights: int, owned: Floats, key: tuple[int, ...] | None, shares: Shares
+    ) -> Floats:
+        """[L+1, Q]: seconds of the slowest replica of a stage, inf beyond memory."""
+        known = self._stage_key(chain, s, flights, key)
+        if known is not None and known in self._stages:
+            return self._stages[known]
+        begin = sum(chain.replicas[:s])
+        cells = list(enumerate(chain.stages[s], begin))
+        again = None if key is None else self._again(chain, s, flights, owned, shares)
+        found = np.zeros((self.num_layers + 1, len(shares.size)))
+        for place, cell in cells:
+            cost = self._cost(chain, s, cell)
+            time = cost.plain_s[:, shares.samples[place]]
+            if again is not None:
+                time = time + again * cost.again_s[shares.samples[place]]
+            np.maximum(found, time, out=found)
+        if known is not None:
+            self._stages[known] = found
+        return found
+
+    def _stage_key(self, chain: Chain, s: int, flights: int, key: tuple[int, ...] | None) -> tuple[object, ...] | None:
+        """Stages of different pipelines are alike where the samples of their replicas are."""
+        if key == ():
+            return None
+        cells = tuple((chain.slots[cell.slot].kind, cell.tp) for cell in chain.stages[s])
+        alone = max(chain.replicas) == 1
+        counts: tuple[object, ...] = () if alone else (chain.replicas, s, self._ordered(chain))
+        return (cells, self.ends(chain, s), counts, 0 if key is None else flights, key)
+
+    def _again(self, chain: Chain, s: int, flights: int, owned: Floats, shares: Shares) -> Floats:
+        """[L+1, Q]: how many layers must be computed again so that all replicas of the stage fit, inf where they never
+        do. Recomputation costs time and nothing else, so the least is best."""
+        begin = sum(chain.replicas[:s])
+        layers = np.arange(self.num_layers + 1.0)[:, None]
+        shape = (self.num_layers + 1, len(shares.size))
+        plain, least = np.ones(shape, dtype=bool), np.ones(shape)
+        for place, cell in enumerate(chain.stages[s], begin):
+            cost = self._cost(chain, s, cell)
+            state = cost.fixed_bytes + OPTIMIZER_BYTES * owned[place - begin]
+            room = cost.room_bytes * (1 - _ROUNDING) - state[:, None]
+            over = flights * cost.flight_bytes + cost.once_bytes - room
+            wanted = np.maximum(1.0, np.ceil((over + cost.again_bytes) / np.maximum(flights * cost.saved_bytes, 1e-9)))
+            samples = shares.samples[place]
+            plain &= (over <= 0)[:, samples]
+            np.maximum(least, wanted[:, samples], out=least)
+        allowed = self.costs.job.train.recompute != "none"
+        found: Floats = np.where(plain, 0.0, np.where((least <= layers) & allowed, least, np.inf))
+        return found
+
+    def _send_s(self, chain: Chain) -> tuple[list[Floats], Floats]:
+        """By stage but the last, seconds [Q] that its slowest sender or receiver is at it; and the seconds [Q] that the
+        busiest node's interfaces need for a micro-batch."""
+        if chain not in self._sends:
+            names, shares = self.names(chain), self._ways(chain)
+            busy = {name: np.zeros(len(shares.size)) for name in names}
+            found = []
+            for s, (here, there) in enumerate(itertools.pairwise(chain.stages)):
+                begin = sum(chain.replicas[:s])
+                leaving = [np.zeros(len(shares.size)) for _ in here]
+                arriving = [np.zeros(len(shares.size)) for _ in there]
+                for i, j in itertools.product(range(len(here)), range(len(there))):
+                    rows = shares.overlaps[begin + i, begin + len(here) + j]
+                    source, target = names[here[i].slot], names[there[j].slot]
+                    seconds = 2 * self._one_way_s(source, target)[rows]
+                    leaving[i] += seconds
+                    arriving[j] += seconds
+                    if source != target:
+                        moved = self.costs.activation_bytes(1) * rows
+                        busy[source] += moved
+                        busy[target] += moved
+                found.append(np.maximum.reduce([*leaving, *arriving]))
+            network = [moved / self.costs.node_rate(name) for name, moved in busy.items()]
+            self._sends[chain] = (found, np.maximum.reduce(network))
+        return self._sends[chain]
+
+    def _one_way_s(self, source: str, target: str) -> Floats:
+        """[B+1], by samples: nothing is sent for none."""
+        return np.array([0.0, *(self.costs.send_s(source, target, rows) for rows in range(1, self.batch + 1))])
+
+    def _ordered(self, chain: Chain) -> bool:
+        """Whether the replicas are equal and alone, so that any order of their shares costs the same."""
+        kinds = {(chain.slots[cell.slot], cell.tp) for cell in chain.stages[0]}
+        return len(chain.stages) == 1 and len(kinds) == 1 and len(chain.stages[0]) > 1
+
+    def _ways(self, chain: Chain) -> Shares:
+        alone = max(chain.replicas) == 1
+        key = ((1,) * len(chain.stages) if alone else chain.replicas, self._ordered(chain))
+        if key not in self._shares:
+            self._shares[key] = ways(*key, self.batch)
+        return self._shares[key]
+
+    def _cost(self, chain: Chain, s: int, cell: Cell) -> Cost:
+        kind = chain.slots[cell.slot].kind
+        first, last = self.ends(chain, s)
+        key = (kind, cell.tp, first, last)
+        if key not in self._costs:
+            self._costs[key] = self._figures(self._nodes[kind][0], cell.tp, first, last)
+        return self._costs[key]
+
+    def least_s(self, kind: int, tp: int) -> tuple[float, float, float]:
+        """Least seconds per sample of a block, the embedding and the head."""
+        node, counts = self._nodes[kind][0], np.arange(1, self.batch + 1)
+        cost = self._figures(node, tp, False, False)
+        block_s = (cost.plain_s[1] - cost.plain_s[0])[1:] / counts
+        ends = [[self.costs.part(part, node, tp, int(rows)).total_s / rows for rows in counts] for part in _ENDS]
+        return float(block_s.min()), min(ends[0]), min(ends[1])
+
+    def _figures(self, node: str, tp: int, first: bool, last: bool) -> Cost:
+        costs, train, model = self.costs, self.costs.job.train, self.costs.job.model
+        counts, samples = np.arange(self.num_layers + 1.0), np.arange(self.batch + 1.0)
+        block, again, end = np.zeros((3, self.batch + 1))
+        for rows in range(1, self.batch + 1):
+            block[rows] = costs.part("block", node, tp, rows).total_s
+            again[rows] = costs.part("block", node, tp, rows, "full").total_s - block[rows]
+            end[rows] = costs.stage(node, tp, rows, {}, embedding=first, head=last).total_s
+        line = stage_bytes(
+            model, train.seq_len, train.precision, tp, 1, embedding=first, head=last, fused=costs.fused(node)
+        )
+        kept, least = line.block_flight["none"], line.block_flight["full"]
+        return Cost(
+            plain_s=end + counts[:, None] * block,
+            again_s=again,
+            fixed_bytes=(line.end_elements + counts * line.block_elements) * line.state_size + line.staging,
+            flight_bytes=samples * (line.flight + counts[:, None] * kept),
+            saved_bytes=samples * (kept - least),
+            once_bytes=samples * line.fixed,
+            again_bytes=samples * line.again,
+            room_bytes=usable_bytes(costs.device(node)),
+            end_elements=(unit_elements(model, 0, tp), unit_elements(model, model.layers + 1, tp)),
+            block_elements=line.block_elements,
+        )
+
+
+def _columns(numbers: Ints, most: int, stages: int) -> Ints:
+    """The pairs with so many micro-batches in flight at most; 0: all."""
+    if most == 0:
+        return np.arange(len(numbers))
+    return np.flatnonzero(numbers >= most if most == stages else numbers == most)
+
+
+def ways(replicas: tuple[int, ...], ordered: bool, batch: int) -> Shares:
+    """All ways to share out micro-batches of up to `batch` samples; `ordered`: falling shares alone."""
+    columns, sizes = [], []
+    for size in range(max(replicas), batch + 1):
+        stages = [list(_dealt(size, count, size if ordered else batch, ordered)) for count in replicas]
+        for shares in itertools.product(*stages):
+            columns.append(list(itertools.chain.from_iterable(shares)))
+            sizes.append(size)
+    samples = np.array(columns, dtype=np.int64).reshape(len(columns), sum(replicas)).T
+    size_of = np.array(sizes, dtype=np.int64)
+    pairs = sorted(
+        (size * number, way, number) for way, size in enumerate(sizes) for number in range(1, batch // size + 1)
+    )
+    steps = np.array([samples for samples, _, _ in pairs], dtype=np.int64)
+    return Shares(
+        size=size_of,
+        samples=samples,
+        overlaps=_overlaps(replicas, samples),
+        ways=np.array([way for _, way, _ in pairs], dtype=np.int64),
+        numbers=np.array([number for _, _, number in pairs], dtype=np.int64),
+        starts=np.searchsorted(steps, np.arange(max(replicas), batch + 1)),
+        least=max(replicas),
+    )
+
+
+def _dealt(total: int, count: int, most: int, ordered: bool) -> list[tuple[int, ...]]:
+    """Ways to deal `total` samples to `count` replicas, at least one each."""
+    if count == 1:
+        return [(total,)] if total <= most else []
+    return [
+        (first, *rest)
+        for first in range(1, min(most, total - count + 1) + 1)
+        for rest in _dealt(total - first, count - 1, first if ordered else most, ordered)
+    ]
+
+
+def _overlaps(replicas: tuple[int, ...], samples: Ints) -> dict[tuple[int, int], Ints]:
+    """[Q], for each pair of replicas of neighbouring stages: the samples that both run."""
+    found, begin = {}, 0
+    for here, there in itertools.pairwise(replicas):
+        ends = [np.cumsum(samples[at : at + count], axis=0) for at, count in ((begin, here), (begin + here, there))]
+        starts = [end - samples[at : at + len(end)] for at, end in zip((begin, begin + here), ends, strict=True)]
+        for i, j in itertools.product(range(here), range(there)):
+            low = np.maximum(starts[0][i], starts[1][j])
+            high = np.minimum(ends[0][i], ends[1][j])
+            found[begin + i, begin + here + j] = np.maximum(high - low, 0)
+        begin += here
+    return found

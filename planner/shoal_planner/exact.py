@@ -1,0 +1,302 @@
+"""The best plan of a tiny cluster, proven: best-first branch and bound over all pipelines, stages, replicas, shares,
+micro-batches, tensor-parallel degrees and layers.
+
+Owns the gate and the bounds. Where it runs hangs on numbers of devices, layers and samples alone, never on speeds,
+memories or links: a better cluster is searched in the same way, so its plan is no worse. Who can run with whom comes
+from `shapes`, a pipeline's seconds from `chain_times`, what comes after from `shape_exchange`; `score` has the last
+word on each plan.
+
+Two choices are not searched, because the other way is never better: optimizer state is split whenever the job lets it
+(the exchange takes as long, and the update and the memory less), and no more is computed again than what makes a
+stage fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from shoal_planner.chain_times import ChainTimes, Choice
+from shoal_planner.cluster import Node
+from shoal_planner.costs import CostModel
+from shoal_planner.memory import snapshot_bytes, unit_elements
+from shoal_planner.options import Floats, Ints, tp_degrees, usable_nodes
+from shoal_planner.plan import Override, Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.shape_exchange import After, Exchanges, Placed, Shape
+from shoal_planner.shapes import Bounds, Chain, Frame, Room, Rooms, Slots, chains, frames
+
+MOST_LAYERS, MOST_BATCH = 8, 16
+MOST_DEVICES = 6
+# Up to so many devices stages may have several replicas; with more of them, one.
+SHARED_DEVICES = 4
+# Nearer than this, two plans are as good.
+_TIE = 1e-12
+
+
+def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> None:
+    """Offers `consider` every plan that is better than all before, `best_s` being what was found otherwise; it answers
+    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not tiny."""
+    nodes = usable_nodes(costs.job, costs.snapshot)
+    num_devices = sum(node.devices for node in nodes)
+    if num_devices > MOST_DEVICES or costs.job.model.layers > MOST_LAYERS or costs.job.train.global_batch > MOST_BATCH:
+        return
+    Exact(costs, copies, nodes, consider).run(best_s)
+
+
+class Exact:
+    """One search. `best_s` is the best step so far."""
+
+    def __init__(
+        self, costs: CostModel, copies: int, nodes: tuple[Node, ...], consider: Callable[[Plan], float]
+    ) -> None:
+        self.costs = costs
+        self.copies = copies
+        self.consider = consider
+        self.best_s = math.inf
+        self.num_shapes = 0
+        self._nodes = nodes
+        self._rooms = rooms_of(nodes, costs)
+        self._batch = costs.job.train.global_batch
+        self._num_devices = sum(node.devices for node in nodes)
+        by_kind = {kind: tuple(nodes[place].id for place in room.nodes) for kind, room in self._rooms.items()}
+        self.times = ChainTimes(costs, by_kind)
+        self.exchanges = Exchanges(self.times)
+
+    def run(self, best_s: float) -> None:
+        """Shapes in the order of their bounds, which get sharper whenever a shape is the next."""
+        self.best_s = best_s
+        queue = [(bound_s, number, False, shape) for number, (bound_s, shape) in enumerate(self._shapes())]
+        self.num_shapes = len(queue)
+        heapq.heapify(queue)
+        while queue:
+            bound_s, number, sharp, shape = heapq.heappop(queue)
+            if bound_s >= self.best_s * (1 - _TIE):
+                return
+            if sharp:
+                self._search(shape)
+            else:
+                sharper_s = self._bound_s(shape)
+                if sharper_s < self.best_s * (1 - _TIE):
+                    heapq.heappush(queue, (sharper_s, number, True, shape))
+
+    def _shapes(self) -> Iterator[tuple[float, Shape]]:
+        """With a first bound on each: its devices at their best rates, all of the time."""
+        shared = self._batch if self._num_devices <= SHARED_DEVICES else 1
+        degrees = tp_degrees(self.costs, max((room.devices for room in self._rooms.values()), default=0))
+        found = chains(self._rooms, Bounds(degrees, self.costs.job.model.layers + 2, shared))
+        rates = Rates(self.times, self._rooms, degrees)
+        worth = {
+            slots: [(rates.most_samples(chain, self.best_s, self._batch), rates.rate(chain), chain) for chain in some]
+            for slots, some in found.items()
+        }
+        worth = {slots: [entry for entry in some if entry[0]] for slots, some in worth.items()}
+        kinds = [slots for slots, some in worth.items() if some]
+        least = self.costs.job.limits.min_devices
+        for frame in frames(kinds, self._rooms, self._batch):
+            if sum(slot.devices for slots, _ in frame for slot in slots) >= least:
+                for rate, picked in _picked(frame, worth, self._batch):
+                    yield rates.work * self._batch / rate, self._placed(frame, picked)
+
+    def _placed(self, frame: Frame, picked: tuple[Chain, ...]) -> Shape:
+        return tuple(
+            Placed(chain=chain, nodes=tuple(self._nodes[node].id for node in nodes))
+            for chain, (_, nodes) in zip(picked, frame, strict=True)
+        )
+
+    def _bound_s(self, shape: Shape) -> float:
+        """Each pipeline with the layers that suit it best, and the least that may come after."""
+        after_s = self.exchanges.least_s(shape)
+        if after_s >= self.best_s:
+            return math.inf
+        tables = [self.times.table(placed.chain, self.exchanges.held(shape, p)) for p, placed in enumerate(shape)]
+        dealt = deals(self._batch, len(shape))
+        slowest = np.maximum.reduce([table.min(axis=0)[dealt[:, p]] for p, table in enumerate(tables)])
+        return float(slowest.min()) + after_s
+
+    def _search(self, shape: Shape) -> None:
+        """All layers and deals of the batch at once. What is best is best for its layers, so of each layers one plan is
+        scored, until one fits: later ones are no better."""
+        after = self.exchanges.after(shape)
+        tables = [self.times.table(placed.chain, self.exchanges.held(shape, p)) for p, placed in enumerate(shape)]
+        network_s = self._network_s(shape)
+        seconds = (_dealt_s(tables, network_s, deals(self._batch, len(shape))) + after.seconds).ravel()
+        for place in np.argsort(seconds, kind="stable"):
+            if seconds[place] >= self.best_s * (1 - _TIE):
+                return
+            at = tuple(int(index) for index in np.unravel_index(place, after.seconds.shape))
+            self._try(shape, at, after, network_s)
+
+    def _try(self, shape: Shape, at: tuple[int, ...], after: After, network_s: Floats) -> None:
+        """These layers, now that it is known who holds each."""
+        owned = [self._owned(shape, p, at, after) for p in range(len(shape))]
+        layers = [self.times.rows(len(placed.chain.stages))[row] for placed, row in zip(shape, at, strict=True)]
+        tables = [
+            self.times.row(placed.chain, row, some) for placed, row, some in zip(shape, layers, owned, strict=True)
+        ]
+        dealt = deals(self._batch, len(shape))
+        slowest = np.maximum.reduce([network_s, *(table[dealt[:, p]] for p, table in enumerate(tables))])
+        chosen = int(np.argmin(slowest))
+        if not slowest[chosen] + after.seconds[at] < self.best_s * (1 - _TIE):
+            return
+        choices = [
+            self.times.choice(placed.chain, row, some, int(samples))
+            for placed, row, some, samples in zip(shape, layers, owned, dealt[chosen], strict=True)
+        ]
+        made = self._plan(shape, layers, choices)
+        self.best_s = min(self.best_s, self.consider(made))
+
+    def _owned(self, shape: Shape, p: int, at: tuple[int, ...], after: After) -> list[Floats]:
+        """Elements [R, L+1] that replicas own, by stage; they count at these layers alone."""
+        ends = self.exchanges.shared_ends(shape)
+        whole = np.ones(self.times.num_layers + 1)
+        return [
+            self.times.owned(shape[p].chain, s, ends, after.blocks[p, s][at] * whole)
+            for s in range(len(shape[p].chain.stages))
+        ]
+
+    def _network_s(self, shape: Shape) -> Floats:
+        """By deal, what the busiest node's interfaces need for the activations of all pipelines of one replica per
+        stage. One pipeline's own is in its table; there are not enough devices for two that send and of which one has
+        stages of several replicas."""
+        dealt = deals(self._batch, len(shape))
+        busy: dict[str, Floats] = {}
+        for p, placed in enumerate(shape):
+            if max(placed.chain.replicas) == 1:
+                for node, per_sample_s in zip(placed.nodes, self.times.network_s(placed.chain), strict=True):
+                    busy[node] = busy.get(node, np.zeros(len(dealt))) + per_sample_s * dealt[:, p]
+        found: Floats = np.maximum.reduce([np.zeros(len(dealt)), *busy.values()])
+        return found
+
+    def _plan(self, shape: Shape, layers: list[Ints], choices: list[Choice]) -> Plan:
+        free: dict[str, Iterator[int]] = {node.id: itertools.count() for node in self._nodes}
+        pipelines = []
+        for placed, row, choice in zip(shape, layers, choices, strict=True):
+            samples, first, stages = iter(choice.samples), 0, []
+            for stage, count, again in zip(placed.chain.stages, row, choice.again, strict=True):
+                replicas = tuple(
+                    Replica(
+                        node=placed.nodes[cell.slot],
+                        devices=tuple(itertools.islice(free[placed.nodes[cell.slot]], cell.tp)),
+                        tp=cell.tp,
+                        samples=next(samples),
+                    )
+                    for cell in stage
+                )
+                stages.append(_stage(first, first + int(count), again, replicas))
+                first += int(count)
+            pipelines.append(Pipeline(micro_batch=choice.size, micro_batches=choice.number, stages=tuple(stages)))
+        sharding = Sharding(optimizer="cluster" if self.times.split else "none")
+        return Plan(pipelines=tuple(pipelines), copies=self.copies, sharding=sharding)
+
+
+def _stage(first: int, last: int, again: int, replicas: tuple[Replica, ...]) -> Stage:
+    overrides: tuple[Override, ...] = ()
+    if 0 < again < last - first:
+        overrides = (Override(layers=(first, first + again), recompute="full"),)
+    return Stage(
+        layers=((first, last),),
+        replicas=replicas,
+        recompute="full" if again and not overrides else "none",
+        overrides=overrides,
+    )
+
+
+class Rates:
+    """The first bounds: blocks per second of each stage, whatever its layers and micro-batches."""
+
+    def __init__(self, times: ChainTimes, rooms: Rooms, degrees: tuple[int, ...]) -> None:
+        self._rates: dict[tuple[int, int], float] = {}
+        self.work = float(times.num_layers)
+        ends: list[list[float]] = [[], []]
+        for kind, room in rooms.items():
+            for tp in degrees:
+                if tp <= room.devices:
+                    block_s, *others = times.least_s(kind, tp)
+                    self._rates[kind, tp] = 1 / block_s
+                    for end, seconds in zip(ends, others, strict=True):
+                        end.append(seconds / block_s)
+        # Each sample is embedded and its loss is computed somewhere: on the device where it is worth the fewest blocks.
+        self.work += sum(min(end, default=0.0) for end in ends)
+
+    def rate(self, chain: Chain) -> float:
+        return sum(self._by_stage(chain))
+
+    def _by_stage(self, chain: Chain) -> list[float]:
+        return [sum(self._rates[chain.slots[cell.slot].kind, cell.tp] for cell in stage) for stage in chain.stages]
+
+    def most_samples(self, chain: Chain, within_s: float, batch: int) -> int:
+        """A bound on the samples that a pipeline runs in some time.
+
+        With t_s <= t for all stages, sum_s t_s + (m - 1) t is the time, and m sum_s t_s r_s the work, for rates r_s.
+        For some time the most work is done where the j fastest stages take t each and the others nothing: then it is
+        m / (m + j - 1) of what those j can do in that time; and there are as many micro-batches as samples at most.
+        """
+        if math.isinf(within_s):
+            return batch
+        most, reached = 0.0, 0.0
+        for others, rate in enumerate(sorted(self._by_stage(chain), reverse=True)):
+            reached += rate
+            most = max(most, within_s * reached / self.work - others)
+        return min(batch, math.floor(most * (1 + _TIE)))
+
+
+def rooms_of(nodes: tuple[Node, ...], costs: CostModel) -> Rooms:
+    """Equal nodes may change places where their hosts have room for whatever they may keep. Where hosts are tight it
+    matters whose copies a node keeps, so nobody is equal."""
+    model = costs.job.model
+    elements = sum(unit_elements(model, unit, 1) for unit in range(model.layers + 2))
+    # No device owns more than everything, and no node keeps copies of more than all devices own.
+    most_bytes = snapshot_bytes(sum(node.devices for node in nodes) * elements)
+    ample = all(node.host_memory_bytes > 2 * most_bytes for node in costs.snapshot.nodes)
+    found: dict[int, list[int]] = {}
+    for place, node in enumerate(nodes):
+        found.setdefault(costs.kind(node.id) if ample else place, []).append(place)
+    return {kind: Room(nodes[places[0]].devices, tuple(places)) for kind, places in found.items()}
+
+
+def _picked(
+    frame: Frame, worth: dict[Slots, list[tuple[int, float, Chain]]], batch: int
+) -> Iterator[tuple[float, tuple[Chain, ...]]]:
+    """Pipelines for the places of a frame that can run the batch, and their rate; equal places in one order alone."""
+    most = [max(entry[0] for entry in worth[slots]) for slots, _ in frame]
+    if sum(most) < batch:
+        return
+    rest = [*itertools.accumulate(reversed(most), initial=0)][::-1]
+
+    def extended(
+        place: int, least: int, samples: int, rate: float, picked: tuple[Chain, ...]
+    ) -> Iterator[tuple[float, tuple[Chain, ...]]]:
+        if place == len(frame):
+            yield rate, picked
+            return
+        entries = worth[frame[place][0]]
+        alike = place + 1 < len(frame) and frame[place + 1][0] == frame[place][0]
+        for number in range(least, len(entries)):
+            count, faster, chain = entries[number]
+            if samples + count + rest[place + 1] >= batch:
+                following = number if alike else 0
+                yield from extended(place + 1, following, samples + count, rate + faster, (*picked, chain))
+
+    yield from extended(0, 0, 0, 0.0, ())
+
+
+@functools.lru_cache(maxsize=256)
+def deals(batch: int, pipelines: int) -> Ints:
+    """[M, P]: all ways to deal the batch to so many pipelines, at least one sample each."""
+    cuts = itertools.combinations(range(1, batch), pipelines - 1)
+    found = np.array([np.diff((0, *some, batch)) for some in cuts], dtype=np.int64)
+    return found.reshape(-1, pipelines)
+
+
+def _dealt_s(tables: list[Floats], network_s: Floats, dealt: Ints) -> Floats:
+    """[K1, .., KP]: seconds of the slowest pipeline under the best deal, by the layers of each."""
+    found: Floats = network_s
+    for p, table in enumerate(tables):
+        found = np.maximum(found[..., None, :], table[:, dealt[:, p]])
+    least: Floats = found.min(axis=-1)
+    return least

@@ -1,0 +1,183 @@
+"""What comes after the pipelines of a tiny cluster have run: summing gradients, the optimizer's step, gathering weights
+and the vote, for all layers that their stages may hold at once.
+
+Owns the sums over who holds what. What one exchange takes is asked from `predict`, as the prediction of a plan is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal_planner.chain_times import ChainTimes, Held
+from shoal_planner.loads import Holder, Segment
+from shoal_planner.memory import unit_elements
+from shoal_planner.options import Floats
+from shoal_planner.predict import Exchange, unit_exchange, vote_s
+from shoal_planner.shapes import Chain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A pipeline on the nodes of its slots."""
+
+    chain: Chain
+    nodes: tuple[str, ...]
+
+    def holders(self, stage: int) -> tuple[tuple[str, int], ...]:
+        return tuple((self.nodes[cell.slot], cell.tp) for cell in self.chain.stages[stage])
+
+
+Shape = tuple[Placed, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """Seconds after the pipelines by the layers of each pipeline [K1, .., KP]; by pipeline and stage, of how many
+    blocks it owns the optimizer state."""
+
+    seconds: Floats
+    blocks: dict[tuple[int, int], Floats]
+
+
+class Exchanges:
+    """On one cluster for one job."""
+
+    def __init__(self, times: ChainTimes) -> None:
+        self.times = times
+        self.costs = times.costs
+        self._tied = self.costs.job.model.tie_embeddings
+        self._num_layers = times.num_layers
+        self._exchanges: dict[tuple[int, tuple[tuple[str, int], ...]], Exchange] = {}
+        self._update_s: dict[str, float] = {}
+        self._elements = [float(unit_elements(self.costs.job.model, unit, 1)) for unit in (0, 1, self._num_layers + 1)]
+
+    def held(self, shape: Shape, pipeline: int) -> Held:
+        """Who else holds what a pipeline holds, at most."""
+        others = sum(max(other.chain.replicas) for p, other in enumerate(shape) if p != pipeline)
+        return Held(others, len(self._firsts(shape)), len(self._lasts(shape)))
+
+    def least_s(self, shape: Shape) -> float:
+        """No layers do better. All blocks are exchanged by somebody in each pipeline, so its stages' seconds add up to
+        all of them at least, and the longest stage takes the mean of its pipeline at least. In the same way all state
+        is updated by somebody: at best everybody is at it for as long as the others."""
+        block_s = min(
+            self._exchange(1, tuple(itertools.chain.from_iterable(held))).seconds
+            for held in itertools.product(*(_stages(placed) for placed in shape))
+        )
+        first_s = self._exchange(0, self._firsts(shape)).seconds
+        last_s = self._exchange(self._num_layers + 1, self._lasts(shape)).seconds
+        half_s = 0.0
+        for placed in shape:
+            stages = len(placed.chain.stages)
+            times = 2 if self._tied and stages > 1 else 1
+            half_s = max(half_s, (self._num_layers * block_s + times * first_s + last_s) / stages)
+        return 2 * half_s + self._least_update_s(shape) + self._vote_s(shape)
+
+    def _least_update_s(self, shape: Shape) -> float:
+        total = self._elements[0] + self._num_layers * self._elements[1] + self._elements[2]
+        if self.times.split:
+            rate = sum(
+                tp / self._per_element_s(node) for placed in shape for held in _stages(placed) for node, tp in held
+            )
+            return total / rate
+        rates = [
+            sum(min(tp / self._per_element_s(node) for node, tp in held) for held in _stages(placed))
+            for placed in shape
+        ]
+        return total / min(rates)
+
+    def after(self, shape: Shape) -> After:
+        """Exact, for all layers."""
+        count = len(shape)
+        rows = [self.times.rows(len(placed.chain.stages)) for placed in shape]
+        full = tuple(len(some) for some in rows)
+        ends = [np.cumsum(some, axis=1) for some in rows]
+        axes = [tuple(-1 if p == q else 1 for q in range(count)) for p in range(count)]
+        low = [[(ends[p] - rows[p])[:, s].reshape(axes[p]) for s in range(rows[p].shape[1])] for p in range(count)]
+        high = [[ends[p][:, s].reshape(axes[p]) for s in range(rows[p].shape[1])] for p in range(count)]
+        spent: dict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(full))
+        crowded: dict[str, Floats] = defaultdict(lambda: np.zeros(full))
+        blocks: dict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(full))
+        for stages in itertools.product(*(range(some.shape[1]) for some in rows)):
+            places = list(enumerate(stages))
+            upper = high[0][stages[0]]
+            lower = low[0][stages[0]]
+            for p, s in places[1:]:
+                upper, lower = np.minimum(upper, high[p][s]), np.maximum(lower, low[p][s])
+            shared = np.maximum(upper - lower, 0)
+            holders = tuple(itertools.chain.from_iterable(shape[p].holders(s) for p, s in places))
+            exchange = self._exchange(1, holders)
+            for place in places:
+                if exchange.seconds:
+                    spent[place] += shared * exchange.seconds
+                if self.times.split:
+                    blocks[place] += shared / len(holders)
+            for node, seconds in exchange.network_s:
+                crowded[node] += shared * seconds
+        self._add_ends(shape, spent, crowded)
+        if not self.times.split:
+            for p, some in enumerate(rows):
+                for s in range(some.shape[1]):
+                    blocks[p, s] = np.broadcast_to(some[:, s].reshape(axes[p]), full).astype(np.float64)
+        half_s = np.zeros(full)
+        for seconds in itertools.chain(spent.values(), crowded.values()):
+            np.maximum(half_s, seconds, out=half_s)
+        return After(seconds=2 * half_s + self._updates_s(shape, blocks) + self._vote_s(shape), blocks=dict(blocks))
+
+    def _add_ends(self, shape: Shape, spent: dict[tuple[int, int], Floats], crowded: dict[str, Floats]) -> None:
+        first, last = self._exchange(0, self._firsts(shape)), self._exchange(self._num_layers + 1, self._lasts(shape))
+        for p, placed in enumerate(shape):
+            end = len(placed.chain.stages) - 1
+            spent[p, 0] += first.seconds
+            spent[p, end] += last.seconds
+            if self._tied and end:
+                spent[p, end] += first.seconds
+        for node, seconds in (*first.network_s, *last.network_s):
+            crowded[node] += seconds
+
+    def _updates_s(self, shape: Shape, blocks: dict[tuple[int, int], Floats]) -> Floats:
+        found = np.zeros(())
+        for (p, s), some in blocks.items():
+            owned = self.times.owned(shape[p].chain, s, self.shared_ends(shape), some)
+            for (node, _), elements in zip(shape[p].holders(s), owned, strict=True):
+                found = np.maximum(found, elements * self._per_element_s(node))
+        return found
+
+    def shared_ends(self, shape: Shape) -> Held:
+        """By how many replicas the ends of the model are shared."""
+        if not self.times.split:
+            return Held(0, 1, 1)
+        return Held(0, len(self._firsts(shape)), len(self._lasts(shape)))
+
+    def _per_element_s(self, node: str) -> float:
+        if node not in self._update_s:
+            self._update_s[node] = self.costs.update_s(node, 1.0)
+        return self._update_s[node]
+
+    def _vote_s(self, shape: Shape) -> float:
+        return vote_s(self.costs, [node for placed in shape for node in placed.nodes])
+
+    def _firsts(self, shape: Shape) -> tuple[tuple[str, int], ...]:
+        """Who synchronises the embedding."""
+        found = [placed.holders(0) for placed in shape]
+        if self._tied:
+            found += [placed.holders(-1) for placed in shape if len(placed.chain.stages) > 1]
+        return tuple(itertools.chain.from_iterable(found))
+
+    def _lasts(self, shape: Shape) -> tuple[tuple[str, int], ...]:
+        return tuple(itertools.chain.from_iterable(placed.holders(-1) for placed in shape))
+
+    def _exchange(self, unit: int, holders: tuple[tuple[str, int], ...]) -> Exchange:
+        key = (unit, holders)
+        if key not in self._exchanges:
+            named = tuple(Holder(0, 0, place, node, tp, 1.0) for place, (node, tp) in enumerate(holders))
+            self._exchanges[key] = unit_exchange(Segment(first=unit, last=unit + 1, holders=named), self.costs)
+        return self._exchanges[key]
+
+
+def _stages(placed: Placed) -> tuple[tuple[tuple[str, int], ...], ...]:
+    return tuple(placed.holders(stage) for stage in range(len(placed.chain.stages)))
