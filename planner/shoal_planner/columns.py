@@ -285,12 +285,12 @@ class Columns:
         best = np.inf
         for number in range(_ALONE_ROUNDS):
             seconds = self.alone_s()
-            if not len(seconds) or not seconds.min() < best * _STALE:
+            if not len(seconds) or not seconds.min() < best * _STALE or self.num_priced > self.most:
                 break
             if seconds.min() > worse_s * (_FAR if number > _ALONE_TRIES else _FAR**3):
                 break
             best = float(seconds.min())
-            self._add_neighbours(self._unseen(seconds / best - 1, 2 * _GROWN_FROM, _HOPELESS_LOSS))
+            self._add_neighbours(self._unseen(seconds / best - 1, _GROWN_FROM, _HOPELESS_LOSS))
 
     def _add_neighbours(self, templates: list[Template]) -> None:
         new: list[Template] = []
