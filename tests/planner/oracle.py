@@ -55,15 +55,19 @@ def best_plan(instance: Instance, *, one_replica: bool = False) -> Best:
     """Scores every plan of the space. An InvalidField from `score` is a mistake of the enumeration, and passes up."""
     costs = CostModel(instance.job, instance.cluster, Profile())
     found, step_s, tried = None, math.inf, 0
-    for made in plans(instance, one_replica=one_replica):
-        tried += 1
-        try:
-            scored = score_with(made, costs)
-        except NoPlanFits:
-            continue
-        assert scored.prediction is not None
-        if scored.prediction.step_s < step_s:
-            found, step_s = scored, scored.prediction.step_s
+    fewest = 0 if instance.job.checkpoint.copies == "auto" else num_copies(instance.job, instance.cluster)
+    for copies in range(num_copies(instance.job, instance.cluster), fewest - 1, -1):
+        for made in plans(instance, one_replica=one_replica, copies=copies):
+            tried += 1
+            try:
+                scored = score_with(made, costs)
+            except NoPlanFits:
+                continue
+            assert scored.prediction is not None
+            if scored.prediction.step_s < step_s:
+                found, step_s = scored, scored.prediction.step_s
+        if found is not None:
+            break  # without copies only where hosts have no room for them
     return Best(plan=found, step_s=step_s, num_plans=tried)
 
 
@@ -77,10 +81,11 @@ def draw_countable(seed: int, limit: int, *, most_devices: int = 4, one_replica:
     raise AssertionError("unreachable")
 
 
-def plans(instance: Instance, *, one_replica: bool = False) -> Iterator[Plan]:
-    """Every plan of the space, up to symmetry."""
+def plans(instance: Instance, *, one_replica: bool = False, copies: int | None = None) -> Iterator[Plan]:
+    """Every plan of the space, up to symmetry; `copies`: those that plans have where hosts have room, if not given."""
     space = Space(instance, one_replica=one_replica)
-    copies = num_copies(instance.job, instance.cluster)
+    if copies is None:
+        copies = num_copies(instance.job, instance.cluster)
     cache: dict[tuple[tuple[tuple[int, ...], ...], PipelineShape, Choice], Pipeline] = {}
     for shape, chosen in space.choices():
         made = []
