@@ -29,7 +29,9 @@ from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
 
 _FINALISTS = 5  # drafts that are scored, of each round
-_SCOUTED, _EXPLORED = 4, 3  # rounds that go on after being scouted, and explored
+# Rounds that go on after being scouted, and explored; fewer where each is dear.
+_LARGE = 256
+_KEPT, _KEPT_OF_LARGE = (4, 3), (2, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,8 @@ class Search:
         """All rounds are scouted, fewer explored, and the best ones followed to plans."""
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
         leads = [Lead(this, self.costs) for this in rounds(group_kinds(nodes, self.costs), self.costs)]
-        for lead in halve(leads, (Lead.scout, Lead.explore), (_SCOUTED, _EXPLORED)):
+        kept = _KEPT_OF_LARGE if sum(node.devices for node in nodes) > _LARGE else _KEPT
+        for lead in halve(leads, (Lead.scout, Lead.explore), kept):
             if self.scored and self.late():
                 self.truncated = True
                 return
