@@ -6,12 +6,13 @@ Owns the invariants that hold on any cluster. Whether a plan *fits* a cluster an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from shoal_planner.cluster import DeviceRef
 from shoal_planner.errors import InvalidField
@@ -232,6 +233,7 @@ class Plan:
     prediction: Prediction | None = None
     unused: tuple[str, ...] = ()
     reason: str = ""
+    _plan_id: str = field(default="", init=False, repr=False, compare=False)  # once it was asked for
 
     def __post_init__(self) -> None:
         if not self.pipelines:
@@ -259,8 +261,10 @@ class Plan:
     @property
     def plan_id(self) -> str:
         """The hash of the structure alone: predictions, reasons and unused devices do not count."""
-        text = json.dumps(_structure(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        if not self._plan_id:
+            text = json.dumps(_structure(self), sort_keys=True)
+            object.__setattr__(self, "_plan_id", hashlib.sha256(text.encode()).hexdigest()[:12])
+        return self._plan_id
 
     def replicas(self) -> Iterator[Replica]:
         return (replica for pipeline in self.pipelines for stage in pipeline.stages for replica in stage.replicas)
@@ -318,13 +322,22 @@ def _structure(plan: Plan) -> dict[str, object]:
     }
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> object:
     """As `dataclasses.asdict`, which copies every leaf and so takes several times as long on large plans."""
-    if isinstance(value, tuple):
+    kind = type(value)
+    if kind is tuple:
         return [_plain(item) for item in value]
-    if dataclasses.is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value
+    if kind in _ATOMS:
+        return value
+    return {name: _plain(getattr(value, name)) for name in _names(kind)}
+
+
+_ATOMS = frozenset((int, str, float, bool, type(None)))
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(entry.name for entry in dataclasses.fields(kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,12 @@ def prediction(costs: CostModel, loads: tuple[ReplicaLoad, ...], terms: Terms, s
         mfu=model_flops(costs.job.model, train.seq_len) * train.global_batch / (step_s * peak),
         price_per_million_tokens=price_per_s / tokens_per_s * 1e6,
         terms=terms,
-        memory_bytes=tuple((str(ref), load.memory.total) for load in loads for ref in load.replica.refs()),
+        memory_bytes=tuple(
+            (f"{load.replica.node}:{index}", total)
+            for load in loads
+            for total in (load.memory.total,)
+            for index in load.replica.devices
+        ),
     )
 
 
