@@ -6,6 +6,7 @@ needs and what it gets done within a time are the columns of the packing (`packi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -30,7 +31,8 @@ _CROWD, _HOPELESS_LOSS = 3000, 0.15  # of so many templates, those that lose mor
 _FIRST_BOUNDS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13, 0.09, 0.06)
 _NEXT_BOUNDS = (1.0, 0.9, 1.1)
 _FIRST_SIZES = (1, 4)
-_WIDTHS = (3, 6, 12, 24, 48)  # templates of like depth are priced together
+# Templates of like depth are priced together, unless they are so few that each call costs more than its rows.
+_WIDTHS, _FEW = (4, 10, 24, 48), 300
 
 Template = tuple[Sequence, int]  # and its micro-batch size
 
@@ -79,14 +81,19 @@ class Columns:
         self.add((sequence, size) for size in _FIRST_SIZES if size <= self.batch for sequence in first)
 
     def add(self, templates: Iterable[Template]) -> None:
-        by_size: dict[tuple[int, int], list[Sequence]] = {}
+        by_size: dict[int, list[Sequence]] = {}
         for sequence, size in templates:
             if (sequence, size) not in self._known:
                 self._known.add((sequence, size))
-                width = next(width for width in _WIDTHS if len(sequence) <= width)
-                by_size.setdefault((size, width), []).append(sequence)
-        for (size, _), sequences in by_size.items():
-            self._add(sequences, size)
+                by_size.setdefault(size, []).append(sequence)
+        for size, sequences in by_size.items():
+            if len(sequences) < _FEW:
+                self._add(sequences, size)
+                continue
+            for least, most in itertools.pairwise((0, *_WIDTHS)):
+                some = [sequence for sequence in sequences if least < len(sequence) <= most]
+                if some:
+                    self._add(some, size)
 
     def _add(self, sequences: list[Sequence], size: int) -> None:
         table = as_table(sequences)

@@ -30,8 +30,7 @@ from shoal_planner.score import score_with
 
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
-_LARGE = 256
-_KEPT, _KEPT_OF_LARGE = (4, 3), (2, 1)
+_KEPT = ((16, (3, 2)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +151,8 @@ class Search:
         """All rounds are scouted, fewer explored, and the best ones followed to plans."""
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
         leads = [Lead(this, self.costs) for this in rounds(group_kinds(nodes, self.costs), self.costs)]
-        kept = _KEPT_OF_LARGE if sum(node.devices for node in nodes) > _LARGE else _KEPT
+        num_devices = sum(node.devices for node in nodes)
+        kept = next(numbers for limit, numbers in _KEPT if num_devices <= limit)
         for lead in halve(leads, (Lead.scout, Lead.explore), kept):
             if self.scored and self.late():
                 self.truncated = True
