@@ -1,0 +1,152 @@
+"""Layers to stages: the exact choice at the end of the search, and the fast one for templates, against trying all."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_ground import make_cluster, make_job
+
+from shoal_planner.costs import CostModel
+from shoal_planner.finish import _Stage, split_layers
+from shoal_planner.job import JobSpec
+from shoal_planner.options import FIRST, LAST, MIDDLE, ONLY, Figures, group_kinds, options_of
+from shoal_planner.profile import Profile
+from shoal_planner.templates import Sequence, as_table, first_sequences, hops_s, places, price
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(total + 1):
+        for rest in compositions(total - first, parts - 1):
+            yield (first, *rest)
+
+
+# --- finish.split_layers ---------------------------------------------------------------------------------------------
+
+NUM_LAYERS = 6
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> _Stage:
+    """Seconds that never fall and whose steps never shrink, up to what memory allows; the exchange grows by layers."""
+    steps = sorted(draw(st.lists(st.integers(1, 9), min_size=NUM_LAYERS, max_size=NUM_LAYERS)))
+    seconds = np.cumsum([draw(st.integers(0, 5)), *steps]).astype(float)
+    seconds[draw(st.integers(0, NUM_LAYERS)) + 1 :] = math.inf
+    counts = np.arange(NUM_LAYERS + 1)
+    return _Stage(
+        seconds=seconds,
+        again=np.maximum(0, counts - draw(st.integers(0, NUM_LAYERS))),
+        sync_s=counts * float(draw(st.integers(0, 3))),
+        least=draw(st.integers(0, 1)),
+    )
+
+
+def brute_split(given: list[_Stage], number: int, most_sync_s: float) -> float:
+    best = math.inf
+    for counts in compositions(NUM_LAYERS, len(given)):
+        seconds = [stage.seconds[count] for stage, count in zip(given, counts, strict=True)]
+        legal = all(count >= stage.least for stage, count in zip(given, counts, strict=True))
+        in_time = all(stage.sync_s[count] <= most_sync_s for stage, count in zip(given, counts, strict=True))
+        if legal and in_time and max(seconds) < math.inf:
+            best = min(best, (number - 1) * max(seconds) + sum(seconds))
+    return best
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    given_stages=st.lists(stages(), min_size=1, max_size=4),
+    number=st.sampled_from([1, 2, 5, 40]),
+    most_sync_s=st.sampled_from([math.inf, 4.0, 9.0]),
+)
+def test_the_layers_of_a_pipeline_are_what_trying_all_finds(
+    given_stages: list[_Stage], number: int, most_sync_s: float
+) -> None:
+    found = split_layers(given_stages, NUM_LAYERS, number, most_sync_s)
+    best = brute_split(given_stages, number, most_sync_s)
+    if found is None:
+        assert best == math.inf
+        return
+    assert sum(found.layers) == NUM_LAYERS
+    taken = list(zip(given_stages, found.layers, strict=True))
+    seconds = [float(stage.seconds[count]) for stage, count in taken]
+    assert (found.period_s, found.fill_s) == (max(seconds), sum(seconds))
+    assert found.again == tuple(int(stage.again[count]) for stage, count in taken)
+    assert found.sync_s == max(float(stage.sync_s[count]) for stage, count in taken) <= most_sync_s
+    assert (number - 1) * found.period_s + found.fill_s == pytest.approx(best)
+
+
+# --- templates.price -------------------------------------------------------------------------------------------------
+
+CLUSTER = make_cluster(
+    ("fast", "A100-40G", 2, 2), ("slow", "T4", 2, 2), memory_mib={"A100-40G": 8000, "T4": 3600}, inter_gbit_per_s=10.0
+)
+
+
+def big_job(layers: int = 7, recompute: str = "auto") -> JobSpec:
+    job = make_job(layers=layers, batch=8, hidden=1024, seq_len=2048, precision="bf16", vocab=16000, tie=False)
+    return dataclasses.replace(job, train=dataclasses.replace(job.train, recompute=recompute))
+
+
+def figures_of(job: JobSpec, size: int, memory: float = 1.0) -> Figures:
+    costs = CostModel(job, CLUSTER, Profile())
+    found = Figures(costs, options_of(group_kinds(CLUSTER.nodes, costs), costs), size, 2.0)
+    found.capacity = found.capacity * memory
+    return found
+
+
+def brute_price(sequence: Sequence, figures: Figures, num_layers: int) -> float:
+    """The least seconds of the slowest stage, from the figures alone, one split of the layers after the other."""
+    depth, best = len(sequence), math.inf
+    onward = hops_s(as_table([sequence]), figures)[0]
+    where = [ONLY] if depth == 1 else [FIRST, *[MIDDLE] * (depth - 2), LAST]
+    for counts in compositions(num_layers, depth):
+        seconds = []
+        for s, (option, place, count) in enumerate(zip(sequence, where, counts, strict=True)):
+            in_flight = depth - s
+            room = figures.capacity[option] - figures.empty_bytes[place, option]
+            room -= in_flight * figures.flight_bytes[place, option] + count * figures.block_bytes[option]
+            seconds.append(math.inf)
+            if place == MIDDLE and not count:
+                continue
+            for again in range(count + 1 if figures.recompute else 1):
+                kept = (count - again) * figures.kept_bytes[option] + again * figures.least_bytes[option]
+                if in_flight * kept + (figures.again_bytes[option] if again else 0.0) <= room:
+                    block_s = count * figures.block_s[option] + again * figures.again_s[option]
+                    seconds[-1] = figures.end_s[place, option] + onward[s] + block_s
+                    break
+        best = min(best, max(seconds))
+    return best
+
+
+@pytest.mark.parametrize("recompute", ["auto", "none"])
+@pytest.mark.parametrize("memory", [1.0, 0.6, 0.4])
+@pytest.mark.parametrize("size", [1, 4])
+def test_prices_of_templates_are_what_trying_all_finds(recompute: str, memory: float, size: int) -> None:
+    job = big_job(recompute=recompute)
+    figures = figures_of(job, size, memory)
+    sequences = [found for found in first_sequences(figures.options, job.model.layers) if len(found) <= 4]
+    sequences += list(itertools.product(range(len(figures.options)), repeat=3))
+    prices = price(as_table(sequences), figures, job.model.layers)
+    for row, sequence in enumerate(sequences):
+        best = brute_price(sequence, figures, job.model.layers)
+        if math.isinf(prices.period_s[row]):
+            assert best == math.inf, sequence
+            continue
+        assert prices.layers[row].sum() == job.model.layers
+        assert best <= prices.period_s[row] * (1 + 1e-9)
+        assert prices.period_s[row] <= best * 1.01, (sequence, prices.layers[row])
+        assert prices.period_s[row] <= prices.fill_s[row] <= len(sequence) * prices.period_s[row] * (1 + 1e-9)
+
+
+def test_places_of_stages() -> None:
+    found = places(as_table([(3,), (1, 2), (0, 1, 0, 5)])).tolist()
+    assert [found[0][:1], found[1][:2], found[2]] == [[ONLY], [FIRST, LAST], [FIRST, MIDDLE, MIDDLE, LAST]]
