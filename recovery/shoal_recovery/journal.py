@@ -150,6 +150,29 @@ class CheckpointFailed:
     problem: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiguresMeasured:
+    """What was found out about devices and links: `profile` (profile_to_mapping) adds to what was known. `num_bytes`
+    crossed links for it."""
+
+    kind: ClassVar[str] = "figures_measured"
+    profile: dict[str, Any]
+    num_bytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionChecked:
+    """How long a step of `epoch` really takes (the median of `num_steps` of them), and what its plan predicted."""
+
+    kind: ClassVar[str] = "prediction_checked"
+    epoch: int
+    step: int
+    num_steps: int
+    predicted_s: float
+    measured_s: float
+
+
 Event = (
     StateChanged
     | PlanAdopted
@@ -159,6 +182,8 @@ Event = (
     | RecoveryDone
     | CheckpointCommitted
     | CheckpointFailed
+    | FiguresMeasured
+    | PredictionChecked
 )
 _EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
@@ -171,6 +196,8 @@ _EVENTS: Mapping[str, type[Event]] = {
         RecoveryDone,
         CheckpointCommitted,
         CheckpointFailed,
+        FiguresMeasured,
+        PredictionChecked,
     )
 }
 

@@ -13,10 +13,12 @@ from shoal_recovery.journal import (
     CheckpointCommitted,
     CheckpointFailed,
     Entry,
+    FiguresMeasured,
     JobState,
     NodeJoined,
     NodeLost,
     PlanAdopted,
+    PredictionChecked,
     RecoveryDone,
     StateChanged,
     StepDone,
@@ -96,6 +98,8 @@ def advance(status: Status, entry: Entry) -> Status:
                 lost_steps=status.lost_steps + event.lost_steps,
             )
         case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
+            return status
+        case FiguresMeasured() | PredictionChecked():
             return status
         case _:
             assert_never(event)

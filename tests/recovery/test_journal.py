@@ -16,10 +16,12 @@ from shoal_recovery.journal import (
     CheckpointFailed,
     Entry,
     Event,
+    FiguresMeasured,
     JobState,
     NodeJoined,
     NodeLost,
     PlanAdopted,
+    PredictionChecked,
     RecoveryDone,
     StateChanged,
     StepDone,
@@ -55,6 +57,8 @@ EVENTS: tuple[Event, ...] = (
     ),
     CheckpointCommitted(step=4, epoch=3, uri="file:///tmp/x", num_bytes=12, duration_s=0.1),
     CheckpointFailed(step=4, uri="s3://b/p", problem="does not answer"),
+    FiguresMeasured(profile={"updates": [{"device": "T4"}]}, num_bytes=12, duration_s=0.1),
+    PredictionChecked(epoch=3, step=9, num_steps=5, predicted_s=0.2, measured_s=0.3),
 )
 
 
