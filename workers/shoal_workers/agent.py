@@ -19,6 +19,7 @@ import structlog
 
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
+from shoal_workers.link_probe import probe_link
 from shoal_workers.rows import keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, checksum, epoch_of, snapshot_name
 from shoal_workers.uploads import Uploads
@@ -40,6 +41,8 @@ _Request = (
     | m.ReadJournal
     | m.SetKey
     | m.GetKey
+    | m.Probe
+    | m.ProbeLink
 )
 
 
@@ -154,6 +157,11 @@ class Agent:
                 connection.send(m.encode(m.Done()))
             case m.GetKey():
                 connection.send(m.encode(m.KeyIs(value=self._rendezvous.get(request.key, request.timeout_s))))
+            case m.Probe():
+                connection.skip(payload_bytes)
+                connection.send(m.encode(m.Probed(num_bytes=payload_bytes)))
+            case m.ProbeLink():
+                connection.send(m.encode(_probed(request)))
             case _:
                 assert_never(request)
 
@@ -286,6 +294,13 @@ class Agent:
                     connection.send(m.encode(m.Heartbeat()))
         finally:
             self._uploads.unwatch(job, events)
+
+
+def _probed(request: m.ProbeLink) -> m.LinkProbed | m.Done:
+    try:
+        return probe_link((request.host, request.port), request.limit_s)
+    except ConnectionClosed as error:
+        return m.Done(problem=f"no answer from {request.host}:{request.port}: {error}")
 
 
 def _cut(slot: memoryview, offset: int, num_bytes: int) -> memoryview:

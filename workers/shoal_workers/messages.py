@@ -139,6 +139,36 @@ class GetKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Bytes for nothing but the time that they take: the payload. Answered by Probed as soon as it is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeLink:
+    """Find out within about `limit_s` what messages to the agent at this address cost; answered by LinkProbed."""
+
+    host: str
+    port: int
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProbed:
+    """Medians: one way of a small message, and what is sent on once it flows. `received_bytes` is the other side's
+    count of `num_bytes`."""
+
+    latency_s: float
+    bytes_per_s: float
+    num_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
     """From now on this connection carries Heartbeat and whatever the other side has to report."""
 
@@ -280,9 +310,11 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Rows of (part of the model, samples, forward seconds, backward seconds), on one device."""
+    """Rows of (part of the model, samples, forward seconds, backward seconds), on one device, and how many elements of
+    optimizer state it updates in a second."""
 
     rows: list[Row]
+    updates_per_s: float
 
 
 # --- orders to a rank ---
@@ -333,20 +365,9 @@ class Measure:
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(
-            OpenSlots,
-            BeginSnapshot,
-            SealSnapshot,
-            PutSnapshot,
-            GetInventory,
-            GetEpoch,
-            EpochIs,
-            Fetch,
-            Upload,
-            Retire,
-            AppendJournal,
-        ),
-        *(ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
+        *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
+        *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
+        *(Probe, Probed, ProbeLink, LinkProbed),
         *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, Left, Trouble, Measured),
         *(Halt, Assign, StopAfter, Measure),
     )
