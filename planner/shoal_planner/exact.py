@@ -60,12 +60,14 @@ class Exact:
         self.best_s = math.inf
         self.num_shapes = 0
         self._nodes = nodes
-        self._rooms = rooms_of(nodes, costs)
+        ample_hosts = have_ample_hosts(nodes, costs)
+        self._rooms = rooms_of(nodes, costs, apart=not ample_hosts)
+        self._told = False
         self._batch = costs.job.train.global_batch
         self._num_devices = sum(node.devices for node in nodes)
         by_kind = {kind: tuple(nodes[place].id for place in room.nodes) for kind, room in self._rooms.items()}
         self.times = ChainTimes(costs, by_kind)
-        self.exchanges = Exchanges(self.times)
+        self.exchanges = Exchanges(self.times, copies, ample_hosts=ample_hosts)
 
     def run(self, best_s: float) -> None:
         """Shapes in the order of their bounds, which get sharper whenever a shape is the next."""
@@ -124,15 +126,20 @@ class Exact:
         after = self.exchanges.after(shape)
         tables = [self.times.table(placed.chain, self.exchanges.held(shape, p)) for p, placed in enumerate(shape)]
         network_s = self._network_s(shape)
-        seconds = (_dealt_s(tables, network_s, deals(self._batch, len(shape))) + after.seconds).ravel()
+        seconds = _dealt_s(tables, network_s, deals(self._batch, len(shape))) + after.seconds
+        if math.isinf(self.best_s) and not self._told and (refused := np.where(after.lacking, seconds, np.inf)).size:
+            place = int(np.argmin(refused))  # so that it is known what plans fail for, if all do
+            if math.isfinite(refused.flat[place]):
+                self._told = self._try(shape, np.unravel_index(place, refused.shape), after, network_s)
+        seconds = np.where(after.lacking, np.inf, seconds).ravel()
         for place in np.argsort(seconds, kind="stable"):
             if seconds[place] >= self.best_s * (1 - _TIE):
                 return
-            at = tuple(int(index) for index in np.unravel_index(place, after.seconds.shape))
-            self._try(shape, at, after, network_s)
+            self._try(shape, np.unravel_index(place, after.seconds.shape), after, network_s)
 
-    def _try(self, shape: Shape, at: tuple[int, ...], after: After, network_s: Floats) -> None:
-        """These layers, now that it is known who holds each."""
+    def _try(self, shape: Shape, place: tuple[np.intp, ...], after: After, network_s: Floats) -> bool:
+        """These layers, now that it is known who holds each. Whether a plan was scored."""
+        at = tuple(int(index) for index in place)
         owned = [self._owned(shape, p, at, after) for p in range(len(shape))]
         layers = [self.times.rows(len(placed.chain.stages))[row] for placed, row in zip(shape, at, strict=True)]
         tables = [
@@ -142,13 +149,14 @@ class Exact:
         slowest = np.maximum.reduce([network_s, *(table[dealt[:, p]] for p, table in enumerate(tables))])
         chosen = int(np.argmin(slowest))
         if not slowest[chosen] + after.seconds[at] < self.best_s * (1 - _TIE):
-            return
+            return False
         choices = [
             self.times.choice(placed.chain, row, some, int(samples))
             for placed, row, some, samples in zip(shape, layers, owned, dealt[chosen], strict=True)
         ]
         made = self._plan(shape, layers, choices)
         self.best_s = min(self.best_s, self.consider(made))
+        return True
 
     def _owned(self, shape: Shape, p: int, at: tuple[int, ...], after: After) -> list[Floats]:
         """Elements [R, L+1] that replicas own, by stage; they count at these layers alone."""
@@ -245,17 +253,20 @@ class Rates:
         return min(batch, math.floor(most * (1 + _TIE)))
 
 
-def rooms_of(nodes: tuple[Node, ...], costs: CostModel) -> Rooms:
-    """Equal nodes may change places where their hosts have room for whatever they may keep. Where hosts are tight it
-    matters whose copies a node keeps, so nobody is equal."""
+def have_ample_hosts(nodes: tuple[Node, ...], costs: CostModel) -> bool:
+    """Whether every host has room for whatever a plan may keep there: no device owns more than everything, and no node
+    keeps copies of more than all devices own."""
     model = costs.job.model
     elements = sum(unit_elements(model, unit, 1) for unit in range(model.layers + 2))
-    # No device owns more than everything, and no node keeps copies of more than all devices own.
-    most_bytes = snapshot_bytes(sum(node.devices for node in nodes) * elements)
-    ample = all(node.host_memory_bytes > 2 * most_bytes for node in costs.snapshot.nodes)
+    most_bytes = 2 * snapshot_bytes(sum(node.devices for node in nodes) * elements)  # tp repeats a few small matrices
+    return all(node.host_memory_bytes > most_bytes for node in costs.snapshot.nodes)
+
+
+def rooms_of(nodes: tuple[Node, ...], costs: CostModel, *, apart: bool) -> Rooms:
+    """Equal nodes may change places; `apart`: none may. Where hosts are tight it matters whose copies a node keeps."""
     found: dict[int, list[int]] = {}
     for place, node in enumerate(nodes):
-        found.setdefault(costs.kind(node.id) if ample else place, []).append(place)
+        found.setdefault(place if apart else costs.kind(node.id), []).append(place)
     return {kind: Room(nodes[places[0]].devices, tuple(places)) for kind, places in found.items()}
 
 

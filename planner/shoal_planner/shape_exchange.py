@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal_planner.chain_times import ChainTimes, Held
+from shoal_planner.chain_times import Bools, ChainTimes, Held
 from shoal_planner.loads import Holder, Segment
-from shoal_planner.memory import unit_elements
+from shoal_planner.memory import snapshot_bytes, unit_elements
 from shoal_planner.options import Floats
 from shoal_planner.predict import Exchange, unit_exchange, vote_s
 from shoal_planner.shapes import Chain
@@ -36,18 +36,21 @@ Shape = tuple[Placed, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """Seconds after the pipelines by the layers of each pipeline [K1, .., KP]; by pipeline and stage, of how many
-    blocks it owns the optimizer state."""
+    """By the layers of each pipeline [K1, .., KP]: seconds after the pipelines; by pipeline and stage, of how many
+    blocks it owns the optimizer state; and whether a host lacks memory for snapshots."""
 
     seconds: Floats
     blocks: dict[tuple[int, int], Floats]
+    lacking: Bools
 
 
 class Exchanges:
     """On one cluster for one job."""
 
-    def __init__(self, times: ChainTimes) -> None:
+    def __init__(self, times: ChainTimes, copies: int, *, ample_hosts: bool) -> None:
         self.times = times
+        self._copies = copies
+        self._ample_hosts = ample_hosts
         self.costs = times.costs
         self._tied = self.costs.job.model.tie_embeddings
         self._num_layers = times.num_layers
@@ -126,7 +129,11 @@ class Exchanges:
         half_s = np.zeros(full)
         for seconds in itertools.chain(spent.values(), crowded.values()):
             np.maximum(half_s, seconds, out=half_s)
-        return After(seconds=2 * half_s + self._updates_s(shape, blocks) + self._vote_s(shape), blocks=dict(blocks))
+        update_s, kept = self._owners(shape, blocks)
+        lacking = np.zeros(full, dtype=bool)
+        if not self._ample_hosts:
+            lacking |= self._lacking(kept)
+        return After(seconds=2 * half_s + update_s + self._vote_s(shape), blocks=dict(blocks), lacking=lacking)
 
     def _add_ends(self, shape: Shape, spent: dict[tuple[int, int], Floats], crowded: dict[str, Floats]) -> None:
         first, last = self._exchange(0, self._firsts(shape)), self._exchange(self._num_layers + 1, self._lasts(shape))
@@ -139,13 +146,32 @@ class Exchanges:
         for node, seconds in (*first.network_s, *last.network_s):
             crowded[node] += seconds
 
-    def _updates_s(self, shape: Shape, blocks: dict[tuple[int, int], Floats]) -> Floats:
-        found = np.zeros(())
+    def _owners(self, shape: Shape, blocks: dict[tuple[int, int], Floats]) -> tuple[Floats, dict[str, Floats]]:
+        """Seconds of the longest update, and by node the elements of which it takes snapshots: of what is split among
+        its holders all that its ranks own, else of each pipeline's whole state its part."""
+        update_s, kept = np.zeros(()), dict[str, Floats]()
+        share = 1.0 if self.times.split else 1.0 / len(shape)
         for (p, s), some in blocks.items():
             owned = self.times.owned(shape[p].chain, s, self.shared_ends(shape), some)
-            for (node, _), elements in zip(shape[p].holders(s), owned, strict=True):
-                found = np.maximum(found, elements * self._per_element_s(node))
-        return found
+            for (node, tp), elements in zip(shape[p].holders(s), owned, strict=True):
+                update_s = np.maximum(update_s, elements * self._per_element_s(node))
+                if not self._ample_hosts:
+                    kept[node] = kept.get(node, 0.0) + elements * tp * share
+        return update_s, kept
+
+    def _lacking(self, kept: dict[str, Floats]) -> Bools:
+        """Whether some node has no room for its own snapshots and those of the nodes whose backup it is."""
+        need = dict(kept)
+        for node, others in self.costs.backups(self._copies).items():
+            for other in others:
+                if node in kept:
+                    need[other] = need.get(other, 0.0) + kept[node]
+        return np.logical_or.reduce(
+            [
+                snapshot_bytes(1.0) * elements > self.costs.node(node).host_memory_bytes
+                for node, elements in need.items()
+            ]
+        )
 
     def shared_ends(self, shape: Shape) -> Held:
         """By how many replicas the ends of the model are shared."""
