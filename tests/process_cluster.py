@@ -38,6 +38,7 @@ SETTINGS = WorkerSettings(
     silence_confirmed_s=2.0,
     group_timeout_s=20.0,
     reply_timeout_s=10.0,
+    link_limit_s=0.0,  # links as `_node` has them, or a tiny model would be trained by one device alone
 )
 
 

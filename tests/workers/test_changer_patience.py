@@ -15,6 +15,7 @@ from shoal_workers.change import Interrupted
 from shoal_workers.changer import Changer
 from shoal_workers.checkpoint_commits import CheckpointCommits
 from shoal_workers.keeper import Keeper
+from shoal_workers.measuring import Measuring
 from shoal_workers.record import JobRecord
 from shoal_workers.roster import Contact, Roster
 from shoal_workers.wire import Connection, connect
@@ -34,14 +35,19 @@ class Scene:
         cluster, spec = ProcessCluster(folder, {"a": ("cpu-1t", 1)}), tiny_job("stdlib:", steps=1)
         record = JobRecord(Keeper("job", lambda: 0.0), self._clock)
         self.commits = CheckpointCommits("job", spec, record.append)
+        roster = Roster(cluster, "job", queue.SimpleQueue(), self._clock)
+        measuring = Measuring(
+            spec, roster, record, SETTINGS, overrides=lambda: (), clock=self._clock, wall_clock=lambda: 0.0
+        )
         self.changer = Changer(
             job="job",
             spec=spec,
             cluster=cluster,
-            roster=Roster(cluster, "job", queue.SimpleQueue(), self._clock),
+            roster=roster,
             record=record,
             commits=self.commits,
             settings=SETTINGS,
+            measuring=measuring,
             clock=self._clock,
             listen=self._listen,
         )

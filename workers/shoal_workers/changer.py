@@ -36,7 +36,7 @@ from shoal_workers.checkpoint_commits import CheckpointCommits
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.gains import Gains
 from shoal_workers.left_out import LeftOut, sentence
-from shoal_workers.measurements import Measurements
+from shoal_workers.measuring import Measuring
 from shoal_workers.nodes import Cluster
 from shoal_workers.pending import PendingChange
 from shoal_workers.record import JobRecord, plan_adopted
@@ -62,6 +62,7 @@ class Changer:
         record: JobRecord,
         commits: CheckpointCommits,
         settings: WorkerSettings,
+        measuring: Measuring,
         clock: Callable[[], float],
         listen: Callable[[float], None],
     ) -> None:
@@ -74,11 +75,11 @@ class Changer:
         self._settings = settings
         self._clock = clock
         self._listen = listen
-        self._measurements = Measurements(spec)
+        self._measuring = measuring
         self._left_out: LeftOut | None = None
         self._pending: PendingChange | None = None
-        self._gains = Gains(spec, self._measurements)
-        self.answers: dict[Contact, m.Halted | m.Measured] = {}
+        self._gains = Gains(spec)
+        self.answers: dict[Contact, m.Halted] = {}
         self.epoch: EpochView | None = None
         self.highest_epoch = 0
         self._claims = False
@@ -116,7 +117,10 @@ class Changer:
         epoch = self.epoch
         if epoch is None or self._record.state is not JobState.RUNNING or ready <= epoch.vital:
             return None
-        return self._gains.of(epoch, ready, lambda: self._snapshot(ready))
+        computing = frozenset(device.node for device in epoch.plan.devices())
+        if self._measuring.beside(ready, ready - computing):
+            return None
+        return self._gains.of(epoch, ready, self._record.profile, lambda: self._snapshot(ready))
 
     def stepped(self, epoch: int) -> None:
         """A step of this epoch is done, or none was left to do: a change that led to it is over, and older snapshots
@@ -228,29 +232,30 @@ class Changer:
 
         def unanswered() -> list[Contact]:
             answers = self.answers
-            return [c for c in ranks if not isinstance(a := answers.get(c), m.Halted) or a.epoch != number]
+            return [c for c in ranks if (a := answers.get(c)) is None or a.epoch != number]
 
         self._await(unanswered, nodes, "to leave its epoch")
-        return {contact: answer for contact, answer in self.answers.items() if isinstance(answer, m.Halted)}
+        return dict(self.answers)
 
     def _measure(self, snapshot: ClusterSnapshot) -> None:
-        """Times one device of every type that was never timed for this job, one after the other."""
-        for node, order in self._measurements.missing(snapshot):
-            contact = self._roster.ranks([node.id])[0]
-            self.answers.pop(contact, None)
-            contact.send(order)
+        """Before the first plan: one device of every type, one after the other, and then links."""
+        if self._record.plans:
+            return
+        for node in self._measuring.untimed(snapshot.nodes):
+            contact = self._measuring.time_layers(node)
 
-            def unanswered(contact: Contact = contact) -> list[Contact]:
-                return [] if isinstance(self.answers.get(contact), m.Measured) else [contact]
+            def untimed(contact: Contact = contact, device: str = node.device) -> list[Contact]:
+                return [] if self._measuring.is_timed(device) else [contact]
 
-            self._await(unanswered, frozenset({node.id}), f"to time a layer on {node.device}")
-            answer = self.answers[contact]
-            assert isinstance(answer, m.Measured)
-            self._measurements.take(node.device, answer)
+            self._await(untimed, frozenset({node.id}), f"to time a layer on {node.device}")
+        self._measuring.survey(snapshot.nodes, thorough=True)
+        nodes = frozenset(node.id for node in snapshot.nodes)
+        agents = list(self._roster.agents(nodes))
+        self._await(lambda: agents if self._measuring.survey_under_way() else [], nodes, "to probe links")
 
     def _plan(self, snapshot: ClusterSnapshot) -> Plan:
         previous = None if self.epoch is None else self.epoch.plan
-        profile = self._measurements.profile
+        profile = self._record.profile.on(snapshot.nodes)
         found = search_plan(
             self._spec, snapshot, profile, previous=previous, time_limit_s=_PLAN_LIMIT_S, features=ENGINE
         )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal_planner.cluster import ClusterSnapshot, DeviceRef
 from shoal_planner.plan import Plan
 from shoal_recovery.decide import TroubleSeen
+from shoal_recovery.journal import PredictionChecked
 from shoal_workers import messages as m
+
+_FIRST_STEPS = 2  # the first ones allocate, and load what later ones find loaded
+_TIMED_STEPS = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,6 +29,7 @@ class EpochView:
     ready: dict[DeviceRef, m.Ready] = field(default_factory=dict)
     left: dict[DeviceRef, m.Left] = field(default_factory=dict)
     troubles: dict[DeviceRef, tuple[m.Trouble, float]] = field(default_factory=dict)
+    durations_s: list[float] = field(default_factory=list)
 
     def hear(self, device: DeviceRef, message: m.Ready | m.Left | m.Trouble, now_s: float) -> None:
         if message.epoch != self.number:
@@ -35,6 +41,19 @@ class EpochView:
                 self.left[device] = message
             case m.Trouble():
                 self.troubles.setdefault(device, (message, now_s))
+
+    def timed(self, done: m.Stepped) -> PredictionChecked | None:
+        """Takes the time of a step; with some of them, how they compare with what the plan predicted."""
+        self.durations_s.append(done.duration_s)
+        if len(self.durations_s) != _FIRST_STEPS + _TIMED_STEPS or self.plan.prediction is None:
+            return None
+        return PredictionChecked(
+            epoch=self.number,
+            step=done.step,
+            num_steps=_TIMED_STEPS,
+            predicted_s=self.plan.prediction.step_s,
+            measured_s=statistics.median(self.durations_s[_FIRST_STEPS:]),
+        )
 
     @property
     def all_ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""How long a device takes for the parts of a model: the measured figures of the Profile.
+"""How long a device takes for the parts of a model and for its update: the measured figures of the Profile.
 
 Owns the stop-watch. Tensor-parallel shapes are measured as cut for one rank and without the other ranks, since what
 their all-reduces cost is a matter of links, not of devices.
@@ -9,18 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from shoal_planner.job import ModelSpec
+from shoal_planner.cluster import DeviceRef
+from shoal_planner.job import JobSpec, ModelSpec
 from shoal_planner.parameters import parameters
+from shoal_recovery.state import Kind, RankState, Span
 from shoal_workers.exchange import SoloExchange
-from shoal_workers.live import Precision, weight_dtype
+from shoal_workers.live import LiveState, Precision, weight_dtype
+from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Block, Embedding, Head, Lookup, Rotary
+from shoal_workers.optimizer import OwnedAdamW
 from shoal_workers.tensor_parallel import TensorGroup
 
 _STD = 0.02
+_UPDATE_ELEMENTS = 1 << 22
 Seconds = tuple[float, float]
 
 
@@ -52,6 +58,37 @@ def measure_head(
     x_BSH = _activations(model, seq_len, samples, precision)
     targets_BS = torch.randint(model.vocab, (samples, seq_len))
     return _measure(lambda: head(x_BSH, targets_BS), threads, repeats)
+
+
+def measure_update(job: JobSpec, threads: int, repeats: int) -> float:
+    """Elements of state in a second that the engine's optimizer updates with `threads` threads, on state like a rank's:
+    that of the model, or as much of it as is well more than what caches keep."""
+    live = _state(job)
+    optimizer = OwnedAdamW(job.train, live)
+    with _threads(threads):
+        seconds = [_seconds(partial(optimizer.apply, step)) for step in range(1, repeats + 2)][1:]
+    return sum(span.numel for span in live.state.owns) / min(seconds)
+
+
+def _state(job: JobSpec) -> LiveState:
+    spans, room = [], _UPDATE_ELEMENTS
+    for parameter in parameters(job.model):
+        if room:
+            spans.append(Span(fqn=parameter.fqn, first=0, last=min(parameter.numel, room)))
+            room -= spans[-1].numel
+    held = tuple(sorted(spans))
+    state = RankState(rank=0, device=DeviceRef(node="here", index=0), holds=held, contributes=held, owns=held)
+    live = LiveState.build(job.model, state, job.train.precision, DeviceMemory("here:0", None))
+    for span in held:
+        live.view(span.key(Kind.MASTER)).normal_(std=_STD)
+        live.gradient(span).normal_(std=_STD)
+    return live
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
 
 
 def _measure(forward: Callable[[], Tensor], threads: int, repeats: int) -> Seconds:

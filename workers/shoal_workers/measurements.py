@@ -1,54 +1,56 @@
-"""Measured layer times of one job, by device type: which are missing, and the profile made of them. No tensors here."""
+"""What of a job is still to be timed on a device, and an answer as figures of the Profile. Pure; no tensors here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from shoal_planner.catalogue import device_type
-from shoal_planner.cluster import ClusterSnapshot, Node
+from shoal_planner.cluster import DeviceOverride, Node
 from shoal_planner.job import JobSpec, job_to_mapping
-from shoal_planner.profile import LayerTime, Part, Profile
+from shoal_planner.profile import LayerTime, Part, Profile, UpdateRate
 from shoal_workers.messages import Measure, Measured
 
-_SOURCE = "measured on {device} before the job began"
+
+def untimed(spec: JobSpec, profile: Profile, nodes: Iterable[Node]) -> Iterator[Node]:
+    """One node of every device type on which no block of this job was timed."""
+    asked: set[str] = set()
+    for node in nodes:
+        if node.device not in asked and not is_timed(spec, profile, node.device):
+            asked.add(node.device)
+            yield node
 
 
-class Measurements:
-    def __init__(self, spec: JobSpec) -> None:
-        self._spec = spec
-        self._times: dict[str, tuple[LayerTime, ...]] = {}
+def is_timed(spec: JobSpec, profile: Profile, device: str) -> bool:
+    return bool(profile.points("block", device, spec.train.precision, spec.model, spec.train.seq_len))
 
-    @property
-    def profile(self) -> Profile:
-        return Profile(layers=tuple(time for device in sorted(self._times) for time in self._times[device]))
 
-    def missing(self, snapshot: ClusterSnapshot) -> Iterator[tuple[Node, Measure]]:
-        """One node of every type that was never timed, and what to ask of its first device."""
-        asked = set(self._times)
-        for node in snapshot.nodes:
-            if node.device not in asked:
-                asked.add(node.device)
-                kind = device_type(node.device, snapshot.overrides)
-                yield node, Measure(spec=job_to_mapping(self._spec), num_threads=kind.threads)
+def order(spec: JobSpec, node: Node, overrides: tuple[DeviceOverride, ...]) -> Measure:
+    """What to ask of a device of this node."""
+    return Measure(spec=job_to_mapping(spec), num_threads=device_type(node.device, overrides).threads)
 
-    def take(self, device: str, answer: Measured) -> None:
-        self._times[device] = tuple(self._time(device, *row) for row in answer.rows)
 
-    def _time(self, device: str, part: Part, samples: int, forward_s: float, backward_s: float) -> LayerTime:
-        model = self._spec.model
+def figures(spec: JobSpec, device: str, answer: Measured, source: str) -> Profile:
+    """`source` says when and where it was measured."""
+
+    def layer(part: Part, samples: int, forward_s: float, backward_s: float) -> LayerTime:
         return LayerTime(
             device=device,
             tp=1,
             micro_batch=samples,
-            seq_len=self._spec.train.seq_len,
-            hidden=model.hidden,
+            seq_len=spec.train.seq_len,
+            hidden=spec.model.hidden,
             forward_s=forward_s,
             backward_s=backward_s,
-            source=_SOURCE.format(device=device),
+            source=source,
             part=part,
-            precision=self._spec.train.precision,
-            heads=model.heads,
-            kv_heads=model.num_kv_heads,
-            ffn=model.ffn,
-            vocab=model.vocab,
+            precision=spec.train.precision,
+            heads=spec.model.heads,
+            kv_heads=spec.model.num_kv_heads,
+            ffn=spec.model.ffn,
+            vocab=spec.model.vocab,
         )
+
+    return Profile(
+        layers=tuple(layer(*row) for row in answer.rows),
+        updates=(UpdateRate(device=device, elements_per_s=answer.updates_per_s, source=source),),
+    )

@@ -19,7 +19,7 @@ from shoal_planner.job import parse_job
 from shoal_workers import messages as m
 from shoal_workers.epoch_run import EpochRun, WholeState
 from shoal_workers.settings import WorkerSettings
-from shoal_workers.timing import time_parts
+from shoal_workers.timing import time_parts, time_update
 from shoal_workers.wire import Connection, ConnectionClosed, Server
 
 log = structlog.get_logger()
@@ -151,11 +151,11 @@ class Rank:
 
     def _measure(self, order: m.Measure) -> None:
         threads = order.num_threads or torch.get_num_threads()
-        rows = []
-        for row in time_parts(parse_job(order.spec), threads):
+        job, rows = parse_job(order.spec), []
+        for row in time_parts(job, threads):
             rows.append(row)
             self._say(m.Progress(epoch=self._epoch))
-        self._say(m.Measured(rows=rows))
+        self._say(m.Measured(rows=rows, updates_per_s=time_update(job, threads)))
 
     def _say(self, message: Any) -> None:
         with self._lock:

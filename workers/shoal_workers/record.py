@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterable
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping, snapshot_to_mapping
 from shoal_planner.plan import Plan, parse_plan, plan_to_mapping
+from shoal_planner.profile import Profile, joined, profile_from_mapping
 from shoal_recovery.journal import (
     TRANSITIONS,
     CheckpointCommitted,
     Entry,
     Event,
+    FiguresMeasured,
     JobState,
     NodeJoined,
     NodeLost,
     PlanAdopted,
+    PredictionChecked,
     StateChanged,
     StepDone,
 )
@@ -37,6 +40,8 @@ class JobRecord:
         self.last_steps: dict[int, int] = {}
         self.checkpoints: set[int] = set()
         self.present: set[str] = set()
+        self.profile = Profile()
+        self.checked_epochs: set[int] = set()
 
     def adopt(self, entries: Iterable[Entry]) -> None:
         entries = tuple(entries)
@@ -81,6 +86,10 @@ class JobRecord:
                 self.present.discard(event.node)
             case CheckpointCommitted():
                 self.checkpoints.add(event.step)
+            case FiguresMeasured():
+                self.profile = joined(self.profile, profile_from_mapping(event.profile))
+            case PredictionChecked():
+                self.checked_epochs.add(event.epoch)
             case _:
                 pass
 

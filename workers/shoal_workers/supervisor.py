@@ -23,6 +23,7 @@ from shoal_workers.changer import Changer
 from shoal_workers.checkpoint_commits import CheckpointCommits
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.keeper import Keeper, read_journals
+from shoal_workers.measuring import Measuring
 from shoal_workers.nodes import Cluster
 from shoal_workers.record import JobRecord
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
@@ -66,6 +67,15 @@ class Supervisor:
         self._roster = Roster(cluster, job, self._events, clock)
         self._record = JobRecord(Keeper(job, wall_clock), clock)
         self._commits = CheckpointCommits(job, spec, self._record.append)
+        self._measuring = Measuring(
+            spec,
+            self._roster,
+            self._record,
+            settings,
+            overrides=lambda: cluster.snapshot().overrides,
+            clock=clock,
+            wall_clock=wall_clock,
+        )
         self._changer = Changer(
             job=job,
             spec=spec,
@@ -74,6 +84,7 @@ class Supervisor:
             record=self._record,
             commits=self._commits,
             settings=settings,
+            measuring=self._measuring,
             clock=clock,
             listen=self._listen,
         )
@@ -208,8 +219,10 @@ class Supervisor:
 
     def _hear_message(self, contact: Contact, message: object) -> None:
         match message:
-            case m.Halted() | m.Measured():
+            case m.Halted():
                 self._changer.answers[contact] = message
+            case m.Measured():
+                self._measuring.heard(contact, message)
             case m.Ready() | m.Left() | m.Trouble():
                 if self._changer.epoch is not None:
                     self._changer.epoch.hear(contact.device, message, self._clock())
@@ -256,6 +269,9 @@ class Supervisor:
                 samples=tuple((first, last) for first, last in message.samples),
             )
         )
+        checked = epoch.timed(message)
+        if checked is not None and epoch.number not in self._record.checked_epochs:
+            self._record.append(checked)
         self._commits.safe(message.step - 1)  # every rank voted, so every rank knew the step before to be safe
         self._changer.stepped(message.epoch)
 

@@ -1,11 +1,12 @@
-"""What a rank times of a job before it begins: each part of its model on this device, at a few micro-batch sizes."""
+"""What a rank times of a job before it begins: each part of its model on this device, at a few micro-batch sizes, and
+the update."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from shoal_planner.job import JobSpec
-from shoal_workers.measure import measure_block, measure_embedding, measure_head
+from shoal_workers.measure import measure_block, measure_embedding, measure_head, measure_update
 from shoal_workers.rows import Row
 
 _SAMPLES = (1, 2, 4)
@@ -20,3 +21,8 @@ def time_parts(job: JobSpec, threads: int) -> Iterator[Row]:
         for samples in counts:
             times = measure(job.model, job.train.seq_len, 1, samples, threads, job.train.precision, _REPEATS)
             yield [part, samples, *times]
+
+
+def time_update(job: JobSpec, threads: int) -> float:
+    """Elements of optimizer state in a second."""
+    return measure_update(job, threads, _REPEATS)
