@@ -84,7 +84,7 @@ def show_job(job: Mapping[str, Any]) -> None:
 
 def show_nodes(nodes: Iterable[Mapping[str, Any]]) -> None:
     table(
-        ("NODE", "CLUSTER", "DEVICES", "MARKET", "ZONE", "STATE", "JOBS"),
+        ("NODE", "CLUSTER", "DEVICES", "MARKET", "ZONE", "STATE", "MEASURED", "JOBS"),
         (
             (
                 node["id"],
@@ -93,11 +93,21 @@ def show_nodes(nodes: Iterable[Mapping[str, Any]]) -> None:
                 "spot" if node["spot"] else "on demand",
                 node["zone"],
                 "connected" if node["connected"] else "not connected",
+                _measured(node["measured"]),
                 ", ".join(node["jobs"]),
             )
             for node in nodes
         ),
     )
+
+
+def _measured(found: Mapping[str, Any]) -> str:
+    """What of a node is measured; the rest is as the catalogue and labels say. Of links, the slowest."""
+    parts = [name for name, known in (("layers", found["layers"]), ("update", found["update"])) if known]
+    if found["links"]:
+        slowest = min(found["links"], key=lambda link: link["bytes_per_s"])
+        parts.append(f"links {slowest['bytes_per_s'] / 1e9:.3g} GB/s, {slowest['latency_s'] * 1e6:.0f} us")
+    return ", ".join(parts)
 
 
 def show_plan(plan: Mapping[str, Any]) -> None:
@@ -152,6 +162,21 @@ def event_line(event: Mapping[str, Any]) -> str:
             rest = f"{reason}; again from step {said['step']} after {said['total_s']:.3g} s; bytes from {moved}"
         case "checkpoint_committed":
             rest = f"step {said['step']}, {said['num_bytes'] / 1e6:.1f} MB in {said['duration_s']:.3g} s, {said['uri']}"
+        case "figures_measured":
+            profile = said["profile"]
+            counts = {
+                "layers": len(profile["layers"]),
+                "updates": len(profile["updates"]),
+                "links": len(profile["links"]) + len(profile["kind_links"]),
+            }
+            found = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
+            rest = f"figures: {found}; {said['num_bytes'] / 1e6:.1f} MB sent for it in {said['duration_s']:.3g} s"
+        case "prediction_checked":
+            times = said["measured_s"] / said["predicted_s"]
+            rest = (
+                f"a step takes {said['measured_s']:.3g} s, predicted were {said['predicted_s']:.3g} s "
+                f"({times:.2f} times), epoch {said['epoch']}"
+            )
         case _:
             known = ("seq", "at", "at_s", "kind")
             rest = ", ".join(f"{name} {value}" for name, value in said.items() if name not in known)

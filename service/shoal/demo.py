@@ -122,6 +122,8 @@ def _tell(event: Mapping[str, Any]) -> None:
             say(f"node ready     {event['node']} ({event['devices']} x {event['device']})")
         case "checkpoint_committed":
             say(f"checkpoint     step {event['step']}, {event['num_bytes'] / 1e6:.1f} MB")
+        case "prediction_checked":
+            say(f"step time      {event['measured_s']:.2f} s; {event['predicted_s']:.2f} s were predicted")
         case "checkpoint_failed":
             say(f"no checkpoint  step {event['step']}: {event['problem']}")
 

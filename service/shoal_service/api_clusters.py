@@ -16,6 +16,7 @@ from shoal_service import clusters, jobs, journal
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import ClusterReport, Identifier, JournalBatch
 from shoal_service.errors import Conflict, invalid_field
+from shoal_service.measured import MeasuredNodes
 from shoal_service.problems import documented
 from shoal_service.services import Deps
 
@@ -62,6 +63,15 @@ async def list_clusters(deps: Deps) -> dict[str, Any]:
         return {"items": [clusters.resource(row) for row in await clusters.all_clusters(session)]}
 
 
+@router.get("/clusters/{cluster_id}", responses=documented(404))
+async def get_cluster(deps: Deps, cluster_id: str) -> dict[str, Any]:
+    """One cluster with its nodes (`snapshot`) and all that was measured there (`profile`), each figure with its
+    source."""
+    async with deps.database.read() as session:
+        row = await clusters.get(session, cluster_id)
+    return {**clusters.resource(row), "snapshot": row.snapshot, "profile": row.profile}
+
+
 @router.get("/clusters/{cluster_id}/wishes", responses=documented(404))
 async def get_wishes(
     deps: Deps,
@@ -105,13 +115,16 @@ async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[s
 
 @router.get("/nodes", tags=["nodes"], responses=documented())
 async def list_nodes(deps: Deps) -> dict[str, Any]:
-    """The nodes of every cluster that came to us, and which jobs' plans use them. Not connected: as last seen."""
+    """The nodes of every cluster that came to us, which jobs' plans use them, and what of them was `measured`, each
+    figure with its source. Not connected: as last seen."""
     async with deps.database.read() as session:
         rows = await clusters.all_clusters(session)
         users = await _users(session)
+    figures = {row.id: MeasuredNodes(row.snapshot, row.profile) for row in rows}
     items = [
         {
             **node,
+            "measured": figures[row.id].of(node["id"]),
             "cluster_id": row.id,
             "connected": clusters.connected(row),
             "seen_at": jobs.rfc3339(row.updated_at_s),

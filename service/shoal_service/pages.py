@@ -17,6 +17,7 @@ from starlette.templating import Jinja2Templates
 from shoal_service import api_clusters, api_jobs, auth, jobs, views
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.errors import Problem
+from shoal_service.measured import in_short
 from shoal_service.services import Deps, Services
 from shoal_service.timeline import num_bytes
 
@@ -68,7 +69,8 @@ async def job_page(request: Request, deps: Deps, job_id: str, epoch: int | None 
 async def nodes_page(request: Request, deps: Deps) -> Response:
     nodes = (await api_clusters.list_nodes(deps))["items"]
     found = (await api_clusters.list_clusters(deps))["items"]
-    return _page(request, "nodes.html", {"nodes": nodes, "clusters": found})
+    shown = [{**node, "measured": in_short(node["measured"])} for node in nodes]
+    return _page(request, "nodes.html", {"nodes": shown, "clusters": found})
 
 
 @router.post("/jobs/{job_id}/cancel")

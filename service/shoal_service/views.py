@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.errors import InvalidField
 from shoal_service import jobs, journal, timeline
+from shoal_service.measured import measured_lines
 from shoal_service.models import JobRow, JournalRow
 from shoal_service.plan_map import plan_map
 from shoal_service.timeline import Event, duration, num_bytes
@@ -70,7 +71,7 @@ async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dic
     history = [_event(entry) for entry in reversed(newest)]
     end_at_s = row.since_at_s if jobs.ended(row) else time.time()
     plans = [entry for entry in history if entry.kind == journal.PLAN_KIND]
-    kinds = (*timeline.KINDS, "checkpoint_committed", "checkpoint_failed")
+    kinds = (*timeline.KINDS, "checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked")
     return {
         "job": summary(row),
         "plan": _plan_view(plans, epoch),
@@ -152,5 +153,11 @@ def _sentence(row: JournalRow) -> str:
             return f"step {said['step']} stands in {said['uri']}: {num_bytes(said['num_bytes'])} in {took}"
         case "checkpoint_failed":
             return f"step {said['step']} was not stored in {said['uri']}: {said['problem']}"
+        case "figures_measured":
+            return f"{'; '.join(measured_lines(said['profile']))}; took {duration(said['duration_s'])}"
+        case "prediction_checked":
+            times = said["measured_s"] / said["predicted_s"]
+            predicted, measured = duration(said["predicted_s"]), duration(said["measured_s"])
+            return f"a step of epoch {said['epoch']} takes {measured}; {predicted} were predicted ({times:.2f} times)"
         case other:
             return other

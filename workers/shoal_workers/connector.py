@@ -18,6 +18,8 @@ import structlog
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.cluster import snapshot_to_mapping
+from shoal_planner.profile import profile_from_mapping, profile_to_mapping
+from shoal_workers.cluster_profile import ClusterProfile
 from shoal_workers.cluster_ray import NAMESPACE, Figures, RayCluster
 from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, LeaseRefused, Wish
 from shoal_workers.supervisor_actor import SupervisorActor
@@ -44,6 +46,7 @@ class Connector:
         self._version = -1
         self._wishes: tuple[Wish, ...] = ()
         self._couriers: dict[str, threading.Thread] = {}
+        self._profile = ClusterProfile()
 
     def start(self) -> None:
         threading.Thread(target=self._guarded, args=(self._offer,), name="offer", daemon=True).start()
@@ -59,9 +62,15 @@ class Connector:
             os._exit(1)
 
     def _offer(self) -> None:
+        known = False
         while True:
             try:
-                self._plane.offer(snapshot_to_mapping(self._cluster.snapshot()), {}, _LEASE_S)
+                if not known:  # or what the connector before this one had learnt would be lost
+                    self._profile.learn_older(profile_from_mapping(self._plane.profile()))
+                    known = True
+                snapshot = self._cluster.snapshot()
+                profile = profile_to_mapping(self._profile.on(snapshot.nodes))
+                self._plane.offer(snapshot_to_mapping(snapshot), profile, _LEASE_S)
             except (ControlPlaneDown, LeaseRefused) as error:
                 log.warning("cluster not offered", error=str(error))
             time.sleep(_RENEW_S)
@@ -107,6 +116,7 @@ class Connector:
                 try:
                     entries = ray.get(supervisor.entries_after.remote(last_seq, _ENTRIES_WAIT_S))
                     if entries:
+                        self._profile.learn(entries)
                         last_seq = self._plane.append(wish.id, entries)
                     elif ray.get(supervisor.ended.remote()):
                         break

@@ -42,6 +42,14 @@ class ControlPlane:
             raise LeaseRefused(response.text)
         _expect(response)
 
+    def profile(self) -> dict[str, Any]:
+        """What was measured of the cluster, as the control plane was last told; nothing if it does not know it."""
+        response = self._call("GET", f"/v1/clusters/{self._cluster}")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return {}
+        found: dict[str, Any] = _expect(response)["profile"]
+        return found
+
     def wishes(self, after: int, wait_s: float) -> tuple[int, tuple[Wish, ...]]:
         """All jobs of this cluster that are not over, and the list's version; waits for one other than `after`."""
         response = self._call("GET", f"/v1/clusters/{self._cluster}/wishes", params={"after": after, "wait_s": wait_s})
