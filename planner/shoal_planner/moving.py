@@ -46,6 +46,9 @@ class Outlook:
             check_range("steps_left", self.steps_left, 0, 1e12)
 
 
+UNKNOWN = Outlook()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """From one plan to another: bytes that nodes get from others, and seconds until the first step can begin."""

@@ -324,7 +324,7 @@ def _structure(plan: Plan) -> dict[str, object]:
 
 def _plain(value: Any) -> object:
     """As `dataclasses.asdict`, which copies every leaf and so takes several times as long on large plans."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind is tuple:
         return [_plain(item) for item in value]
     if kind in _ATOMS:

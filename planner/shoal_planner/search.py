@@ -22,9 +22,11 @@ from shoal_planner.features import ALL, Features, check_job_runs, check_plan_run
 from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.halving import halve
 from shoal_planner.job import JobSpec
+from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
+from shoal_planner.replan import Replan, choose, explained, mended
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
 
@@ -35,7 +37,8 @@ _KEPT = ((16, (3, 2)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of dev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """`candidates` are the finalists, described, with their predicted seconds, best first; `finalists` those plans."""
+    """`candidates` are the finalists, described, with their predicted seconds, best first; `finalists` those plans.
+    `change` says whether to leave the running plan, if there is one, and why."""
 
     plan: Plan
     search_s: float
@@ -43,6 +46,7 @@ class PlanResult:
     num_candidates: int
     candidates: tuple[tuple[str, float], ...]
     finalists: tuple[Plan, ...]
+    change: Replan | None = None
 
 
 def plan(
@@ -55,9 +59,13 @@ def plan(
     time_limit_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
     features: Features = ALL,
+    outlook: Outlook = UNKNOWN,
 ) -> PlanResult:
     """The best plan found, with its prediction and its reason. The same arguments give the same plan unless the time
     limit ended the search between two rounds (`truncated`); the first round that finds a plan is never cut.
+
+    With a `previous` plan that runs, the plan that gets most steps done until the next change, as far as `outlook`
+    tells: perhaps that one. It is mended first, and nothing is searched for where that is good enough.
 
     The plan asks for nothing beyond `features`. Raises NoPlanFits, naming the constraint that binds, and InvalidField
     for unknown device types and for jobs beyond `features`.
@@ -80,19 +88,20 @@ def plan(
             raise
         search = _searched(costs, 0, before, late)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
-    kept = "" if previous is None else previous.plan_id  # of equally fast plans, the one that runs
-    scored = sorted(search.scored.values(), key=lambda found: (step_s(found), found.plan_id != kept, found.plan_id))
-    chosen = scored[0]
-    explained = dataclasses.replace(
-        chosen, reason=reason(chosen, costs, [found for found in scored if found != chosen]) + why
-    )
+    scored = sorted(search.scored.values(), key=lambda found: (step_s(found), found.plan_id))
+    change = None if search.running is None else choose(search.running, scored, costs, outlook)
+    chosen = scored[0] if change is None else change.plan
+    text = reason(chosen, costs, [found for found in scored if found is not chosen]) + why
+    if change is not None:
+        change = explained(change, text)
     return PlanResult(
-        plan=explained,
+        plan=dataclasses.replace(chosen, reason=text) if change is None else change.plan,
         search_s=clock() - started_s,
         truncated=search.truncated,
-        num_candidates=search.num_drafts,
+        num_candidates=max(search.num_drafts, len(scored)),
         candidates=tuple((describe(found, snapshot), step_s(found)) for found in scored[:_FINALISTS]),
         finalists=tuple(scored[:_FINALISTS]),
+        change=change,
     )
 
 
@@ -100,9 +109,8 @@ def _searched(costs: CostModel, copies: int, previous: Plan | None, late: Callab
     """A search that found something, with so many copies of the state. Raises NoPlanFits."""
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
-    if previous is not None:
-        search.consider(dataclasses.replace(previous, copies=copies))
-    search.run()
+    if previous is None or not search.mend(dataclasses.replace(previous, copies=copies)):
+        search.run()
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
@@ -144,6 +152,7 @@ class Search:
         self.num_drafts = 0
         self.refusal: NoPlanFits | None = None  # what a device or a host lacks for a plan that was tried
         self.scored: dict[str, Plan] = {}
+        self.running: Plan | None = None
         self._finisher = Finisher(costs, copies)
         self._seen: set[tuple[object, ...]] = set()
 
@@ -162,6 +171,12 @@ class Search:
                 self.consider(self._finisher.plan(draft))
         best_s = min((step_s(found) for found in self.scored.values()), default=float("inf"))
         search_exactly(self.costs, self.copies, best_s, self.consider)
+
+    def mend(self, running: Plan) -> bool:
+        """Looks at the running plan and at what can be made of it; whether no search is needed."""
+        self.running = running
+        self.consider(running)
+        return mended(running, self.costs, self._finisher, self.consider)
 
     def consider(self, made: Plan) -> float:
         """Scores a plan, and keeps it if it fits. Its seconds; inf if it does not."""
