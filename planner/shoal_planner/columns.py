@@ -49,12 +49,14 @@ class Columns:
         holders: int,
         batch: int,
         most: int,
+        most_pipelines: int | None = None,
     ) -> None:
         self.costs = costs
         self.kinds = kinds
         self.options = options
         self.holders = holders
-        self.stock = np.array([float(kind.devices) for kind in kinds])
+        # The number of pipelines, where it is limited, is one more thing of which every template needs one.
+        self.stock = np.array([*(float(kind.devices) for kind in kinds), float(most_pipelines or 1 << 30)])
         self.batch = batch
         self.most = most
         self.num_layers = costs.job.model.layers
@@ -63,7 +65,7 @@ class Columns:
         self._worths: tuple[float, Floats] | None = None  # a time, and what devices are worth in it
         self.num_priced = 0
         self.templates: list[Template] = []
-        self.needs: Floats = np.zeros((0, len(kinds)))
+        self.needs: Floats = np.zeros((0, len(kinds) + 1))
         self.period_s: Floats = np.zeros(0)
         self.fill_s: Floats = np.zeros(0)
         self.sync_s: Floats = np.zeros(0)
@@ -72,7 +74,7 @@ class Columns:
         self._grown: set[Template] = set()
         self._figures: dict[int, tuple[Figures, Floats]] = {}
         places_of = {kind.number: place for place, kind in enumerate(kinds)}
-        self._width = np.zeros((len(options) + 1, len(kinds)))  # the last row is for -1: no stage
+        self._width = np.zeros((len(options) + 1, len(kinds) + 1))  # the last row is for -1: no stage
         for index, option in enumerate(options):
             self._width[index, places_of[option.kind.number]] = option.width
 
@@ -98,6 +100,7 @@ class Columns:
     def _add(self, sequences: list[Sequence], size: int) -> None:
         table = as_table(sequences)
         needs = self._width[table].sum(axis=1)
+        needs[:, -1] = 1.0
         figures, sync_s = self.figures(size)
         within = np.flatnonzero((needs <= self.stock + 1e-9).all(axis=1) & self._promising(table, needs, figures))
         if not len(within):
@@ -154,7 +157,7 @@ class Columns:
         if not allowed.any():
             return float("inf")
         high_s = float(self.alone_s()[allowed].min()) + self.bound_s
-        low_s = high_s / (2 * float(self.stock.sum()))
+        low_s = high_s / (2 * float(self.stock[:-1].sum()))
         if low_s < about_s < high_s:
             low_s, high_s = self._bracket(about_s, high_s)
         while high_s > low_s * _PRECISION:

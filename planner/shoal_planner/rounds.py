@@ -33,18 +33,25 @@ _NEAR = 1.02  # what cannot come nearer to the best so far is not packed
 _SLICES = (1, 2, 4, 8)
 # Sets of nodes on ever faster links that are looked at, and how much faster.
 _MOST_REACHES, _MUCH_FASTER = 3, 1.5
+_COUNTED = 8  # up to so many devices, every number of pipelines is a round of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Nodes of these kinds, each cut into so many equal slices that hold the same layers in different pipelines."""
+    """Nodes of these kinds, each cut into so many equal slices that hold the same layers in different pipelines; of
+    pipelines through one slice so many at most, or as many as turn out best."""
 
     kinds: tuple[Kind, ...]
     slices: int
+    most_pipelines: int | None = None
 
 
 def rounds(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[Round]:
-    """All nodes; then without those on the slowest links, again and again; each with nodes whole and in slices."""
+    """All nodes; then without those on the slowest links, again and again; each with nodes whole and in slices. On few
+    devices, with every number of pipelines: there one more or less changes what memory and exchange allow."""
+    num_devices = sum(kind.devices for kind in kinds)
+    if num_devices <= _COUNTED:
+        yield from (Round(kinds=kinds, slices=1, most_pipelines=number) for number in range(1, num_devices + 1))
     for chosen in _reachable(kinds, costs):
         widest = max(kind.node.devices for kind in chosen)
         for slices in _SLICES:
@@ -70,11 +77,14 @@ class Lead:
         # How many pipelines there may be, for a first idea of how far optimizer state is split.
         holders = max(1, min(self.batch, num_devices // 4)) * this.slices
         self._alone = self._columns(this.slices, self._most)
+        if this.most_pipelines is not None:
+            holders = this.most_pipelines
         self._first = self._columns(holders, self._most // _FIRST_PART)
         self._first_s = float("inf")
 
     def _columns(self, holders: int, most: int) -> Columns:
-        return Columns(self.costs, self.round.kinds, self.options, holders, self.batch, most)
+        this = self.round
+        return Columns(self.costs, this.kinds, self.options, holders, self.batch, most, this.most_pipelines)
 
     def scout(self) -> float:
         """About the seconds of a step with the first templates."""
@@ -95,7 +105,8 @@ class Lead:
         found = [[self._alone.templates[row][0]] for row in order]
         if self._first_s < best_s * _NEAR:
             # How far optimizer state is split, and what its exchange takes, follows from the number of pipelines.
-            together = self._columns(self._first.num_pipelines(self._first_s) * self.round.slices, self._most)
+            number = self.round.most_pipelines or self._first.num_pipelines(self._first_s)
+            together = self._columns(number * self.round.slices, self._most)
             together.add(self._first.templates)
             time_s = together.grow(best_s)
             if time_s < best_s * _NEAR:
