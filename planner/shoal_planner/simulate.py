@@ -1,7 +1,7 @@
 """Runs the programs of a plan on costs: the same programs that the engine runs on tensors.
 
 Owns the clock of each rank and where its seconds go: the timeline of a step. Plans are chosen by the closed form
-(`predict`), which is within a few percent of this and a thousand times faster.
+(`predict`): a thousand times faster, and how far from this is in docs/adr/0009.
 """
 
 from __future__ import annotations
