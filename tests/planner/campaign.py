@@ -227,12 +227,20 @@ def _no_worse(
 ) -> None:
     tally.num_checked += 1
     after = tally.plan(instance, cluster)
-    if before is not None and step_s(after) > step_s(before) * (1 + tolerance):
+    if before is None or _gained_a_copy(before, after, instance):
+        return
+    if step_s(after) > step_s(before) * (1 + tolerance):
         again_s = scored_s(before.plan, instance, cluster)
         blame = "score" if again_s > step_s(before) * (1 + STRICT) else "search"
         problem = f"{blame}: {what}: {_ratio(step_s(before), step_s(after))}; the same plan there: {again_s:.9g} s"
         shown = _shown(before.plan) + _shown(after.plan if after else None)
         tally.fail(problem + shown, instance, cluster)
+
+
+def _gained_a_copy(before: PlanResult, after: PlanResult | None, instance: Instance) -> bool:
+    """Hosts had no room for copies of the state and now have: such plans are not compared by seconds."""
+    wanted = num_copies(instance.job, instance.cluster)
+    return after is not None and before.plan.copies < min(wanted, after.plan.copies)
 
 
 def judge_model(seed: int, limit: int = 30) -> Tally:
