@@ -244,7 +244,10 @@ class Finisher:
         middle = not (ends[0] or ends[1])
         extra = line.end_elements / max(held, 1)
         return _Stage(
-            seconds=seconds, again=again, sync_s=np.asarray((counts + extra) * sync_s, dtype=np.float64), least=1 if middle or all(ends) else 0
+            seconds=seconds,
+            again=again,
+            sync_s=np.asarray((counts + extra) * sync_s, dtype=np.float64),
+            least=1 if middle or all(ends) else 0,
         )
 
 

@@ -75,8 +75,7 @@ def pack(values: Floats, needs: Floats, stock: Floats, *, wanted: float) -> list
     found: dict[tuple[tuple[int, int], ...], float] = {}
     for share in (1.0, 0.8):
         base = np.floor(fractions * share + _EPSILON).astype(np.int64)
-        for value, counts in _beam(values, needs, stock, worths, base):
-            found[counts] = value
+        found.update({counts: value for value, counts in _beam(values, needs, stock, worths, base)})
         if not base.any():
             break
     ordered = sorted(found.items(), key=lambda item: (-min(item[1], wanted), item[0]))

@@ -127,8 +127,8 @@ class Exchanges:
                 for s in range(some.shape[1]):
                     blocks[p, s] = np.broadcast_to(some[:, s].reshape(axes[p]), full).astype(np.float64)
         half_s = np.zeros(full)
-        for seconds in itertools.chain(spent.values(), crowded.values()):
-            np.maximum(half_s, seconds, out=half_s)
+        for busy_s in itertools.chain(spent.values(), crowded.values()):
+            np.maximum(half_s, busy_s, out=half_s)
         update_s, kept = self._owners(shape, blocks)
         lacking = np.zeros(full, dtype=bool)
         if not self._ample_hosts:
@@ -166,12 +166,13 @@ class Exchanges:
             for other in others:
                 if node in kept:
                     need[other] = need.get(other, 0.0) + kept[node]
-        return np.logical_or.reduce(
+        found: Bools = np.logical_or.reduce(
             [
                 snapshot_bytes(1.0) * elements > self.costs.node(node).host_memory_bytes
                 for node, elements in need.items()
             ]
         )
+        return found
 
     def shared_ends(self, shape: Shape) -> Held:
         """By how many replicas the ends of the model are shared."""

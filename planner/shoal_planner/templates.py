@@ -124,7 +124,8 @@ def fastest_s(block_s: Floats, fixed_s: Floats, there: NDArray[np.bool_], num_la
     """By row, the least that the slowest stage takes, with layers in fractions and without memory in the way."""
     rate = np.where(there, 1 / block_s, 0.0)
     even: Floats = (num_layers + (fixed_s * rate).sum(axis=1)) / rate.sum(axis=1)
-    return np.maximum(even, np.where(there, fixed_s, 0.0).max(axis=1))
+    found: Floats = np.maximum(even, np.where(there, fixed_s, 0.0).max(axis=1))
+    return found
 
 
 def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
@@ -226,8 +227,9 @@ class _Curve:
 
     def _enough(self, bound_s: Floats, num_layers: int, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
         limits = np.where(there, self.limits(bound_s), 0)
-        enough: NDArray[np.bool_] = np.all(limits >= self.least, axis=1)
-        return np.logical_and(enough, np.sum(np.maximum(limits, 0), axis=1) >= num_layers)
+        allowed = np.all(limits >= self.least, axis=1)
+        found: NDArray[np.bool_] = np.logical_and(allowed, np.sum(np.maximum(limits, 0), axis=1) >= num_layers)
+        return found
 
     def _rows(self, rows: Ints) -> _Curve:
         return _Curve(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
