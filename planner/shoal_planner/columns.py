@@ -39,7 +39,7 @@ Template = tuple[Sequence, int]  # and its micro-batch size
 
 class Columns:
     """Templates on these kinds of node, `most` of them or so, for `batch` samples; `holders` pipelines share optimizer
-    state."""
+    state, all of them `within` the same nodes or not."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class Columns:
         batch: int,
         most: int,
         most_pipelines: int | None = None,
+        within: bool = False,
     ) -> None:
         self.costs = costs
         self.kinds = kinds
@@ -59,6 +60,7 @@ class Columns:
         self.stock = np.array([*(float(kind.devices) for kind in kinds), float(most_pipelines or 1 << 30)])
         self.batch = batch
         self.most = most
+        self._within = within
         self.num_layers = costs.job.model.layers
         self.sizes = tuple(sizes_of(self.batch))
         self.bound_s = float("inf")
@@ -134,7 +136,7 @@ class Columns:
     def figures(self, size: int) -> tuple[Figures, Floats]:
         if size not in self._figures:
             figures = Figures(self.costs, self.options, size, self.holders)
-            self._figures[size] = (figures, figures.sync_s(self.costs, self.kinds))
+            self._figures[size] = (figures, figures.sync_s(self.costs, self.kinds, within=self._within))
         return self._figures[size]
 
     def values(self, time_s: float) -> Floats:
@@ -148,7 +150,7 @@ class Columns:
         """Seconds of a step with this one pipeline."""
         numbers = np.ceil(self.batch / self.size)
         found: Floats = self.fill_s + (numbers - 1) * self.period_s
-        return found
+        return found + self.sync_s if self._within else found
 
     def least_time(self, about_s: float = 0.0) -> float:
         """The shortest time in which fractions of templates get the batch done; inf without any template. `about_s` is

@@ -112,30 +112,31 @@ class Figures:
         self.near_s = np.array([2 * costs.send_s(o.kind.node.id, o.kind.node.id, size) for o in options])
         self.hop_s = np.array([[2 * _hop(costs, here, there, size) for there in options] for here in options])
         held = unit_elements(model, 1, 1)
-        gradient = 2 * held * ELEMENT_BYTES[train.precision] * (1 - 1 / holders)
-        self.block_gradient_bytes = gradient
+        self.holders = max(1, round(holders))
+        self.block_gradient_bytes = 2.0 * held * ELEMENT_BYTES[train.precision]
         update = [costs.update_s(o.kind.node.id, unit_elements(model, 1, o.tp) / shared) for o in options]
         self.update_s = np.array(update)
         # An end of the model is synchronised as so many blocks.
         sizes = [unit_elements(model, unit, 1) / held for unit in (0, model.layers + 1)]
         self.end_blocks = np.array([0.0, sizes[0], sizes[1], sum(sizes)])
 
-    def sync_s(self, costs: CostModel, reach: tuple[Kind, ...]) -> Floats:
-        """Seconds per block and option, where pipelines stand on these kinds of node. Round a ring the narrowest
-        replica counts, and there will be one with a single device."""
-        if self.block_gradient_bytes == 0:
+    def sync_s(self, costs: CostModel, reach: tuple[Kind, ...], *, within: bool) -> Floats:
+        """Seconds per block and option of its exchange and update, where pipelines stand on these kinds of node, or all
+        of them `within` the same nodes, in slices. Round a ring the narrowest replica counts, and there will be one
+        with a single device."""
+        if self.holders < 2:
             return self.update_s
-        found = []
-        for option in self.options:
-            node = option.kind.node
-            rate = min(
-                (costs.link(node.id, _another(kind, node.id)).bytes_per_s for kind in reach), default=float("inf")
-            )
-            crowd = min(rate, costs.node_rate(node.id) / option.per_node)
-            if len(reach) == 1 and len(reach[0].nodes) == 1:
-                crowd = costs.link(node.id, node.id).bytes_per_s
-            found.append(self.block_gradient_bytes / crowd)
-        total: Floats = np.array(found) + self.update_s
+        num_bytes = self.block_gradient_bytes / 2
+        if within:
+            own = [frozenset({(option.kind.node.id, option.tp)}) for option in self.options]
+            halves = np.array([costs.half_exchange_s(members, self.holders, num_bytes) for members in own])
+        else:
+            nodes = [node_id for kind in reach for node_id in kind.nodes[:2]]
+            half_s = costs.half_exchange_s(frozenset((node_id, 1) for node_id in nodes), self.holders, num_bytes)
+            moved = num_bytes * (1 - 1 / self.holders)
+            crowd_s = [moved * option.per_node / costs.node_rate(option.kind.node.id) for option in self.options]
+            halves = np.maximum(half_s, np.array(crowd_s) if len(nodes) > 1 else 0.0)
+        total: Floats = 2 * halves + self.update_s
         return total
 
 

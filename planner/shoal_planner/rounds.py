@@ -76,26 +76,26 @@ class Lead:
         self._most = next(count for limit, count in _MOST_TEMPLATES if num_devices * this.slices <= limit)
         # How many pipelines there may be, for a first idea of how far optimizer state is split.
         holders = max(1, min(self.batch, num_devices // 4)) * this.slices
-        self._alone = self._columns(this.slices, self._most)
+        self._alone = self._columns(this.slices, self._most, within=this.slices > 1)
         if this.most_pipelines is not None:
             holders = this.most_pipelines
         self._first = self._columns(holders, self._most // _FIRST_PART)
         self._first_s = float("inf")
 
-    def _columns(self, holders: int, most: int) -> Columns:
+    def _columns(self, holders: int, most: int, *, within: bool = False) -> Columns:
         this = self.round
-        return Columns(self.costs, this.kinds, self.options, holders, self.batch, most, this.most_pipelines)
+        return Columns(self.costs, this.kinds, self.options, holders, self.batch, most, this.most_pipelines, within)
 
     def scout(self) -> float:
         """About the seconds of a step with the first templates."""
         self._first.start()
         together_s = self._first.least_time_bounded()
-        return min(together_s, float(self._first.alone_s().min(initial=np.inf)))
+        self._alone.start()
+        return min(together_s, float(self._alone.alone_s().min(initial=np.inf)))
 
     def explore(self, worse_s: float = float("inf")) -> float:
         """As `scout`, with templates grown from the best ones."""
         self._first_s = self._first.grow(worse_s)
-        self._alone.start()
         self._alone.grow_alone(worse_s)
         return min(self._first_s, float(self._alone.alone_s().min(initial=np.inf)))
 
