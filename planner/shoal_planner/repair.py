@@ -25,10 +25,12 @@ from shoal_planner.remainder import Pace, remainder_words
 from shoal_planner.standing import Broken, Standing, word_of
 
 # A mended plan that gets this part of what the running one got out of its devices is not worth a search.
-GOOD_ENOUGH = 0.97
-_AS_GOOD = 0.985  # of that, what a plan gets that needs no better layers either
+GOOD_ENOUGH = 0.95
+_AS_GOOD = 0.965  # of that, what a plan gets that needs no better layers either
 _RELAID, _FAR = 1, 1.2  # that try is made where what is there is not further from good enough
-_SCORED = 3  # tries that are scored where none is good enough
+_SCORED = 3  # of all tries
+_FEW_UNITS = 100  # in plans up to this everything is tried; in larger ones nothing more than what is good enough
+_NEAR_BOUND = 1.06  # of the least possible, where a search takes no time to speak of
 _SLACK = 1.02  # by so much new pipelines may be longer at the exchange than those that stay
 
 Slot = Pipeline | Word  # a pipeline that stays, or units for a new one
@@ -62,17 +64,15 @@ def mend(standing: Standing, costs: CostModel, finisher: Finisher, consider: Con
     mender = Mender(standing, costs, finisher)
     found: list[Mended] = []
     for number, tries in enumerate((mender.near, mender.relaid, mender.remade, mender.handed)):
-        if number == _RELAID and (not found or found[0].seconds > mender.wanted_s * _FAR):
+        if mender.is_large and number == _RELAID and (not found or found[0].seconds > mender.wanted_s * _FAR):
             continue
         found.extend(mended for slots in tries() if (mended := mender.fitted(slots)) is not None)
         found.sort(key=lambda mended: mended.seconds)
         enough_s = mender.wanted_s * (_AS_GOOD if number < _RELAID else 1.0)
-        while found and found[0].seconds <= enough_s:
+        while mender.is_large and found and found[0].seconds <= enough_s:
             if consider(found.pop(0).make()) <= mender.wanted_s:
                 return True
-    for mended in found[:_SCORED]:
-        consider(mended.make())
-    return False
+    return min((consider(mended.make()) for mended in found[:_SCORED]), default=math.inf) <= mender.wanted_s
 
 
 class Mender:
@@ -86,6 +86,7 @@ class Mender:
         self._clocks: dict[tuple[object, ...], _Clock | None] = {}
         self._tables: dict[tuple[_Clock, int], Table] = {}
         self._nodes = {node.id for node in costs.snapshot.nodes}
+        self.is_large = sum(len(pipeline.stages) for pipeline in self.kept) > _FEW_UNITS
         self._running = self._running_clocks()
         self.wanted_s = self._wanted_s()
 
@@ -107,19 +108,33 @@ class Mender:
 
     def _wanted_s(self) -> float:
         """The step of a plan that gets out of all devices, those that were idle before left out, what the pipelines
-        that stay got out of theirs in the running plan; 0 if none stays."""
+        that stay got out of theirs in the running plan; 0 if none stays. Few devices may suit each other better than
+        more did, so with these it must come near to what is possible at all."""
         if not self._running:
             return 0.0
         power = sum(self._power(unit.node, unit.tp) for pipeline, _ in self._running for unit in word_of(pipeline))
         samples = sum(pipeline.samples for pipeline, _ in self._running)
         per_power = samples / self._running_s() / power
-        return self.costs.job.train.global_batch / (per_power * self._all_power()) / GOOD_ENOUGH
+        wanted_s = self.finisher.batch / (per_power * self._all_power()) / GOOD_ENOUGH
+        return wanted_s if self.is_large else min(wanted_s, self._bound_s() * _NEAR_BOUND)
+
+    def _bound_s(self) -> float:
+        """No plan is faster: all devices that were not idle compute all the time."""
+        layers, sizes = self.costs.job.model.layers, self.finisher.sizes
+        return self.finisher.batch / sum(
+            count / (layers * min(self.costs.part("block", node_id, 1, size).total_s / size for size in sizes))
+            for node_id, count in self._available()
+        )
 
     def _all_power(self) -> float:
+        return sum(self._power(node_id, count) for node_id, count in self._available())
+
+    def _available(self) -> Iterator[tuple[str, int]]:
+        """Nodes and numbers of their devices, without those that were idle before."""
         units = [unit for pipeline in self.kept for unit in word_of(pipeline)]
         units += [unit for broken in self.standing.broken for unit in broken.rest()]
-        joined = [(node_id, len(self.standing.free[node_id])) for node_id in self.standing.joined]
-        return sum(self._power(unit.node, unit.tp) for unit in units) + sum(self._power(*entry) for entry in joined)
+        yield from ((unit.node, unit.tp) for unit in units)
+        yield from ((node_id, len(self.standing.free[node_id])) for node_id in self.standing.joined)
 
     def _power(self, node_id: str, devices: int) -> float:
         """Blocks a second."""

@@ -49,7 +49,7 @@ class _Choice:
         return self.plan.prediction.step_s
 
 
-def mended(previous: Plan, costs: CostModel, finisher: Finisher, consider: Consider) -> bool:
+def mend_plan(previous: Plan, costs: CostModel, finisher: Finisher, consider: Consider) -> bool:
     """Scores repairs of a plan that was hit, or that new nodes could join; whether no search is needed."""
     found = standing(previous, costs)
     if found is None or not (found.broken or found.joined):

@@ -26,13 +26,13 @@ from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
-from shoal_planner.replan import Replan, choose, explained, mended
+from shoal_planner.replan import Replan, choose, explained, mend_plan
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
 
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
-_KEPT = ((16, (3, 2)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
+_KEPT = ((8, (6, 4)), (16, (3, 2)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,12 @@ def _searched(costs: CostModel, copies: int, previous: Plan | None, late: Callab
     """A search that found something, with so many copies of the state. Raises NoPlanFits."""
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
-    if previous is None or not search.mend(dataclasses.replace(previous, copies=copies)):
+    if previous is None:
         search.run()
+    elif not search.mend(dataclasses.replace(previous, copies=copies)):
+        mended, search.scored = search.scored, {}  # what is known would make the search give up other ways early
+        search.run()
+        search.scored = mended | search.scored
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
@@ -176,7 +180,7 @@ class Search:
         """Looks at the running plan and at what can be made of it; whether no search is needed."""
         self.running = running
         self.consider(running)
-        return mended(running, self.costs, self._finisher, self.consider)
+        return mend_plan(running, self.costs, self._finisher, self.consider)
 
     def consider(self, made: Plan) -> float:
         """Scores a plan, and keeps it if it fits. Its seconds; inf if it does not."""
