@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
-from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.job import CheckpointSpec, JobSpec, parse_job
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.memory import snapshot_bytes
 from shoal_planner.parameters import num_parameters
@@ -86,3 +87,23 @@ def test_the_search_finds_the_plan_that_hosts_have_room_for() -> None:
     found = plan(JOB, snapshot).plan
     room = {node.id: node.host_memory_bytes for node in snapshot.nodes}
     assert all(snapshot_bytes(elements) <= room[node_id] for node_id, elements in kept(found, snapshot).items())
+
+
+def test_where_no_host_has_room_for_a_copy_automatic_copies_are_none_and_the_reason_says_so() -> None:
+    tight = cluster(a=1.05 * STATE_BYTES, b=0.96 * STATE_BYTES)
+    found = plan(JOB, tight).plan
+    assert found.copies == 0
+    assert "Its state has no copies on other nodes, as the plans with one do not fit: needs" in found.reason
+    assert score(found, JOB, tight).prediction == found.prediction
+    with pytest.raises(NoPlanFits, match="snapshots"):
+        plan(dataclasses.replace(JOB, checkpoint=CheckpointSpec(copies=1)), tight)
+    ample = plan(JOB, cluster(a=1.05 * STATE_BYTES, b=1.05 * STATE_BYTES)).plan
+    assert ample.copies == 1 and "no copies" not in ample.reason
+
+
+def test_what_all_hosts_together_lack_for_copies_is_told_too() -> None:
+    found = plan(JOB, cluster(a=0.6 * STATE_BYTES, b=0.6 * STATE_BYTES)).plan
+    assert found.copies == 0
+    assert "snapshots of the model need" in found.reason
+    with pytest.raises(NoPlanFits, match="snapshots of the model need"):
+        plan(JOB, cluster(a=0.4 * STATE_BYTES, b=0.4 * STATE_BYTES))

@@ -203,6 +203,8 @@ def test_previews_create_nothing(api: httpx.Client, connector: Connector) -> Non
     assert problem["param"] == "cluster.nodes" and "at least one node" in problem["detail"]
     problem = refusal(api.post("/v1/plans", json={"job": job_mapping(model={"heads": 3}), "cluster": cluster}))
     assert problem["param"] == "model.heads"
+    whole = job_mapping(train={"sharding": "none"})
+    assert refusal(api.post("/v1/plans", json={"job": whole, "cluster": cluster}))["param"] == "train.sharding"
     assert no_jobs(api)
 
 
