@@ -1,0 +1,29 @@
+"""The closed form beside the simulated step, on plans that the search chooses (docs/adr/0009)."""
+
+from __future__ import annotations
+
+import statistics
+
+from random_clusters import draw_small
+
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import NoPlanFits
+from shoal_planner.profile import Profile
+from shoal_planner.search import plan, step_s
+from shoal_planner.simulate import simulate
+
+
+def test_the_closed_form_is_near_the_simulated_step() -> None:
+    ratios = []
+    for seed in range(20):
+        instance = draw_small(seed)
+        try:
+            found = plan(instance.job, instance.cluster, time_limit_s=600).plan
+        except NoPlanFits:
+            continue
+        costs = CostModel(instance.job, instance.cluster, Profile())
+        ratios.append(step_s(found) / simulate(found, costs).step_s)
+    assert len(ratios) >= 15
+    assert abs(statistics.median(ratios) - 1) < 0.01
+    assert sum(abs(ratio - 1) <= 0.05 for ratio in ratios) >= 0.75 * len(ratios)
+    assert min(ratios) > 0.6 and max(ratios) < 2.2
