@@ -112,15 +112,15 @@ class Changer:
             contact.send(m.StopAfter(epoch=self.epoch.number, step=self.epoch.last_step + 1))
 
     def join_gain(self, ready: frozenset[str]) -> float | None:
-        """How many times faster a step would be with all nodes that are ready; None where there is nothing to gain, or
-        as long as that is not known."""
+        """How many times faster a step would be with all nodes that are ready, 1 where that is not worth the move; None
+        where there is nothing to gain, or as long as that is not known."""
         epoch = self.epoch
         if epoch is None or self._record.state is not JobState.RUNNING or ready <= epoch.vital:
             return None
         computing = frozenset(device.node for device in epoch.plan.devices())
         if self._measuring.beside(ready, ready - computing):
             return None
-        return self._gains.of(epoch, ready, self._record.profile, lambda: self._snapshot(ready))
+        return self._gains.of(epoch, ready, self._record, lambda: self._snapshot(ready))
 
     def stepped(self, epoch: int) -> None:
         """A step of this epoch is done, or none was left to do: a change that led to it is over, and older snapshots
@@ -257,7 +257,13 @@ class Changer:
         previous = None if self.epoch is None else self.epoch.plan
         profile = self._record.profile.on(snapshot.nodes)
         found = search_plan(
-            self._spec, snapshot, profile, previous=previous, time_limit_s=_PLAN_LIMIT_S, features=ENGINE
+            self._spec,
+            snapshot,
+            profile,
+            previous=previous,
+            time_limit_s=_PLAN_LIMIT_S,
+            features=ENGINE,
+            outlook=self._record.outlook,
         )
         return found.plan
 

@@ -1,4 +1,7 @@
-"""How much faster a job would step with all nodes that are ready, found out in a thread: an observer must not wait."""
+"""Whether all nodes that are ready are worth a change of plan, and how much faster a job would step with them.
+
+It is found out in a thread: an observer must not wait.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec
+from shoal_planner.moving import Outlook
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
 from shoal_planner.search import plan as search_plan
 from shoal_workers.epoch_view import EpochView
+from shoal_workers.record import JobRecord
 
 log = structlog.get_logger()
 
@@ -30,29 +35,46 @@ class Gains:
         self._wanted: tuple[int, frozenset[str]] | None = None
 
     def of(
-        self, epoch: EpochView, ready: frozenset[str], profile: Profile, snapshot: Callable[[], ClusterSnapshot]
+        self, epoch: EpochView, ready: frozenset[str], record: JobRecord, snapshot: Callable[[], ClusterSnapshot]
     ) -> float | None:
-        """With these nodes, of which `snapshot` is made; None as long as it is not known."""
+        """With these nodes, of which `snapshot` is made; 1 where to move is not worth it, None as long as it is not
+        known."""
         wanted = (epoch.number, ready)
         if wanted != self._wanted:
             self._wanted = wanted
-            arguments = (wanted, epoch, profile, snapshot())
+            arguments = (wanted, epoch, record.profile, record.outlook, snapshot())
             threading.Thread(target=self._find, args=arguments, name="gain", daemon=True).start()
         return self._found.get(wanted)
 
     def _find(
-        self, wanted: tuple[int, frozenset[str]], epoch: EpochView, profile: Profile, snapshot: ClusterSnapshot
+        self,
+        wanted: tuple[int, frozenset[str]],
+        epoch: EpochView,
+        profile: Profile,
+        outlook: Outlook,
+        snapshot: ClusterSnapshot,
     ) -> None:
-        self._found[wanted] = self._gain(epoch, profile.on((*epoch.snapshot.nodes, *snapshot.nodes)), snapshot)
+        known = profile.on((*epoch.snapshot.nodes, *snapshot.nodes))
+        self._found[wanted] = self._gain(epoch, known, outlook, snapshot)
 
-    def _gain(self, epoch: EpochView, profile: Profile, snapshot: ClusterSnapshot) -> float | None:
+    def _gain(self, epoch: EpochView, profile: Profile, outlook: Outlook, snapshot: ClusterSnapshot) -> float | None:
         try:
-            better = search_plan(
-                self._spec, snapshot, profile, previous=epoch.plan, time_limit_s=_PLAN_LIMIT_S, features=ENGINE
-            ).plan
+            found = search_plan(
+                self._spec,
+                snapshot,
+                profile,
+                previous=epoch.plan,
+                time_limit_s=_PLAN_LIMIT_S,
+                features=ENGINE,
+                outlook=outlook,
+            )
             current = score(epoch.plan, self._spec, epoch.snapshot, profile)
         except (NoPlanFits, InvalidField) as error:
             log.warning("gain of new nodes not known", error=str(error))
             return None
-        assert better.prediction is not None and current.prediction is not None
-        return current.prediction.step_s / better.prediction.step_s
+        if found.change is not None:
+            log.info("new nodes weighed", move=found.change.move, reason=found.change.reason)
+            if not found.change.move:
+                return 1.0
+        assert found.plan.prediction is not None and current.prediction is not None
+        return current.prediction.step_s / found.plan.prediction.step_s

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping, snapshot_to_mapping
+from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.plan import Plan, parse_plan, plan_to_mapping
 from shoal_planner.profile import Profile, joined, profile_from_mapping
 from shoal_recovery.journal import (
@@ -20,6 +21,7 @@ from shoal_recovery.journal import (
     NodeLost,
     PlanAdopted,
     PredictionChecked,
+    RecoveryDone,
     StateChanged,
     StepDone,
 )
@@ -42,6 +44,7 @@ class JobRecord:
         self.present: set[str] = set()
         self.profile = Profile()
         self.checked_epochs: set[int] = set()
+        self.outlook = UNKNOWN  # what changes of plan have taken so far
 
     def adopt(self, entries: Iterable[Entry]) -> None:
         entries = tuple(entries)
@@ -90,6 +93,9 @@ class JobRecord:
                 self.profile = joined(self.profile, profile_from_mapping(event.profile))
             case PredictionChecked():
                 self.checked_epochs.add(event.epoch)
+            case RecoveryDone():
+                beside_s = event.total_s - event.detect_s - event.restore_s
+                self.outlook = Outlook(restart_s=max(0.0, beside_s))
             case _:
                 pass
 
