@@ -6,6 +6,7 @@ comes in as words (`assembly`). Whether the plan fits and what it takes is asked
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,11 +62,13 @@ class _Stage:
 
 class Common(NamedTuple):
     """What pipelines of a plan have in common: how many hold each layer, what a block's exchange among them takes as
-    far as the links go, and how long a stage may be at it."""
+    far as the links go, and how long a stage may be at it. `crowds` are kinds of node and what the exchange takes where
+    most stages share a node's network interfaces."""
 
     holders: int
     reach_s: float
     most_sync_s: float
+    crowds: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,19 +108,17 @@ class Finisher:
             return None
         keys = tuple(self.key(word) for word in words)
         reach_s = self.exchange_s(words)
-        best = self._draft(words, keys, reach_s, np.inf)
+        common = Common(holders=len(words), reach_s=reach_s, most_sync_s=np.inf, crowds=self._crowds(words))
+        best = self._draft(words, keys, common)
         found = best
         while best is not None and found is not None and len(words) > 1:
-            found = self._draft(words, keys, reach_s, found.sync_s * _SYNC_STEP)
+            found = self._draft(words, keys, common._replace(most_sync_s=found.sync_s * _SYNC_STEP))
             if found is None or found.seconds > best.seconds * _HOPELESS:
                 break
             best = found if found.seconds < best.seconds else best
         return best
 
-    def _draft(
-        self, words: tuple[Word, ...], keys: tuple[Key, ...], reach_s: float, most_sync_s: float
-    ) -> Draft | None:
-        common = Common(holders=len(words), reach_s=reach_s, most_sync_s=most_sync_s)
+    def _draft(self, words: tuple[Word, ...], keys: tuple[Key, ...], common: Common) -> Draft | None:
         one_of = dict(zip(keys, words, strict=True))
         rate = {key: self.rate(word, key, common) for key, word in one_of.items()}
         if not all(rate.values()):
@@ -159,7 +160,7 @@ class Finisher:
         """Seconds per block of summing its gradients and gathering its weights, as far as all pipelines share it."""
         if len(words) < 2:
             return 0.0
-        num_bytes = unit_elements(self.costs.job.model, 1, 1) * ELEMENT_BYTES[self.costs.job.train.precision]
+        num_bytes = self._block_bytes()
         ways = {tuple(unit.node for unit in word) for word in words}
         if len(ways) == 1:  # slices of the same nodes: nobody else holds what they hold
             groups = [frozenset({(unit.node, unit.tp)}) for unit in words[0]]
@@ -171,6 +172,24 @@ class Finisher:
                     some.add(node_id)
             groups = [frozenset((node_id, 1) for some in by_kind.values() for node_id in some)]
         return 2 * max(self.costs.half_exchange_s(group, len(words), num_bytes) for group in groups)
+
+    def _crowds(self, words: tuple[Word, ...]) -> tuple[tuple[int, float], ...]:
+        """As in `Common`. Slices of a node that hold the same layers leave it once."""
+        ways = Counter(tuple(unit.node for unit in word) for word in words)
+        if len(ways) < 2:
+            return ()
+        slices = min(ways.values())
+        units = Counter(node_id for way, count in ways.items() for node_id in way for _ in range(count))
+        moved = self._block_bytes() * (1 - 1 / len(words))
+        most: dict[int, float] = {}
+        for node_id, count in units.items():
+            kind = self.costs.kind(node_id)
+            seconds = 2 * moved * count / slices / self.costs.node_rate(node_id)
+            most[kind] = max(most.get(kind, 0.0), seconds)
+        return tuple(sorted(most.items()))
+
+    def _block_bytes(self) -> float:
+        return float(unit_elements(self.costs.job.model, 1, 1) * ELEMENT_BYTES[self.costs.job.train.precision])
 
     def rate(self, word: Word, key: Key, common: Common) -> float:
         split = self.split(word, key, 1, max(1, self.batch // common.holders), common)
@@ -212,7 +231,8 @@ class Finisher:
         unit, ends = word[s], (s == 0, s == len(word) - 1)
         in_flight = min(len(word) - s, number)
         onward = None if ends[1] else (self.costs.kind(word[s + 1].node), word[s + 1].node == unit.node)
-        holders, reach_s = common.holders, common.reach_s
+        holders, kind = common.holders, self.costs.kind(unit.node)
+        reach_s = max(common.reach_s, dict(common.crowds).get(kind, 0.0))
         known = (self.costs.kind(unit.node), unit.tp, size, ends, in_flight, onward, holders, reach_s)
         if known not in self._stages:
             hop_s = 0.0 if ends[1] else 2 * self.costs.send_s(unit.node, word[s + 1].node, size)
