@@ -51,6 +51,7 @@ class Columns:
         most: int,
         most_pipelines: int | None = None,
         within: bool = False,
+        copies: int = 0,
     ) -> None:
         self.costs = costs
         self.kinds = kinds
@@ -61,6 +62,7 @@ class Columns:
         self.batch = batch
         self.most = most
         self._within = within
+        self._copies = copies
         self.num_layers = costs.job.model.layers
         self.sizes = tuple(sizes_of(self.batch))
         self.bound_s = float("inf")
@@ -135,7 +137,7 @@ class Columns:
 
     def figures(self, size: int) -> tuple[Figures, Floats]:
         if size not in self._figures:
-            figures = Figures(self.costs, self.options, size, self.holders)
+            figures = Figures(self.costs, self.options, size, self.holders, self._copies)
             self._figures[size] = (figures, figures.sync_s(self.costs, self.kinds, within=self._within))
         return self._figures[size]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
-from shoal_planner.memory import ELEMENT_BYTES, stage_bytes, unit_elements, usable_bytes
+from shoal_planner.memory import ELEMENT_BYTES, snapshot_bytes, stage_bytes, unit_elements, usable_bytes
 from shoal_planner.options import Floats, Ints, sizes_of
 from shoal_planner.plan import Override, Pipeline, Plan, Replica, Sharding, Stage
 
@@ -257,7 +257,11 @@ class Finisher:
         plain = counts * (line.per_block(shared) + kept)
         over = plain - room
         again = np.where(over <= 0, 0, np.ceil((over + line.again) / max(kept - least, 1e-9))).astype(np.int64)
+        host = costs.node(unit.node)
+        each = snapshot_bytes(unit_elements(model, 1, 1) / holders) * (1 + self.copies)
+        on_host = counts * each <= host.host_memory_bytes * unit.tp / host.devices
         fits = (again == 0) | ((again <= counts) & (train.recompute != "none") & (kept > least))
+        fits &= on_host
         seconds = np.where(fits, fixed_s + counts * block_s + again * again_s, np.inf)
         held = unit_elements(model, 1, unit.tp)
         sync_s = reach_s + costs.update_s(unit.node, held / shared)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.job import JobSpec
-from shoal_planner.memory import ELEMENT_BYTES, StageBytes, stage_bytes, unit_elements, usable_bytes
+from shoal_planner.memory import ELEMENT_BYTES, StageBytes, snapshot_bytes, stage_bytes, unit_elements, usable_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -89,7 +89,7 @@ class Figures:
     the optimizer's step on it.
     """
 
-    def __init__(self, costs: CostModel, options: tuple[Option, ...], size: int, holders: float) -> None:
+    def __init__(self, costs: CostModel, options: tuple[Option, ...], size: int, holders: float, copies: int) -> None:
         self.options = options
         self.size = size
         train, model = costs.job.train, costs.job.model
@@ -109,6 +109,9 @@ class Figures:
         self.least_bytes = np.array([line.block_flight["full"] for line in lines[0]])
         self.again_bytes = np.array([line.again for line in lines[0]])
         self.recompute = train.recompute != "none"
+        # Blocks whose snapshots, and as much of other nodes' as they keep of ours, a unit's part of its host can hold.
+        each = snapshot_bytes(unit_elements(model, 1, 1) / holders) * (1 + copies)
+        self.host_blocks = np.array([o.kind.node.host_memory_bytes / o.per_node // each for o in options])
         self.near_s = np.array([2 * costs.send_s(o.kind.node.id, o.kind.node.id, size) for o in options])
         self.hop_s = np.array([[2 * _hop(costs, here, there, size) for there in options] for here in options])
         held = unit_elements(model, 1, 1)

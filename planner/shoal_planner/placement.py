@@ -9,7 +9,6 @@ import numpy as np
 
 from shoal_planner.cluster import Node
 
-
 # So many times less host memory per copy than elsewhere, and another zone is no reason any more.
 _MUCH_SMALLER = 64
 
@@ -19,8 +18,8 @@ def backups(nodes: tuple[Node, ...], copies: int) -> dict[str, tuple[str, ...]]:
     fewer where there are not enough others.
 
     A zone that has no copy yet goes before one that has, because zones fail as a whole, unless hosts there are far too
-    small; then the node with the most host memory for each copy that it would keep; then the next one in the order of ids, counted round from the node
-    itself.
+    small; then the node with the most host memory for each copy that it would keep; then the next one in the order of
+    ids, counted round from the node itself.
     """
     ring = _Ring(tuple(sorted(nodes, key=lambda node: node.id)))
     # One copy of every node before the second of any: so the evenness of first choices does not hang on later ones.

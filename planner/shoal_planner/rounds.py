@@ -67,9 +67,10 @@ def rounds(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[Round]:
 class Lead:
     """A round that is followed step by step: `scout`, `explore` and `words`, each dearer than the one before."""
 
-    def __init__(self, this: Round, costs: CostModel) -> None:
+    def __init__(self, this: Round, costs: CostModel, copies: int) -> None:
         self.round = this
         self.costs = costs
+        self.copies = copies
         self.options = options_of(this.kinds, costs)
         self.batch = -(-costs.job.train.global_batch // this.slices)
         num_devices = sum(kind.devices for kind in this.kinds)
@@ -84,7 +85,17 @@ class Lead:
 
     def _columns(self, holders: int, most: int, *, within: bool = False) -> Columns:
         this = self.round
-        return Columns(self.costs, this.kinds, self.options, holders, self.batch, most, this.most_pipelines, within)
+        return Columns(
+            self.costs,
+            this.kinds,
+            self.options,
+            holders,
+            self.batch,
+            most,
+            most_pipelines=this.most_pipelines,
+            within=within,
+            copies=self.copies,
+        )
 
     def scout(self) -> float:
         """About the seconds of a step with the first templates."""

@@ -163,7 +163,7 @@ class Search:
     def run(self) -> None:
         """All rounds are scouted, fewer explored, and the best ones followed to plans."""
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
-        leads = [Lead(this, self.costs) for this in rounds(group_kinds(nodes, self.costs), self.costs)]
+        leads = [Lead(this, self.costs, self.copies) for this in rounds(group_kinds(nodes, self.costs), self.costs)]
         num_devices = sum(node.devices for node in nodes)
         kept = next(numbers for limit, numbers in _KEPT if num_devices <= limit)
         for lead in halve(leads, (Lead.scout, Lead.explore), kept):

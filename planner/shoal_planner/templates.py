@@ -137,10 +137,11 @@ def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
     state = figures.block_bytes[table]
     plain = state + in_flight * figures.kept_bytes[table]
     cap = np.floor(room / plain)
-    cap = np.where(there, np.clip(cap, -1, num_layers), 0)
+    cap = np.where(there, np.clip(np.minimum(cap, figures.host_blocks[table]), -1, num_layers), 0)
     saved = in_flight * (figures.kept_bytes - figures.least_bytes)[table]
     tight_room = room - figures.again_bytes[table]
     tight_cap = np.floor(tight_room / (plain - saved)) if figures.recompute else cap
+    tight_cap = np.minimum(tight_cap, figures.host_blocks[table])
     tight_cap = np.where(there, np.maximum(np.clip(tight_cap, -1, num_layers), cap), 0)
     least = np.where(there & (place == MIDDLE), 1, 0)
     fits = (np.where(there, tight_cap, least) >= least).all(axis=1) & (tight_cap.sum(axis=1) >= num_layers)

@@ -98,7 +98,7 @@ def big_job(layers: int = 7, recompute: str = "auto") -> JobSpec:
 
 def figures_of(job: JobSpec, size: int, memory: float = 1.0) -> Figures:
     costs = CostModel(job, CLUSTER, Profile())
-    found = Figures(costs, options_of(group_kinds(CLUSTER.nodes, costs), costs), size, 2.0)
+    found = Figures(costs, options_of(group_kinds(CLUSTER.nodes, costs), costs), size, 2.0, 0)
     found.capacity = found.capacity * memory
     return found
 
