@@ -29,7 +29,8 @@ GOOD_ENOUGH = 0.95
 _AS_GOOD = 0.965  # of that, what a plan gets that needs no better layers either
 _RELAID, _FAR = 1, 1.2  # that try is made where what is there is not further from good enough
 _SCORED = 3  # of all tries
-_FEW_UNITS = 100  # in plans up to this everything is tried; in larger ones nothing more than what is good enough
+# In plans of so many units and devices everything is tried; in larger ones nothing more than what is good enough.
+_FEW_UNITS, _FEW_DEVICES = 100, 500
 _NEAR_BOUND = 1.06  # of the least possible, where a search takes no time to speak of
 _SLACK = 1.02  # by so much new pipelines may be longer at the exchange than those that stay
 
@@ -86,7 +87,8 @@ class Mender:
         self._clocks: dict[tuple[object, ...], _Clock | None] = {}
         self._tables: dict[tuple[_Clock, int], Table] = {}
         self._nodes = {node.id for node in costs.snapshot.nodes}
-        self.is_large = sum(len(pipeline.stages) for pipeline in self.kept) > _FEW_UNITS
+        units = [unit for pipeline in self.kept for unit in word_of(pipeline)]
+        self.is_large = len(units) > _FEW_UNITS or sum(unit.tp for unit in units) > _FEW_DEVICES
         self._running = self._running_clocks()
         self.wanted_s = self._wanted_s()
 
@@ -160,10 +162,9 @@ class Mender:
         free = _devices(self.standing.free, (unit for broken in self.standing.broken for unit in broken.rest()))
         for words in self._new_words(free):
             yield self._arranged({}, words)
-        patched = self._patched()
-        if patched and self.standing.joined:
-            left = {node_id: self.standing.free[node_id] for node_id in self.standing.joined}
-            for words in self._new_words(left):
+        patched, joined = self._patched(), self.standing.joined
+        if patched and joined:
+            for words in self._new_words({node_id: self.standing.free[node_id] for node_id in joined}):
                 yield self._arranged(patched, words)
 
     def _new_words(self, devices: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Word, ...]]:
