@@ -54,6 +54,9 @@ class LocalCluster:
             # Many processes share few cores here: what is only slow must not pass for dead. Deaths close connections.
             "SHOAL_WORKER_SILENCE_S": "5",
             "OMP_NUM_THREADS": "1",
+            # A device of two threads would spin at every barrier, on cores that other nodes' threads wait for: with
+            # two cores and four nodes its layers took 25 times as long.
+            "OMP_WAIT_POLICY": "PASSIVE",
             "RAY_AUTH_MODE": "disabled",
         }
         self._raylets: dict[str, Any] = {}

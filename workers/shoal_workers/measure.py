@@ -6,6 +6,7 @@ their all-reduces cost is a matter of links, not of devices.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from shoal_workers.tensor_parallel import TensorGroup
 
 _STD = 0.02
 _UPDATE_ELEMENTS = 1 << 22
+_PATIENCE_S = 1.0
+_QUICKER = 0.95
 Seconds = tuple[float, float]
 
 
@@ -92,11 +95,17 @@ def _seconds(work: Callable[[], None]) -> float:
 
 
 def _measure(forward: Callable[[], Tensor], threads: int, repeats: int) -> Seconds:
-    """The first round only warms up. The quickest of the others counts: other work on the machine only ever adds."""
+    """The first round only warms up. The quickest of the others counts, as other work on the machine only ever adds:
+    so it goes on until `repeats` rounds in a row were not quicker than those before, or patience ends."""
     assert repeats > 0, repeats
     with _threads(threads):
-        rounds = [_round(forward) for _ in range(repeats + 1)][1:]
-    return min(one for one, _ in rounds), min(other for _, other in rounds)
+        _round(forward)
+        began_s, best, idle = time.perf_counter(), (math.inf, math.inf), 0
+        while idle < repeats and (time.perf_counter() - began_s < _PATIENCE_S or best[0] == math.inf):
+            one, other = _round(forward)
+            idle = 0 if one + other < _QUICKER * sum(best) else idle + 1
+            best = min(best[0], one), min(best[1], other)
+    return best
 
 
 def _round(forward: Callable[[], Tensor]) -> Seconds:
