@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from shoal_planner.costs import CostModel
 from shoal_planner.options import Figures, Floats, Ints, Kind, Option, sizes_of
 from shoal_planner.packing import worth
-from shoal_planner.templates import Sequence, as_table, fastest_s, first_sequences, neighbours, places, price
+from shoal_planner.templates import (
+    Sequence,
+    all_sequences,
+    as_table,
+    fastest_s,
+    first_sequences,
+    neighbours,
+    places,
+    price,
+)
 
 _GROWN_FROM, _MOST_GROWN_FROM = 20, 640  # templates of which neighbours are looked at, a round
 _STALE = 0.9995  # a round that gains less has not helped
@@ -31,6 +40,7 @@ _CROWD, _HOPELESS_LOSS = 3000, 0.15  # of so many templates, those that lose mor
 _FIRST_BOUNDS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13, 0.09, 0.06)
 _NEXT_BOUNDS = (1.0, 0.9, 1.1)
 _FIRST_SIZES = (1, 4)
+_COMPLETE, _MOST_COMPLETE = 8, 3000  # on so few devices all templates are tried, if they are no more than these
 # Templates of like depth are priced together, unless they are so few that each call costs more than its rows.
 _WIDTHS, _FEW = (4, 10, 24, 48), 300
 
@@ -83,7 +93,13 @@ class Columns:
             self._width[index, places_of[option.kind.number]] = option.width
 
     def start(self) -> None:
-        first = list(first_sequences(self.options, self.num_layers))
+        first = None
+        if self.stock[:-1].sum() <= _COMPLETE:
+            first = all_sequences(self.options, self.num_layers, _MOST_COMPLETE)
+        if first is None:
+            first = list(first_sequences(self.options, self.num_layers))
+        if not first:
+            return
         self.add((sequence, size) for size in _FIRST_SIZES if size <= self.batch for sequence in first)
 
     def add(self, templates: Iterable[Template]) -> None:

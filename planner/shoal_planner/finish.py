@@ -101,8 +101,8 @@ class Finisher:
     def draft(self, words: tuple[Word, ...]) -> Draft | None:
         """How these pipelines share out the batch best, and about how long that takes; none if they do not fit.
 
-        All exchange gradients at the end, and the longest exchange counts, so it pays to bound it for all alike: ever
-        lower bounds are tried for as long as the step gets shorter.
+        All exchange gradients at the end and update their state, and the longest counts, so it pays to bound that for
+        all alike: ever lower bounds are tried for as long as the step gets hardly longer.
         """
         if not words or len(words) > self.batch:
             return None
@@ -111,7 +111,7 @@ class Finisher:
         common = Common(holders=len(words), reach_s=reach_s, most_sync_s=np.inf, crowds=self._crowds(words))
         best = self._draft(words, keys, common)
         found = best
-        while best is not None and found is not None and len(words) > 1:
+        while best is not None and found is not None:
             found = self._draft(words, keys, common._replace(most_sync_s=found.sync_s * _SYNC_STEP))
             if found is None or found.seconds > best.seconds * _HOPELESS:
                 break

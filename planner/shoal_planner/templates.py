@@ -47,6 +47,25 @@ def first_sequences(options: tuple[Option, ...], num_layers: int) -> Iterator[Se
                     yield (one,) * here + (other,) * there
 
 
+def all_sequences(options: tuple[Option, ...], num_layers: int, most: int) -> list[Sequence] | None:
+    """Every sequence that the devices allow; none if there are more than `most`."""
+    stock: dict[int, int] = {option.kind.number: option.kind.devices for option in options}
+    found: list[Sequence] = []
+    level: list[tuple[Sequence, dict[int, int]]] = [((), stock)]
+    for _ in range(min(MAX_DEPTH, num_layers)):
+        longer = []
+        for sequence, left in level:
+            for index, option in enumerate(options):
+                number = option.kind.number
+                if left[number] >= option.tp:
+                    longer.append(((*sequence, index), {**left, number: left[number] - option.tp}))
+            if len(found) + len(longer) > most:
+                return None
+        found.extend(sequence for sequence, _ in longer)
+        level = longer
+    return found
+
+
 def neighbours(sequence: Sequence, options: tuple[Option, ...], num_layers: int) -> Iterator[Sequence]:
     """Sequences that differ in one block of equal stages: longer, shorter, another tp, elsewhere, gone, or new."""
     blocks = [(index, len(list(run))) for index, run in itertools.groupby(sequence)]
