@@ -76,7 +76,7 @@ class ChainTimes:
         self._stages: dict[tuple[object, ...], Floats] = {}
         self._sends: dict[Chain, tuple[list[Floats], Floats]] = {}
         self._tables: dict[tuple[Chain, Held | None], Floats] = {}
-        self._ample: dict[Chain, bool] = {}
+        self._ample: dict[Chain, tuple[bool, ...]] = {}
 
     def rows(self, stages: int) -> Ints:
         """[K, stages]: all numbers of layers. Only the first and the last stage may hold none."""
@@ -126,11 +126,13 @@ class ChainTimes:
 
     def ample(self, chain: Chain) -> bool:
         """Whether memory binds nowhere, whatever the choice."""
+        return all(self._ample_stages(chain))
+
+    def _ample_stages(self, chain: Chain) -> tuple[bool, ...]:
         if chain not in self._ample:
-            self._ample[chain] = all(
-                self._most_bytes(chain, s, cell) <= self._cost(chain, s, cell).room_bytes
+            self._ample[chain] = tuple(
+                all(self._most_bytes(chain, s, cell) <= self._cost(chain, s, cell).room_bytes for cell in stage)
                 for s, stage in enumerate(chain.stages)
-                for cell in stage
             )
         return self._ample[chain]
 
@@ -191,19 +193,21 @@ class ChainTimes:
         others can; None: memory binds nowhere."""
         shares = self._ways(chain)
         send_s, network_s = self._send_s(chain)
-        stages = len(chain.stages)
+        stages, ample = len(chain.stages), self._ample_stages(chain)
         values = np.empty((len(rows), len(shares.ways)))
-        # The number of micro-batches in flight decides what fits, and it stops growing at the number of stages.
-        classes = [0] if key is None else range(1, stages + 1)
-        for most in classes:
-            columns = _columns(shares.numbers, most, stages)
+        # The number of micro-batches in flight decides what fits. In a stage it grows up to the number of those from
+        # there to the last one, so it stops where it does in the first stage that memory binds in.
+        widest = stages - ample.index(False) if key is not None else 0
+        for most in range(min(1, widest), widest + 1):
+            columns = _columns(shares.numbers, most, widest)
             if not len(columns):
                 continue
             total = np.zeros((len(rows), len(shares.size)))
             slowest = np.zeros_like(total)
             for s in range(stages):
                 flights = min(stages - s, most)
-                time = self._stage_s(chain, s, flights, owned[s], key, shares)[rows[:, s]]
+                bound = None if ample[s] else key
+                time = self._stage_s(chain, s, flights, owned[s], bound, shares)[rows[:, s]]
                 if s < len(send_s):
                     time = time + send_s[s]
                 total += time
@@ -349,8 +353,8 @@ class ChainTimes:
         )
 
 
-def _columns(numbers: Ints, most: int, stages: int) -> Ints:
+def _columns(numbers: Ints, most: int, widest: int) -> Ints:
     """The pairs with so many micro-batches in flight at most; 0: all."""
     if most == 0:
         return np.arange(len(numbers))
-    return np.flatnonzero(numbers >= most if most == stages else numbers == most)
+    return np.flatnonzero(numbers >= most if most == widest else numbers == most)

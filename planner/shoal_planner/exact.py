@@ -27,7 +27,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.memory import snapshot_bytes, unit_elements
 from shoal_planner.options import Floats, Ints, tp_degrees, usable_nodes
 from shoal_planner.plan import Override, Pipeline, Plan, Replica, Sharding, Stage
-from shoal_planner.shape_exchange import After, Exchanges, Placed, Shape
+from shoal_planner.shape_exchange import After, Exchanges, Placed, Shape, placed_on
 from shoal_planner.shapes import Bounds, Chain, Frame, Room, Rooms, Slots, chains, frames
 
 MOST_LAYERS, MOST_BATCH = 8, 16
@@ -58,69 +58,83 @@ class Exact:
         self.copies = copies
         self.consider = consider
         self.best_s = math.inf
-        self.num_shapes = 0
         self._nodes = nodes
         ample_hosts = have_ample_hosts(nodes, costs)
         self._rooms = rooms_of(nodes, costs, apart=not ample_hosts)
         self._told = False
         self._batch = costs.job.train.global_batch
-        self._num_devices = sum(node.devices for node in nodes)
+        num_devices = sum(node.devices for node in nodes)
         by_kind = {kind: tuple(nodes[place].id for place in room.nodes) for kind, room in self._rooms.items()}
         self.times = ChainTimes(costs, by_kind)
         self.exchanges = Exchanges(self.times, copies, ample_hosts=ample_hosts)
+        degrees = tp_degrees(costs, max((room.devices for room in self._rooms.values()), default=0))
+        shared = self._batch if num_devices <= SHARED_DEVICES else 1
+        self._chains = chains(self._rooms, Bounds(degrees, costs.job.model.layers + 2, shared))
+        self._rates = Rates(self.times, self._rooms, degrees)
+        self._on: dict[tuple[Chain, tuple[int, ...]], Placed] = {}
 
     def run(self, best_s: float) -> None:
-        """Shapes in the order of their bounds, which get sharper whenever a shape is the next."""
+        """One pipeline first: there are few, and what is found bounds the others. Then shapes in the order of their
+        bounds, which get sharper whenever a shape is the next."""
         self.best_s = best_s
-        queue = [(bound_s, number, False, shape) for number, (bound_s, shape) in enumerate(self._shapes())]
-        self.num_shapes = len(queue)
+        self._best_of(self.shapes(1, 1))
+        self._best_of(self.shapes(2, self._batch))
+
+    def _best_of(self, shapes: Iterator[tuple[float, Shape]]) -> None:
+        queue = [(bound_s, number, False, shape) for number, (bound_s, shape) in enumerate(shapes)]
         heapq.heapify(queue)
         while queue:
             bound_s, number, sharp, shape = heapq.heappop(queue)
             if bound_s >= self.best_s * (1 - _TIE):
                 return
             if sharp:
-                self._search(shape)
+                self.search(shape)
             else:
-                sharper_s = self._bound_s(shape)
+                sharper_s = self.bound_s(shape)
                 if sharper_s < self.best_s * (1 - _TIE):
                     heapq.heappush(queue, (sharper_s, number, True, shape))
 
-    def _shapes(self) -> Iterator[tuple[float, Shape]]:
-        """With a first bound on each: its devices at their best rates, all of the time."""
-        shared = self._batch if self._num_devices <= SHARED_DEVICES else 1
-        degrees = tp_degrees(self.costs, max((room.devices for room in self._rooms.values()), default=0))
-        found = chains(self._rooms, Bounds(degrees, self.costs.job.model.layers + 2, shared))
-        rates = Rates(self.times, self._rooms, degrees)
+    def shapes(self, fewest: int, most: int) -> Iterator[tuple[float, Shape]]:
+        """Of so many pipelines, with a first bound on each: its devices at their best rates, all of the time."""
         worth = {
-            slots: [(rates.most_samples(chain, self.best_s, self._batch), rates.rate(chain), chain) for chain in some]
-            for slots, some in found.items()
+            slots: [
+                (samples, self._rates.rate(chain), chain)
+                for chain in some
+                if (samples := self._rates.most_samples(chain, self.best_s, self._batch))
+            ]
+            for slots, some in self._chains.items()
         }
-        worth = {slots: [entry for entry in some if entry[0]] for slots, some in worth.items()}
         kinds = [slots for slots, some in worth.items() if some]
         least = self.costs.job.limits.min_devices
-        for frame in frames(kinds, self._rooms, self._batch):
-            if sum(slot.devices for slots, _ in frame for slot in slots) >= least:
+        for frame in frames(kinds, self._rooms, min(most, self._batch)):
+            if len(frame) >= fewest and sum(slot.devices for slots, _ in frame for slot in slots) >= least:
                 for rate, picked in _picked(frame, worth, self._batch):
-                    yield rates.work * self._batch / rate, self._placed(frame, picked)
+                    yield self._rates.work * self._batch / rate, self._placed(frame, picked)
 
     def _placed(self, frame: Frame, picked: tuple[Chain, ...]) -> Shape:
-        return tuple(
-            Placed(chain=chain, nodes=tuple(self._nodes[node].id for node in nodes))
-            for chain, (_, nodes) in zip(picked, frame, strict=True)
-        )
+        found = []
+        for chain, (_, nodes) in zip(picked, frame, strict=True):
+            if (chain, nodes) not in self._on:
+                self._on[chain, nodes] = placed_on(chain, tuple(self._nodes[node].id for node in nodes))
+            found.append(self._on[chain, nodes])
+        return tuple(found)
 
-    def _bound_s(self, shape: Shape) -> float:
+    def bound_s(self, shape: Shape) -> float:
         """Each pipeline with the layers that suit it best, and the least that may come after."""
+        if (self._told or math.isfinite(self.best_s)) and self.exchanges.hosts_lack(shape):
+            return math.inf
         after_s = self.exchanges.least_s(shape)
-        if after_s >= self.best_s:
+        within_s = self.best_s * (1 - _TIE) - after_s
+        if within_s <= 0:
+            return math.inf
+        if sum(self._rates.most_samples(placed.chain, within_s, self._batch) for placed in shape) < self._batch:
             return math.inf
         tables = [self.times.table(placed.chain, self.exchanges.held(shape, p)) for p, placed in enumerate(shape)]
         dealt = deals(self._batch, len(shape))
         slowest = np.maximum.reduce([table.min(axis=0)[dealt[:, p]] for p, table in enumerate(tables)])
         return float(slowest.min()) + after_s
 
-    def _search(self, shape: Shape) -> None:
+    def search(self, shape: Shape) -> None:
         """All layers and deals of the batch at once. What is best is best for its layers, so of each layers one plan is
         scored, until one fits: later ones are no better."""
         after = self.exchanges.after(shape)
@@ -219,6 +233,9 @@ class Rates:
 
     def __init__(self, times: ChainTimes, rooms: Rooms, degrees: tuple[int, ...]) -> None:
         self._rates: dict[tuple[int, int], float] = {}
+        self._times = times
+        self._known: dict[Chain, list[float]] = {}
+        self._sent: dict[Chain, tuple[float, list[float]]] = {}
         self.work = float(times.num_layers)
         ends: list[list[float]] = [[], []]
         for kind, room in rooms.items():
@@ -235,22 +252,47 @@ class Rates:
         return sum(self._by_stage(chain))
 
     def _by_stage(self, chain: Chain) -> list[float]:
-        return [sum(self._rates[chain.slots[cell.slot].kind, cell.tp] for cell in stage) for stage in chain.stages]
+        """Fastest first."""
+        if chain not in self._known:
+            rates = [sum(self._rates[chain.slots[cell.slot].kind, cell.tp] for cell in stage) for stage in chain.stages]
+            self._known[chain] = sorted(rates, reverse=True)
+        return self._known[chain]
 
     def most_samples(self, chain: Chain, within_s: float, batch: int) -> int:
-        """A bound on the samples that a pipeline runs in some time.
+        """A bound on the samples that a pipeline runs in some time, from its work and from what it sends.
 
         With t_s <= t for all stages, sum_s t_s + (m - 1) t is the time, and m sum_s t_s r_s the work, for rates r_s.
         For some time the most work is done where the j fastest stages take t each and the others nothing: then it is
         m / (m + j - 1) of what those j can do in that time; and there are as many micro-batches as samples at most.
+
+        Of t_s = c_s + h_s, h_s for what it sends, sum_s c_s + sum_s h_s + (m - 1) max_s h_s is spent in any case: the
+        first sum is one sample's work at least, and no stage sends a sample faster than on its own.
         """
         if math.isinf(within_s):
             return batch
         most, reached = 0.0, 0.0
-        for others, rate in enumerate(sorted(self._by_stage(chain), reverse=True)):
+        for others, rate in enumerate(self._by_stage(chain)):
             reached += rate
             most = max(most, within_s * reached / self.work - others)
-        return min(batch, math.floor(most * (1 + _TIE)))
+        latency_s, hops_s = self._hops_s(chain)
+        if hops_s:
+            slowest_s = max(hops_s)
+            rest_s = within_s - self.work / self._by_stage(chain)[0] - latency_s - sum(hops_s)
+            most = min(most, rest_s / slowest_s + 1)
+        return max(0, min(batch, math.floor(most * (1 + _TIE))))
+
+    def _hops_s(self, chain: Chain) -> tuple[float, list[float]]:
+        """Between stages of one replica: all latencies of a micro-batch, and by stage the seconds for each sample."""
+        if chain not in self._sent:
+            latency_s, hops_s = 0.0, []
+            names, costs = self._times.names(chain), self._times.costs
+            for here, there in itertools.pairwise(chain.stages):
+                if len(here) == len(there) == 1:
+                    link = costs.link(names[here[0].slot], names[there[0].slot])
+                    latency_s += 2 * link.latency_s
+                    hops_s.append(2 * costs.activation_bytes(1) / link.bytes_per_s)
+            self._sent[chain] = (latency_s, hops_s)
+        return self._sent[chain]
 
 
 def have_ample_hosts(nodes: tuple[Node, ...], costs: CostModel) -> bool:

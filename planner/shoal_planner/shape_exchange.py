@@ -22,13 +22,16 @@ from shoal_planner.shapes import Chain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A pipeline on the nodes of its slots."""
+    """A pipeline on the nodes of its slots; by stage, the node and the degree of each replica."""
 
     chain: Chain
     nodes: tuple[str, ...]
+    holders: tuple[tuple[tuple[str, int], ...], ...]
 
-    def holders(self, stage: int) -> tuple[tuple[str, int], ...]:
-        return tuple((self.nodes[cell.slot], cell.tp) for cell in self.chain.stages[stage])
+
+def placed_on(chain: Chain, nodes: tuple[str, ...]) -> Placed:
+    holders = tuple(tuple((nodes[cell.slot], cell.tp) for cell in stage) for stage in chain.stages)
+    return Placed(chain=chain, nodes=nodes, holders=holders)
 
 
 Shape = tuple[Placed, ...]
@@ -56,6 +59,7 @@ class Exchanges:
         self._num_layers = times.num_layers
         self._exchanges: dict[tuple[int, tuple[tuple[str, int], ...]], Exchange] = {}
         self._update_s: dict[str, float] = {}
+        self._votes_s: dict[frozenset[str], float] = {}
         self._elements = [float(unit_elements(self.costs.job.model, unit, 1)) for unit in (0, 1, self._num_layers + 1)]
 
     def held(self, shape: Shape, pipeline: int) -> Held:
@@ -69,7 +73,7 @@ class Exchanges:
         is updated by somebody: at best everybody is at it for as long as the others."""
         block_s = min(
             self._exchange(1, tuple(itertools.chain.from_iterable(held))).seconds
-            for held in itertools.product(*(_stages(placed) for placed in shape))
+            for held in itertools.product(*(placed.holders for placed in shape))
         )
         first_s = self._exchange(0, self._firsts(shape)).seconds
         last_s = self._exchange(self._num_layers + 1, self._lasts(shape)).seconds
@@ -84,14 +88,32 @@ class Exchanges:
         total = self._elements[0] + self._num_layers * self._elements[1] + self._elements[2]
         if self.times.split:
             rate = sum(
-                tp / self._per_element_s(node) for placed in shape for held in _stages(placed) for node, tp in held
+                tp / self._per_element_s(node) for placed in shape for held in placed.holders for node, tp in held
             )
             return total / rate
         rates = [
-            sum(min(tp / self._per_element_s(node) for node, tp in held) for held in _stages(placed))
-            for placed in shape
+            sum(min(tp / self._per_element_s(node) for node, tp in held) for held in placed.holders) for placed in shape
         ]
         return total / min(rates)
+
+    def hosts_lack(self, shape: Shape) -> bool:
+        """Whether hosts have no room for snapshots of all blocks, whoever holds which. A node owns no more than what it
+        and each of its backups have room for; and each pipeline owns its part of every block, at least as if each other
+        one held it with its stage of most replicas."""
+        if self._ample_hosts:
+            return False
+        per_element = snapshot_bytes(1.0)
+        blocks = self._num_layers * self._elements[1]
+        part = blocks / sum(max(placed.chain.replicas) for placed in shape)
+        backups = self.costs.backups(self._copies)
+        most = {
+            node: min(self.costs.node(other).host_memory_bytes for other in (node, *backups.get(node, ())))
+            for placed in shape
+            for node in placed.nodes
+        }
+        return sum(most.values()) < blocks * per_element or any(
+            sum(most[node] for node in placed.nodes) < part * per_element for placed in shape
+        )
 
     def after(self, shape: Shape) -> After:
         """Exact, for all layers."""
@@ -112,7 +134,7 @@ class Exchanges:
             for p, s in places[1:]:
                 upper, lower = np.minimum(upper, high[p][s]), np.maximum(lower, low[p][s])
             shared = np.maximum(upper - lower, 0)
-            holders = tuple(itertools.chain.from_iterable(shape[p].holders(s) for p, s in places))
+            holders = tuple(itertools.chain.from_iterable(shape[p].holders[s] for p, s in places))
             exchange = self._exchange(1, holders)
             for place in places:
                 if exchange.seconds:
@@ -153,7 +175,7 @@ class Exchanges:
         share = 1.0 if self.times.split else 1.0 / len(shape)
         for (p, s), some in blocks.items():
             owned = self.times.owned(shape[p].chain, s, self.shared_ends(shape), some)
-            for (node, tp), elements in zip(shape[p].holders(s), owned, strict=True):
+            for (node, tp), elements in zip(shape[p].holders[s], owned, strict=True):
                 update_s = np.maximum(update_s, elements * self._per_element_s(node))
                 if not self._ample_hosts:
                     kept[node] = kept.get(node, 0.0) + elements * tp * share
@@ -186,17 +208,20 @@ class Exchanges:
         return self._update_s[node]
 
     def _vote_s(self, shape: Shape) -> float:
-        return vote_s(self.costs, [node for placed in shape for node in placed.nodes])
+        nodes = frozenset(node for placed in shape for node in placed.nodes)
+        if nodes not in self._votes_s:
+            self._votes_s[nodes] = vote_s(self.costs, sorted(nodes))
+        return self._votes_s[nodes]
 
     def _firsts(self, shape: Shape) -> tuple[tuple[str, int], ...]:
         """Who synchronises the embedding."""
-        found = [placed.holders(0) for placed in shape]
+        found = [placed.holders[0] for placed in shape]
         if self._tied:
-            found += [placed.holders(-1) for placed in shape if len(placed.chain.stages) > 1]
+            found += [placed.holders[-1] for placed in shape if len(placed.chain.stages) > 1]
         return tuple(itertools.chain.from_iterable(found))
 
     def _lasts(self, shape: Shape) -> tuple[tuple[str, int], ...]:
-        return tuple(itertools.chain.from_iterable(placed.holders(-1) for placed in shape))
+        return tuple(itertools.chain.from_iterable(placed.holders[-1] for placed in shape))
 
     def _exchange(self, unit: int, holders: tuple[tuple[str, int], ...]) -> Exchange:
         key = (unit, holders)
@@ -204,7 +229,3 @@ class Exchanges:
             named = tuple(Holder(0, 0, place, node, tp, 1.0) for place, (node, tp) in enumerate(holders))
             self._exchanges[key] = unit_exchange(Segment(first=unit, last=unit + 1, holders=named), self.costs)
         return self._exchanges[key]
-
-
-def _stages(placed: Placed) -> tuple[tuple[tuple[str, int], ...], ...]:
-    return tuple(placed.holders(stage) for stage in range(len(placed.chain.stages)))

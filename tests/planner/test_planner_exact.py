@@ -50,11 +50,11 @@ def test_bounds_lie_below_the_plans_of_their_shapes(seed: int) -> None:
     """Of each shape by itself the best plan is scored: both bounds are at most that."""
     judge = Judge(draw_countable(seed, 400))
     checked = 0
-    shapes = list(judge.exact()._shapes())
+    shapes = list(judge.exact().shapes(1, 16))
     for first_s, shape in shapes[:: max(1, len(shapes) // 20)]:
         search = judge.exact()
-        sharper_s = search._bound_s(shape)
-        search._search(shape)
+        sharper_s = search.bound_s(shape)
+        search.search(shape)
         assert first_s <= search.best_s * (1 + 1e-12)
         assert sharper_s <= search.best_s * (1 + 1e-12)
         checked += math.isfinite(search.best_s)
@@ -66,7 +66,7 @@ def test_expected_seconds_are_those_of_the_score(seed: int) -> None:
     """All layers of some shapes: seconds by tables are seconds by score, and what has no room does not fit."""
     judge = Judge(draw_tiny(seed, 0, most_devices=4))
     search = judge.exact()
-    shapes = [shape for _, shape in search._shapes()]
+    shapes = [shape for _, shape in search.shapes(1, 16)]
     for shape in shapes[:: max(1, len(shapes) // 8)]:
         after = search.exchanges.after(shape)
         network_s = search._network_s(shape)
