@@ -96,11 +96,16 @@ class Columns:
         first = None
         if self.stock[:-1].sum() <= _COMPLETE:
             first = all_sequences(self.options, self.num_layers, _MOST_COMPLETE)
-        if first is None:
-            first = list(first_sequences(self.options, self.num_layers))
-        if not first:
+        if first is not None:
+            self._start(first)
             return
-        self.add((sequence, size) for size in _FIRST_SIZES if size <= self.batch for sequence in first)
+        for more in (False, True):  # a large model fits only on many devices
+            if not self.templates:
+                self._start(list(first_sequences(self.options, self.num_layers, more=more)))
+
+    def _start(self, sequences: list[Sequence]) -> None:
+        sizes = [size for size in _FIRST_SIZES if size <= self.batch]
+        self.add((sequence, size) for size in sizes for sequence in sequences)
 
     def add(self, templates: Iterable[Template]) -> None:
         by_size: dict[int, list[Sequence]] = {}
@@ -168,7 +173,7 @@ class Columns:
         """Seconds of a step with this one pipeline."""
         numbers = np.ceil(self.batch / self.size)
         found: Floats = self.fill_s + (numbers - 1) * self.period_s
-        return found + self.sync_s if self._within else found
+        return found + self.sync_s
 
     def least_time(self, about_s: float = 0.0) -> float:
         """The shortest time in which fractions of templates get the batch done; inf without any template. `about_s` is
@@ -176,7 +181,7 @@ class Columns:
         allowed = self.sync_s <= self.bound_s
         if not allowed.any():
             return float("inf")
-        high_s = float(self.alone_s()[allowed].min()) + self.bound_s
+        high_s = float((self.alone_s() - self.sync_s)[allowed].min()) + self.bound_s
         low_s = high_s / (2 * float(self.stock[:-1].sum()))
         if low_s < about_s < high_s:
             low_s, high_s = self._bracket(about_s, high_s)

@@ -82,6 +82,8 @@ class Lead:
             holders = this.most_pipelines
         self._first = self._columns(holders, self._most // _FIRST_PART)
         self._first_s = float("inf")
+        # Single pipelines are looked at where nothing is said of their number, or that there is one.
+        self._several = (this.most_pipelines or 1) > 1
 
     def _columns(self, holders: int, most: int, *, within: bool = False) -> Columns:
         this = self.round
@@ -101,12 +103,16 @@ class Lead:
         """About the seconds of a step with the first templates."""
         self._first.start()
         together_s = self._first.least_time_bounded()
+        if self._several:
+            return together_s
         self._alone.start()
         return min(together_s, float(self._alone.alone_s().min(initial=np.inf)))
 
     def explore(self, worse_s: float = float("inf")) -> float:
         """As `scout`, with templates grown from the best ones."""
         self._first_s = self._first.grow(worse_s)
+        if self._several:
+            return self._first_s
         self._alone.grow_alone(worse_s)
         return min(self._first_s, float(self._alone.alone_s().min(initial=np.inf)))
 

@@ -19,7 +19,7 @@ Sequence = tuple[int, ...]  # of option numbers, from the first stage to the las
 
 MAX_DEPTH = 48  # deeper pipelines are mostly bubble
 _HALVINGS, _MORE_HALVINGS = 8, 8
-_PAIR_COUNTS, _FEW_PAIR_COUNTS = (1, 3), (1,)
+_PAIR_COUNTS, _FEW_PAIR_COUNTS, _MORE_PAIR_COUNTS = (1, 3), (1,), (2, 4, 8, 16)
 _MANY_OPTIONS = 20  # with more of them, pairs come in fewer numbers
 
 
@@ -33,13 +33,15 @@ class Prices:
     layers: Ints
 
 
-def first_sequences(options: tuple[Option, ...], num_layers: int) -> Iterator[Sequence]:
-    """Equal stages in every number; two options of different kinds of node in a few numbers."""
+def first_sequences(options: tuple[Option, ...], num_layers: int, *, more: bool = False) -> Iterator[Sequence]:
+    """Equal stages in every number; two options of different kinds of node in a few numbers, or in `more`."""
     most = [most_units(option, num_layers) for option in options]
     for index, count in enumerate(most):
         for length in range(1, count + 1):
             yield (index,) * length
-    counts = _PAIR_COUNTS if len(options) <= _MANY_OPTIONS else _FEW_PAIR_COUNTS
+    counts: tuple[int, ...] = _PAIR_COUNTS if len(options) <= _MANY_OPTIONS else _FEW_PAIR_COUNTS
+    if more:
+        counts = _MORE_PAIR_COUNTS
     for one, other in itertools.permutations(range(len(options)), 2):
         if options[one].kind.number != options[other].kind.number:
             for here, there in itertools.product(counts, repeat=2):
