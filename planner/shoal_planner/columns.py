@@ -24,6 +24,7 @@ from shoal_planner.templates import (
     neighbours,
     places,
     price,
+    whole_sequences,
 )
 
 _GROWN_FROM, _MOST_GROWN_FROM = 20, 640  # templates of which neighbours are looked at, a round
@@ -99,11 +100,16 @@ class Columns:
         if first is not None:
             self._start(first)
             return
+        figures, _ = self.figures(1)
+        for rank in (-figures.capacity, -figures.block_s, figures.block_s):
+            self._start(list(whole_sequences(self.options, rank, self.num_layers)))
         for more in (False, True):  # a large model fits only on many devices
-            if not self.templates:
+            if not more or not self.templates:
                 self._start(list(first_sequences(self.options, self.num_layers, more=more)))
 
     def _start(self, sequences: list[Sequence]) -> None:
+        if not sequences:
+            return
         sizes = [size for size in _FIRST_SIZES if size <= self.batch]
         self.add((sequence, size) for size in sizes for sequence in sequences)
 

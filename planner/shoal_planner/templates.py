@@ -49,6 +49,21 @@ def first_sequences(options: tuple[Option, ...], num_layers: int, *, more: bool 
                     yield (one,) * here + (other,) * there
 
 
+def whole_sequences(options: tuple[Option, ...], rank: Floats, num_layers: int) -> Iterator[Sequence]:
+    """All devices in one pipeline, kinds of node in the order of `rank`, with every degree of tensor parallelism or the
+    next smaller one that there is; none that is too deep."""
+    for tp in sorted({option.tp for option in options}):
+        chosen: dict[int, int] = {}
+        for index, option in enumerate(options):
+            best = chosen.get(option.kind.number)
+            if option.tp <= tp and (best is None or options[best].tp < option.tp):
+                chosen[option.kind.number] = index
+        order = sorted(chosen.values(), key=lambda index: (float(rank[index]), index))
+        units = [(index, len(options[index].kind.nodes) * options[index].per_node) for index in order]
+        if sum(count for _, count in units) <= min(MAX_DEPTH, num_layers):
+            yield tuple(itertools.chain.from_iterable((index,) * count for index, count in units))
+
+
 def all_sequences(options: tuple[Option, ...], num_layers: int, most: int) -> list[Sequence] | None:
     """Every sequence that the devices allow; none if there are more than `most`."""
     stock: dict[int, int] = {option.kind.number: option.kind.devices for option in options}
