@@ -30,6 +30,8 @@ from shoal_planner.replan import Replan, choose, explained, mend_plan
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
 
+# Devices so many times slower than the fastest, if they are but one in so many, are also left out from the start.
+_MUCH_SLOWER, _FEW = 5, 8
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
 _KEPT = ((8, (6, 4)), (16, (3, 2)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
@@ -115,9 +117,25 @@ def _searched(costs: CostModel, copies: int, previous: Plan | None, late: Callab
         mended, search.scored = search.scored, {}  # what is known would make the search give up other ways early
         search.run()
         search.scored = mended | search.scored
+    if previous is None and (without := _without_stragglers(costs)) is not None:
+        fast = Search(CostModel(costs.job, without, costs.profile), copies, late)
+        fast.run()
+        for found in fast.scored.values():  # what is not there to tempt the search does it no harm
+            search.consider(found)
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
+
+
+def _without_stragglers(costs: CostModel) -> ClusterSnapshot | None:
+    """The cluster without a few devices that are far slower than the others; none where there are none, or many."""
+    nodes = usable_nodes(costs.job, costs.snapshot)
+    rate = {node.id: 1 / costs.part("block", node.id, 1, 1).total_s for node in nodes}
+    slow = [node for node in nodes if rate[node.id] * _MUCH_SLOWER < max(rate.values())]
+    num_slow = sum(node.devices for node in slow)
+    if not slow or num_slow > max(1, sum(node.devices for node in nodes) // _FEW):
+        return None
+    return costs.snapshot.without(node.id for node in slow)
 
 
 def _runs(plan: Plan, features: Features) -> bool:
