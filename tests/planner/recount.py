@@ -29,7 +29,7 @@ def device_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str
         for number, stage in enumerate(pipeline.stages):
             for replica in stage.replicas:
                 held = _held(pipeline, number, replica, job.model)
-                total = _state_bytes(held, _owned(plan, held, replica, owners), stage, job)
+                total = _state_bytes(held, _owned(plan, held, replica, owners), stage, job, replica.tp)
                 total += _activation_bytes(pipeline, number, replica, job, fused=not _threads(cluster, replica.node))
                 for index in replica.devices:
                     found[f"{replica.node}:{index}"] = total
@@ -114,10 +114,10 @@ def _owned(plan: Plan, held: dict[str, int], replica: Replica, owners: dict[str,
     return {name: count * Fraction(replica.state_share) / owners[name] for name, count in held.items()}
 
 
-def _state_bytes(held: dict[str, int], owned: dict[str, Fraction], stage: Stage, job: JobSpec) -> float:
+def _state_bytes(held: dict[str, int], owned: dict[str, Fraction], stage: Stage, job: JobSpec, tp: int) -> float:
     size = 2 if job.train.precision == "bf16" else 4
     kept = sum(owned.values()) - _offloaded(owned, stage)
-    largest = max(*held.values(), _largest_block(held, job, stage))
+    largest = max(*held.values(), _largest_block(held, job, tp))
     return sum(held.values()) * (size + 4) + 12 * float(kept) + 2 * 4 * largest
 
 
@@ -127,9 +127,9 @@ def _offloaded(owned: dict[str, Fraction], stage: Stage) -> Fraction:
     return sum((owned[f"block {layer}"] for chunk in layers for layer in chunk), Fraction(0))
 
 
-def _largest_block(held: dict[str, int], job: JobSpec, stage: Stage) -> int:
+def _largest_block(held: dict[str, int], job: JobSpec, tp: int) -> int:
     """Buffers are made for a block even where a stage holds none; final norm and untied head are one buffer."""
-    found = matrix_elements(job.model, stage.replicas[0].tp)["block"]
+    found = matrix_elements(job.model, tp)["block"]
     if "norm" in held:
         end = "embedding" if job.model.tie_embeddings else "head"
         found = max(found, held["norm"] + held[end])
