@@ -8,7 +8,6 @@ from random_clusters import CHANGES, draw_small
 
 from shoal_planner.cluster import ClusterSnapshot
 
-
 # Beyond tiny clusters, where it is proven, the search still loses a plan now and then when its cluster gets better: so
 # many of a hundred clusters at most. Strictly none is what it must come to.
 MOST_OF_SMALL, MOST_OF_LARGER = 8, 10
