@@ -5,7 +5,6 @@ from __future__ import annotations
 import campaign
 import pytest
 
-
 # Of a hundred clusters: where the slow device also changes who can keep copies, a plan may still be lost.
 MOST = 4
 
