@@ -26,12 +26,15 @@ from shoal_planner.cluster import Node
 from shoal_planner.costs import CostModel
 from shoal_planner.memory import snapshot_bytes, unit_elements
 from shoal_planner.options import Floats, Ints, tp_degrees, usable_nodes
+from shoal_planner.parts import fastest_s, parts
 from shoal_planner.plan import Override, Pipeline, Plan, Replica, Sharding, Stage
 from shoal_planner.shape_exchange import After, Exchanges, Placed, Shape, placed_on
 from shoal_planner.shapes import Bounds, Chain, Frame, Room, Rooms, Slots, chains, frames
 
 MOST_LAYERS, MOST_BATCH = 8, 16
 MOST_DEVICES = 6
+# Up to so many devices their parts of `MOST_DEVICES` are searched.
+MOST_IN_PARTS = 9
 # Up to so many devices stages may have several replicas; with more of them, one.
 SHARED_DEVICES = 4
 # Nearer than this, two plans are as good.
@@ -40,12 +43,28 @@ _TIE = 1e-12
 
 def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> None:
     """Offers `consider` every plan that is better than all before, `best_s` being what was found otherwise; it answers
-    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not tiny."""
+    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not tiny.
+
+    On a few devices more than can be searched as a whole, every part of the cluster that can be is searched, so that
+    one device more never hides the plan that was best without it.
+    """
     nodes = usable_nodes(costs.job, costs.snapshot)
     num_devices = sum(node.devices for node in nodes)
-    if num_devices > MOST_DEVICES or costs.job.model.layers > MOST_LAYERS or costs.job.train.global_batch > MOST_BATCH:
+    if num_devices > MOST_IN_PARTS or costs.job.model.layers > MOST_LAYERS or costs.job.train.global_batch > MOST_BATCH:
         return
-    Exact(costs, copies, nodes, consider).run(best_s)
+    best = [best_s]
+
+    def better(plan: Plan) -> float:
+        seconds = consider(plan)
+        best[0] = min(best[0], seconds)
+        return seconds
+
+    for most in (MOST_DEVICES, SHARED_DEVICES):
+        for part in parts(nodes, min(most, num_devices), costs):
+            if fastest_s(part, costs) < best[0]:
+                Exact(costs, copies, part, better).run(best[0])
+        if num_devices <= SHARED_DEVICES:
+            return
 
 
 class Exact:
@@ -307,8 +326,9 @@ def have_ample_hosts(nodes: tuple[Node, ...], costs: CostModel) -> bool:
 def rooms_of(nodes: tuple[Node, ...], costs: CostModel, *, apart: bool) -> Rooms:
     """Equal nodes may change places; `apart`: none may. Where hosts are tight it matters whose copies a node keeps."""
     found: dict[int, list[int]] = {}
+    shapes = sorted({(costs.kind(node.id), node.devices) for node in nodes})
     for place, node in enumerate(nodes):
-        found.setdefault(place if apart else costs.kind(node.id), []).append(place)
+        found.setdefault(place if apart else shapes.index((costs.kind(node.id), node.devices)), []).append(place)
     return {kind: Room(nodes[places[0]].devices, tuple(places)) for kind, places in found.items()}
 
 
