@@ -27,6 +27,8 @@ FIRST_SINGLES = 3
 MOST_PAIRED = 3
 # A fleet meant to be done in time is chosen with this much more speed than the sum of its templates says.
 DEADLINE_MARGIN = 1.15
+# How often a template that is cheap alone is tried.
+MULTIPLES = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,8 @@ def _composed(offered: Offered, wish: Wish, purse: _Purse, base: Counts, part: f
 
 
 def _cheap(appraiser: Appraiser, offered: Offered, wish: Wish) -> Iterator[Counts]:
-    """Each template alone, as often as the deadline needs: hardly anything synchronises cheaper than a small fleet."""
+    """Each template alone, as often as the deadline needs, and some times more often: hardly anything synchronises
+    cheaper than a small fleet, but a larger one may need no recomputation."""
     need = 0.0
     if wish.deadline_h is not None:
         train = appraiser.job.train
@@ -138,8 +141,8 @@ def _cheap(appraiser: Appraiser, offered: Offered, wish: Wish) -> Iterator[Count
         return template.price_per_hour / template.tokens_per_s
 
     for template in sorted(offered.templates, key=lambda template: (price(template), template.uses)):
-        for margin in (1.0, DEADLINE_MARGIN) if need else (1.0,):
-            times = max(1, math.ceil(need * margin / template.tokens_per_s))
+        least = {max(1, math.ceil(need * margin / template.tokens_per_s)) for margin in (1.0, DEADLINE_MARGIN)}
+        for times in sorted(least | {times for times in MULTIPLES if times > max(least)}):
             yield tuple(use * times for use in template.uses)
 
 

@@ -93,4 +93,5 @@ def test_a_single_pipeline_takes_what_the_closed_form_says(grown: tuple[Columns,
     columns, _, _ = grown
     row = int(np.argmin(columns.alone_s()))
     numbers = -(-JOB.train.global_batch // columns.size[row])
-    assert columns.alone_s()[row] == pytest.approx(columns.fill_s[row] + (numbers - 1) * columns.period_s[row])
+    run_s = columns.fill_s[row] + (numbers - 1) * columns.period_s[row]
+    assert columns.alone_s()[row] == pytest.approx(run_s + columns.sync_s[row])
