@@ -23,7 +23,7 @@ from shoal_planner.packing import pack
 from shoal_planner.templates import Sequence
 
 # Templates that a round generates, by the number of devices up to which that holds.
-_MOST_TEMPLATES = ((8, 800), (16, 1000), (64, 2500), (256, 6000), (1 << 30, 40000))
+_MOST_TEMPLATES = ((8, 800), (16, 700), (64, 2500), (256, 4000), (1 << 30, 40000))
 _FIRST_PART = 3  # of them, a part to learn how many pipelines there will be
 # Times, as multiples of what a dive reached, for which devices are packed.
 _STRETCHES = (0.98, 0.99, 1.0, 1.01)
