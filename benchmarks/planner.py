@@ -229,7 +229,7 @@ def replan(report: Report) -> None:
             measured(ground.job, ground.cluster, previous=before.plan, without=(lost,)) for _ in range(report.repeat)
         ]
         _put_cpu(report, f"replan_cpu_s.{ground.name}", calls)
-        report.runs[f"replan_cpu_s.{ground.name}.before"] = {**_notes(before), "lost": lost}
+        report.runs[f"replan_cpu_s.{ground.name}.before"] = {**_notes(before), "plan": None, "lost": lost}
 
 
 def _call(setting: Setting, flavour: Flavour) -> Call:
@@ -253,7 +253,8 @@ def _put_cpu(report: Report, name: str, calls: list[Call]) -> None:
     whole = all(call.plan is not None and not call.truncated for call in calls)
     median_s = statistics.median(call.cpu_s for call in calls)
     report.results[name] = median_s if whole else None
-    report.runs[name] = [{**_notes(call), "step_s": step_s(call)} for call in calls]
+    # Without the plans: those of thousands of devices would be most of the output.
+    report.runs[name] = [{**_notes(call), "plan": None, "step_s": step_s(call)} for call in calls]
     last = calls[-1]
     _say(
         report, f"{name:22s} {median_s:8.3f}  step {_f(step_s(last), 9)}{'' if whole else ' CUT SHORT'}  {brief(last)}"
