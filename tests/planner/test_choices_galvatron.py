@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-
-from shoal_planner.recurrence import pick
+from recurrence import pick
 
 
 class Strategy(NamedTuple):

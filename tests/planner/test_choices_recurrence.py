@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from recurrence import Ints, pick, whole_units
 
 from shoal_planner.choices import Floats
 from shoal_planner.errors import InvalidField
-from shoal_planner.recurrence import Ints, pick, whole_units
 
 
 def brute(seconds: Floats, units: Ints, relayout: Floats, most_units: int) -> float:
