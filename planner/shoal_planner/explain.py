@@ -12,7 +12,7 @@ from shoal_planner.errors import HostTooSmall, NoPlanFits
 from shoal_planner.memory import held_elements, snapshot_bytes, stage_memory, usable_bytes
 from shoal_planner.options import usable_nodes
 from shoal_planner.parameters import num_parameters
-from shoal_planner.plan import Pipeline, Plan, Recompute, Stage
+from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Sharding, Stage
 from shoal_planner.score import sizes
 
 _MANY_KINDS = 5  # of pipelines, which a line has room for
@@ -26,13 +26,23 @@ def describe(plan: Plan, snapshot: ClusterSnapshot) -> str:
     found = Counter(_texts(plan, snapshot))
     named = [text if count == 1 else f"{count} x {text}" for text, count in found.items()]
     rest = len(plan.pipelines) - sum(list(found.values())[:_MANY_KINDS])
-    return " + ".join(named[:_MANY_KINDS]) + (f" + {rest} more pipelines" if rest else "")
+    return " + ".join(named[:_MANY_KINDS]) + (f" + {rest} more pipelines" if rest else "") + shared(plan.sharding)
+
+
+def shared(sharding: Sharding) -> str:
+    """As in ", weights and gradients split by node"; empty where every replica has them whole."""
+    names: dict[Level, list[str]] = {}
+    for name, level in (("weights", sharding.weights), ("gradients", sharding.gradients)):
+        if level != "none":
+            names.setdefault(level, []).append(name)
+    among = {"group": "device group", "node": "node", "cluster": "stage"}
+    return "".join(f", {' and '.join(found)} split by {among[level]}" for level, found in names.items())
 
 
 def shape(plan: Plan, snapshot: ClusterSnapshot) -> tuple[str, ...]:
     """Equal for plans that differ only in which of equal devices does what, and in which of neighbours on such devices
     holds which layers."""
-    return tuple(sorted(_texts(plan, snapshot)))
+    return (*sorted(_texts(plan, snapshot)), shared(plan.sharding))
 
 
 def _texts(plan: Plan, snapshot: ClusterSnapshot) -> list[str]:

@@ -229,7 +229,7 @@ def _bottleneck(plan: Plan, costs: CostModel) -> Bottleneck:
     s = max(range(len(times[p])), key=times[p].__getitem__)
     slowest = max(
         (load for load in by_pipeline[p] if load.stage == s and load.replica.samples),
-        key=lambda load: load.time.total_s,
+        key=lambda load: load.total_s,
     )
     return Bottleneck(
         pipeline=p,

@@ -19,12 +19,13 @@ _NOT_YET = "is planned and scored, but not run by the engine of this version"
 class Features:
     """`recompute`: kinds that blocks may be run with. `offload`: optimizer state in the host's memory. `idle_holders`:
     devices that run no samples and only hold state. `whole_optimizer`: optimizer state that is not split (sharding
-    none). `plain_mlp`: models whose MLP is not gated."""
+    none). `sharded`: weights and gradients that are split within a step. `plain_mlp`: models whose MLP is not gated."""
 
     recompute: tuple[Recompute, ...]
     offload: bool
     idle_holders: bool
     whole_optimizer: bool
+    sharded: bool
     plain_mlp: bool
 
     def planning_job(self, job: JobSpec) -> JobSpec:
@@ -35,9 +36,16 @@ class Features:
 
 
 ALL = Features(
-    recompute=("none", "selective", "full"), offload=True, idle_holders=True, whole_optimizer=True, plain_mlp=True
+    recompute=("none", "selective", "full"),
+    offload=True,
+    idle_holders=True,
+    whole_optimizer=True,
+    sharded=True,
+    plain_mlp=True,
 )
-ENGINE = Features(recompute=("none",), offload=False, idle_holders=False, whole_optimizer=False, plain_mlp=False)
+ENGINE = Features(
+    recompute=("none",), offload=False, idle_holders=False, whole_optimizer=False, sharded=False, plain_mlp=False
+)
 
 
 def check_job_runs(job: JobSpec, features: Features = ENGINE) -> None:
@@ -52,6 +60,10 @@ def check_plan_runs(plan: Plan, features: Features = ENGINE) -> None:
     """Raises InvalidField, naming the first field of the plan that goes beyond these features."""
     if plan.sharding.optimizer == "none" and not features.whole_optimizer:
         raise InvalidField("sharding.optimizer", "none", _NOT_YET)
+    for name in ("weights", "gradients"):
+        level = getattr(plan.sharding, name)
+        if level != "none" and not features.sharded:
+            raise InvalidField(f"sharding.{name}", level, _NOT_YET)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             path = f"pipelines[{p}].stages[{s}]"

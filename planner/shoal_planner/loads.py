@@ -13,6 +13,7 @@ from typing import NamedTuple
 from shoal_planner.costs import CostModel, PartTime
 from shoal_planner.memory import StageMemory, held_elements, part_elements, stage_memory, unit_elements
 from shoal_planner.plan import Plan, Recompute, Replica, Stage
+from shoal_planner.sharding import WHOLE, Shards, shards
 
 
 class Holder(NamedTuple):
@@ -38,7 +39,7 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
     """Each rank of a replica: its seconds per micro-batch, the elements of optimizer state that it owns, `offloaded` of
-    them on the host, and its peak memory."""
+    them on the host, its peak memory, and what it shares within a step."""
 
     pipeline: int
     stage: int
@@ -47,6 +48,12 @@ class ReplicaLoad:
     owned: float
     offloaded: float
     memory: StageMemory
+    shards: Shards = WHOLE
+
+    @property
+    def total_s(self) -> float:
+        """Seconds per micro-batch."""
+        return self.time.total_s + self.shards.total_s
 
 
 def segments(plan: Plan, costs: CostModel) -> tuple[Segment, ...]:
@@ -89,6 +96,7 @@ def _holders(plan: Plan, places: list[tuple[int, int]]) -> Iterator[Holder]:
 def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[ReplicaLoad, ...]:
     """In the order of the plan. Raises KeyError for a node that the cluster lacks."""
     owned = _owned(plan, costs, parts)
+    shared = shards(plan, costs)
     known: dict[tuple[object, ...], tuple[PartTime, StageMemory]] = {}
     found = []
     for p, pipeline in enumerate(plan.pipelines):
@@ -99,13 +107,21 @@ def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> t
             for r, replica in enumerate(stage.replicas):
                 mine = owned[p, s, r]
                 away = mine * _offloaded_share(costs, stage, replica.tp, ends) if stage.overrides else 0.0
-                key = (costs.kind(replica.node), replica.tp, replica.samples, layers, ends, in_flight, mine, away)
+                its = shared.get((p, s, r), WHOLE)
+                key = (costs.kind(replica.node), replica.tp, replica.samples, layers, ends, in_flight, mine, away, its)
                 if key not in known:
-                    known[key] = _time_and_memory(costs, replica, layers, ends, in_flight, mine, away)
+                    known[key] = _time_and_memory(costs, replica, layers, ends, in_flight, mine, away, its)
                 time, memory = known[key]
                 found.append(
                     ReplicaLoad(
-                        pipeline=p, stage=s, replica=replica, time=time, owned=mine, offloaded=away, memory=memory
+                        pipeline=p,
+                        stage=s,
+                        replica=replica,
+                        time=time,
+                        owned=mine,
+                        offloaded=away,
+                        memory=memory,
+                        shards=its,
                     )
                 )
     return tuple(found)
@@ -119,6 +135,7 @@ def _time_and_memory(
     in_flight: int,
     owned: float,
     offloaded: float,
+    its: Shards,
 ) -> tuple[PartTime, StageMemory]:
     train, counts = costs.job.train, dict(layers)
     memory = stage_memory(
@@ -134,6 +151,8 @@ def _time_and_memory(
         owned=owned,
         offloaded=offloaded,
         fused=costs.fused(replica.node),
+        weights=its.weights,
+        gradients=its.gradients,
     )
     if not replica.samples:
         return PartTime(), memory

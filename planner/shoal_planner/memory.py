@@ -25,6 +25,10 @@ SNAPSHOT_SLOTS = 2  # the newest safe step, and the one being written
 SNAPSHOT_GENERATIONS = 2
 # Of the largest unit: its gradients received from peers and its gathered weights, each at most whole.
 STAGING_COPIES = 2
+# Units whose weights are whole for a moment where they are sharded: the one in use, and the next one. Of gradients the
+# one that a backward makes.
+GATHERED_UNITS = 2
+SCATTERED_UNITS = 1
 # What autograd keeps of a block, in widths of the residual stream: input and output of both norms (never cut by tp) ...
 NORM_WIDTHS = 4
 # ... per query width: q, attention output, its contiguous copy, and keys and values repeated to all heads ...
@@ -143,6 +147,11 @@ class StageBytes:
     staging: float
     state_size: int
 
+    @property
+    def largest(self) -> float:
+        """Elements of the largest unit."""
+        return self.staging / (STAGING_COPIES * GRADIENT_BYTES)
+
     def per_block(self, holders: float) -> float:
         """State of a block whose optimizer state `holders` replicas share."""
         return self.block_elements * (self.state_size + OPTIMIZER_BYTES / holders)
@@ -199,9 +208,12 @@ def stage_memory(
     owned: float,
     offloaded: float = 0.0,
     fused: bool = False,
+    weights: float = 1.0,
+    gradients: float = 1.0,
 ) -> StageMemory:
     """Peak bytes of a rank that owns the optimizer state of `owned` elements, `offloaded` of them on the host, and runs
-    `layers` blocks with each kind of recomputation.
+    `layers` blocks with each kind of recomputation. It keeps these parts of its `weights` and `gradients`; the rest is
+    made whole one unit at a time.
 
     Linear in `layers`: the largest unit counts a block even where a stage holds none.
     """
@@ -210,11 +222,12 @@ def stage_memory(
     size = ELEMENT_BYTES[precision]
     kept = in_flight * sum(count * line.block_flight[kind] for kind, count in layers.items())
     again = line.again if layers.get("full", 0) or layers.get("selective", 0) else 0.0
+    whole = line.largest * (GATHERED_UNITS * size * (weights < 1) + SCATTERED_UNITS * GRADIENT_BYTES * (gradients < 1))
     return StageMemory(
-        weights=held * size,
-        gradients=held * GRADIENT_BYTES,
+        weights=held * size * weights,
+        gradients=held * GRADIENT_BYTES * gradients,
         optimizer=(owned - offloaded) * OPTIMIZER_BYTES,
-        staging=line.staging,
+        staging=line.staging + whole,
         activations=kept + in_flight * line.flight + line.fixed + again,
     )
 

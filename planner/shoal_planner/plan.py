@@ -174,17 +174,21 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Over what each kind of state is split: optimizer state among all holders of a weight (cluster), or not at all."""
+    """Over what each kind of state is split. Optimizer state: among all holders of a weight (cluster), or not at all.
+    Weights and gradients: among those replicas of one stage of one pipeline that share a device group, a node, or
+    just the stage (cluster), by their `state_share`."""
 
     weights: Level = "none"
     gradients: Level = "none"
     optimizer: Level = "cluster"
 
     def __post_init__(self) -> None:
-        for name, known in (("weights", ("none",)), ("gradients", ("none",)), ("optimizer", ("cluster", "none"))):
-            if getattr(self, name) not in known:
-                problem = f"must be {' or '.join(map(repr, known))} (other levels are not supported yet)"
-                raise InvalidField(name, getattr(self, name), problem)
+        if self.optimizer not in ("cluster", "none"):
+            problem = "must be 'cluster' or 'none' (other levels are not supported yet)"
+            raise InvalidField("optimizer", self.optimizer, problem)
+        if self.gradients != "none" and self.optimizer == "none":
+            problem = "must be 'none' where sharding.optimizer is: who updates all weights needs all gradients"
+            raise InvalidField("gradients", self.gradients, problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

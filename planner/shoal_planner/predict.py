@@ -1,10 +1,10 @@
 """Predicts the step of a plan in closed form: the figure that plans are chosen by.
 
 A pipeline takes sum_s t_s + (m - 1) max_s t_s (1F1B, PAPERS 1.4 2b), t_s being a micro-batch's forward and backward in
-stage s with what its slowest replica sends on; the slowest pipeline counts. Then the gradients of all layers are summed
-(PAPERS 3.2: every algorithm of use moves 2(n-1)/n of the bytes), the optimizer steps, and weights are gathered.
-Replicas of a node share its network interfaces. Every term is a sum or a maximum of costs of single parts, so nothing
-that gets faster makes a plan slower. Does not own whether a plan fits (`score`).
+stage s with what its slowest replica sends on and passes round; the slowest pipeline counts. Then the gradients of all
+layers are summed (PAPERS 3.2: every algorithm of use moves 2(n-1)/n of the bytes), the optimizer steps, and weights are
+gathered. Replicas of a node share its network interfaces. Every term is a sum or a maximum of costs of single parts, so
+nothing that gets faster makes a plan slower. Does not own whether a plan fits (`score`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from shoal_planner.costs import CostModel, model_flops
 from shoal_planner.loads import ReplicaLoad, Segment, replica_loads, segments
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
 from shoal_planner.plan import Pipeline, Plan, Prediction, Terms
+from shoal_planner.sharding import Split, carried_bytes, split_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +29,11 @@ class StageTime:
     compute_s: float
     tensor_s: float
     send_s: float
+    share_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.compute_s + self.tensor_s + self.send_s
+        return self.compute_s + self.tensor_s + self.send_s + self.share_s
 
 
 def predict(plan: Plan, costs: CostModel) -> Prediction:
@@ -89,7 +91,7 @@ def _terms(plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tupl
         bubble_s=crowded_s - times * bottleneck.total_s,
         tensor_s=times * bottleneck.tensor_s,
         pipeline_s=times * bottleneck.send_s,
-        gradient_s=reduce_s + gather_s,
+        gradient_s=times * bottleneck.share_s + reduce_s + gather_s,
         optimizer_s=update_s + vote_s(costs, [load.replica.node for load in loads]),
     )
 
@@ -102,12 +104,14 @@ def stage_times(pipeline: Pipeline, loads: list[ReplicaLoad], costs: CostModel) 
         by_stage[load.stage].append(load)
     for s, here in enumerate(by_stage):
         send_s = _send_s(pipeline, s, costs)
-        busy = max(here, key=lambda load: load.time.total_s).time
+        busiest = max(here, key=lambda load: load.total_s)
+        busy = busiest.time
         slowest.append(
             StageTime(
                 compute_s=busy.forward_s + busy.backward_s,
                 tensor_s=busy.tensor_forward_s + busy.tensor_backward_s,
                 send_s=send_s,
+                share_s=busiest.shards.total_s,
             )
         )
     return slowest
@@ -136,8 +140,9 @@ def _overlap(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def _network_s(plan: Plan, costs: CostModel) -> float:
-    """What the busiest node's network interfaces need for all activations of a step: no pipeline goes faster."""
-    carried: dict[str, float] = defaultdict(float)
+    """What the busiest node's network interfaces need for all activations of a step, and all that is passed round in
+    it: no pipeline goes faster."""
+    carried: dict[str, float] = defaultdict(float, carried_bytes(plan, costs))
     for pipeline in plan.pipelines:
         for here, there in itertools.pairwise(pipeline.stages):
             for i, source in enumerate(here.replicas):
@@ -153,17 +158,22 @@ def _network_s(plan: Plan, costs: CostModel) -> float:
 def synchronisation_s(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[float, float]:
     """Seconds of summing gradients and of gathering weights. Half of an all-reduce each; without sharded optimizer
     state there is nothing to gather, and the sum itself is a whole all-reduce."""
-    half_s = _half_s(costs, parts)
-    return (half_s, half_s) if plan.sharding.optimizer != "none" else (2 * half_s, 0.0)
+    sharding = plan.sharding
+    reduce_s = _half_s(costs, parts, split_at(plan, sharding.gradients, costs))
+    if sharding.optimizer == "none":
+        return 2 * reduce_s, 0.0
+    if sharding.weights == sharding.gradients:
+        return reduce_s, reduce_s
+    return reduce_s, _half_s(costs, parts, split_at(plan, sharding.weights, costs))
 
 
-def _half_s(costs: CostModel, parts: tuple[Segment, ...]) -> float:
+def _half_s(costs: CostModel, parts: tuple[Segment, ...], split: Split | None) -> float:
     """Reduce-scatter, or gather, of all units. A replica's own exchanges come one after the other; what the replicas of
     a node exchange at the same time adds up on its interfaces."""
     spent: dict[tuple[int, int, int], float] = defaultdict(float)
     crowded: dict[str, float] = defaultdict(float)
     for part in parts:
-        exchange, count = unit_exchange(part, costs), part.last - part.first
+        exchange, count = unit_exchange(part, costs, split), part.last - part.first
         for holder in part.holders:
             spent[holder.pipeline, holder.stage, holder.replica] += count * exchange.seconds
         for node_id, seconds in exchange.network_s:
@@ -179,8 +189,11 @@ class Exchange:
     network_s: tuple[tuple[str, float], ...]
 
 
-def unit_exchange(part: Segment, costs: CostModel) -> Exchange:
-    """Half an all-reduce (reduce-scatter or gather) of one unit of the segment."""
+def unit_exchange(part: Segment, costs: CostModel, split: Split | None = None) -> Exchange:
+    """Half an all-reduce (reduce-scatter or gather) of one unit of the segment. What is `split` is exchanged between
+    circles, by all who keep the same part."""
+    if split is not None:
+        return _split_exchange(part, costs, split)
     count = len(part.holders)
     if count < 2:
         return Exchange(seconds=0.0, network_s=())
@@ -192,6 +205,24 @@ def unit_exchange(part: Segment, costs: CostModel) -> Exchange:
     # Round the ring of a node's replicas the bytes leave the node once.
     moved = num_bytes * (1 - 1 / count)
     return Exchange(seconds=seconds, network_s=tuple((node_id, moved / costs.node_rate(node_id)) for node_id in nodes))
+
+
+def _split_exchange(part: Segment, costs: CostModel, split: Split) -> Exchange:
+    places = [(holder.pipeline, holder.stage, holder.replica) for holder in part.holders]
+    count = len({split.circle[place] for place in places})
+    if count < 2:
+        return Exchange(seconds=0.0, network_s=())
+    num_bytes = unit_elements(costs.job.model, part.first, 1) * ELEMENT_BYTES[costs.job.train.precision]
+    largest = max(split.part[place] for place in places)
+    seconds = costs.half_exchange_s(_members(part, costs), count, num_bytes * largest)
+    on_node: dict[str, float] = defaultdict(float)
+    for place, holder in zip(places, part.holders, strict=True):
+        on_node[holder.node] += split.part[place]
+    if len(on_node) < 2:
+        return Exchange(seconds=seconds, network_s=())
+    moved = num_bytes * (1 - 1 / count)  # of the parts that a node keeps, each leaves it once
+    network = ((node_id, min(1.0, its) * moved / costs.node_rate(node_id)) for node_id, its in sorted(on_node.items()))
+    return Exchange(seconds=seconds, network_s=tuple(network))
 
 
 def _members(part: Segment, costs: CostModel) -> frozenset[tuple[str, int]]:

@@ -30,6 +30,7 @@ from shoal_planner.programs import (
 )
 from shoal_planner.proof import ordered
 from shoal_planner.schedule import programs
+from shoal_planner.sharding import split_at
 
 _Key = tuple[int, int, bool, int, int]  # sender, receiver, activation?, micro-batch, first row
 
@@ -72,6 +73,8 @@ class _Run:
         self.by_rank = programs(plan, costs.job.model)
         self.holders = {unit: part for part in parts for unit in range(part.first, part.last)}
         self.split = plan.sharding.optimizer != "none"
+        self.reduced = split_at(plan, plan.sharding.gradients, costs)
+        self.gathered = split_at(plan, plan.sharding.weights, costs)
         self.clock = [0.0] * len(self.ranks)
         self.spent: list[dict[str, float]] = [defaultdict(float) for _ in self.ranks]
         self.arrivals: dict[_Key, tuple[float, float]] = {}
@@ -104,14 +107,16 @@ class _Run:
         self.clock[rank] += seconds
 
     def _do(self, rank: int, instruction: Instruction) -> None:
-        time = self.ranks[rank].time
+        time, shards = self.ranks[rank].time, self.ranks[rank].shards
         match instruction:
             case Forward():
+                self._spend(rank, instruction, "gradient_s", shards.forward_s)
                 self._spend(rank, instruction, "compute_s", time.forward_s)
                 self._spend(rank, instruction, "tensor_s", time.tensor_forward_s)
             case Backward():
                 self._spend(rank, instruction, "compute_s", time.backward_s)
                 self._spend(rank, instruction, "tensor_s", time.tensor_backward_s)
+                self._spend(rank, instruction, "gradient_s", shards.backward_s)
             case SendActivation() | SendGradient():
                 kind = isinstance(instruction, SendActivation)
                 rows = instruction.last - instruction.first
@@ -149,7 +154,8 @@ class _Run:
         if isinstance(instruction, Gather) and not self.split:
             return 0.0
         part = self.holders[instruction.unit]
-        exchange = unit_exchange(part, self.costs)
+        split = self.reduced if isinstance(instruction, Reduce) else self.gathered
+        exchange = unit_exchange(part, self.costs, split)
         times = 1 if self.split else 2
         end_s = start_s + times * exchange.seconds
         for node_id, seconds in exchange.network_s:

@@ -32,7 +32,7 @@ from random_plans import random_plan
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_to_mapping
 from shoal_planner.errors import NoPlanFits
-from shoal_planner.plan import Plan
+from shoal_planner.plan import Plan, Sharding
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
 from shoal_planner.search import PlanResult, plan
@@ -164,8 +164,8 @@ def _judge_plan(tally: Tally, instance: Instance, found: PlanResult) -> None:
         what = f"{predicted_s(made)} s, and {turned_s} s with the pipelines in the opposite order"
         tally.fail(f"{what}{_shown(made)}", instance)
     stages = [stage for pipeline in made.pipelines for stage in pipeline.stages]
-    if job.train.sharding == "none" and made.sharding.optimizer != "none":
-        tally.fail("splits optimizer state, and the job holds sharding to none", instance)
+    if job.train.sharding == "none" and made.sharding != Sharding(optimizer="none"):
+        tally.fail(f"has {made.sharding}, and the job holds sharding to none", instance)
     if job.train.recompute == "none" and any(
         sum(stage.recomputed().values()) > stage.recomputed()["none"] for stage in stages
     ):
@@ -244,8 +244,8 @@ def _gained_a_copy(before: PlanResult, after: PlanResult | None, instance: Insta
 
 
 def judge_model(seed: int, limit: int = 30) -> Tally:
-    """Up to 8 devices, any plan: on a better cluster the same plan takes no longer and still fits, and the order of its
-    pipelines does not matter. What fails here no search can make good."""
+    """Up to 8 devices, any plan: on a better cluster the same plan takes no longer and still fits, the order of its
+    pipelines does not matter, and its memory is what a recount says. What fails here no search can make good."""
     instance, rng = draw_small(seed), random.Random(f"model {seed}")
     tally = Tally(seed=seed)
     changed = [(kind, *change(instance)) for kind, change in (*CHANGES.items(), ("slow", slow_device))]
@@ -253,6 +253,7 @@ def judge_model(seed: int, limit: int = 30) -> Tally:
         before_s = scored_s(made, instance, instance.cluster)
         if math.isinf(before_s):
             continue
+        _judge_memory(tally, instance, score(made, instance.job, instance.cluster, Profile()))
         turned = dataclasses.replace(made, pipelines=made.pipelines[::-1])
         if not math.isclose(turned_s := scored_s(turned, instance, instance.cluster), before_s, rel_tol=1e-12):
             tally.fail(f"order: {_ratio(before_s, turned_s)}{_shown(made)}", instance)
@@ -285,7 +286,7 @@ def _shown(made: Plan | None) -> str:
 def compact(made: Plan) -> dict[str, object]:
     """A plan in one short line: micro-batches x size, then stages as layers, recomputation and replicas."""
     return {
-        "sharding": made.sharding.optimizer,
+        "sharding": "/".join((made.sharding.weights, made.sharding.gradients, made.sharding.optimizer)),
         "pipelines": [
             [
                 f"{pipeline.micro_batches}x{pipeline.micro_batch}",

@@ -12,8 +12,9 @@ from random_clusters import Instance
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import JobSpec
-from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Sharding, Stage
+from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Replica, Sharding, Stage
 
+LEVELS: tuple[Level, ...] = ("none", "group", "node", "cluster")
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 Cell = tuple[str, tuple[int, ...]]  # a replica: its node and devices
 
@@ -31,8 +32,17 @@ def random_plan(rng: random.Random, instance: Instance) -> Plan:
     return Plan(
         pipelines=tuple(_pipeline(rng, job, pieces[index], count) for index, count in enumerate(counts)),
         copies=num_copies(job, cluster),
-        sharding=Sharding(optimizer=rng.choice(("none", "cluster"))),
+        sharding=_sharding(rng),
     )
+
+
+def _sharding(rng: random.Random) -> Sharding:
+    """All combinations that may be; in half of the plans nothing is split within a step."""
+    optimizer: Level = rng.choice(("none", "cluster"))
+    if rng.random() < 0.5:
+        return Sharding(optimizer=optimizer)
+    weights, gradients = (rng.choice(LEVELS) for _ in range(2))
+    return Sharding(weights=weights, gradients="none" if optimizer == "none" else gradients, optimizer=optimizer)
 
 
 def _cells(rng: random.Random, job: JobSpec, cluster: ClusterSnapshot) -> list[Cell]:

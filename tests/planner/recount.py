@@ -30,6 +30,8 @@ def device_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str
             for replica in stage.replicas:
                 held = _held(pipeline, number, replica, job.model)
                 total = _state_bytes(held, _owned(plan, held, replica, owners), stage, job, replica.tp)
+                total -= _kept_by_others(plan, held, stage, replica, job, cluster)
+                total += _made_whole(plan, held, stage, replica, job, cluster)
                 total += _activation_bytes(pipeline, number, replica, job, fused=not _threads(cluster, replica.node))
                 for index in replica.devices:
                     found[f"{replica.node}:{index}"] = total
@@ -119,6 +121,47 @@ def _state_bytes(held: dict[str, int], owned: dict[str, Fraction], stage: Stage,
     kept = sum(owned.values()) - _offloaded(owned, stage)
     largest = max(*held.values(), _largest_block(held, job, tp))
     return sum(held.values()) * (size + 4) + 12 * float(kept) + 2 * 4 * largest
+
+
+def _neighbours(stage: Stage, replica: Replica, level: str, cluster: ClusterSnapshot) -> list[Replica]:
+    """The replicas of the stage, itself among them, with which it shares what is split at this level."""
+
+    def place(one: Replica) -> object:
+        if level == "cluster":
+            return "all"
+        if level == "node":
+            return one.node
+        size = cluster.node(one.node).device_group
+        inside = len({index // size for index in one.devices}) == 1
+        return (one.node, one.devices[0] // size) if level == "group" and inside else one
+
+    return [one for one in stage.replicas if place(one) == place(replica)]
+
+
+def _part(stage: Stage, replica: Replica, level: str, cluster: ClusterSnapshot) -> Fraction:
+    shares = [Fraction(one.state_share) for one in _neighbours(stage, replica, level, cluster)]
+    return Fraction(replica.state_share) / sum(shares)
+
+
+def _kept_by_others(
+    plan: Plan, held: dict[str, int], stage: Stage, replica: Replica, job: JobSpec, cluster: ClusterSnapshot
+) -> float:
+    """Bytes of weights and of gradients in fp32 that a rank need not keep."""
+    size = 2 if job.train.precision == "bf16" else 4
+    weights = size * (1 - _part(stage, replica, plan.sharding.weights, cluster))
+    gradients = 4 * (1 - _part(stage, replica, plan.sharding.gradients, cluster))
+    return float(sum(held.values()) * (weights + gradients))
+
+
+def _made_whole(
+    plan: Plan, held: dict[str, int], stage: Stage, replica: Replica, job: JobSpec, cluster: ClusterSnapshot
+) -> float:
+    """Whole weights of the layer in use and of the next one, and the whole gradients of one layer."""
+    size = 2 if job.train.precision == "bf16" else 4
+    largest = max(*held.values(), _largest_block(held, job, replica.tp))
+    gathers = _part(stage, replica, plan.sharding.weights, cluster) < 1
+    scatters = _part(stage, replica, plan.sharding.gradients, cluster) < 1
+    return float(largest * (2 * size * gathers + 4 * scatters))
 
 
 def _offloaded(owned: dict[str, Fraction], stage: Stage) -> Fraction:

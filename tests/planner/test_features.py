@@ -53,8 +53,10 @@ IDLE = Replica(node="c-0", devices=(0,), samples=0)
             "pipelines[0].stages[1].replicas[1].samples = 0: ",
         ),
         (a_plan(PLAIN, Sharding(optimizer="none")), "sharding.optimizer = 'none': "),
+        (a_plan(PLAIN, Sharding(gradients="node")), "sharding.gradients = 'node': is planned and scored, but not run"),
+        (a_plan(PLAIN, Sharding(weights="group")), "sharding.weights = 'group': "),
     ],
-    ids=["recompute", "override", "offload", "idle", "sharding"],
+    ids=["recompute", "override", "offload", "idle", "sharding", "gradients", "weights"],
 )
 def test_a_plan_that_the_engine_does_not_run_is_refused_by_name(given: Plan, message: str) -> None:
     with pytest.raises(InvalidField) as caught:

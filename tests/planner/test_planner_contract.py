@@ -349,7 +349,8 @@ def test_the_plan_id_is_of_the_structure_alone() -> None:
         ("groups", [{"layers": [0, 8], "collective": "ring"}], "collectives per group are not supported yet"),
         ("copies", -1, "must be zero or more"),
         ("schedule", "gpipe", "must be one of 1f1b"),
-        ("sharding", {"weights": "node"}, "sharding.weights = 'node': must be 'none' (other levels"),
+        ("sharding", {"weights": "host"}, "sharding.weights = 'host': must be one of none, group, node, cluster"),
+        ("sharding", {"gradients": "node", "optimizer": "none"}, "sharding.gradients = 'node': must be 'none' where"),
         ("sharding", {"optimizer": "node"}, "sharding.optimizer = 'node': must be 'cluster' or 'none' (other levels"),
     ],
 )

@@ -1,0 +1,209 @@
+"""Who shares weights and gradients with whom inside a step, and what passing them round takes.
+
+The replicas of one stage of one pipeline that share a device group, a node or the whole stage are a circle: each of
+them keeps its part of what is sharded. Weights are gathered before a layer's forward and again before its backward, one
+layer ahead, and dropped after; gradients are scattered to their parts after each backward. Circles are replicas of one
+stage, because these run in step (docs/adr/0011). Owns circles and the seconds of these exchanges. Does not own what
+crosses between circles once a step (`predict`), nor what a rank keeps (`memory`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from shoal_planner.costs import CostModel
+from shoal_planner.memory import ELEMENT_BYTES, unit_elements
+from shoal_planner.plan import Level, Plan, Replica, Stage
+
+Place = tuple[int, int, int]  # pipeline, stage and replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """What a replica keeps of its weights and gradients, as parts of the whole, and the seconds that passing them round
+    adds to each micro-batch's forward and backward."""
+
+    weights: float = 1.0
+    gradients: float = 1.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+WHOLE = Shards()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circle:
+    """Replicas of a stage that share what each of them would hold, by their place in it, and their parts."""
+
+    members: tuple[int, ...]
+    parts: tuple[float, ...]
+
+
+def circles(stage: Stage, level: Level, costs: CostModel) -> tuple[Circle, ...]:
+    """Every replica is in one, perhaps alone."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for index, replica in enumerate(stage.replicas):
+        found.setdefault(_circle_key(index, replica, level, costs), []).append(index)
+    return tuple(_circle(stage, members) for members in found.values())
+
+
+def _circle_key(index: int, replica: Replica, level: Level, costs: CostModel) -> tuple[object, ...]:
+    match level:
+        case "none":
+            return ("alone", index)
+        case "group":
+            size = costs.node(replica.node).device_group
+            groups = {device // size for device in replica.devices}
+            return (replica.node, *groups) if len(groups) == 1 else ("alone", index)
+        case "node":
+            return (replica.node,)
+        case "cluster":
+            return ()
+        case _:
+            assert_never(level)
+
+
+def _circle(stage: Stage, members: list[int]) -> Circle:
+    total = sum(stage.replicas[member].state_share for member in members)
+    return Circle(members=tuple(members), parts=tuple(stage.replicas[member].state_share / total for member in members))
+
+
+def shares_inside(plan: Plan) -> bool:
+    """Whether anything is passed round within a step."""
+    return plan.sharding.weights != "none" or plan.sharding.gradients != "none"
+
+
+def shards(plan: Plan, costs: CostModel) -> dict[Place, Shards]:
+    """By replica; nothing for plans in which nobody shares. Raises KeyError for an unknown node."""
+    found: dict[Place, Shards] = {}
+    if not shares_inside(plan):
+        return found
+    known: dict[tuple[object, ...], float] = {}
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            ends = (s == 0, s + 1 == len(pipeline.stages))
+            by_level = [_by_replica(stage, level, ends, costs, known) for level in _levels(plan)]
+            for r, replica in enumerate(stage.replicas):
+                (weights, gather_s), (gradients, scatter_s) = by_level[0][r], by_level[1][r]
+                busy = bool(replica.samples)  # who runs nothing sends its parts beside what the others do
+                found[p, s, r] = Shards(
+                    weights=weights,
+                    gradients=gradients,
+                    forward_s=gather_s if busy else 0.0,
+                    backward_s=gather_s + scatter_s if busy else 0.0,
+                )
+    return found
+
+
+def _levels(plan: Plan) -> tuple[Level, Level]:
+    return plan.sharding.weights, plan.sharding.gradients
+
+
+def _by_replica(
+    stage: Stage, level: Level, ends: tuple[bool, bool], costs: CostModel, known: dict[tuple[object, ...], float]
+) -> dict[int, tuple[float, float]]:
+    """The part that each replica keeps, and the seconds of passing all layers round once."""
+    found = {}
+    for circle in circles(stage, level, costs):
+        replicas = tuple(stage.replicas[member] for member in circle.members)
+        names = tuple((replica.node, replica.tp, _group(replica, costs)) for replica in replicas)
+        key = (names, min(circle.parts), stage.last - stage.first, ends)
+        if key not in known:
+            known[key] = _round_s(replicas, min(circle.parts), stage.last - stage.first, ends, costs)
+        for member, part in zip(circle.members, circle.parts, strict=True):
+            found[member] = (part, known[key])
+    return found
+
+
+def _group(replica: Replica, costs: CostModel) -> int | None:
+    """The device group that all its devices are in."""
+    size = costs.node(replica.node).device_group
+    groups = {device // size for device in replica.devices}
+    return groups.pop() if len(groups) == 1 else None
+
+
+def _round_s(
+    replicas: tuple[Replica, ...], least: float, layers: int, ends: tuple[bool, bool], costs: CostModel
+) -> float:
+    """Each layer by itself, the parts from hand to hand: everybody sends all of them but one."""
+    count = len(replicas)
+    if count < 2:
+        return 0.0
+    members = frozenset((replica.node, replica.tp) for replica in replicas)
+    # As if there were fewer bytes, where the circle has faster links or uneven parts than the exchange is made for.
+    scale = (1 - least) / (1 - 1 / count) / _faster(replicas, costs)
+    size = ELEMENT_BYTES[costs.job.train.precision]
+    return sum(
+        times * costs.half_exchange_s(members, count, elements * size * scale)
+        for elements, times in _units(layers, ends, costs)
+    )
+
+
+def _faster(replicas: tuple[Replica, ...], costs: CostModel) -> float:
+    """How many times faster than other links of the node those within the circle's device group are."""
+    places = {(replica.node, _group(replica, costs)) for replica in replicas}
+    node_id, group = next(iter(places))
+    node = costs.node(node_id)
+    if len(places) > 1 or group is None or node.group_bytes_per_s is None:
+        return 1.0
+    return max(1.0, node.group_bytes_per_s / costs.link(node_id, node_id).bytes_per_s)
+
+
+def _units(layers: int, ends: tuple[bool, bool], costs: CostModel) -> Iterator[tuple[int, int]]:
+    """Elements of a unit, and how many such units a stage holds."""
+    model, (first, last) = costs.job.model, ends
+    if layers:
+        yield unit_elements(model, 1, 1), layers
+    if first or (last and model.tie_embeddings):
+        yield unit_elements(model, 0, 1), 1
+    if last:
+        yield unit_elements(model, model.layers + 1, 1), 1
+
+
+def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
+    """By node, what leaves it in a step when parts are passed round: once for all its members of a circle."""
+    found: Counter[str] = Counter()
+    size = ELEMENT_BYTES[costs.job.train.precision]
+    for pipeline in plan.pipelines if shares_inside(plan) else ():
+        for s, stage in enumerate(pipeline.stages):
+            ends = (s == 0, s + 1 == len(pipeline.stages))
+            whole = sum(elements * times for elements, times in _units(stage.last - stage.first, ends, costs)) * size
+            for level, rounds in zip(_levels(plan), (2, 1), strict=True):
+                for circle in circles(stage, level, costs):
+                    nodes = {stage.replicas[member].node for member in circle.members}
+                    if len(nodes) > 1:
+                        moved = pipeline.micro_batches * rounds * whole * (1 - min(circle.parts))
+                        found.update({node: moved for node in nodes})
+    return dict(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How a kind of state lies in the circles of a plan: by replica the number of its circle, and its part."""
+
+    circle: Mapping[Place, int]
+    part: Mapping[Place, float]
+
+
+def split_at(plan: Plan, level: Level, costs: CostModel) -> Split | None:
+    """None: each replica has all of it."""
+    if level == "none":
+        return None
+    number: dict[Place, int] = {}
+    part: dict[Place, float] = {}
+    count = 0
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for circle in circles(stage, level, costs):
+                for member, its in zip(circle.members, circle.parts, strict=True):
+                    number[p, s, member], part[p, s, member] = count, its
+                count += 1
+    return Split(circle=number, part=part)
