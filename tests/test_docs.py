@@ -19,6 +19,7 @@ from shoal_planner.catalogue import CATALOGUE, device_type
 from shoal_planner.cluster import parse_cluster
 from shoal_planner.job import parse_job
 from shoal_planner.market import parse_market
+from shoal_planner.measured_documents import parse_runs
 from shoal_planner.plan import parse_plan
 from shoal_planner.search import plan
 from shoal_service.app import create_app
@@ -172,9 +173,11 @@ def test_the_handbook_lists_the_catalogue() -> None:
     assert {name for name in CATALOGUE if f"`{name}`" in read("docs/files.md")} == set(CATALOGUE)
 
 
-def test_the_plan_in_the_handbook_is_one() -> None:
-    (text,) = re.findall(r"```json\n(.*?)```", read("docs/files.md"), flags=re.DOTALL)
-    assert parse_plan(yaml.safe_load(text)).global_batch == 16
+def test_the_plan_and_the_runs_in_the_handbook_are_such() -> None:
+    runs, plan_text = re.findall(r"```json\n(.*?)```", read("docs/files.md"), flags=re.DOTALL)
+    assert parse_plan(yaml.safe_load(plan_text)).global_batch == 16
+    local = parse_cluster(yaml.safe_load(read("examples/local-cluster.yaml")))
+    assert len(parse_runs(yaml.safe_load(runs), local)) == 1
 
 
 def test_the_readme_names_both_commands_and_shows_the_page() -> None:

@@ -138,7 +138,7 @@ class Appraiser:
             result = find_plan(
                 job,
                 snapshot,
-                self._profile,
+                self._profile.on(snapshot.nodes),
                 seed=self._seed,
                 time_limit_s=max(0.5, self._ends_s - self._clock()),
                 clock=self._clock,
@@ -163,7 +163,8 @@ class Appraiser:
         pools = {node.id: self._pool(node) for node in snapshot.nodes}
         try:
             choice = choose_copies(found, self.job, snapshot, pools, figures=self.figures)
-            scored = score(dataclasses.replace(found, copies=choice.best.copies), self.job, snapshot, self._profile)
+            profile = self._profile.on(snapshot.nodes)
+            scored = score(dataclasses.replace(found, copies=choice.best.copies), self.job, snapshot, profile)
         except (InvalidField, NoPlanFits):
             return None
         counted = Counter(self._offer(node) for node in snapshot.nodes)

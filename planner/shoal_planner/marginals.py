@@ -39,7 +39,7 @@ class Asker:
     def plan(self, snapshot: ClusterSnapshot) -> Plan:
         """Raises NoPlanFits."""
         self.num_plans += 1
-        profile = self.costs.profile
+        profile = self.costs.profile.on(snapshot.nodes)
         return search(self.costs.job, snapshot, profile, seed=self.seed, time_limit_s=self.time_limit_s).plan
 
 

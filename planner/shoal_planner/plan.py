@@ -356,7 +356,7 @@ class _PlanDocument:
     reason: str = ""
 
 
-_ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates", "explanation")
+_ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates", "explanation", "profile")
 
 
 def parse_plan(value: object) -> Plan:

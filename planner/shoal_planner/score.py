@@ -55,16 +55,21 @@ def sizes(need_bytes: float, have_bytes: float) -> tuple[str, str]:
 
 def _check_cluster(plan: Plan, costs: CostModel) -> None:
     limits = costs.job.limits
-    for p, pipeline in enumerate(plan.pipelines):
-        for s, stage in enumerate(pipeline.stages):
-            for r, replica in enumerate(stage.replicas):
-                _check_replica(replica, costs, (p, s, r))
+    check_nodes(plan, costs)
     if plan.num_devices < limits.min_devices:
         problem = f"uses fewer devices than limits.min_devices ({limits.min_devices})"
         raise InvalidField("pipelines", plan.num_devices, problem)
     if plan.copies >= len(costs.snapshot.nodes):
         problem = f"each copy needs another node, and the cluster has {len(costs.snapshot.nodes)}"
         raise InvalidField("copies", plan.copies, problem)
+
+
+def check_nodes(plan: Plan, costs: CostModel) -> None:
+    """Whether the cluster has the plan's devices, and the job allows them. Raises InvalidField."""
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for r, replica in enumerate(stage.replicas):
+                _check_replica(replica, costs, (p, s, r))
 
 
 def _check_replica(replica: Replica, costs: CostModel, place: tuple[int, int, int]) -> None:

@@ -1,20 +1,24 @@
-"""Reads what users hand to the command line: JOB, CLUSTER, MARKET and PLAN files, histories of pools. Every mistake is
-one sentence that names the file, the field and the value."""
+"""Reads what users hand to the command line: JOB, CLUSTER, MARKET, PLAN, PROFILE and RUNS files, histories of pools.
+Every mistake is one sentence that names the file, the field and the value."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from shoal_planner.cluster import ClusterSnapshot, parse_cluster
+from shoal_planner.cluster import ClusterSnapshot, DeviceOverride, parse_cluster
 from shoal_planner.documents import MalformedDocument, read_document
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.market import Market, parse_market
 from shoal_planner.plan import Plan, parse_plan
 from shoal_planner.pool_history import PoolHistory, read_history
+
+if TYPE_CHECKING:
+    from shoal_planner.calibrate import MeasuredRun
+    from shoal_planner.profile import Profile
 
 T = TypeVar("T")
 
@@ -45,6 +49,20 @@ def read_history_of(pool: str, name: str) -> PoolHistory:
 
 def read_plan(name: str) -> Plan:
     return _read(name, parse_plan)
+
+
+def read_runs(name: str, snapshot: ClusterSnapshot) -> tuple[MeasuredRun, ...]:
+    from shoal_planner.measured_documents import parse_runs
+
+    return _read(name, lambda value: parse_runs(value, snapshot))
+
+
+def read_profile(name: str | None, overrides: Iterable[DeviceOverride], nodes: Iterable[str] | None = None) -> Profile:
+    """Empty without a name; for device types that these overrides know, too, and, if they are given, these nodes."""
+    from shoal_planner.measured_documents import parse_profile
+    from shoal_planner.profile import Profile
+
+    return Profile() if name is None else _read(name, lambda value: parse_profile(value, overrides, nodes))
 
 
 def _read(name: str, parse: Callable[[object], T]) -> T:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli_explain import show_explanation
-from shoal.cli_input import BadUsage, read_cluster, read_job, read_plan
-from shoal.cli_show import say, show_json, show_plan
+from shoal.cli_input import BadUsage, read_cluster, read_job, read_plan, read_profile
+from shoal.cli_show import calibrated_by, say, show_json, show_plan
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
@@ -18,10 +18,14 @@ from shoal_planner.plan import Plan
 
 if TYPE_CHECKING:
     from shoal_planner.costs import CostModel
+    from shoal_planner.profile import Profile
 
 app = typer.Typer()
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Job file, YAML or JSON; - is standard input.")]
 Cluster = Annotated[str, typer.Option("--cluster", metavar="FILE", help="Cluster file, YAML or JSON.")]
+ProfileFile = Annotated[
+    str | None, typer.Option("--profile", metavar="FILE", help="What was measured, as shoal calibrate writes it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Say why: other candidates, what binds, what more devices would bring.")
@@ -36,6 +40,7 @@ Timeline = Annotated[
 def plan(
     job: Job,
     cluster: Cluster,
+    profile: ProfileFile = None,
     as_json: AsJson = False,
     explain: Explain = False,
     svg: Svg = None,
@@ -51,9 +56,9 @@ def plan(
     from shoal_planner.search import plan as search
 
     spec, snapshot = read_job(job), read_cluster(cluster)
-    costs = _costs(spec, snapshot, cluster)
+    costs = known_costs(spec, snapshot, cluster, profile)
     try:
-        result = search(spec, snapshot, seed=seed, time_limit_s=time_limit)
+        result = search(spec, snapshot, costs.profile, seed=seed, time_limit_s=time_limit)
     except NoPlanFits as error:
         raise BadUsage(f"no plan of this job fits: {error}") from error
     except InvalidField as error:
@@ -63,7 +68,7 @@ def plan(
     if explain:
         found = explain_fully(result.plan, costs, result.finalists, seed=seed, time_limit_s=time_limit)
         answer["explanation"] = explanation_to_mapping(found)
-    _show(answer, as_json)
+    _show(answer, costs.profile, profile, as_json)
     if result.truncated:
         say(f"the search was cut short after {result.search_s:.3g} s; a longer --time-limit may find a better plan")
 
@@ -73,6 +78,7 @@ def score(
     plan_file: Annotated[str, typer.Argument(metavar="PLAN.json", help="Plan file, ours or not.")],
     job: Job,
     cluster: Cluster,
+    profile: ProfileFile = None,
     as_json: AsJson = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say where the time goes, what binds, what is left out.")
@@ -87,7 +93,7 @@ def score(
     from shoal_planner.score import score_with
 
     given, spec, snapshot = read_plan(plan_file), read_job(job), read_cluster(cluster)
-    costs = _costs(spec, snapshot, cluster)
+    costs = known_costs(spec, snapshot, cluster, profile)
     try:
         result = score_with(given, costs)
     except NoPlanFits as error:
@@ -99,15 +105,16 @@ def score(
     if explain:
         found = dataclasses.replace(explanation(result, costs), left_out=left_out(result, costs))
         answer["explanation"] = explanation_to_mapping(found)
-    _show(answer, as_json)
+    _show(answer, costs.profile, profile, as_json)
 
 
-def _costs(job: JobSpec, snapshot: ClusterSnapshot, cluster: str) -> CostModel:
-    """Raises BadUsage, naming a node, for a device type that nobody knows."""
+def known_costs(job: JobSpec, snapshot: ClusterSnapshot, cluster: str, profile: str | None) -> CostModel:
+    """With what the file `profile` says, if there is one. Raises BadUsage, naming a node, for a device type that nobody
+    knows."""
     from shoal_planner.costs import CostModel
-    from shoal_planner.profile import Profile
 
-    costs = CostModel(job, snapshot, Profile())
+    measured = read_profile(profile, snapshot.overrides, (node.id for node in snapshot.nodes))
+    costs = CostModel(job, snapshot, measured.on(snapshot.nodes))
     for node in snapshot.nodes:
         try:
             costs.device(node.id)
@@ -126,22 +133,32 @@ def _draw(plan: Plan, costs: CostModel, svg: Path | None, timeline: Path | None)
             drawn = timeline_svg(plan, costs)
         except InvalidField as error:
             raise BadUsage(f"--timeline: {error}") from error
-        _write(timeline, drawn, "--timeline")
+        write(timeline, drawn, "--timeline")
     if svg is not None:
-        _write(svg, plan_svg(plan, costs.snapshot), "--svg")
+        write(svg, plan_svg(plan, costs.snapshot), "--svg")
 
 
-def _write(path: Path, text: str, option: str) -> None:
+def write(path: Path, text: str, option: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadUsage(f"{option} {path}: cannot be written: {error.strerror or error}") from error
 
 
-def _show(answer: dict[str, Any], as_json: bool) -> None:
+def _show(answer: dict[str, Any], profile: Profile, file: str | None, as_json: bool) -> None:
+    if file is not None:
+        answer["profile"] = profile_answer(profile, file)
     if as_json:
         show_json(answer)
         return
     show_plan(answer)
+    if file is not None:
+        print(calibrated_by(answer["profile"]))
     if "explanation" in answer:
         show_explanation(answer["explanation"])
+
+
+def profile_answer(profile: Profile, file: str) -> dict[str, Any]:
+    """Where the figures came from: the file, and the factors that it has, if it has any."""
+    calibration = profile.calibration
+    return {"file": file, "calibration": None if calibration is None else dataclasses.asdict(calibration)}

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from shoal.cli_input import BadUsage, read_history_of, read_job, read_market
-from shoal.cli_plan import AsJson, Job
-from shoal.cli_show import say, show_json, table
+from shoal.cli_input import BadUsage, read_history_of, read_job, read_market, read_profile
+from shoal.cli_plan import AsJson, Job, ProfileFile, profile_answer
+from shoal.cli_show import calibrated_by, say, show_json, table
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.market import Market
 
@@ -38,6 +38,7 @@ def rent(
     history: Annotated[
         list[str] | None, typer.Option(metavar="OFFER=FILE", help="What became of such spot nodes, as CSV.")
     ] = None,
+    profile: ProfileFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
     time_limit: Annotated[float, typer.Option(min=0.001, help="Longest search, in seconds.")] = 8.0,
     as_json: AsJson = False,
@@ -48,12 +49,14 @@ def rent(
     from shoal_planner.rent_answers import rent_answer
 
     spec, offers = read_job(job), read_market(market)
+    known = read_profile(profile, offers.overrides)
     counts, rates = _held(held or [], offers), _rates(history or [], offers)
     try:
         result = choose(
             spec,
             offers,
             budget,
+            profile=known,
             objective=objective,
             deadline_h=deadline,
             survive=survive,
@@ -67,6 +70,8 @@ def rent(
     except InvalidField as error:
         raise BadUsage(f"{market}: {error}" if error.field.startswith(("offers", "devices")) else str(error)) from error
     answer = rent_answer(result, offers, budget_per_hour=budget, seed=seed)
+    if profile is not None:
+        answer["profile"] = profile_answer(known, profile)
     if as_json:
         show_json(answer)
     else:
@@ -136,6 +141,8 @@ def _show(answer: dict[str, Any]) -> None:
         print()
     if answer["hours"] is not None:
         print(f"expected: {answer['hours']:.4g} hours for the whole job, {answer['usd']:,.2f} USD")
+    if "profile" in answer:
+        print(calibrated_by(answer["profile"]))
     if answer["held"]:
         print(f"kept: {answer['kept']} of the {answer['held']} nodes that are rented already and still to be had")
     print(answer["reason"])

@@ -136,6 +136,16 @@ def show_plan(plan: Mapping[str, Any]) -> None:
         print(plan["reason"])
 
 
+def calibrated_by(profile: Mapping[str, Any]) -> str:
+    """A sentence: where the figures of a plan came from."""
+    found = profile["calibration"]
+    if found is None:
+        return f"costs: what was measured according to {profile['file']}"
+    return (
+        f"costs: calibrated on {found['source']} ({profile['file']}), which it fits to {found['error']:.1%} on average"
+    )
+
+
 def _loss(value: object) -> str:
     """A loss that is no number travels as text."""
     return f"{value:.4f}" if isinstance(value, int | float) else str(value)
