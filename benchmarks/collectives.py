@@ -30,9 +30,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.collective_messages import MessagePlan, all_reduce, elements
+from benchmarks.fabric_fit import Measured, fit_fabric, fit_three_terms, mean_error
 from benchmarks.reporting import answer
-from shoal_planner.collective_plans import Algorithm, MessagePlan, all_reduce, elements
-from shoal_planner.fabric_fit import Measured, fit_fabric, fit_three_terms, mean_error
+from shoal_planner.algorithms import Algorithm
 
 KIB = 1024
 SIZES = tuple(64 * KIB << power for power in range(9))

@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_planner.algorithms import Algorithm, Tree, depth, num_holders
 from shoal_planner.collective_counts import Counts, counts_of
-from shoal_planner.collective_plans import Algorithm, Tree, depth, num_holders
 
 # Above so many members of a level, factorisations have at most MAX_FACTORS factors: the others gain next to nothing.
 MANY_MEMBERS = 128
@@ -38,6 +38,7 @@ class Menu(NamedTuple):
     sent: Figures
     reduced: Figures
     touched: Figures
+    peers: Figures
     fan_in: Figures
 
 
@@ -57,7 +58,11 @@ def factorisations(number: int, most: int | None = None) -> Iterator[tuple[int, 
 @functools.lru_cache(maxsize=1024)
 def level_menu(members: int) -> Menu:
     """All algorithms among the members of one level; of equals, the first is taken."""
-    algorithms = tuple(_algorithms(members, MAX_FACTORS if members > MANY_MEMBERS else None))
+    return menu_of(tuple(_algorithms(members, MAX_FACTORS if members > MANY_MEMBERS else None)))
+
+
+def menu_of(algorithms: tuple[Algorithm, ...]) -> Menu:
+    """These among the members of one level."""
     counts = [counts_of(algorithm) for algorithm in algorithms]
     return Menu(
         algorithms=algorithms,
@@ -65,6 +70,7 @@ def level_menu(members: int) -> Menu:
         sent=np.array([[[found.sent]] for found in counts]),
         reduced=np.array([[[found.reduced]] for found in counts]),
         touched=np.array([[[found.touched]] for found in counts]),
+        peers=np.array([[[found.peers]] for found in counts], dtype=float),
         fan_in=np.array([[found.fan_in] for found in counts], dtype=float),
     )
 
@@ -84,20 +90,32 @@ def _algorithms(members: int, most_factors: int | None) -> Iterator[Algorithm]:
 def flat_menu(tree: Tree) -> Menu:
     """Algorithms that take all holders of the tree for members of one level, with what that means for its links."""
     holders = num_holders(tree)
-    candidates = tuple(_algorithms(holders, 1 if holders > MANY_HOLDERS else None))
+    return flat_menu_of(tree, tuple(_algorithms(holders, 1 if holders > MANY_HOLDERS else None)))
+
+
+def flat_menu_of(tree: Tree, candidates: tuple[Algorithm, ...]) -> Menu:
+    """These over all holders of the tree."""
     branches = _branches(tree)
     phases = [_phases(algorithm, branches) for algorithm in candidates]
     shape = (len(candidates), max(map(len, phases)), depth(tree))
-    rounds, sent, reduced, touched = (np.zeros(shape) for _ in range(4))
+    rounds, sent, reduced, touched, peers = (np.zeros(shape) for _ in range(5))
     fan_in = np.zeros((shape[0], shape[2]))
     for at, found in enumerate(phases):
         for phase, level in itertools.product(range(len(found)), range(shape[2])):
             counts = found[phase][level]
             place = at, phase, level
             rounds[place], sent[place] = counts.rounds, counts.sent
-            reduced[place], touched[place] = counts.reduced, counts.touched
+            reduced[place], touched[place], peers[place] = counts.reduced, counts.touched, counts.peers
             fan_in[at, level] = max(fan_in[at, level], counts.fan_in)
-    return Menu(algorithms=candidates, rounds=rounds, sent=sent, reduced=reduced, touched=touched, fan_in=fan_in)
+    return Menu(
+        algorithms=candidates,
+        rounds=rounds,
+        sent=sent,
+        reduced=reduced,
+        touched=touched,
+        peers=peers,
+        fan_in=fan_in,
+    )
 
 
 def _branches(tree: Tree) -> Branches:
@@ -141,7 +159,7 @@ def _exchange_phase(branches: Branches) -> tuple[Counts, ...]:
     found = []
     for level, (own, above) in enumerate(itertools.pairwise(around)):
         sent = float((own * (above - own)).max()) / n
-        # Every holder has inputs from as far as the top, so that is where all its additions belong.
+        # Every holder has inputs from as far as the top, so that is where its additions and messages belong.
         additions = whole if level == top else Counts()
         found.append(dataclasses.replace(additions, rounds=2 * (sent > 0), sent=2 * sent))
     return tuple(found)
@@ -172,6 +190,7 @@ def _factor_phase(branches: Branches, stride: int, factor: int) -> tuple[Counts,
                 reduced=reducing * (factor - 1) * block,
                 touched=reducing * (factor + 1) * block,
                 fan_in=reducing * factor,
+                peers=2 * reducing * (factor - 2),  # however many levels they are on: of one holder
             )
         )
     return tuple(found)

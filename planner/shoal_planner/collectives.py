@@ -1,22 +1,25 @@
-"""Which collective suits a group of holders on a topology, and what it takes there.
+"""Which collective suits a group of holders on a topology, and what any of them takes there.
 
 Owns the choice, from the nodes up as GenTree (arXiv 2409.04202) does it. Does not own the candidates
-(`collective_menus`), the cost model (`collective_counts`) nor the messages (`collective_plans`) that a choice becomes.
+(`collective_menus`), the cost model (`collective_counts`) nor what the topology of a plan is (`exchanges`).
+
+Seconds are sums and maxima of what a fabric charges, and a choice is the least over candidates that depend on the tree
+alone, so that nothing that gets faster makes a choice slower.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from shoal_planner.algorithms import Algorithm, Tree, algorithm_of, depth, is_tree, levels_of, num_holders, tree_name
 from shoal_planner.collective_counts import Fabric
-from shoal_planner.collective_menus import Figures, Menu, flat_menu, level_menu
-from shoal_planner.collective_plans import Algorithm, MessagePlan, Tree, all_reduce, depth, tree_all_reduce
+from shoal_planner.collective_menus import Figures, Menu, flat_menu, flat_menu_of, level_menu, menu_of
 from shoal_planner.errors import InvalidField
 from shoal_planner.ranges import check_range
 
@@ -31,14 +34,12 @@ class LevelAlgorithm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """The best all-reduce of a group.
+    """An all-reduce of a group.
 
-    `name`: `none` (a single holder), `tree` (level by level), or an algorithm over all holders at once, as they count
-    through the tree. `reduce_s` is the reduce-scatter, with all additions; `gather_s` the all-gather; each may run
-    alone. `bytes_per_level`: what the busiest port of each level sends in both.
+    `reduce_s` is the reduce-scatter, with all additions; `gather_s` the all-gather. `bytes_per_level`: what the busiest
+    port of each level sends in both.
     """
 
-    name: str
     steps: tuple[LevelAlgorithm, ...]
     reduce_s: float
     gather_s: float
@@ -49,9 +50,13 @@ class Collective:
         return self.reduce_s + self.gather_s
 
     @property
-    def factors(self) -> tuple[tuple[int, ...], ...]:
-        """By step: the fan-ins in order; a ring and halving-doubling have twos in effect, and say their members."""
-        return tuple(step.algorithm.factors or (step.algorithm.holders,) for step in self.steps)
+    def name(self) -> str:
+        """As a plan says it: `none` for a single holder, an algorithm over all holders at once, as they count through
+        the tree, or what each level does."""
+        if len(self.steps) < 2:
+            return self.steps[0].algorithm.name if self.steps else "none"
+        levels = itertools.groupby(self.steps, key=lambda step: step.level)
+        return tree_name([[step.algorithm for step in steps] for _, steps in levels])
 
 
 class _Fabrics(NamedTuple):
@@ -63,6 +68,7 @@ class _Fabrics(NamedTuple):
     delta: Figures
     epsilon: Figures
     fan_in: Figures
+    peer: Figures
 
 
 class _Vertex(NamedTuple):
@@ -74,92 +80,88 @@ class _Vertex(NamedTuple):
     part: float
 
 
-def choose(
-    holders_per_node: tuple[int, ...],
-    num_bytes: float,
-    inside: Fabric,
-    between: Fabric,
-    *,
-    gather_bytes: float | None = None,
-) -> Collective:
-    """The fastest all-reduce of `num_bytes` among holders on nodes, any number on each.
+def by_level(tree: Tree, num_bytes: float, fabrics: tuple[Fabric, ...]) -> Collective:
+    """The fastest all-reduce that goes level by level: what a level sends does not depend on how the one below added
+    up, so each has its best by itself, and the least that can pass its ports does.
 
-    A half costs `reduce_s` for the reduce-scatter of `num_bytes`, and `gather_s` for the all-gather of `gather_bytes`
-    (left out: the same), so that gradients may travel in another precision than weights. Holders count through nodes,
-    the fullest node first. `inside` is the fabric of a node, where each holder has a port; `between` joins nodes, each
-    with one port, whose rate is that of all its network interfaces.
+    Holders count through nodes. `fabrics` are those of the levels, inside a node first; between nodes each has one
+    port, whose rate is that of all its network interfaces. Raises InvalidField.
     """
-    tree = tuple(sorted(holders_per_node, reverse=True))
-    return choose_on(tree, num_bytes, (inside, between), gather_bytes=gather_bytes)
+    _check(tree, num_bytes, fabrics)
+    return _by_level(tree, float(num_bytes), fabrics)
 
 
-def choose_on(
-    tree: Tree, num_bytes: float, fabrics: tuple[Fabric, ...], *, gather_bytes: float | None = None
+def over_all(tree: Tree, num_bytes: float, fabrics: tuple[Fabric, ...]) -> tuple[Collective, ...]:
+    """All algorithms that take all holders of the tree for members of one level."""
+    _check(tree, num_bytes, fabrics)
+    return () if num_holders(tree) < 2 else _flat(flat_menu(tree), num_bytes, fabrics)
+
+
+def named(
+    name: str, tree: Tree, num_bytes: float, fabrics: tuple[Fabric, ...], alone: tuple[Fabric, ...]
 ) -> Collective:
-    """As `choose`, on a tree of any depth with a fabric for each level, inside a node first. Raises InvalidField."""
+    """That of a plan's name (but `direct`); `alone` are the fabrics of algorithms that do not go level by level. Raises
+    InvalidField if it is not for such a tree."""
+    best = by_level(tree, num_bytes, fabrics)
+    if best.name == name:
+        return best
+    if not is_tree(name):
+        return _flat(flat_menu_of(tree, (algorithm_of(name, num_holders(tree)),)), num_bytes, alone)[0]
+    levels = [{algorithm.holders: algorithm for algorithm in level} for level in levels_of(name)]
+    sizes: list[set[int]] = [set() for _ in range(depth(tree))]
+    for vertex in _vertices(tree):
+        sizes[vertex.level].add(vertex.members)
+    if [set(level) for level in levels] != sizes:
+        shown = " > ".join(", ".join(map(str, sorted(found, reverse=True))) for found in sizes)
+        raise InvalidField("collective", name, f"must be for the levels that the replicas stand on: {shown}")
+    return _joined(tree, num_bytes, fabrics, lambda level, members: menu_of((levels[level][members],)))
+
+
+def _check(tree: Tree, num_bytes: float, fabrics: tuple[Fabric, ...]) -> None:
     if len(fabrics) != depth(tree):
         raise InvalidField("fabrics", len(fabrics), f"must be one for each of {depth(tree)} levels")
-    gathered = num_bytes if gather_bytes is None else gather_bytes
     check_range("num_bytes", num_bytes, 0, 2.0**60)
-    check_range("gather_bytes", gathered, 0, 2.0**60)
-    return _choose(tree, float(num_bytes), float(gathered), fabrics)
-
-
-def messages(collective: Collective, tree: Tree) -> MessagePlan:
-    """The messages of a choice, for the tree that it was made on (holders of `choose`: sorted, fullest node first)."""
-    if collective.name not in ("tree", "none"):
-        return all_reduce(collective.steps[0].algorithm)
-    picked = {(step.level, step.algorithm.holders): step.algorithm for step in collective.steps}
-    return tree_all_reduce(
-        tree, lambda level, members: picked.get((level, members)) or Algorithm(kind="ring", holders=members)
-    )
 
 
 @functools.lru_cache(maxsize=1024)
-def _choose(tree: Tree, num_bytes: float, gather_bytes: float, fabrics: tuple[Fabric, ...]) -> Collective:
-    best = _by_level(tree, num_bytes, gather_bytes, fabrics)
-    if len(_vertices(tree)) < 2:
-        return best  # a single vertex: its menu is all there is
-    menu = flat_menu(tree)
-    table = _table(fabrics)
-    reduce_s, gather_s = _half_seconds(menu, num_bytes, table, True), _half_seconds(menu, gather_bytes, table, False)
-    at = int(np.argmin(reduce_s + gather_s))
-    if float(reduce_s[at] + gather_s[at]) >= best.seconds * (1 - 1e-12):
-        return best
-    level = int(np.flatnonzero(menu.sent[at].sum(axis=0))[-1])
-    return Collective(
-        name=menu.algorithms[at].name,
-        steps=(LevelAlgorithm(level=level, algorithm=menu.algorithms[at]),),
-        reduce_s=float(reduce_s[at]),
-        gather_s=float(gather_s[at]),
-        bytes_per_level=tuple(float(share) for share in menu.sent[at].sum(axis=0) * (num_bytes + gather_bytes) / 2),
-    )
+def _by_level(tree: Tree, num_bytes: float, fabrics: tuple[Fabric, ...]) -> Collective:
+    return _joined(tree, num_bytes, fabrics, lambda _, members: level_menu(members))
 
 
-def _by_level(tree: Tree, num_bytes: float, gather_bytes: float, fabrics: tuple[Fabric, ...]) -> Collective:
-    """The best at each level by itself: what a level sends does not depend on how the one below added up."""
+def _joined(tree: Tree, num_bytes: float, fabrics: tuple[Fabric, ...], menu: Callable[[int, int], Menu]) -> Collective:
+    """`menu(level, members)`: what a vertex may do."""
     steps: list[LevelAlgorithm] = []
     reduce_s, gather_s, sent = ([0.0] * len(fabrics) for _ in range(3))
     for level, vertices in itertools.groupby(_vertices(tree), key=lambda vertex: vertex.level):
         table = _table((fabrics[level],))
-        menus = [_scaled(level_menu(vertex.members), vertex.part) for vertex in vertices]
+        menus = [_scaled(menu(level, vertex.members), vertex.part) for vertex in vertices]
         halves = [
-            (_half_seconds(menu, num_bytes, table, True), _half_seconds(menu, gather_bytes, table, False))
+            (_half_seconds(menu, num_bytes, table, True), _half_seconds(menu, num_bytes, table, False))
             for menu in menus
         ]
         picked = _picks(halves)
         reduce_s[level] = max(float(half[at]) for (half, _), at in zip(halves, picked, strict=True))
         gather_s[level] = max(float(half[at]) for (_, half), at in zip(halves, picked, strict=True))
-        shares = [float(menu.sent[at, 0, 0]) for menu, at in zip(menus, picked, strict=True)]
-        sent[level] = max(shares) * (num_bytes + gather_bytes) / 2
+        sent[level] = max(float(menu.sent[at, 0, 0]) for menu, at in zip(menus, picked, strict=True)) * num_bytes
         algorithms = [menu.algorithms[at] for menu, at in zip(menus, picked, strict=True)]
         steps += [LevelAlgorithm(level=level, algorithm=algorithm) for algorithm in algorithms]
-    return Collective(
-        name="none" if not steps else steps[0].algorithm.name if len(steps) == 1 else "tree",
-        steps=tuple(steps),
-        reduce_s=sum(reduce_s),
-        gather_s=sum(gather_s),
-        bytes_per_level=tuple(sent),
+    return Collective(steps=tuple(steps), reduce_s=sum(reduce_s), gather_s=sum(gather_s), bytes_per_level=tuple(sent))
+
+
+def _flat(menu: Menu, num_bytes: float, fabrics: tuple[Fabric, ...]) -> tuple[Collective, ...]:
+    table = _table(fabrics)
+    reduce_s, gather_s = _half_seconds(menu, num_bytes, table, True), _half_seconds(menu, num_bytes, table, False)
+    sent = menu.sent.sum(axis=1) * num_bytes
+    return tuple(
+        Collective(
+            steps=(
+                LevelAlgorithm(level=int(np.flatnonzero(sent[at])[-1]) if sent[at].any() else 0, algorithm=algorithm),
+            ),
+            reduce_s=float(reduce_s[at]),
+            gather_s=float(gather_s[at]),
+            bytes_per_level=tuple(map(float, sent[at])),
+        )
+        for at, algorithm in enumerate(menu.algorithms)
     )
 
 
@@ -208,14 +210,22 @@ def _visit(tree: Tree, level: int, found: dict[tuple[int, int], float]) -> float
 
 @functools.lru_cache(maxsize=256)
 def _table(fabrics: tuple[Fabric, ...]) -> _Fabrics:
-    names = ("alpha_s", "beta_s_per_byte", "gamma_s_per_byte", "delta_s_per_byte", "epsilon_s_per_byte", "fan_in")
+    names = (
+        "alpha_s",
+        "beta_s_per_byte",
+        "gamma_s_per_byte",
+        "delta_s_per_byte",
+        "epsilon_s_per_byte",
+        "fan_in",
+        "peer_s",
+    )
     return _Fabrics(*(np.array([getattr(fabric, name) for fabric in fabrics], dtype=float) for name in names))
 
 
 def _half_seconds(menu: Menu, num_bytes: float, table: _Fabrics, reducing: bool) -> Figures:
     """By candidate. Both halves have half the rounds and half the bytes; all additions fall into the first. What the
     paper's incast term charges is what crowds a port, so each half bears its half."""
-    paced = menu.rounds / 2 * table.alpha + num_bytes * menu.sent / 2 * table.beta
+    paced = menu.rounds / 2 * table.alpha + menu.peers / 2 * table.peer + num_bytes * menu.sent / 2 * table.beta
     if reducing:
         paced = paced + num_bytes * (menu.reduced * table.gamma + menu.touched * table.delta)
     excess = np.maximum(menu.fan_in - table.fan_in, 0) * menu.sent.sum(axis=1) / 2 * table.epsilon

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from shoal_planner.catalogue import DeviceType, device_type
 from shoal_planner.cluster import ClusterSnapshot, Node
@@ -24,6 +25,7 @@ from shoal_planner.placement import backups
 from shoal_planner.plan import Recompute
 from shoal_planner.profile import Part, Profile, measured
 
+T = TypeVar("T")
 # Bytes that the optimizer moves per element: gradient, three states in and out, the weight out.
 UPDATE_BYTES = 32
 # What each further peer of a direct exchange adds: its own messages, one after the other at the receiver.
@@ -86,6 +88,14 @@ class CostModel:
         self._parts: dict[tuple[Part, int, int, int, Recompute], PartTime] = {}
         self._links: dict[tuple[int, int, bool], LinkCost] = {}
         self._backups: dict[int, dict[str, tuple[str, ...]]] = {}
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What others make of these costs, made when it is first asked for."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     def node(self, node_id: str) -> Node:
         """Raises KeyError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from shoal_planner.algorithms import DIRECT
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan, Recompute, Replica, Stage
@@ -19,7 +20,8 @@ _NOT_YET = "is planned and scored, but not run by the engine of this version"
 class Features:
     """`recompute`: kinds that blocks may be run with. `offload`: optimizer state in the host's memory. `idle_holders`:
     devices that run no samples and only hold state. `whole_optimizer`: optimizer state that is not split (sharding
-    none). `sharded`: weights and gradients that are split within a step. `plain_mlp`: models whose MLP is not gated."""
+    none). `sharded`: weights and gradients that are split within a step. `plain_mlp`: models whose MLP is not gated.
+    `collectives`: algorithms other than the direct exchange."""
 
     recompute: tuple[Recompute, ...]
     offload: bool
@@ -27,6 +29,7 @@ class Features:
     whole_optimizer: bool
     sharded: bool
     plain_mlp: bool
+    collectives: bool
 
     def planning_job(self, job: JobSpec) -> JobSpec:
         """The job as a search is to read it, so that no plan asks for more than this."""
@@ -42,9 +45,16 @@ ALL = Features(
     whole_optimizer=True,
     sharded=True,
     plain_mlp=True,
+    collectives=True,
 )
 ENGINE = Features(
-    recompute=("none",), offload=False, idle_holders=False, whole_optimizer=False, sharded=False, plain_mlp=False
+    recompute=("none",),
+    offload=False,
+    idle_holders=False,
+    whole_optimizer=False,
+    sharded=False,
+    plain_mlp=False,
+    collectives=False,
 )
 
 
@@ -64,6 +74,9 @@ def check_plan_runs(plan: Plan, features: Features = ENGINE) -> None:
         level = getattr(plan.sharding, name)
         if level != "none" and not features.sharded:
             raise InvalidField(f"sharding.{name}", level, _NOT_YET)
+    for index, group in enumerate(plan.groups):
+        if group.collective != DIRECT and not features.collectives:
+            raise InvalidField(f"groups[{index}].collective", group.collective, _NOT_YET)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             path = f"pipelines[{p}].stages[{s}]"

@@ -15,6 +15,7 @@ from shoal_planner.cluster import DeviceRef
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.explanation import LeftOut, prediction_of
+from shoal_planner.group_choice import with_groups
 from shoal_planner.kinds import kinds, nodes_by_id
 from shoal_planner.plan import Override, Pipeline, Plan, Replica, Stage
 from shoal_planner.score import score_with
@@ -64,6 +65,7 @@ def _best(plan: Plan, costs: CostModel, device: DeviceRef) -> tuple[Plan | None,
     for how, variant in itertools.islice(variants(plan, costs, device), _MAX_VARIANTS):
         try:
             scored = score_with(variant, costs)
+            scored = with_groups(scored, costs) if plan.groups else scored
         except (InvalidField, NoPlanFits) as error:
             refusal = str(error)
             continue
@@ -89,7 +91,8 @@ def _with(plan: Plan, number: int, *pipelines: Pipeline) -> Plan:
     """The pipeline of this number replaced by the first of these; the others are added."""
     kept = list(plan.pipelines)
     kept[number] = pipelines[0]
-    return dataclasses.replace(plan, pipelines=(*kept, *pipelines[1:]), prediction=None, unused=(), reason="")
+    changed = dataclasses.replace(plan, pipelines=(*kept, *pipelines[1:]), groups=())
+    return dataclasses.replace(changed, prediction=None, unused=(), reason="")
 
 
 def _alone(plan: Plan, mine: Replica, samples: int) -> Pipeline:

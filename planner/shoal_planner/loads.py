@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shoal_planner.algorithms import DIRECT
 from shoal_planner.costs import CostModel, PartTime
+from shoal_planner.groups import collective_of
 from shoal_planner.memory import StageMemory, held_elements, part_elements, stage_memory, unit_elements
 from shoal_planner.plan import Plan, Recompute, Replica, Stage
 from shoal_planner.sharding import WHOLE, Shards, shards
@@ -29,11 +31,13 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Units [first, last) that the same replicas synchronise. Unit 0 is the embedding, unit 1 + i block i."""
+    """Units [first, last) that the same replicas synchronise, by one algorithm. Unit 0 is the embedding, unit 1 + i
+    block i."""
 
     first: int
     last: int
     holders: tuple[Holder, ...]
+    collective: str = DIRECT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ def segments(plan: Plan, costs: CostModel) -> tuple[Segment, ...]:
     cuts = {0, num_layers}
     for pipeline in plan.pipelines:
         cuts.update(stage.first for stage in pipeline.stages)
+    cuts.update(*(group.layers for group in plan.groups))
     bounds = sorted(cuts)
     at = [[(p, s) for p, s in _ends(plan, first=True)]]
     at += [[] for _ in bounds[1:]]
@@ -77,7 +82,12 @@ def segments(plan: Plan, costs: CostModel) -> tuple[Segment, ...]:
     ranges = [(0, 1), *((low + 1, high + 1) for low, high in itertools.pairwise(bounds))]
     ranges.append((num_layers + 1, num_layers + 2))
     return tuple(
-        Segment(first=low, last=high, holders=tuple(_holders(plan, places)))
+        Segment(
+            first=low,
+            last=high,
+            holders=tuple(_holders(plan, places)),
+            collective=collective_of(plan.groups, num_layers, low, high),
+        )
         for (low, high), places in zip(ranges, [*at, last], strict=True)
     )
 

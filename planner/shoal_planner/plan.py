@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from shoal_planner.cluster import DeviceRef
 from shoal_planner.errors import InvalidField
+from shoal_planner.groups import Group, check_groups
 from shoal_planner.job import JobSpec
 from shoal_planner.ranges import check_range
 from shoal_planner.strict import check_document, read
@@ -234,6 +235,7 @@ class Plan:
     schedule: Literal["1f1b"] = "1f1b"
     copies: int = 1
     sharding: Sharding = Sharding()
+    groups: tuple[Group, ...] = ()
     prediction: Prediction | None = None
     unused: tuple[str, ...] = ()
     reason: str = ""
@@ -253,6 +255,10 @@ class Plan:
                 if (replica.node, index) in seen:
                     raise InvalidField("pipelines", f"{replica.node}:{index}", "uses this device twice")
                 seen.add((replica.node, index))
+        check_groups(self.groups, self.num_layers)
+        if self.groups and (self.sharding.weights != "none" or self.sharding.gradients != "none"):
+            problem = "must be left out where sharding splits weights or gradients: what is split is exchanged directly"
+            raise InvalidField("groups", len(self.groups), problem)
 
     @property
     def num_layers(self) -> int:
@@ -318,12 +324,14 @@ def plan_to_mapping(plan: Plan) -> dict[str, object]:
 
 
 def _structure(plan: Plan) -> dict[str, object]:
-    return {
+    """Groups only where there are some, so that plans without any keep their ids."""
+    found: dict[str, object] = {
         "schedule": plan.schedule,
         "copies": plan.copies,
         "sharding": _plain(plan.sharding),
         "pipelines": [_plain(pipeline) for pipeline in plan.pipelines],
     }
+    return found | {"groups": _plain(plan.groups)} if plan.groups else found
 
 
 def _plain(value: Any) -> object:
@@ -352,6 +360,7 @@ class _PlanDocument:
     schedule: Literal["1f1b"] = "1f1b"
     copies: int = 1
     sharding: Sharding = Sharding()
+    groups: tuple[Group, ...] = ()
     unused: tuple[str, ...] = ()
     reason: str = ""
 
@@ -362,14 +371,13 @@ _ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates",
 def parse_plan(value: object) -> Plan:
     """The plan in a mapping of the published form; figures that a search added are ignored. Raises InvalidField."""
     given = check_document(value, "plan")
-    if given.get("groups"):
-        raise InvalidField("groups", given["groups"], "collectives per group are not supported yet")
-    document = read(_PlanDocument, {key: item for key, item in given.items() if key not in (*_ADDED, "groups")})
+    document = read(_PlanDocument, {key: item for key, item in given.items() if key not in _ADDED})
     return Plan(
         pipelines=document.pipelines,
         schedule=document.schedule,
         copies=document.copies,
         sharding=document.sharding,
+        groups=document.groups,
         unused=document.unused,
         reason=document.reason,
     )

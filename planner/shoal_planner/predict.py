@@ -15,7 +15,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shoal_planner.algorithms import DIRECT, is_tree
 from shoal_planner.costs import CostModel, model_flops
+from shoal_planner.errors import InvalidField
+from shoal_planner.exchanges import topology
 from shoal_planner.loads import ReplicaLoad, Segment, replica_loads, segments
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
 from shoal_planner.plan import Pipeline, Plan, Prediction, Terms
@@ -168,12 +171,16 @@ def synchronisation_s(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) 
 
 
 def _half_s(costs: CostModel, parts: tuple[Segment, ...], split: Split | None) -> float:
+    return together_s((part, unit_exchange(part, costs, split)) for part in parts)
+
+
+def together_s(exchanges: Iterable[tuple[Segment, Exchange]]) -> float:
     """Reduce-scatter, or gather, of all units. A replica's own exchanges come one after the other; what the replicas of
     a node exchange at the same time adds up on its interfaces."""
     spent: dict[tuple[int, int, int], float] = defaultdict(float)
     crowded: dict[str, float] = defaultdict(float)
-    for part in parts:
-        exchange, count = unit_exchange(part, costs, split), part.last - part.first
+    for part, exchange in exchanges:
+        count = part.last - part.first
         for holder in part.holders:
             spent[holder.pipeline, holder.stage, holder.replica] += count * exchange.seconds
         for node_id, seconds in exchange.network_s:
@@ -191,13 +198,15 @@ class Exchange:
 
 def unit_exchange(part: Segment, costs: CostModel, split: Split | None = None) -> Exchange:
     """Half an all-reduce (reduce-scatter or gather) of one unit of the segment. What is `split` is exchanged between
-    circles, by all who keep the same part."""
+    circles, by all who keep the same part. Raises InvalidField where its algorithm is not for these holders."""
     if split is not None:
         return _split_exchange(part, costs, split)
     count = len(part.holders)
     if count < 2:
         return Exchange(seconds=0.0, network_s=())
-    num_bytes = unit_elements(costs.job.model, part.first, 1) * ELEMENT_BYTES[costs.job.train.precision]
+    if part.collective != DIRECT:
+        return _named_exchange(part, costs)
+    num_bytes = unit_bytes(part, costs)
     seconds = costs.half_exchange_s(_members(part, costs), count, num_bytes)
     nodes = sorted({holder.node for holder in part.holders})
     if len(nodes) < 2:
@@ -212,7 +221,7 @@ def _split_exchange(part: Segment, costs: CostModel, split: Split) -> Exchange:
     count = len({split.circle[place] for place in places})
     if count < 2:
         return Exchange(seconds=0.0, network_s=())
-    num_bytes = unit_elements(costs.job.model, part.first, 1) * ELEMENT_BYTES[costs.job.train.precision]
+    num_bytes = unit_bytes(part, costs)
     largest = max(split.part[place] for place in places)
     seconds = costs.half_exchange_s(_members(part, costs), count, num_bytes * largest)
     on_node: dict[str, float] = defaultdict(float)
@@ -223,6 +232,25 @@ def _split_exchange(part: Segment, costs: CostModel, split: Split) -> Exchange:
     moved = num_bytes * (1 - 1 / count)  # of the parts that a node keeps, each leaves it once
     network = ((node_id, min(1.0, its) * moved / costs.node_rate(node_id)) for node_id, its in sorted(on_node.items()))
     return Exchange(seconds=seconds, network_s=tuple(network))
+
+
+def unit_bytes(part: Segment, costs: CostModel) -> float:
+    """Of the gradients, or the weights, of one unit of the segment."""
+    return float(unit_elements(costs.job.model, part.first, 1) * ELEMENT_BYTES[costs.job.train.precision])
+
+
+def _named_exchange(part: Segment, costs: CostModel) -> Exchange:
+    """Half of what the algorithm takes for the whole all-reduce. Its additions all fall into the first half; counted to
+    both alike they take as long in all, and nobody waits in between for who adds more."""
+    place = topology(part.holders, costs)
+    try:
+        found = place.named(part.collective, unit_bytes(part, costs))
+    except InvalidField as error:
+        raise InvalidField("groups", error.value, error.problem) from error
+    left = place.node_bytes(found, by_levels=is_tree(part.collective)) / 2
+    nodes = sorted({holder.node for holder in part.holders})
+    network = tuple((node_id, left / costs.node_rate(node_id)) for node_id in nodes) if len(nodes) > 1 else ()
+    return Exchange(seconds=found.seconds / 2, network_s=network)
 
 
 def _members(part: Segment, costs: CostModel) -> frozenset[tuple[str, int]]:

@@ -20,6 +20,7 @@ from shoal_planner.exact import search_exactly
 from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reason
 from shoal_planner.features import ALL, Features, check_job_runs, check_plan_runs
 from shoal_planner.finish import Draft, Finisher, Word
+from shoal_planner.group_choice import with_groups
 from shoal_planner.halving import halve
 from shoal_planner.job import JobSpec
 from shoal_planner.moving import UNKNOWN, Outlook
@@ -69,8 +70,11 @@ def plan(
     With a `previous` plan that runs, the plan that gets most steps done until the next change, as far as `outlook`
     tells: perhaps that one. It is mended first, and nothing is searched for where that is good enough.
 
-    The plan asks for nothing beyond `features`. Raises NoPlanFits, naming the constraint that binds, and InvalidField
-    for unknown device types and for jobs beyond `features`.
+    Devices and layers are chosen under the direct exchange of gradients; the best plans then get other algorithms where
+    these make a step shorter. The plan asks for nothing beyond `features`.
+
+    Raises NoPlanFits, naming the constraint that binds, and InvalidField for unknown device types and for jobs beyond
+    `features`.
     """
     started_s = clock()
     check_job_runs(job, features)
@@ -82,7 +86,7 @@ def plan(
         return clock() - started_s > time_limit_s
 
     copies, why = _copies(job, snapshot), ""
-    before = previous if previous is not None and _runs(previous, features) else None
+    before = dataclasses.replace(previous, groups=()) if previous is not None and _runs(previous, features) else None
     try:
         search = _searched(costs, copies, before, late)
     except HostTooSmall as error:
@@ -90,8 +94,11 @@ def plan(
             raise
         search = _searched(costs, 0, before, late)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
-    scored = sorted(search.scored.values(), key=lambda found: (step_s(found), found.plan_id))
-    change = None if search.running is None else choose(search.running, scored, costs, outlook)
+    scored = sorted(search.scored.values(), key=_by_step)
+    running = search.running
+    if features.collectives:
+        scored, running = _grouped(scored, running, costs)
+    change = None if running is None else choose(running, scored, costs, outlook)
     chosen = scored[0] if change is None else change.plan
     text = reason(chosen, costs, [found for found in scored if found is not chosen]) + why
     if change is not None:
@@ -144,6 +151,18 @@ def _runs(plan: Plan, features: Features) -> bool:
     except InvalidField:
         return False
     return True
+
+
+def _grouped(scored: list[Plan], running: Plan | None, costs: CostModel) -> tuple[list[Plan], Plan | None]:
+    """With collectives for the best plans, and for the one that runs."""
+    mine = [found for found in scored if running is not None and found.plan_id == running.plan_id]
+    grouped = {found.plan_id: with_groups(found, costs) for found in (*scored[:_FINALISTS], *mine)}
+    scored = sorted((grouped.get(found.plan_id, found) for found in scored), key=_by_step)
+    return scored, running and grouped.get(running.plan_id, running)
+
+
+def _by_step(plan: Plan) -> tuple[float, str]:
+    return step_s(plan), plan.plan_id
 
 
 def step_s(plan: Plan) -> float:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shoal_planner.collective_counts import Fabric, counts_of, halves, seconds
-from shoal_planner.collective_plans import Algorithm
+from benchmarks.collective_counting import halves, seconds
+from benchmarks.fabric_fit import Measured, Part, fit_fabric, fit_three_terms, least_squares, mean_error
+from shoal_planner.algorithms import Algorithm
+from shoal_planner.collective_counts import Fabric, counts_of
 from shoal_planner.errors import InvalidField
-from shoal_planner.fabric_fit import Measured, Part, fit_fabric, fit_three_terms, least_squares, mean_error
 
 TRUTH = Fabric(
     alpha_s=40e-6,

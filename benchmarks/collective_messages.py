@@ -1,7 +1,8 @@
 """Collectives as messages: who sends which blocks to whom in which round, so that every holder ends with the sum.
 
-Owns the algorithms, their messages and how these act on vectors. Does not own what they cost (`collective_counts`) nor
-which one suits a topology (`collectives`).
+What the planner knows of an algorithm is closed forms. These are the messages themselves: benchmarks carry them out and
+tests count them, to see that the closed forms hold. Owns the messages and how they act on vectors, not their count
+(`collective_counting`).
 
 Every all-reduce here is a reduce-scatter and its mirror image: the same messages backwards, with copies for sums.
 """
@@ -12,43 +13,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_planner.algorithms import Algorithm, Tree, depth, num_holders
+from shoal_planner.collectives import Collective
 from shoal_planner.errors import InvalidField
-
-Kind = Literal["ring", "halving_doubling", "reduce_broadcast", "parameter_server"]
-# Holders by place: an int is a node with so many of them; a tuple is what the next level up connects.
-Tree: TypeAlias = "int | tuple[Tree, ...]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithm:
-    """How `holders` add up their vectors. `factors` belongs to the parameter server alone: the fan-ins of its levels in
-    order, whose product is `holders`; left out, every holder serves its part to all others at once."""
-
-    kind: Kind
-    holders: int
-    factors: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.holders < 1:
-            raise InvalidField("holders", self.holders, "must be at least 1")
-        if self.kind == "parameter_server":
-            if not self.factors:
-                object.__setattr__(self, "factors", (self.holders,))
-            if min(self.factors) < 1 or math.prod(self.factors) != self.holders:
-                raise InvalidField("factors", list(self.factors), f"must multiply to holders ({self.holders})")
-        elif self.factors:
-            raise InvalidField("factors", list(self.factors), f"belongs to parameter_server, not to {self.kind}")
-
-    @property
-    def name(self) -> str:
-        if self.kind == "parameter_server" and len(self.factors) > 1:
-            return f"parameter_server {'x'.join(map(str, self.factors))}"
-        return self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +86,16 @@ def tree_all_reduce(tree: Tree, pick: Callable[[int, int], Algorithm]) -> Messag
     return _with_mirror(num_holders(tree), _Scatter(rounds=rounds, owners=owners))
 
 
+def messages(collective: Collective, tree: Tree) -> MessagePlan:
+    """The messages of a choice, for the tree that it was made on."""
+    if len(collective.steps) == 1 and collective.steps[0].algorithm.holders == num_holders(tree):
+        return all_reduce(collective.steps[0].algorithm)
+    picked = {(step.level, step.algorithm.holders): step.algorithm for step in collective.steps}
+    return tree_all_reduce(
+        tree, lambda level, members: picked.get((level, members)) or Algorithm(kind="ring", holders=members)
+    )
+
+
 def execute(plan: MessagePlan, vectors: Sequence[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
     """What each holder has after all rounds; the vectors given are left as they are."""
     if len(vectors) != plan.holders:
@@ -133,22 +115,6 @@ def execute(plan: MessagePlan, vectors: Sequence[NDArray[np.float64]]) -> tuple[
 def elements(plan: MessagePlan, message: Message, size: int) -> slice:
     """Where the blocks of a message lie in a vector of so many elements, which need not divide by the blocks."""
     return slice(message.first * size // plan.blocks, message.last * size // plan.blocks)
-
-
-def num_holders(tree: Tree) -> int:
-    return tree if isinstance(tree, int) else sum(map(num_holders, tree))
-
-
-def depth(tree: Tree) -> int:
-    """Number of levels. Raises InvalidField where a vertex is empty or its branches differ in depth."""
-    if isinstance(tree, int):
-        if tree < 1:
-            raise InvalidField("tree", tree, "must hold at least one holder in every node")
-        return 1
-    depths = set(map(depth, tree))
-    if len(depths) != 1:
-        raise InvalidField("tree", tree, "must have branches, all of the same depth")
-    return 1 + depths.pop()
 
 
 def paths(tree: Tree) -> Iterator[tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """A fabric from measured collectives: the figures of GenModel that explain what was seen.
 
-Owns the fit. Does not own measuring (benchmarks, agents) nor the model (`collective_counts`).
+Owns the fit. Does not own measuring (`collectives`) nor the model (`shoal_planner.collective_counts`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Literal, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_planner.collective_counts import Counts, Fabric, counts_of, halves, seconds
-from shoal_planner.collective_plans import Algorithm
+from benchmarks.collective_counting import halves, seconds
+from shoal_planner.algorithms import Algorithm
+from shoal_planner.collective_counts import Counts, Fabric, counts_of
 from shoal_planner.errors import InvalidField
 from shoal_planner.ranges import check_ranges
 
