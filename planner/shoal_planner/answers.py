@@ -6,19 +6,22 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from shoal_planner.lasting import expected_to_mapping
 from shoal_planner.plan import Plan, Prediction, parse_plan, plan_to_mapping
 from shoal_planner.search import PlanResult
 from shoal_planner.strict import read
 
 
 def plan_answer(result: PlanResult, *, seed: int) -> dict[str, Any]:
-    """Plain JSON values; `parse_plan` reads them back as the same plan. `candidates` are best first."""
+    """Plain JSON values; `parse_plan` reads them back as the same plan. `candidates` are best first; `goodput` is None
+    where nobody knows how often nodes are lost."""
     return {
         **plan_to_mapping(result.plan),
         "seed": seed,
         "search_s": result.search_s,
         "truncated": result.truncated,
         "candidates": [{"plan": text, "step_s": step_s} for text, step_s in result.candidates],
+        "goodput": expected_to_mapping(result.expected),
     }
 
 

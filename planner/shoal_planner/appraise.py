@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.goodput import Goodput, PoolNode, RecoveryFigures, choose_copies
+from shoal_planner.goodput import Goodput, RecoveryFigures, choose_copies
 from shoal_planner.job import JobSpec
 from shoal_planner.market import Market, Offer
+from shoal_planner.moving import Outlook
 from shoal_planner.plan import Plan
 from shoal_planner.pool_history import HOUR_S
+from shoal_planner.pools import PoolNode
 from shoal_planner.preemption import ON_DEMAND, PreemptionRate, known_rate, unknown_rate
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
@@ -140,13 +142,12 @@ class Appraiser:
                 snapshot,
                 self._profile.on(snapshot.nodes),
                 seed=self._seed,
-                time_limit_s=max(0.5, self._ends_s - self._clock()),
-                clock=self._clock,
+                time_limit_s=math.inf,  # a plan that a clock cut short would make fleets incomparable
+                outlook=Outlook(restart_s=self.figures.fixed_s, pools=self._pools(snapshot)),
             )
         except NoPlanFits as error:
             self.refusal = max(self.refusal, (counts, error.constraint), key=lambda entry: sum(entry[0]))
             return None
-        self.truncated = self.truncated or result.truncated
         return result.plan
 
     def _appraisal(self, counts: Counts, found: Plan) -> Appraisal:
@@ -160,9 +161,8 @@ class Appraiser:
         raise AssertionError("a plan that was found for a cluster fits it")
 
     def _kept(self, found: Plan, snapshot: ClusterSnapshot) -> Appraisal | None:
-        pools = {node.id: self._pool(node) for node in snapshot.nodes}
         try:
-            choice = choose_copies(found, self.job, snapshot, pools, figures=self.figures)
+            choice = choose_copies(found, self.job, snapshot, self._pools(snapshot), figures=self.figures)
             profile = self._profile.on(snapshot.nodes)
             scored = score(dataclasses.replace(found, copies=choice.best.copies), self.job, snapshot, profile)
         except (InvalidField, NoPlanFits):
@@ -181,13 +181,14 @@ class Appraiser:
     def _offer(self, node: Node) -> str:
         return node.id.rsplit("-", 1)[0]
 
-    def _pool(self, node: Node) -> PoolNode:
-        name = self._offer(node)
-        return PoolNode(pool=name, rate=self.rates[name])
+    def _pools(self, snapshot: ClusterSnapshot) -> dict[str, PoolNode]:
+        names = {node.id: self._offer(node) for node in snapshot.nodes}
+        return {node_id: PoolNode(pool=name, rate=self.rates[name]) for node_id, name in names.items()}
 
 
 def rate_of(offer: Offer) -> PreemptionRate:
     """What the offer says of itself, else what is expected of any spot node."""
     if not offer.node.spot:
         return ON_DEMAND
-    return unknown_rate() if offer.preemptions_per_hour is None else known_rate(offer.preemptions_per_hour)
+    stated = offer.node.preemptions_per_hour
+    return unknown_rate() if stated is None else known_rate(stated)

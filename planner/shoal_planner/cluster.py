@@ -23,6 +23,7 @@ _DEVICES: Range = (1, 1024)
 _BYTES: Range = (0, 2.0**60)
 _BYTES_PER_S: Range = (1e-3, 1e18)
 _PRICE: Range = (0, 1e6)
+_PREEMPTIONS: Range = (0, 3600)
 _NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z._-]{0,61}[a-z0-9A-Z])?")
 
 
@@ -36,6 +37,7 @@ _NODE_RANGES: dict[str, Range] = {
     "inter_bytes_per_s": _BYTES_PER_S,
     "group_bytes_per_s": _BYTES_PER_S,
     "price_per_hour": _PRICE,
+    "preemptions_per_hour": _PREEMPTIONS,
 }
 # The same in the units of the file, so that a refusal names the field that the user wrote.
 _GIB_RANGE: Range = (0, 2.0**30)
@@ -50,6 +52,7 @@ _ENTRY_RANGES: dict[str, Range] = {
     "group_gb_per_s": (1e-9, 1e9),
     "inter_gbit_per_s": (1e-9, 1e9),
     "price_per_hour": _PRICE,
+    "preemptions_per_hour": _PREEMPTIONS,
 }
 # That they are more than zero is checked where they are looked up (catalogue), with the name of the device.
 _OVERRIDE_RANGES: dict[str, Range] = {
@@ -86,7 +89,8 @@ class Node:
     """One machine with `devices` equal devices of type `device` (a name of the catalogue or of `overrides`).
 
     `device_group` devices share links of `group_bytes_per_s`; devices of one node talk at `intra_bytes_per_s`;
-    each of `nics` network interfaces carries `inter_bytes_per_s`.
+    each of `nics` network interfaces carries `inter_bytes_per_s`. `preemptions_per_hour` is how often one such spot
+    node is lost, None if nobody said.
     """
 
     id: str
@@ -102,6 +106,7 @@ class Node:
     zone: str = "default"
     spot: bool = False
     price_per_hour: float = 0.0
+    preemptions_per_hour: float | None = None
     reclaim_at_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -188,6 +193,7 @@ class _NodeEntry:
     zone: str = "default"
     spot: bool = False
     price_per_hour: float = 0.0
+    preemptions_per_hour: float | None = None
     nics: int = 1
     host_memory_gib: float | None = None
     disk_gib: float = 100.0
@@ -196,6 +202,8 @@ class _NodeEntry:
 
     def __post_init__(self) -> None:
         check_ranges(self, _ENTRY_RANGES)
+        if self.preemptions_per_hour and not self.spot:
+            raise InvalidField("preemptions_per_hour", self.preemptions_per_hour, "is only for nodes with spot: true")
 
     def nodes(self, overrides: Iterable[DeviceOverride]) -> tuple[Node, ...]:
         host_gib = self.host_memory_gib
@@ -216,6 +224,7 @@ class _NodeEntry:
                 zone=self.zone,
                 spot=self.spot,
                 price_per_hour=self.price_per_hour,
+                preemptions_per_hour=self.preemptions_per_hour,
             )
             for index in range(self.count)
         )

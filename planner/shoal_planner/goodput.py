@@ -16,7 +16,7 @@ checkpoints for steps holds for the rarer losses of state with all its copies.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,20 +28,13 @@ from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes
 from shoal_planner.placement import backups
 from shoal_planner.plan import Plan, Prediction
 from shoal_planner.pool_history import HOUR_S
-from shoal_planner.preemption import PreemptionRate
+from shoal_planner.pools import PoolNode, interruptions_per_h
 from shoal_planner.ranges import check_ranges
 
 MOST_COPIES = 3
-# Of options whose goodput differs by less than the figures are sure, the one with fewer copies.
+# Of options whose goodput differs by less than the figures are sure, the one nearest to the usual number: a copy that
+# costs nothing is kept even where hardly anything is lost.
 COPIES_SHARE = 0.001
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolNode:
-    """The pool that a node fails with, and the losses there."""
-
-    pool: str
-    rate: PreemptionRate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +131,9 @@ def choose_copies(
     wanted = range(min(MOST_COPIES, len(fleet.nodes) - 1) + 1) if asked == "auto" else (asked,)
     options = tuple(fleet.goodput(copies) for copies in wanted if copies == min(wanted) or fleet.fits(copies))
     most = max(option.tokens_per_s for option in options)
-    best = next(option for option in options if option.tokens_per_s >= most * (1 - COPIES_SHARE))
+    near = [option for option in options if option.tokens_per_s >= most * (1 - COPIES_SHARE)]
+    usual = max(0, job.checkpoint.num_copies - fleet.held.live_copies)
+    best = min(near, key=lambda option: (abs(option.copies - usual), option.copies))
     return CopiesChoice(best=best, options=options, reason=_reason(best, options, fleet.prediction.step_s))
 
 
@@ -165,7 +160,6 @@ class _Fleet:
         self.pools = pools
         self.owned: dict[str, float] = {node.id: 0.0 for node in self.nodes} | dict(self.held.owned)
         self.users = tuple(node for node in self.nodes if self.owned[node.id])
-        self.by_pool: Counter[str] = Counter(pools[node.id].pool for node in self.users)
         self.rates = {pools[node.id].pool: pools[node.id].rate for node in self.nodes}
 
     def goodput(self, copies: int) -> Goodput:
@@ -178,7 +172,7 @@ class _Fleet:
         # A done step is redone if its state was not yet kept everywhere.
         redone = min(1.0, keep_s / step_s)
         recovery_s = self.figures.fixed_s + self._move_s()
-        per_h = sum(self.rates[pool].interruptions_per_h(count) for pool, count in self.by_pool.items())
+        per_h = interruptions_per_h(self.pools[node.id] for node in self.users)
         rollbacks_per_h = self._rollbacks_per_h(copies, recovery_s + step_s)
         done = steps_per_s(step_s, per_h / HOUR_S, recovery_s, redone)
         share = done * self._kept_share(rollbacks_per_h, done) * self._capacity() * self.prediction.step_s

@@ -24,13 +24,12 @@ _KEYS = ("offers", "devices", "links")
 class Offer:
     """Nodes of one shape that can be had at one price; `available` counts those already rented, too.
 
-    `node` is the first of them. `preemptions_per_hour` is how often one such spot node is lost, None if unknown.
+    `node` is the first of them.
     """
 
     name: str
     node: Node
     available: int
-    preemptions_per_hour: float | None = None
 
     @property
     def price_per_hour(self) -> float:
@@ -76,12 +75,9 @@ class _Availability:
     """What an offer says beyond its node."""
 
     available: int
-    preemptions_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         check_range("available", self.available, 0, MAX_NODES)
-        if self.preemptions_per_hour is not None:
-            check_range("preemptions_per_hour", self.preemptions_per_hour, 0, 3600)
 
 
 _OFFER_KEYS = tuple(field.name for field in dataclasses.fields(_Availability))
@@ -105,7 +101,6 @@ def parse_market(value: object) -> Market:
             name=entry["name"],
             node=nodes[f"{entry['name']}-0"],
             available=said.available,
-            preemptions_per_hour=said.preemptions_per_hour,
         )
         _check(offer, cluster, f"offers[{index}]")
         offers.append(offer)
@@ -136,9 +131,6 @@ def _check(offer: Offer, cluster: ClusterSnapshot, path: str) -> None:
     """What the cluster's reader leaves to others, or does not ask of nodes that are there already."""
     if not offer.price_per_hour > 0:
         raise InvalidField(f"{path}.price_per_hour", offer.price_per_hour, "must be more than zero")
-    if offer.preemptions_per_hour and not offer.node.spot:
-        problem = "is only for offers with spot: true"
-        raise InvalidField(f"{path}.preemptions_per_hour", offer.preemptions_per_hour, problem)
     try:
         device_type(offer.node.device, cluster.overrides)
         if offer.available > 1:

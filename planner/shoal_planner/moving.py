@@ -6,18 +6,18 @@ change. An estimate by whole units: which byte comes from where is decided at th
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
-from shoal_planner.goodput import DEFAULT_FIGURES, PoolNode
+from shoal_planner.goodput import DEFAULT_FIGURES
 from shoal_planner.loads import Holder, Segment, segments
 from shoal_planner.memory import ELEMENT_BYTES, OPTIMIZER_BYTES, unit_elements
 from shoal_planner.plan import Plan
 from shoal_planner.pool_history import HOUR_S
-from shoal_planner.preemption import ON_DEMAND, unknown_rate
+from shoal_planner.pools import Pools, interruptions_per_h, node_pools
 from shoal_planner.ranges import check_range
 
 # Plans are not expected to live longer than this whatever the rates say: jobs end, and people change their minds.
@@ -30,13 +30,13 @@ Span = tuple[float, float]  # of the elements of a unit, as fractions
 class Outlook:
     """What is expected of the time after a change. `restart_s` is what a change takes beside moving state: halting,
     planning and meeting again, as measured on this cluster; the default is that of the goodput estimate. `uptime_s`
-    until the next change follows from the rates of `pools` (by node id) where it is not stated, and these from what is
-    known of spot and other nodes everywhere. `steps_left` of the job, if known, are an end as well."""
+    until the next change follows from the rates of nodes where it is not stated: `pools` are those that were seen to
+    fail here. `steps_left` of the job, if known, are an end as well."""
 
     restart_s: float = DEFAULT_FIGURES.fixed_s
     uptime_s: float | None = None
     steps_left: int | None = None
-    pools: Mapping[str, PoolNode] | None = None
+    pools: Pools | None = None
 
     def __post_init__(self) -> None:
         check_range("restart_s", self.restart_s, 0, 1e7)
@@ -57,7 +57,7 @@ class Move:
     pause_s: float
 
     def steps(self, step_s: float, uptime_s: float) -> float:
-        """The value of a plan that is moved to: its steps until the next change."""
+        """The value of a plan that is moved to: its steps until the next change. `step_s` for each that lasts."""
         return max(0.0, uptime_s - self.pause_s) / step_s
 
 
@@ -68,15 +68,7 @@ def uptime_s(snapshot: ClusterSnapshot, outlook: Outlook) -> float:
     """Until a node of this cluster is expected to be lost: the same for all plans, so that their steps compare."""
     if outlook.uptime_s is not None:
         return outlook.uptime_s
-    counts: Counter[object] = Counter()
-    rates = {}
-    for node in snapshot.nodes:
-        known = outlook.pools.get(node.id) if outlook.pools else None
-        pool: object = known.pool if known else (node.device, node.zone, node.spot)
-        if pool not in rates:
-            rates[pool] = known.rate if known else unknown_rate() if node.spot else ON_DEMAND
-        counts[pool] += 1
-    per_h = sum(rates[pool].interruptions_per_h(count) for pool, count in counts.items())
+    per_h = interruptions_per_h(node_pools(snapshot, outlook.pools).values())
     return min(LONGEST_UPTIME_S, HOUR_S / per_h if per_h else LONGEST_UPTIME_S)
 
 

@@ -365,7 +365,7 @@ class _PlanDocument:
     reason: str = ""
 
 
-_ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates", "explanation", "profile")
+_ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates", "explanation", "goodput", "profile")
 
 
 def parse_plan(value: object) -> Plan:

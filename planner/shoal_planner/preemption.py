@@ -11,6 +11,7 @@ Poisson distribution, so the posterior is a gamma distribution again.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ class RatePrior:
     """What is expected of a pool before its history: a gamma distribution of the rate with mean shape / node_h.
 
     `clump` is the mean size of the moment in which a lost node was lost: losses that come together say hardly more than
-    one does, so counts and exposures are divided by it. `bulk_share` of the lost nodes are lost in shocks.
+    one does, so counts and exposures are divided by it. `bulk_share` of the lost nodes are lost in shocks. `source`
+    says of whom all this is known.
     """
 
     shape: float
@@ -40,6 +42,7 @@ class RatePrior:
     bulk_share: float = 0.0
     shares: tuple[Share, ...] = ()
     clump: float = 1.0
+    source: str = "other pools"
 
     def __post_init__(self) -> None:
         for name in ("shape", "node_h"):
@@ -101,7 +104,10 @@ PUBLIC_PRIOR = RatePrior(
     bulk_share=0.81,
     shares=tuple((share, 0.125) for share in (0.06, 0.13, 0.21, 0.43, 0.55, 0.76, 1.0, 1.0)),
     clump=7.44,
+    source="public recordings of spot nodes",
 )
+# Pools that are enough to tell how much pools differ; of fewer, the public recordings say more.
+LEAST_POOLS = 4
 
 
 def fit_prior(pools: Sequence[Observed]) -> RatePrior:
@@ -129,6 +135,7 @@ def fit_prior(pools: Sequence[Observed]) -> RatePrior:
         bulk_share=sum(pool.bulk_nodes for pool in seen) / max(1, sum(pool.plural_nodes for pool in seen)),
         shares=_grouped([share for pool in seen for share in pool.bulk_shares()]),
         clump=clump,
+        source=f"the {len(seen)} pools whose history is given",
     )
 
 
@@ -143,7 +150,7 @@ def estimate(observed: Observed, prior: RatePrior = PUBLIC_PRIOR) -> PreemptionR
     rate = _split(shape / node_h, bulk_share, own or prior.shares)
     reason = (
         f"{observed.lost_nodes} nodes lost in {observed.exposure_node_h:.3g} node-hours; "
-        f"{weight:.0%} of the estimate comes from other pools"
+        f"{weight:.0%} of the estimate comes from {prior.source}"
     )
     return PreemptionRate(
         single_per_h=rate.single_per_h,
@@ -154,6 +161,14 @@ def estimate(observed: Observed, prior: RatePrior = PUBLIC_PRIOR) -> PreemptionR
     )
 
 
+def estimates(pools: Sequence[Observed]) -> tuple[RatePrior, dict[str, PreemptionRate]]:
+    """What to expect of any pool, and the rates of these. The first is fitted to them where they are enough and have
+    lost nodes; else it is what public recordings say."""
+    lost = any(pool.lost_nodes for pool in pools)
+    prior = fit_prior(pools) if lost and len(pools) >= LEAST_POOLS else PUBLIC_PRIOR
+    return prior, {pool.pool: estimate(pool, prior) for pool in pools}
+
+
 def known_rate(per_node_h: float, prior: RatePrior = PUBLIC_PRIOR) -> PreemptionRate:
     """A rate that somebody states; how much of it comes in shocks is what other pools lead to expect."""
     return _split(per_node_h, prior.bulk_share, prior.shares)
@@ -161,7 +176,8 @@ def known_rate(per_node_h: float, prior: RatePrior = PUBLIC_PRIOR) -> Preemption
 
 def unknown_rate(prior: RatePrior = PUBLIC_PRIOR) -> PreemptionRate:
     """Of a spot node without any history."""
-    return estimate(Observed(pool="", exposure_node_h=0.0, losses=()), prior)
+    found = estimate(Observed(pool="", exposure_node_h=0.0, losses=()), prior)
+    return dataclasses.replace(found, reason=f"no history: what is known from {prior.source}")
 
 
 def _split(per_node_h: float, bulk_share: float, shares: tuple[Share, ...]) -> PreemptionRate:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shoal_planner.costs import CostModel
 from shoal_planner.finish import Finisher
+from shoal_planner.lasting import Losses
 from shoal_planner.moving import STAY, Move, Outlook, move, uptime_s
 from shoal_planner.plan import Plan
 from shoal_planner.pool_history import HOUR_S
@@ -39,14 +40,12 @@ class Replan:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
+    """`step_s` is for each step that lasts."""
+
     plan: Plan
     move: Move
+    step_s: float
     steps: float
-
-    @property
-    def step_s(self) -> float:
-        assert self.plan.prediction is not None
-        return self.plan.prediction.step_s
 
 
 def mend_plan(previous: Plan, costs: CostModel, finisher: Finisher, consider: Consider) -> bool:
@@ -57,15 +56,15 @@ def mend_plan(previous: Plan, costs: CostModel, finisher: Finisher, consider: Co
     return mend(found, costs, finisher, consider)
 
 
-def choose(previous: Plan, scored: list[Plan], costs: CostModel, outlook: Outlook) -> Replan:
+def choose(previous: Plan, scored: list[Plan], costs: CostModel, outlook: Outlook, losses: Losses) -> Replan:
     """`scored` are the plans that fit, best first, `previous` among them if it does."""
     horizon_s = uptime_s(costs.snapshot, outlook)
     running = next((plan for plan in scored if plan.plan_id == previous.plan_id), None)
     if running is not None:
         horizon_s = min(horizon_s, _left_s(running, outlook))
-        stay = _choice(running, STAY, horizon_s)
+        stay = _choice(running, STAY, horizon_s, losses)
     others = [plan for plan in scored[:_COMPARED] if running is None or plan.plan_id != previous.plan_id]
-    choices = [_choice(plan, move(previous, plan, costs, outlook), horizon_s) for plan in others]
+    choices = [_choice(plan, move(previous, plan, costs, outlook), horizon_s, losses) for plan in others]
     choices.sort(key=lambda one: (-one.steps, one.move.pause_s, one.step_s, one.plan.plan_id))
     if running is None:
         best = choices[0]
@@ -79,9 +78,9 @@ def choose(previous: Plan, scored: list[Plan], costs: CostModel, outlook: Outloo
     return _replan(stay, best, _stay_reason(stay, best, gain), gain)
 
 
-def _choice(plan: Plan, cost: Move, horizon_s: float) -> _Choice:
-    assert plan.prediction is not None
-    return _Choice(plan, cost, cost.steps(plan.prediction.step_s, horizon_s))
+def _choice(plan: Plan, cost: Move, horizon_s: float, losses: Losses) -> _Choice:
+    step_s = losses.step_s(plan)
+    return _Choice(plan, cost, step_s, cost.steps(step_s, horizon_s))
 
 
 def _left_s(running: Plan, outlook: Outlook) -> float:

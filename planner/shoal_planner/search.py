@@ -23,6 +23,7 @@ from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.group_choice import with_groups
 from shoal_planner.halving import halve
 from shoal_planner.job import JobSpec
+from shoal_planner.lasting import Expected, Losses
 from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.plan import Plan
@@ -41,7 +42,8 @@ _KEPT = ((8, (6, 4)), (16, (3, 2)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
     """`candidates` are the finalists, described, with their predicted seconds, best first; `finalists` those plans.
-    `change` says whether to leave the running plan, if there is one, and why."""
+    `change` says whether to leave the running plan, if there is one, and why; `expected` what preemptions leave of the
+    plan's speed, where it is known how often nodes are lost."""
 
     plan: Plan
     search_s: float
@@ -50,6 +52,7 @@ class PlanResult:
     candidates: tuple[tuple[str, float], ...]
     finalists: tuple[Plan, ...]
     change: Replan | None = None
+    expected: Expected | None = None
 
 
 def plan(
@@ -98,19 +101,24 @@ def plan(
     running = search.running
     if features.collectives:
         scored, running = _grouped(scored, running, costs)
-    change = None if running is None else choose(running, scored, costs, outlook)
-    chosen = scored[0] if change is None else change.plan
-    text = reason(chosen, costs, [found for found in scored if found is not chosen]) + why
+    losses = Losses(costs, outlook)
+    change = None if running is None else choose(running, scored, costs, outlook, losses)
+    found = losses.best(scored) if change is None else change.plan
+    chosen, expected = losses.settled(found)
+    text = reason(chosen, costs, [other for other in scored if other is not found]) + why
+    if expected is not None and expected.reason:
+        text += f" With preemptions, {expected.reason}."
     if change is not None:
-        change = explained(change, text)
+        change = explained(dataclasses.replace(change, plan=chosen), text)
     return PlanResult(
         plan=dataclasses.replace(chosen, reason=text) if change is None else change.plan,
         search_s=clock() - started_s,
         truncated=search.truncated,
         num_candidates=max(search.num_drafts, len(scored)),
-        candidates=tuple((describe(found, snapshot), step_s(found)) for found in scored[:_FINALISTS]),
+        candidates=tuple((describe(each, snapshot), step_s(each)) for each in scored[:_FINALISTS]),
         finalists=tuple(scored[:_FINALISTS]),
         change=change,
+        expected=expected,
     )
 
 

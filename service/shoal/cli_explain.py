@@ -12,9 +12,11 @@ _LISTED = 4
 _DRAWN = 30  # characters of a bar
 
 
-def show_explanation(found: Mapping[str, Any]) -> None:
-    """Takes the published form."""
+def show_explanation(found: Mapping[str, Any], goodput: Mapping[str, Any] | None) -> None:
+    """Takes the published forms; `goodput` is None where nobody knows how often nodes are lost."""
     _show_terms(found)
+    if goodput is not None:
+        _show_goodput(goodput)
     _show_candidates(found["candidates"])
     print("\nWHAT BINDS")
     for sentence in found["binding"]["sentences"]:
@@ -33,6 +35,33 @@ def _show_terms(found: Mapping[str, Any]) -> None:
         for term in found["terms"]
     )
     table(("", "", "", ""), rows, header=False)
+
+
+def _show_goodput(goodput: Mapping[str, Any]) -> None:
+    print("\nWITH PREEMPTIONS")
+    table(
+        ("COPIES", "", "STEP", "REDONE STEPS", "RECOVERY", "ALL COPIES LOST", "TOKENS/S", "OF PREDICTED"),
+        (
+            (
+                option["copies"],
+                "planned" if option["copies"] == goodput["copies"] else "",
+                _seconds(option["step_s"]),
+                option["redone_steps"],
+                _seconds(option["recovery_s"]),
+                f"{option['rollbacks_per_h']:.2g} an hour",
+                option["tokens_per_s"],
+                f"{option['share']:.1%}",
+            )
+            for option in goodput["options"]
+        ),
+    )
+    table(
+        ("POOL", "NODES", "EACH LOST", "KNOWN FROM"),
+        (
+            (rate["pool"], rate["num_nodes"], f"{rate['per_node_h']:.2g} times an hour", rate["source"])
+            for rate in goodput["rates"]
+        ),
+    )
 
 
 def _bar(share: float) -> str:

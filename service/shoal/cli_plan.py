@@ -88,7 +88,9 @@ def score(
 ) -> None:
     """Say what our model predicts for any plan, ours or not."""
     from shoal_planner.explanation import explanation, explanation_to_mapping
+    from shoal_planner.lasting import Losses, expected_to_mapping
     from shoal_planner.left_out import left_out
+    from shoal_planner.moving import UNKNOWN
     from shoal_planner.plan import plan_to_mapping
     from shoal_planner.score import score_with
 
@@ -102,6 +104,7 @@ def score(
         raise BadUsage(f"{plan_file}: {error}") from error
     _draw(result, costs, svg, timeline)
     answer = plan_to_mapping(result)
+    answer["goodput"] = expected_to_mapping(Losses(costs, UNKNOWN).expected(result))
     if explain:
         found = dataclasses.replace(explanation(result, costs), left_out=left_out(result, costs))
         answer["explanation"] = explanation_to_mapping(found)
@@ -155,7 +158,7 @@ def _show(answer: dict[str, Any], profile: Profile, file: str | None, as_json: b
     if file is not None:
         print(calibrated_by(answer["profile"]))
     if "explanation" in answer:
-        show_explanation(answer["explanation"])
+        show_explanation(answer["explanation"], answer["goodput"])
 
 
 def profile_answer(profile: Profile, file: str) -> dict[str, Any]:

@@ -130,6 +130,8 @@ def show_plan(plan: Mapping[str, Any]) -> None:
     predicted = plan.get("predicted")
     if predicted:
         print(f"predicted: {predicted['step_s']:.4g} s a step, {predicted['tokens_per_s']:,.0f} tokens per second")
+    if plan.get("goodput"):
+        print(_expected(plan["goodput"]))
     if plan.get("unused"):
         print(f"not used: {', '.join(plan['unused'])}")
     if plan.get("reason"):
@@ -143,6 +145,14 @@ def calibrated_by(profile: Mapping[str, Any]) -> str:
         return f"costs: what was measured according to {profile['file']}"
     return (
         f"costs: calibrated on {found['source']} ({profile['file']}), which it fits to {found['error']:.1%} on average"
+    )
+
+
+def _expected(goodput: Mapping[str, Any]) -> str:
+    return (
+        f"expected with {goodput['interruptions_per_h']:.3g} interruptions an hour: "
+        f"{goodput['tokens_per_s']:,.0f} tokens per second, {goodput['share']:.1%} of that; "
+        f"copies of the state: {goodput['copies']}"
     )
 
 

@@ -12,7 +12,6 @@ from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.errors import InvalidField
 from shoal_planner.goodput import (
     CopiesChoice,
-    PoolNode,
     RecoveryFigures,
     choose_copies,
     expected_goodput,
@@ -22,6 +21,7 @@ from shoal_planner.holding import state_held
 from shoal_planner.job import JobSpec
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.pools import PoolNode
 from shoal_planner.preemption import ON_DEMAND, PreemptionRate
 from shoal_planner.score import score
 
@@ -110,10 +110,13 @@ def test_state_that_is_not_sharded_stands_everywhere() -> None:
     assert whole.sharers("a-2") == {"a-0", "a-1", "a-2", "a-3"}
 
 
-def test_where_hardly_anything_fails_no_copy_pays() -> None:
-    choice = chosen(rent_job(), cluster(spot=False), PreemptionRate(single_per_h=0.0))
-    assert choice.best.copies == 0 and choice.best.share > 0.999
-    assert choice.reason.startswith("without copies, 0 interruptions an hour")
+def test_where_nothing_fails_a_copy_is_kept_only_if_it_costs_nothing() -> None:
+    safe = PreemptionRate(single_per_h=0.0)
+    hidden = chosen(rent_job(), cluster(spot=False), safe)
+    assert hidden.best.copies == 1 and hidden.best.share > 0.999
+    dear = chosen(rent_job(), cluster(spot=False, inter_gbit_per_s=0.05), safe)
+    assert dear.best.copies == 0 and dear.best.share > 0.999
+    assert dear.reason.startswith("without copies, 0 interruptions an hour")
     assert chosen(rent_job(), cluster(spot=False), ON_DEMAND).best.share > 0.99
 
 

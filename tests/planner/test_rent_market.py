@@ -23,7 +23,7 @@ def test_an_offer_is_a_node_of_a_cluster_file_with_a_price_and_a_number() -> Non
     )
     assert [made.name for made in found.offers] == ["a40", "rtx4090"]
     a40 = found.offer("a40")
-    assert (a40.available, a40.preemptions_per_hour, a40.price_per_hour) == (3, 0.1, 0.55)
+    assert (a40.available, a40.node.preemptions_per_hour, a40.price_per_hour) == (3, 0.1, 0.55)
     assert (a40.node.devices, a40.node.zone, a40.node.spot, a40.node.nics) == (4, "east", True, 2)
     cluster = found.snapshot({"a40": 2, "rtx4090": 0})
     assert [node.id for node in cluster.nodes] == ["a40-0", "a40-1"]
@@ -68,7 +68,7 @@ def changed(**fields: Any) -> dict[str, Any]:
         (changed(name="a b"), "'a b-0'"),
         (changed(name="x" * 61, available=3), None),
         (changed(name="x" * 61, available=30), "must be 1 to 63 letters"),
-        (changed(preemptions_per_hour=0.1), "preemptions_per_hour = 0.1: is only for offers with spot: true"),
+        (changed(preemptions_per_hour=0.1), "preemptions_per_hour = 0.1: is only for nodes with spot: true"),
         (changed(preemptions_per_hour=-1, spot=True), "offers[0].preemptions_per_hour = -1.0: must be zero or more"),
         ({**changed(), "devices": {"A40": {"memory_gib": -1}}}, "devices.A40.memory_gib = -1.0"),
         ({**changed(), "links": [{"from": "a"}]}, "links[0]"),

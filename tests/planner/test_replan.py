@@ -15,10 +15,10 @@ from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField
 from shoal_planner.finish import Finisher, Unit
-from shoal_planner.goodput import PoolNode
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.moving import LONGEST_UPTIME_S, STAY, Outlook, arriving_bytes, move, uptime_s
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.pools import PoolNode
 from shoal_planner.preemption import PreemptionRate
 from shoal_planner.profile import Profile
 from shoal_planner.repair import GOOD_ENOUGH

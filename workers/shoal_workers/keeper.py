@@ -36,7 +36,7 @@ class Keeper:
         with self._changed:
             self._entries = sorted(entries, key=lambda entry: entry.seq)
 
-    def append(self, event: Event) -> None:
+    def append(self, event: Event) -> Entry:
         with self._changed:
             entry = Entry(seq=len(self._entries) + 1, at_s=self._wall_clock(), event=event)
             self._entries.append(entry)
@@ -44,6 +44,7 @@ class Keeper:
             copies = list(self._copies.values())
         for copy in copies:
             copy.put((entry,))
+        return entry
 
     def entries(self) -> tuple[Entry, ...]:
         with self._changed:

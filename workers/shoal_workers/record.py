@@ -4,11 +4,13 @@ restarted supervisor that reads the journal knows what the one before it knew.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
-from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping, snapshot_to_mapping
+from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
 from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.plan import Plan, parse_plan, plan_to_mapping
+from shoal_planner.pools import Sighting, seen_pools
 from shoal_planner.profile import Profile, joined, profile_from_mapping
 from shoal_recovery.journal import (
     TRANSITIONS,
@@ -44,17 +46,19 @@ class JobRecord:
         self.present: set[str] = set()
         self.profile = Profile()
         self.checked_epochs: set[int] = set()
-        self.outlook = UNKNOWN  # what changes of plan have taken so far
+        self._outlook = UNKNOWN  # what changes of plan have taken so far
+        self._sightings: list[Sighting] = []  # of nodes that came or were lost, each once
+        self._there: dict[str, Node] = {}
+        self._newest_s = 0.0  # when the last entry was written; wall clocks may be set back, this is not
 
     def adopt(self, entries: Iterable[Entry]) -> None:
         entries = tuple(entries)
         self.keeper.adopt(entries)
         for entry in entries:
-            self._note(entry.event)
+            self._note(entry)
 
     def append(self, event: Event) -> None:
-        self._note(event)
-        self.keeper.append(event)
+        self._note(self.keeper.append(event))
 
     def enter(self, state: JobState, code: str, reason: str) -> None:
         """Nothing is written when the job is in that state for that reason already."""
@@ -71,14 +75,25 @@ class JobRecord:
         """The newest one that was adopted; 0 before the first."""
         return max(self.plans, default=0)
 
-    def _note(self, event: Event) -> None:
+    @property
+    def outlook(self) -> Outlook:
+        """What changes of plan have taken, and how often nodes were lost, since the job began."""
+        return dataclasses.replace(self._outlook, pools=seen_pools(self._sightings, self._newest_s))
+
+    def _note(self, entry: Entry) -> None:
+        event, self._newest_s = entry.event, max(self._newest_s, entry.at_s)
         match event:
             case StateChanged():
                 self.state = JobState(event.state)
                 self.state_since_s = self._clock()
             case PlanAdopted():
                 self.plans[event.epoch] = parse_plan(event.plan)
-                self.snapshots[event.epoch] = snapshot_from_mapping(event.snapshot)
+                snapshot = snapshot_from_mapping(event.snapshot)
+                self.snapshots[event.epoch] = snapshot
+                for node in snapshot.nodes:
+                    if node.id not in self._there:
+                        self._there[node.id] = node
+                        self._sightings.append(Sighting(at_s=self._newest_s, node=node, there=True))
                 self.starts[event.epoch] = event.step
             case StepDone():
                 self.done_step = max(self.done_step, event.step)
@@ -87,6 +102,9 @@ class JobRecord:
                 self.present.add(event.node)
             case NodeLost():
                 self.present.discard(event.node)
+                lost = self._there.pop(event.node, None)
+                if lost is not None:
+                    self._sightings.append(Sighting(at_s=self._newest_s, node=lost, there=False))
             case CheckpointCommitted():
                 self.checkpoints.add(event.step)
             case FiguresMeasured():
@@ -95,7 +113,7 @@ class JobRecord:
                 self.checked_epochs.add(event.epoch)
             case RecoveryDone():
                 beside_s = event.total_s - event.detect_s - event.restore_s
-                self.outlook = Outlook(restart_s=max(0.0, beside_s))
+                self._outlook = Outlook(restart_s=max(0.0, beside_s))
             case _:
                 pass
 

@@ -1,0 +1,104 @@
+"""What preemptions leave of the speed of plans on one cluster: which plan gets most done, with how many copies.
+
+Owns where expectation enters the choice of a plan: only where somebody knows how often nodes of the cluster are lost.
+Does not own the expectation (`goodput`) nor whose word on rates counts (`pools`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.goodput import CopiesChoice, Goodput, RecoveryFigures, choose_copies, expected_goodput
+from shoal_planner.moving import Outlook
+from shoal_planner.plan import Plan
+from shoal_planner.pools import PoolRate, node_pools, pool_rates, rates_known
+from shoal_planner.score import score_with
+
+# A plan whose steps are longer than this times the shortest ones is not saved by losing less.
+_NEAR = 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a plan is expected to get done. `options` are the numbers of copies that were compared, fewest first."""
+
+    goodput: Goodput
+    options: tuple[Goodput, ...]
+    reason: str
+    rates: tuple[PoolRate, ...]
+
+
+class Losses:
+    """On a cluster of whose nodes nobody knows how often they are lost, plans count as they are predicted."""
+
+    def __init__(self, costs: CostModel, outlook: Outlook) -> None:
+        self.costs = costs
+        self.known = rates_known(costs.snapshot, outlook.pools)
+        self._pools = node_pools(costs.snapshot, outlook.pools)
+        self._figures = RecoveryFigures(fixed_s=min(1e6, outlook.restart_s))
+        self._choices: dict[str, CopiesChoice] = {}
+
+    def step_s(self, plan: Plan) -> float:
+        """Seconds for each step that lasts, under the number of copies that is best for this plan."""
+        assert plan.prediction is not None
+        if not self.known:
+            return plan.prediction.step_s
+        share = self._choice(plan).best.share
+        return plan.prediction.step_s / share if share > 0 else plan.prediction.step_s
+
+    def best(self, scored: list[Plan]) -> Plan:
+        """Of plans of which the first takes the shortest steps."""
+        if not self.known:
+            return scored[0]
+        assert scored[0].prediction is not None
+        longest_s = scored[0].prediction.step_s * _NEAR
+        near = [plan for plan in scored if plan.prediction is not None and plan.prediction.step_s <= longest_s]
+        return min(near, key=self.step_s)
+
+    def settled(self, plan: Plan) -> tuple[Plan, Expected | None]:
+        """With the number of copies that is best for it, and what is expected of it then."""
+        if not self.known:
+            return plan, None
+        choice = self._choice(plan)
+        for option in (choice.best, *sorted(choice.options, key=lambda option: -option.tokens_per_s)):
+            try:
+                made = score_with(dataclasses.replace(plan, copies=option.copies), self.costs)
+            except (InvalidField, NoPlanFits):  # what a plan keeps on hosts besides snapshots may want the room
+                continue
+            return made, self._expected(option, choice.options, choice.reason if option is choice.best else "")
+        return plan, None
+
+    def expected(self, plan: Plan) -> Expected | None:
+        """Of a plan as it is, with the copies that it states; None where no rates are known."""
+        if not self.known:
+            return None
+        found = expected_goodput(
+            plan, self.costs.job, self.costs.snapshot, self._pools, copies=plan.copies, figures=self._figures
+        )
+        return self._expected(found, (found,), "")
+
+    def _choice(self, plan: Plan) -> CopiesChoice:
+        if plan.plan_id not in self._choices:
+            self._choices[plan.plan_id] = choose_copies(
+                plan, self.costs.job, self.costs.snapshot, self._pools, figures=self._figures
+            )
+        return self._choices[plan.plan_id]
+
+    def _expected(self, goodput: Goodput, options: tuple[Goodput, ...], reason: str) -> Expected:
+        return Expected(goodput=goodput, options=options, reason=reason, rates=pool_rates(self._pools))
+
+
+def expected_to_mapping(expected: Expected | None) -> dict[str, Any] | None:
+    """As answers publish it: plain JSON values; None where no rates are known."""
+    if expected is None:
+        return None
+    return {
+        **dataclasses.asdict(expected.goodput),
+        "reason": expected.reason,
+        "options": [dataclasses.asdict(option) for option in expected.options],
+        "rates": [dataclasses.asdict(rate) for rate in expected.rates],
+    }
