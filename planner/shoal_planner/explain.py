@@ -6,9 +6,11 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping
 
+from shoal_planner.algorithms import DIRECT
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, NoPlanFits
+from shoal_planner.groups import group_text
 from shoal_planner.memory import held_elements, snapshot_bytes, stage_memory, usable_bytes
 from shoal_planner.options import usable_nodes
 from shoal_planner.parameters import num_parameters
@@ -88,10 +90,17 @@ def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
     parts = [f"{shape} {depth} {'take' if len(stages) > 1 else 'takes'} {plan.prediction.step_s:.3g} s a step"]
     parts.append(_compared(plan, costs, others))
     parts.append(_why_stages(plan, costs))
+    if plan.groups:
+        parts.append(_why_groups(plan))
     if plan.unused:
         parts.append(_why_unused(plan, costs))
     text = "; ".join(part for part in parts if part)
     return text[0].upper() + text[1:] + "."
+
+
+def _why_groups(plan: Plan) -> str:
+    named = [group_text(group, plan.num_layers) for group in plan.groups if group.collective != DIRECT]
+    return f"gradients are not added up directly where that takes longer ({_some(named)})"
 
 
 def _compared(plan: Plan, costs: CostModel, others: list[Plan]) -> str:

@@ -1,7 +1,8 @@
 """Why a plan takes the time that it does, as values: candidates side by side, terms, what binds, what is left out.
 
-Owns the figures and sentences that need no other plan. Why devices are left out is asked from `left_out`, what others
-would bring from `marginals`; how it is shown is the reader's affair.
+Owns the figures and sentences that need no other plan. What exchanges take by other algorithms is asked from
+`exchange_choices`, why devices are left out from `left_out`, what others would bring from `marginals`; how it is shown
+is the reader's affair.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from shoal_planner.cluster import GIB
 from shoal_planner.costs import CostModel
+from shoal_planner.exchange_choices import Exchanged, exchanged
 from shoal_planner.explain import describe, shape
 from shoal_planner.kinds import devices_text, kinds, nodes_by_id, stage_text
 from shoal_planner.loads import replica_loads, segments
@@ -135,6 +137,7 @@ class Explanation:
     candidates: tuple[Compared, ...]
     terms: tuple[Term, ...]
     binding: Binding
+    exchanges: tuple[Exchanged, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     marginals: tuple[Marginal, ...] = ()
     num_plans: int = 0
@@ -149,6 +152,7 @@ def explanation(plan: Plan, costs: CostModel, finalists: Iterable[Plan] = ()) ->
         candidates=_compared(plan, costs, finalists),
         terms=_terms(predicted),
         binding=_binding(plan, costs),
+        exchanges=exchanged(plan, costs),
     )
 
 

@@ -27,6 +27,14 @@ class Group:
         check_name(self.collective)
 
 
+def group_text(group: Group, num_layers: int) -> str:
+    """As in "layers 0-13 by ring", both included."""
+    first, last = group.layers
+    if first == last:
+        return f"{'embedding' if first < num_layers else 'head'} by {group.collective}"
+    return f"{f'layers {first}-{last - 1}' if last > first + 1 else f'layer {first}'} by {group.collective}"
+
+
 def check_groups(groups: tuple[Group, ...], num_layers: int) -> None:
     """Raises InvalidField unless they are in order, apart from each other, and of these layers."""
     reached = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import GIB, ClusterSnapshot, Node
+from shoal_planner.groups import group_text
 from shoal_planner.kinds import (
     Kind,
     devices_text,
@@ -73,6 +74,11 @@ def plan_svg(plan: Plan, snapshot: ClusterSnapshot) -> str:
         shapes.append(
             titled(", ".join(plan.unused[:400]), words(_EDGE, y + 12, fit(WIDTH - 2 * _EDGE, unused), "soft"))
         )
+        y += 26
+    if plan.groups:
+        named = "; ".join(group_text(group, plan.num_layers) for group in plan.groups)
+        text = words(_EDGE, y + 12, fit(WIDTH - 2 * _EDGE, f"Gradients are added up: {named}"), "soft")
+        shapes.append(titled(named, text))
         y += 26
     return document(WIDTH, y, f"Plan {plan.plan_id}", plan.reason or _summary(plan), shapes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.cli_show import table
@@ -21,6 +21,7 @@ def show_explanation(found: Mapping[str, Any], goodput: Mapping[str, Any] | None
     print("\nWHAT BINDS")
     for sentence in found["binding"]["sentences"]:
         print(f"  {_capital(sentence)}.")
+    _show_exchanges(found["exchanges"])
     if found["left_out"]:
         print("\nLEFT OUT")
         for entry in found["left_out"]:
@@ -86,6 +87,17 @@ def _show_candidates(candidates: list[Mapping[str, Any]]) -> None:
             for entry in candidates
         ),
     )
+
+
+def _show_exchanges(exchanges: Sequence[Mapping[str, Any]]) -> None:
+    if not exchanges:
+        return
+    print("\nEXCHANGES, EACH BY ITSELF")
+    for entry in exchanges:
+        among = f"{entry['num_replicas']} replicas on {entry['num_nodes']} node{'s' if entry['num_nodes'] > 1 else ''}"
+        others = (f"{other['collective']} {_seconds(other['seconds'])}" for other in entry["others"])
+        print(f"  {_capital(entry['holds'])} among {among}: {entry['collective']} takes {_seconds(entry['seconds'])}")
+        print(f"    others would take: {'; '.join(others)}")
 
 
 def _left_out(entry: Mapping[str, Any]) -> str:

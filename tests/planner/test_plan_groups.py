@@ -15,12 +15,15 @@ from shoal_planner.cluster import ClusterSnapshot, Link, Node
 from shoal_planner.collective_counts import link_fabric
 from shoal_planner.costs import PER_PEER_S, CostModel
 from shoal_planner.errors import InvalidField
+from shoal_planner.exchange_choices import exchanged
 from shoal_planner.exchanges import Topology, topology
+from shoal_planner.explanation import explanation
 from shoal_planner.features import ENGINE, check_plan_runs
 from shoal_planner.group_choice import DIRECT_DEVICES, groups_of, with_groups
 from shoal_planner.groups import Group
 from shoal_planner.loads import Holder, segments
-from shoal_planner.plan import Pipeline, Plan, Replica, Stage, parse_plan, plan_to_mapping
+from shoal_planner.picture import plan_svg
+from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage, parse_plan, plan_to_mapping
 from shoal_planner.predict import unit_bytes, unit_exchange
 from shoal_planner.profile import Profile
 from shoal_planner.score import score, score_with
@@ -75,16 +78,23 @@ def test_a_mixed_cluster_is_served_level_by_level_and_the_plan_says_so() -> None
 
 
 def test_what_the_search_answers_is_what_score_says_of_it() -> None:
-    result = plan(JOB, MIXED)
-    assert result.plan.groups
-    answer = plan_answer(result, seed=0)
-    again = score(parse_plan(answer), JOB, MIXED)
+    """Where there is so much to compute that plans are worth several nodes."""
+    job = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, seq_len=4096, global_batch=256))
+    cluster = dataclasses.replace(
+        MIXED, nodes=tuple(dataclasses.replace(node, inter_bytes_per_s=6e9) for node in MIXED.nodes)
+    )
+    result = plan(job, cluster)
+    (group,) = (group for group in result.plan.groups if group.layers == (0, 8))
+    assert group.collective == "tree: parameter_server 4x2 > parameter_server 2"
+    assert "not added up directly where that takes longer (embedding by tree: halving_doubling 8" in result.plan.reason
+    again = score(parse_plan(plan_answer(result, seed=0)), job, cluster)
     assert again.prediction == result.plan.prediction
     assert (again.groups, again.plan_id) == (result.plan.groups, result.plan.plan_id)
-    bare = score(dataclasses.replace(again, groups=()), JOB, MIXED)
+    bare = score(dataclasses.replace(again, groups=()), job, cluster)
     assert step_s(result.plan) < step_s(bare)
     assert result.candidates[0][1] == step_s(result.plan) == step_s(result.finalists[0])
-    assert simulate(result.plan, costs_of(MIXED)).step_s < simulate(bare, costs_of(MIXED)).step_s
+    costs = CostModel(job, cluster, Profile())
+    assert simulate(result.plan, costs).step_s < simulate(bare, costs).step_s
 
 
 def test_the_engine_gets_the_direct_exchange_and_refuses_others_by_name() -> None:
@@ -175,6 +185,28 @@ def test_replicas_of_some_layers_alone_have_an_algorithm_of_their_own() -> None:
     ends_and_blocks = [group.collective.partition(" > ")[0] for group in found.groups]
     assert ends_and_blocks[0] == "tree: parameter_server 4, parameter_server 4x2"  # tied: with the last stages
     assert ends_and_blocks[1] == "tree: parameter_server 2, parameter_server 4"
+
+
+def test_the_explanation_says_what_each_large_exchange_takes_and_what_others_would() -> None:
+    costs = costs_of(MIXED)
+    found = with_groups(whole(MIXED), costs)
+    largest, *rest = exchanged(found, costs)
+    assert (largest.holds, largest.num_replicas, largest.num_nodes) == ("layers 0-7", 24, 4)
+    assert {one.holds for one in rest} == {"embedding", "head"}
+    assert largest.collective == next(group.collective for group in found.groups if group.layers == (0, 8))
+    taken = {other.collective: other.seconds for other in largest.others}
+    assert {"direct", "ring"} <= set(taken) and largest.collective not in taken
+    assert min(taken.values()) > largest.seconds and list(taken.values()) == sorted(taken.values())
+    for name, seconds in taken.items():  # a plan that names it is priced by the same figure
+        part = dataclasses.replace(segments(found, costs)[1], collective=name)
+        assert 2 * 8 * unit_exchange(part, costs).seconds == pytest.approx(seconds)
+    assert explanation(found, costs).exchanges == exchanged(found, costs)
+    assert f"layers 0-7 by {largest.collective}" in plan_svg(found, MIXED).replace("&gt;", ">")
+    split = dataclasses.replace(found, groups=(), sharding=Sharding(gradients="node", weights="node"))
+    assert exchanged(split, costs) == ()
+    with pytest.raises(InvalidField, match="groups = 2: must be left out where sharding splits weights or gradients"):
+        dataclasses.replace(found, sharding=Sharding(gradients="node"))
+    assert with_groups(score(split, JOB, MIXED), costs).groups == ()
 
 
 # --- topologies ---
