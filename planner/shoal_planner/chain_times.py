@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_planner.again import Kinds, Mix, fulls, mixes, steps
 from shoal_planner.costs import CostModel
 from shoal_planner.memory import OPTIMIZER_BYTES, stage_bytes, unit_elements, usable_bytes
 from shoal_planner.options import Floats, Ints
@@ -39,10 +40,9 @@ class Cost(NamedTuple):
     """Seconds and bytes of a replica in one place of its pipeline, by layers [L+1] and samples [B+1]."""
 
     plain_s: Floats  # [L+1, B+1]
-    again_s: Floats  # [B+1], what computing a block again adds
+    kinds: Kinds  # [B+1] of computing a block again, of one micro-batch in flight
     fixed_bytes: Floats  # [L+1], all that does not hang on samples or on who else holds what
     flight_bytes: Floats  # [L+1, B+1] of each micro-batch in flight
-    saved_bytes: Floats  # [B+1] of these, what computing a block again saves
     once_bytes: Floats  # [B+1], once, and as much more if any block is computed again
     again_bytes: Floats
     room_bytes: float
@@ -52,12 +52,12 @@ class Cost(NamedTuple):
 
 class Choice(NamedTuple):
     """How a pipeline is run: size and number of micro-batches, the samples of each replica, and how many layers of each
-    stage are computed again."""
+    stage are computed again selectively and fully."""
 
     size: int
     number: int
     samples: tuple[int, ...]
-    again: tuple[int, ...]
+    again: tuple[tuple[int, int], ...]
 
 
 class ChainTimes:
@@ -115,11 +115,12 @@ class ChainTimes:
         end = shares.starts[samples - shares.least + 1] if samples < self.batch else len(shares.ways)
         pair = begin + int(np.argmin(values[0, begin:end]))
         way, number = int(shares.ways[pair]), int(shares.numbers[pair])
-        again = [0] * len(chain.stages)
+        again = [(0, 0)] * len(chain.stages)
         if not self.ample(chain):
             for s in range(len(chain.stages)):
-                least = self._again(chain, s, min(len(chain.stages) - s, number), owned[s], shares)
-                again[s] = int(least[layers[s], way])
+                mixes = self._again(chain, s, min(len(chain.stages) - s, number), owned[s], shares)
+                seconds = [self._mixed_s(chain, s, shares, mix)[layers[s], way] for mix in mixes]
+                again[s] = mixes[int(np.argmin(seconds))].at((int(layers[s]), way))
         return Choice(
             int(shares.size[way]), number, tuple(int(count) for count in shares.samples[:, way]), tuple(again)
         )
@@ -226,18 +227,21 @@ class ChainTimes:
         known = self._stage_key(chain, s, flights, key)
         if known is not None and known in self._stages:
             return self._stages[known]
-        begin = sum(chain.replicas[:s])
-        cells = list(enumerate(chain.stages[s], begin))
-        again = None if key is None else self._again(chain, s, flights, owned, shares)
-        found = np.zeros((self.num_layers + 1, len(shares.size)))
-        for place, cell in cells:
-            cost = self._cost(chain, s, cell)
-            time = cost.plain_s[:, shares.samples[place]]
-            if again is not None:
-                time = time + again * cost.again_s[shares.samples[place]]
-            np.maximum(found, time, out=found)
+        mixes = (None,) if key is None else self._again(chain, s, flights, owned, shares)
+        found: Floats = np.minimum.reduce([self._mixed_s(chain, s, shares, mix) for mix in mixes])
         if known is not None:
             self._stages[known] = found
+        return found
+
+    def _mixed_s(self, chain: Chain, s: int, shares: Shares, mix: Mix | None) -> Floats:
+        """[L+1, Q]: seconds of the slowest replica of a stage that computes so many layers again."""
+        found = np.zeros((self.num_layers + 1, len(shares.size)))
+        for place, cell in enumerate(chain.stages[s], sum(chain.replicas[:s])):
+            cost, samples = self._cost(chain, s, cell), shares.samples[place]
+            time = cost.plain_s[:, samples]
+            if mix is not None:
+                time = time + mix.seconds(cost.kinds.of(samples))
+            np.maximum(found, time, out=found)
         return found
 
     def _stage_key(self, chain: Chain, s: int, flights: int, key: tuple[int, ...] | None) -> tuple[object, ...] | None:
@@ -249,25 +253,26 @@ class ChainTimes:
         counts: tuple[object, ...] = () if alone else (chain.replicas, s, self._ordered(chain))
         return (cells, self.ends(chain, s), counts, 0 if key is None else flights, key)
 
-    def _again(self, chain: Chain, s: int, flights: int, owned: Floats, shares: Shares) -> Floats:
+    def _again(self, chain: Chain, s: int, flights: int, owned: Floats, shares: Shares) -> tuple[Mix, Mix]:
         """[L+1, Q]: how many layers must be computed again so that all replicas of the stage fit, inf where they never
         do. Recomputation costs time and nothing else, so the least is best."""
         begin = sum(chain.replicas[:s])
         layers = np.arange(self.num_layers + 1.0)[:, None]
-        shape = (self.num_layers + 1, len(shares.size))
-        plain, least = np.ones(shape, dtype=bool), np.ones(shape)
+        climbed, full = np.zeros((2, self.num_layers + 1, len(shares.size)))
         for place, cell in enumerate(chain.stages[s], begin):
-            cost = self._cost(chain, s, cell)
+            cost, samples = self._cost(chain, s, cell), shares.samples[place]
             state = cost.fixed_bytes + OPTIMIZER_BYTES * owned[place - begin]
             room = cost.room_bytes * (1 - _ROUNDING) - state[:, None]
             over = flights * cost.flight_bytes + cost.once_bytes - room
-            wanted = np.maximum(1.0, np.ceil((over + cost.again_bytes) / np.maximum(flights * cost.saved_bytes, 1e-9)))
-            samples = shares.samples[place]
-            plain &= (over <= 0)[:, samples]
-            np.maximum(least, wanted[:, samples], out=least)
-        allowed = self.costs.job.train.recompute != "none"
-        found: Floats = np.where(plain, 0.0, np.where((least <= layers) & allowed, least, np.inf))
-        return found
+            over = np.where(over > 0, over + cost.again_bytes, 0.0)
+            kinds = cost.kinds._replace(
+                selective_bytes=flights * cost.kinds.selective_bytes, full_bytes=flights * cost.kinds.full_bytes
+            )
+            np.maximum(climbed, steps(over, layers, kinds)[:, samples], out=climbed)
+            np.maximum(full, fulls(over, kinds)[:, samples], out=full)
+        if self.costs.job.train.recompute == "none":
+            climbed, full = (np.where(counts > 0, np.inf, 0.0) for counts in (climbed, full))
+        return mixes(climbed, full, layers)
 
     def _send_s(self, chain: Chain) -> tuple[list[Floats], Floats]:
         """By stage but the last, seconds [Q] that its slowest sender or receiver is at it; and the seconds [Q] that the
@@ -330,21 +335,26 @@ class ChainTimes:
     def _figures(self, node: str, tp: int, first: bool, last: bool) -> Cost:
         costs, train, model = self.costs, self.costs.job.train, self.costs.job.model
         counts, samples = np.arange(self.num_layers + 1.0), np.arange(self.batch + 1.0)
-        block, again, end = np.zeros((3, self.batch + 1))
+        block, selective, full, end = np.zeros((4, self.batch + 1))
         for rows in range(1, self.batch + 1):
             block[rows] = costs.part("block", node, tp, rows).total_s
-            again[rows] = costs.part("block", node, tp, rows, "full").total_s - block[rows]
+            selective[rows] = costs.part("block", node, tp, rows, "selective").total_s - block[rows]
+            full[rows] = costs.part("block", node, tp, rows, "full").total_s - block[rows]
             end[rows] = costs.stage(node, tp, rows, {}, embedding=first, head=last).total_s
         line = stage_bytes(
             model, train.seq_len, train.precision, tp, 1, embedding=first, head=last, fused=costs.fused(node)
         )
-        kept, least = line.block_flight["none"], line.block_flight["full"]
+        kept = line.block_flight
         return Cost(
             plain_s=end + counts[:, None] * block,
-            again_s=again,
+            kinds=Kinds(
+                selective,
+                full,
+                samples * (kept["none"] - kept["selective"]),
+                samples * (kept["none"] - kept["full"]),
+            ),
             fixed_bytes=(line.end_elements + counts * line.block_elements) * line.state_size + line.staging,
-            flight_bytes=samples * (line.flight + counts[:, None] * kept),
-            saved_bytes=samples * (kept - least),
+            flight_bytes=samples * (line.flight + counts[:, None] * kept["none"]),
             once_bytes=samples * line.fixed,
             again_bytes=samples * line.again,
             room_bytes=usable_bytes(costs.device(node)),

@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from shoal_planner.again import marked
 from shoal_planner.chain_times import ChainTimes, Choice
 from shoal_planner.cluster import Node
 from shoal_planner.costs import CostModel
 from shoal_planner.memory import snapshot_bytes, unit_elements
 from shoal_planner.options import Floats, Ints, tp_degrees, usable_nodes
 from shoal_planner.parts import fastest_s, parts
-from shoal_planner.plan import Override, Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
 from shoal_planner.shape_exchange import After, Exchanges, Placed, Shape, placed_on
 from shoal_planner.shapes import Bounds, Chain, Frame, Room, Rooms, Slots, chains, frames
 
@@ -235,16 +236,9 @@ class Exact:
         return Plan(pipelines=tuple(pipelines), copies=self.copies, sharding=sharding)
 
 
-def _stage(first: int, last: int, again: int, replicas: tuple[Replica, ...]) -> Stage:
-    overrides: tuple[Override, ...] = ()
-    if 0 < again < last - first:
-        overrides = (Override(layers=(first, first + again), recompute="full"),)
-    return Stage(
-        layers=((first, last),),
-        replicas=replicas,
-        recompute="full" if again and not overrides else "none",
-        overrides=overrides,
-    )
+def _stage(first: int, last: int, again: tuple[int, int], replicas: tuple[Replica, ...]) -> Stage:
+    recompute, overrides = marked(first, last, *again)
+    return Stage(layers=((first, last),), replicas=replicas, recompute=recompute, overrides=overrides)
 
 
 class Rates:

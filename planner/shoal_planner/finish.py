@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shoal_planner.again import Kinds, Mix, cheapest, kinds_of, marked
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
 from shoal_planner.memory import ELEMENT_BYTES, snapshot_bytes, stage_bytes, unit_elements, usable_bytes
 from shoal_planner.options import Floats, Ints, sizes_of
-from shoal_planner.plan import Override, Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
 
 _BOUNDS = 12  # values of the slowest stage that are tried, from the smallest that is possible
 _SYNC_STEP = 0.85  # by so much the bound on the exchange is lowered each time
@@ -40,11 +41,11 @@ Key = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Layers of each stage, how many of them are computed again, and the seconds that follow: of the slowest stage, of
-    one micro-batch through all of them, and of what is exchanged afterwards."""
+    """Layers of each stage, how many of them are computed again selectively and fully, and the seconds that follow: of
+    the slowest stage, of one micro-batch through all of them, and of what is exchanged afterwards."""
 
     layers: tuple[int, ...]
-    again: tuple[int, ...]
+    again: tuple[tuple[int, int], ...]
     period_s: float
     fill_s: float
     sync_s: float
@@ -52,12 +53,19 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """Seconds by number of layers, inf beyond memory, and the layers computed again for them."""
+    """Seconds by number of layers, inf beyond memory, with the layers computed again for them: `over` bytes are then
+    missing otherwise, and `kinds` says what each layer gives back."""
 
     seconds: Floats
-    again: Ints
+    over: Floats
+    again: Mix
+    kinds: Kinds
     sync_s: Floats
     least: int
+
+    def plain_s(self, count: int) -> float:
+        """Without what is computed again."""
+        return float(self.seconds[count] - Mix(*self.again.at(count)).seconds(self.kinds))
 
 
 class Common(NamedTuple):
@@ -244,7 +252,6 @@ class Finisher:
     ) -> _Stage:
         costs, train, model = self.costs, self.costs.job.train, self.costs.job.model
         block_s = costs.part("block", unit.node, unit.tp, size).total_s
-        again_s = costs.part("block", unit.node, unit.tp, size, "full").total_s - block_s
         fixed_s = hop_s + costs.stage(unit.node, unit.tp, size, {}, embedding=ends[0], head=ends[1]).total_s
         fused = costs.fused(unit.node)
         line = stage_bytes(
@@ -252,24 +259,25 @@ class Finisher:
         )
         shared = 1 if train.sharding == "none" else holders
         room = usable_bytes(costs.device(unit.node)) - line.empty(shared) - in_flight * line.flight
-        kept, least = in_flight * line.block_flight["none"], in_flight * line.block_flight["full"]
-        counts = np.arange(self.num_layers + 1)
-        plain = counts * (line.per_block(shared) + kept)
-        over = plain - room
-        again = np.where(over <= 0, 0, np.ceil((over + line.again) / max(kept - least, 1e-9))).astype(np.int64)
+        kinds = kinds_of(costs, unit.node, unit.tp, size, in_flight, line)
+        counts = np.arange(self.num_layers + 1.0)
+        over: Floats = counts * (line.per_block(shared) + in_flight * line.block_flight["none"]) - room
+        over = np.where(over > 0, over + line.again, 0.0)
+        again = cheapest(over, counts, kinds)
         host = costs.node(unit.node)
         each = snapshot_bytes(unit_elements(model, 1, 1) / holders) * (1 + self.copies)
         on_host = counts * each <= host.host_memory_bytes * unit.tp / host.devices
-        fits = (again == 0) | ((again <= counts) & (train.recompute != "none") & (kept > least))
-        fits &= on_host
-        seconds = np.where(fits, fixed_s + counts * block_s + again * again_s, np.inf)
+        fits = ((over == 0) | (train.recompute != "none")) & on_host
+        seconds = np.where(fits, fixed_s + counts * block_s + again.seconds(kinds), np.inf)
         held = unit_elements(model, 1, unit.tp)
         sync_s = reach_s + costs.update_s(unit.node, held / shared)
         middle = not (ends[0] or ends[1])
         extra = line.end_elements / max(held, 1)
         return _Stage(
             seconds=seconds,
+            over=over,
             again=again,
+            kinds=kinds,
             sync_s=np.asarray((counts + extra) * sync_s, dtype=np.float64),
             least=1 if middle or all(ends) else 0,
         )
@@ -313,7 +321,7 @@ def split_layers(stages: list[_Stage], num_layers: int, number: int, most_sync_s
     best = int(np.argmin((number - 1) * chosen.max(axis=1) + chosen.sum(axis=1)))
     return Split(
         layers=tuple(int(count) for count in layers[best]),
-        again=tuple(int(stage.again[count]) for stage, count in zip(stages, layers[best], strict=True)),
+        again=tuple(stage.again.at(count) for stage, count in zip(stages, layers[best], strict=True)),
         period_s=float(chosen[best].max()),
         fill_s=float(chosen[best].sum()),
         sync_s=float(sync[rows, layers[best]].max()),
@@ -348,16 +356,9 @@ def pipeline_of(word: Word, size: int, number: int, split: Split) -> Pipeline:
     first, stages = 0, []
     for unit, count, again in zip(word, split.layers, split.again, strict=True):
         replica = Replica(node=unit.node, devices=unit.devices, tp=unit.tp, samples=size)
-        overrides: tuple[Override, ...] = ()
-        if 0 < again < count:
-            overrides = (Override(layers=(first, first + again), recompute="full"),)
+        recompute, overrides = marked(first, first + count, *again)
         stages.append(
-            Stage(
-                layers=((first, first + count),),
-                replicas=(replica,),
-                recompute="full" if count and again >= count else "none",
-                overrides=overrides,
-            )
+            Stage(layers=((first, first + count),), replicas=(replica,), recompute=recompute, overrides=overrides)
         )
         first += count
     return Pipeline(micro_batch=size, micro_batches=number, stages=tuple(stages))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_planner.again import Kinds, kinds_of
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.job import JobSpec
@@ -80,6 +81,19 @@ def options_of(kinds: tuple[Kind, ...], costs: CostModel) -> tuple[Option, ...]:
     return tuple(Option(kind=kind, tp=tp) for kind in kinds for tp in tp_degrees(costs, kind.slice))
 
 
+class Ladder:
+    """By option: what a block computed again takes and saves, of one micro-batch in flight, and what the same takes and
+    saves more once all blocks are: selectively first and then fully, or fully at once where that is cheaper."""
+
+    def __init__(self, kinds: list[Kinds]) -> None:
+        selective_s, full_s, selective, full = np.array(kinds, dtype=np.float64).T
+        first = selective_s * full < full_s * selective
+        self.first_s, self.first_bytes = np.where(first, selective_s, full_s), np.where(first, selective, full)
+        self.more_s = np.where(first, full_s - selective_s, full_s)
+        self.more_bytes = np.where(first, full - selective, full)
+        self.full_bytes = full
+
+
 class Figures:
     """By option, for micro-batches of `size` samples; [4, O] where the place in the pipeline matters.
 
@@ -95,9 +109,7 @@ class Figures:
         train, model = costs.job.train, costs.job.model
         shared = 1.0 if train.sharding == "none" else holders
         plain = [costs.part("block", o.kind.node.id, o.tp, size) for o in options]
-        again = [costs.part("block", o.kind.node.id, o.tp, size, "full") for o in options]
         self.block_s = np.array([part.total_s for part in plain])
-        self.again_s = np.array([part.total_s for part in again]) - self.block_s
         ends = [[_end_s(costs, o, size, *where) for o in options] for where in _ENDS]
         self.end_s = np.array(ends)
         self.capacity = np.array([usable_bytes(costs.device(o.kind.node.id)) for o in options])
@@ -106,7 +118,9 @@ class Figures:
         self.flight_bytes = np.array([[line.flight for line in row] for row in lines])
         self.block_bytes = np.array([line.per_block(shared) for line in lines[0]])
         self.kept_bytes = np.array([line.block_flight["none"] for line in lines[0]])
-        self.least_bytes = np.array([line.block_flight["full"] for line in lines[0]])
+        self.again = Ladder(
+            [kinds_of(costs, o.kind.node.id, o.tp, size, 1, line) for o, line in zip(options, lines[0], strict=True)]
+        )
         self.again_bytes = np.array([line.again for line in lines[0]])
         self.recompute = train.recompute != "none"
         # Blocks whose snapshots, and as much of other nodes' as they keep of ours, a unit's part of its host can hold.

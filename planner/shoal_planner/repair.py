@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal_planner.again import Mix
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
 from shoal_planner.finish import Common, Finisher, Table, Unit, Word, pipeline_of
-from shoal_planner.plan import Pipeline, Plan, Sharding
+from shoal_planner.plan import Pipeline, Plan, Sharding, Stage
 from shoal_planner.remainder import Pace, remainder_words
 from shoal_planner.standing import Broken, Standing, word_of
 
@@ -36,6 +37,7 @@ _SLACK = 1.02  # by so much new pipelines may be longer at the exchange than tho
 
 Slot = Pipeline | Word  # a pipeline that stays, or units for a new one
 Slots = tuple[Slot, ...]
+_Layers = tuple[int, Mix]  # of a stage, and how many of them are computed again
 Consider = Callable[[Plan], float]  # scores a plan: its seconds, inf if it does not fit
 
 
@@ -359,33 +361,31 @@ class Mender:
     def _clock(self, pipeline: Pipeline, common: Common) -> _Clock | None:
         """With the layers that it has; None if they do not fit, with any number of micro-batches."""
         word = word_of(pipeline)
-        layers = tuple((stage.last - stage.first, stage.recomputed()["full"]) for stage in pipeline.stages)
+        layers = tuple(_counts(stage) for stage in pipeline.stages)
         key = (self.finisher.key(word), layers, pipeline.micro_batch, common)
         if key not in self._clocks:
             self._clocks[key] = self._timed(pipeline, word, layers, common)
         return self._clocks[key]
 
-    def _timed(
-        self, pipeline: Pipeline, word: Word, layers: tuple[tuple[int, int], ...], common: Common
-    ) -> _Clock | None:
+    def _timed(self, pipeline: Pipeline, word: Word, layers: tuple[_Layers, ...], common: Common) -> _Clock | None:
         period_s = fill_s = sync_s = 0.0
         size, number = pipeline.micro_batch, max(pipeline.micro_batches, len(word))
         for s, (count, again) in enumerate(layers):
             stage = self.finisher.stage(word, s, size, number, common)
-            extra = again - int(stage.again[count])
-            if extra < 0 or not np.isfinite(stage.seconds[count]):
+            if again.saved(stage.kinds) < stage.over[count] or not np.isfinite(stage.seconds[count]):
                 return None
-            seconds = float(stage.seconds[count]) + extra * self._again_s(word[s], size)
+            seconds = float(stage.plain_s(count) + again.seconds(stage.kinds))
             period_s, fill_s = max(period_s, seconds), fill_s + seconds
             sync_s = max(sync_s, float(stage.sync_s[count]))
         return _Clock(period_s, fill_s, sync_s)
 
-    def _again_s(self, unit: Unit, size: int) -> float:
-        again = self.costs.part("block", unit.node, unit.tp, size, "full")
-        return again.total_s - self.costs.part("block", unit.node, unit.tp, size).total_s
-
     def _num_devices(self, slots: Slots) -> int:
         return sum(unit.tp for slot in slots for unit in _word(slot))
+
+
+def _counts(stage: Stage) -> _Layers:
+    counts = stage.recomputed()
+    return stage.last - stage.first, Mix(counts["selective"], counts["full"])
 
 
 def _word(slot: Slot) -> Word:

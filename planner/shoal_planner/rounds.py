@@ -11,19 +11,20 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from shoal_planner.assembly import assemble, bundle
 from shoal_planner.columns import Columns, Template
 from shoal_planner.costs import CostModel
-from shoal_planner.finish import Word
+from shoal_planner.finish import Unit, Word
 from shoal_planner.options import Kind, options_of
 from shoal_planner.packing import pack
 from shoal_planner.templates import Sequence
 
 # Templates that a round generates, by the number of devices up to which that holds.
-_MOST_TEMPLATES = ((8, 800), (16, 700), (64, 2500), (256, 4000), (1 << 30, 40000))
+_MOST_TEMPLATES = ((8, 800), (16, 700), (64, 2300), (256, 4000), (1 << 30, 20000))
 _FIRST_PART = 3  # of them, a part to learn how many pipelines there will be
 # Times, as multiples of what a dive reached, for which devices are packed.
 _STRETCHES = (0.98, 0.99, 1.0, 1.01)
@@ -33,17 +34,38 @@ _NEAR = 1.02  # what cannot come nearer to the best so far is not packed
 _SLICES = (1, 2, 4, 8)
 # Sets of nodes on ever faster links that are looked at, and how much faster.
 _MOST_REACHES, _MUCH_FASTER = 3, 1.5
+# Clusters that are also looked at in groups, how large these are, and how many devices they have to cover.
+_MANY, _GROUP_SIZES, _NEAR_SIZE, _COVERED = 256, (64, 128), 1.4, 0.95
 _COUNTED = 8  # up to so many devices, every number of pipelines is a round of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """Nodes of these kinds, each cut into so many equal slices that hold the same layers in different pipelines; of
-    pipelines through one slice so many at most, or as many as turn out best."""
+    pipelines through one slice so many at most, or as many as turn out best. So many `groups` of such nodes are run
+    alike: `kinds` are those of the first one, and the nodes of the others follow in `twins`, by kind."""
 
     kinds: tuple[Kind, ...]
     slices: int
     most_pipelines: int | None = None
+    groups: int = 1
+    twins: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def alike(self) -> int:
+        """How many pipelines there are of each."""
+        return self.slices * self.groups
+
+    def spread(self, words: tuple[Word, ...]) -> tuple[Word, ...]:
+        """These, and the same on the nodes of the other groups."""
+        place = {node: (k, at) for k, kind in enumerate(self.kinds) for at, node in enumerate(kind.nodes)}
+
+        def twin(unit: Unit, group: int) -> Unit:
+            k, at = place[unit.node]
+            return unit._replace(node=self.twins[k][(group - 1) * len(self.kinds[k].nodes) + at])
+
+        others = (tuple(twin(unit, group) for unit in word) for group in range(1, self.groups) for word in words)
+        return (*words, *others)
 
 
 def rounds(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[Round]:
@@ -62,6 +84,43 @@ def rounds(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[Round]:
             )
             if slices <= widest and cut:
                 yield Round(kinds=cut, slices=slices)
+    yield from _grouped(kinds)
+
+
+def _grouped(kinds: tuple[Kind, ...]) -> Iterator[Round]:
+    """Many nodes as groups that are alike: a small group is planned better than all at once, and as well for all. Of
+    about equal groups, those that leave out the fewest devices."""
+    num_devices = sum(kind.devices for kind in kinds)
+    if num_devices <= _MANY:
+        return
+    ways = [_Groups.of(groups, kinds) for groups in range(2, min(len(kind.nodes) for kind in kinds) + 1)]
+    for wanted in _GROUP_SIZES:
+        near = [way for way in ways if wanted / _NEAR_SIZE < way.devices < wanted * _NEAR_SIZE]
+        best = max(near, key=lambda way: (way.groups * way.devices, -abs(way.devices - wanted)), default=None)
+        if best is not None and best.groups * best.devices >= _COVERED * num_devices:
+            yield best.round(kinds)
+
+
+class _Groups(NamedTuple):
+    """So many groups of nodes, by kind, and how many devices are in each."""
+
+    groups: int
+    sizes: tuple[int, ...]
+    devices: int
+
+    @classmethod
+    def of(cls, groups: int, kinds: tuple[Kind, ...]) -> _Groups:
+        sizes = tuple(len(kind.nodes) // groups for kind in kinds)
+        return cls(groups, sizes, sum(size * kind.slice for size, kind in zip(sizes, kinds, strict=True)))
+
+    def round(self, kinds: tuple[Kind, ...]) -> Round:
+        pairs = list(zip(self.sizes, kinds, strict=True))
+        return Round(
+            kinds=tuple(dataclasses.replace(kind, nodes=kind.nodes[:size]) for size, kind in pairs),
+            slices=1,
+            groups=self.groups,
+            twins=tuple(kind.nodes[size : size * self.groups] for size, kind in pairs),
+        )
 
 
 class Lead:
@@ -72,12 +131,12 @@ class Lead:
         self.costs = costs
         self.copies = copies
         self.options = options_of(this.kinds, costs)
-        self.batch = -(-costs.job.train.global_batch // this.slices)
+        self.batch = -(-costs.job.train.global_batch // this.alike)
         num_devices = sum(kind.devices for kind in this.kinds)
         self._most = next(count for limit, count in _MOST_TEMPLATES if num_devices * this.slices <= limit)
         # How many pipelines there may be, for a first idea of how far optimizer state is split.
-        holders = max(1, min(self.batch, num_devices // 4)) * this.slices
-        self._alone = self._columns(this.slices, self._most, within=this.slices > 1)
+        holders = max(1, min(self.batch, num_devices // 4)) * this.alike
+        self._alone = self._columns(this.alike, self._most, within=this.slices > 1)
         if this.most_pipelines is not None:
             holders = this.most_pipelines
         self._first = self._columns(holders, self._most // _FIRST_PART)
@@ -123,7 +182,7 @@ class Lead:
         if self._first_s < best_s * _NEAR:
             # How far optimizer state is split, and what its exchange takes, follows from the number of pipelines.
             number = self.round.most_pipelines or self._first.num_pipelines(self._first_s)
-            together = self._columns(number * self.round.slices, self._most)
+            together = self._columns(number * self.round.alike, self._most)
             together.add(self._first.templates)
             time_s = together.grow(best_s)
             if time_s < best_s * _NEAR:
@@ -131,7 +190,8 @@ class Lead:
         for sequences in found:
             words = assemble(sequences, self.options, self.round.kinds)
             if words is not None:
-                yield tuple(itertools.chain.from_iterable(bundle(word, self.round.slices) for word in words))
+                sliced = itertools.chain.from_iterable(bundle(word, self.round.slices) for word in words)
+                yield self.round.spread(tuple(sliced))
 
 
 def _packed(columns: Columns, least_s: float) -> Iterator[list[Sequence]]:

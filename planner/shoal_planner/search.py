@@ -9,6 +9,7 @@ and, on small clusters, `exact`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -211,15 +212,20 @@ class Search:
         leads = [Lead(this, self.costs, self.copies) for this in rounds(group_kinds(nodes, self.costs), self.costs)]
         num_devices = sum(node.devices for node in nodes)
         kept = next(numbers for limit, numbers in _KEPT if num_devices <= limit)
-        for lead in halve(leads, (Lead.scout, Lead.explore), kept):
+        # Groups take little time, and how they begin says little of how they end.
+        grouped = [lead for lead in leads if lead.round.groups > 1]
+        for lead in grouped:
+            lead.scout()
+            lead.explore(self._best_s())
+        whole = halve([lead for lead in leads if lead.round.groups == 1], (Lead.scout, Lead.explore), kept)
+        for lead in itertools.chain(grouped, whole):
             if self.scored and self.late():
                 self.truncated = True
                 return
             drafts = sorted(self._drafts(lead), key=lambda draft: draft.seconds)
             for draft in drafts[:_FINALISTS]:
                 self.consider(self._finisher.plan(draft))
-        best_s = min((step_s(found) for found in self.scored.values()), default=float("inf"))
-        search_exactly(self.costs, self.copies, best_s, self.consider)
+        search_exactly(self.costs, self.copies, self._best_s(), self.consider)
 
     def mend(self, running: Plan) -> bool:
         """Looks at the running plan and at what can be made of it; whether no search is needed."""
@@ -239,8 +245,7 @@ class Search:
         return step_s(scored)
 
     def _drafts(self, lead: Lead) -> Iterator[Draft]:
-        best_s = min((step_s(found) for found in self.scored.values()), default=float("inf"))
-        for words in lead.words(best_s):
+        for words in lead.words(self._best_s()):
             key = tuple(sorted(self._finisher.key(word) for word in words))
             if key not in self._seen and self._enough_devices(words):
                 self._seen.add(key)
@@ -248,6 +253,9 @@ class Search:
                 draft = self._finisher.draft(words)
                 if draft is not None:
                     yield draft
+
+    def _best_s(self) -> float:
+        return min((step_s(found) for found in self.scored.values()), default=float("inf"))
 
     def _enough_devices(self, words: tuple[Word, ...]) -> bool:
         return sum(unit.tp for word in words for unit in word) >= self.costs.job.limits.min_devices

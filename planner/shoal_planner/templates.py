@@ -174,9 +174,11 @@ def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
     plain = state + in_flight * figures.kept_bytes[table]
     cap = np.floor(room / plain)
     cap = np.where(there, np.clip(np.minimum(cap, figures.host_blocks[table]), -1, num_layers), 0)
-    saved = in_flight * (figures.kept_bytes - figures.least_bytes)[table]
+    ladder = figures.again
     tight_room = room - figures.again_bytes[table]
-    tight_cap = np.floor(tight_room / (plain - saved)) if figures.recompute else cap
+    tight_cap = cap
+    if figures.recompute:
+        tight_cap = np.floor(tight_room / (plain - in_flight * ladder.full_bytes[table]))
     tight_cap = np.minimum(tight_cap, figures.host_blocks[table])
     tight_cap = np.where(there, np.maximum(np.clip(tight_cap, -1, num_layers), cap), 0)
     least = np.where(there & (place == MIDDLE), 1, 0)
@@ -187,13 +189,15 @@ def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
     if len(rows):
         kept = table[rows]
         fixed = np.where(there[rows], figures.end_s[place[rows], kept] + hops_s(kept, figures), 0.0)
-        curve = _Curve(
+        curve = _Curve.of(
             block_s=figures.block_s[kept],
             fixed_s=fixed,
             cap=cap[rows],
-            again_s=figures.again_s[kept],
+            first_s=ladder.first_s[kept],
+            more_s=ladder.more_s[kept],
             plain=plain[rows],
-            saved=np.maximum(saved[rows], 1e-30),
+            first=np.maximum((in_flight * ladder.first_bytes[table])[rows], 1e-30),
+            more=np.maximum((in_flight * ladder.more_bytes[table])[rows], 1e-30),
             room=tight_room[rows],
             tight_cap=tight_cap[rows],
             least=least[rows],
@@ -205,18 +209,40 @@ def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
     """A stage's seconds by its number of layers, [N, P]: `block_s` each up to `cap`; beyond, up to `tight_cap`, as many
-    are computed again, for `again_s` each, as the bytes missing in `room` need: each layer takes `plain` of them and
-    gives back `saved`."""
+    are computed again, for `first_s` each, as the bytes missing in `room` need: each layer takes `plain` of them and
+    gives back `first`. Once all layers are, they give back `more` for `more_s`, at more seconds per byte: so the curve
+    is the higher one of two lines, with layers in fractions."""
 
     block_s: Floats
     fixed_s: Floats
     cap: Floats
-    again_s: Floats
+    first_s: Floats
+    more_s: Floats
     plain: Floats
-    saved: Floats
+    first: Floats
+    more: Floats
     room: Floats
     tight_cap: Floats
     least: Ints
+    # Of these lines: (seconds + offset) / slope layers. Whole layers computed again are up to one more than fractions.
+    first_offset_s: Floats
+    first_slope_s: Floats
+    more_offset_s: Floats
+    more_slope_s: Floats
+
+    @classmethod
+    def of(cls, least: Ints, **figures: Floats) -> _Curve:
+        """With its lines."""
+        block_s, first_s, plain, room = (figures[name] for name in ("block_s", "first_s", "plain", "room"))
+        first, more = first_s / figures["first"], figures["more_s"] / figures["more"]
+        return cls(
+            **figures,
+            least=least,
+            first_offset_s=first * room - first_s,
+            first_slope_s=block_s + first * plain,
+            more_offset_s=more * room - figures["more_s"],
+            more_slope_s=block_s + first_s + more * (plain - figures["first"]),
+        )
 
     def limits(self, bound_s: Floats) -> Floats:
         """The most layers within the time."""
@@ -224,17 +250,18 @@ class _Curve:
         found = np.minimum(np.floor(free / self.block_s * (1 + 1e-12)), self.cap)
         if not (self.tight_cap > self.cap).any():
             return found
-        slope = self.block_s + self.again_s * self.plain / self.saved
-        tight = np.floor((free + self.again_s * self.room / self.saved) / slope * (1 + 1e-12))
-        tight = np.minimum(tight, self.tight_cap)
-        # The inverse above has fractions of layers computed again; whole ones may be one layer too many.
-        tight = tight - (self.seconds(tight) > bound_s[:, None] * (1 + 1e-12))
+        tight = (free + self.first_offset_s) / self.first_slope_s
+        tight = np.minimum(tight, (free + self.more_offset_s) / self.more_slope_s)
+        tight = np.minimum(np.floor(tight * (1 + 1e-12)), self.tight_cap)
         return np.where(tight > self.cap, tight, found)
 
     def seconds(self, layers: Floats) -> Floats:
         beyond = layers > self.cap
-        again = np.where(beyond, np.ceil((layers * self.plain - self.room) / self.saved - 1e-9), 0.0)
-        found: Floats = self.fixed_s + self.block_s * layers + self.again_s * again
+        missing = layers * self.plain - self.room
+        again_s = self.first_s * np.minimum(np.ceil(missing / self.first - 1e-9), layers)
+        more = np.maximum(missing - layers * self.first, 0.0)
+        again_s += self.more_s * np.ceil(more / self.more - 1e-9)
+        found: Floats = self.fixed_s + self.block_s * layers + np.where(beyond, again_s, 0.0)
         return found
 
     def solve(self, num_layers: int, there: NDArray[np.bool_]) -> tuple[Floats, Floats, Ints]:
@@ -248,7 +275,10 @@ class _Curve:
             rest = self._rows(tight)
             low[tight], high[tight] = rest._halve(low[tight], high[tight], _MORE_HALVINGS, num_layers, there[tight])
         low, high = self._halve(low, high, _HALVINGS, num_layers, there)
-        layers = np.where(there, np.maximum(self.limits(high), self.least), 0)
+        limits = self.limits(high)
+        more = np.minimum(limits + 1, self.tight_cap)
+        limits = np.where(self.seconds(more) <= high[:, None] * (1 + 1e-12), more, limits)
+        layers = np.where(there, np.maximum(limits, self.least), 0)
         layers = self._without_excess(layers, num_layers)
         seconds = np.where(there, self.seconds(layers), 0.0)
         return seconds.max(axis=1), seconds.sum(axis=1), layers.astype(np.int64)

@@ -14,11 +14,15 @@ from shoal_planner.errors import NoPlanFits
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import usable_bytes
 from shoal_planner.node_kinds import told_apart
+from shoal_planner.options import group_kinds
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, check_plan
 from shoal_planner.profile import LinkFigure, Profile
+from shoal_planner.rounds import Lead, rounds
 from shoal_planner.schedule import programs, prove
 from shoal_planner.score import score
 from shoal_planner.search import plan, step_s
+
+_MANY_NODES = (("a", "A100-80G", 26), ("h", "H100-80G", 17))
 
 
 def checked(found: Plan, job: JobSpec, cluster: ClusterSnapshot, profile: Profile | None = None) -> None:
@@ -160,3 +164,24 @@ def test_noise_in_links_does_not_tell_nodes_apart() -> None:
     assert told_apart(figures(1.0, 1.9)) == frozenset()
     assert told_apart(figures(1.0, 2.1)) == {"a", "n0", "n1"}
     assert told_apart(figures(1.0, 1.0, 1.0, latency_s=1.0)) == {"a", "n0", "n1", "n2"}
+
+
+def test_many_nodes_are_also_planned_as_groups_that_are_alike() -> None:
+    """What one group runs, all run, each on its own nodes, and the few nodes that no group has do not matter."""
+    cluster = parse_cluster(
+        {"nodes": [{"name": name, "count": n, "device": device, "devices": 8} for name, device, n in _MANY_NODES]}
+    )
+    job = make_job(layers=24, batch=512, hidden=4096, seq_len=2048, precision="bf16")
+    costs = CostModel(job, cluster, Profile())
+    grouped = [this for this in rounds(group_kinds(cluster.nodes, costs), costs) if this.groups > 1]
+    assert [(this.groups, [len(kind.nodes) for kind in this.kinds]) for this in grouped] == [(2, [13, 8])]
+    lead = Lead(grouped[0], costs, 0)
+    lead.scout()
+    lead.explore()
+    words = next(iter(lead.words(math.inf)))
+    first = [word for word in words if {unit.node for unit in word} <= {n for k in lead.round.kinds for n in k.nodes}]
+    assert len(words) == 2 * len(first)
+    units = [(unit.node, index) for word in words for unit in word for index in unit.devices]
+    assert len(units) == len(set(units)) <= 8 * 43
+    shapes = [tuple((costs.kind(unit.node), unit.devices) for unit in word) for word in words]
+    assert all(shapes.count(shape) % 2 == 0 for shape in shapes)

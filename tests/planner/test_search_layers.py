@@ -13,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_ground import make_cluster, make_job
 
+from shoal_planner.again import Kinds, Mix, cheapest, kinds_of, marked
 from shoal_planner.costs import CostModel
 from shoal_planner.finish import _Stage, split_layers
 from shoal_planner.job import JobSpec
+from shoal_planner.memory import stage_bytes
 from shoal_planner.options import FIRST, LAST, MIDDLE, ONLY, Figures, group_kinds, options_of
+from shoal_planner.plan import Replica, Stage
 from shoal_planner.profile import Profile
 from shoal_planner.templates import Sequence, as_table, first_sequences, hops_s, places, price
 
@@ -44,7 +47,9 @@ def stages(draw: st.DrawFn) -> _Stage:
     counts = np.arange(NUM_LAYERS + 1)
     return _Stage(
         seconds=seconds,
-        again=np.maximum(0, counts - draw(st.integers(0, NUM_LAYERS))),
+        over=np.zeros(NUM_LAYERS + 1),
+        again=Mix(np.maximum(0, counts - draw(st.integers(0, NUM_LAYERS))), np.minimum(counts, 1)),
+        kinds=Kinds(1.0, 2.0, 1.0, 2.0),
         sync_s=counts * float(draw(st.integers(0, 3))),
         least=draw(st.integers(0, 1)),
     )
@@ -79,7 +84,7 @@ def test_the_layers_of_a_pipeline_are_what_trying_all_finds(
     taken = list(zip(given_stages, found.layers, strict=True))
     seconds = [float(stage.seconds[count]) for stage, count in taken]
     assert (found.period_s, found.fill_s) == (max(seconds), sum(seconds))
-    assert found.again == tuple(int(stage.again[count]) for stage, count in taken)
+    assert found.again == tuple(stage.again.at(count) for stage, count in taken)
     assert found.sync_s == max(float(stage.sync_s[count]) for stage, count in taken) <= most_sync_s
     assert (number - 1) * found.period_s + found.fill_s == pytest.approx(best)
 
@@ -96,14 +101,20 @@ def big_job(layers: int = 7, recompute: str = "auto") -> JobSpec:
     return dataclasses.replace(job, train=dataclasses.replace(job.train, recompute=recompute))
 
 
-def figures_of(job: JobSpec, size: int, memory: float = 1.0) -> Figures:
+def figures_of(job: JobSpec, size: int, memory: float = 1.0) -> tuple[Figures, list[Kinds]]:
     costs = CostModel(job, CLUSTER, Profile())
     found = Figures(costs, options_of(group_kinds(CLUSTER.nodes, costs), costs), size, 2.0, 0)
     found.capacity = found.capacity * memory
-    return found
+    kinds = []
+    for option in found.options:
+        line = stage_bytes(
+            job.model, job.train.seq_len, "bf16", option.tp, size, embedding=False, head=False, fused=True
+        )
+        kinds.append(kinds_of(costs, option.kind.node.id, option.tp, size, 1, line))
+    return found, kinds
 
 
-def brute_price(sequence: Sequence, figures: Figures, num_layers: int) -> float:
+def brute_price(sequence: Sequence, figures: Figures, kinds: list[Kinds], num_layers: int) -> float:
     """The least seconds of the slowest stage, from the figures alone, one split of the layers after the other."""
     depth, best = len(sequence), math.inf
     onward = hops_s(as_table([sequence]), figures)[0]
@@ -117,12 +128,12 @@ def brute_price(sequence: Sequence, figures: Figures, num_layers: int) -> float:
             seconds.append(math.inf)
             if place == MIDDLE and not count:
                 continue
-            for again in range(count + 1 if figures.recompute else 1):
-                kept = (count - again) * figures.kept_bytes[option] + again * figures.least_bytes[option]
-                if in_flight * kept + (figures.again_bytes[option] if again else 0.0) <= room:
-                    block_s = count * figures.block_s[option] + again * figures.again_s[option]
-                    seconds[-1] = figures.end_s[place, option] + onward[s] + block_s
-                    break
+            numbers = range(count + 1 if figures.recompute else 1)
+            for again in (Mix(some, full) for some in numbers for full in numbers if some + full <= count):
+                kept = count * figures.kept_bytes[option] - again.saved(kinds[option])
+                if in_flight * kept + (figures.again_bytes[option] if sum(again) else 0.0) <= room:
+                    block_s = count * figures.block_s[option] + again.seconds(kinds[option])
+                    seconds[-1] = min(seconds[-1], figures.end_s[place, option] + onward[s] + block_s)
         best = min(best, max(seconds))
     return best
 
@@ -132,12 +143,12 @@ def brute_price(sequence: Sequence, figures: Figures, num_layers: int) -> float:
 @pytest.mark.parametrize("size", [1, 4])
 def test_prices_of_templates_are_what_trying_all_finds(recompute: str, memory: float, size: int) -> None:
     job = big_job(recompute=recompute)
-    figures = figures_of(job, size, memory)
+    figures, kinds = figures_of(job, size, memory)
     sequences = [found for found in first_sequences(figures.options, job.model.layers) if len(found) <= 4]
     sequences += list(itertools.product(range(len(figures.options)), repeat=3))
     prices = price(as_table(sequences), figures, job.model.layers)
     for row, sequence in enumerate(sequences):
-        best = brute_price(sequence, figures, job.model.layers)
+        best = brute_price(sequence, figures, kinds, job.model.layers)
         if math.isinf(prices.period_s[row]):
             assert best == math.inf, sequence
             continue
@@ -150,3 +161,70 @@ def test_prices_of_templates_are_what_trying_all_finds(recompute: str, memory: f
 def test_places_of_stages() -> None:
     found = places(as_table([(3,), (1, 2), (0, 1, 0, 5)])).tolist()
     assert [found[0][:1], found[1][:2], found[2]] == [[ONLY], [FIRST, LAST], [FIRST, MIDDLE, MIDDLE, LAST]]
+
+
+# --- again -----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    layers=st.integers(1, 8),
+    over=st.floats(0, 60),
+    selective=st.floats(0.5, 5),
+    more=st.floats(0.1, 5),
+    seconds=st.tuples(st.floats(0.1, 3), st.floats(0.1, 3)),
+)
+def test_what_is_computed_again_suffices_and_is_close_to_the_best_mix(
+    layers: int, over: float, selective: float, more: float, seconds: tuple[float, float]
+) -> None:
+    kinds = Kinds(seconds[0], sum(seconds), selective, selective + more)
+    counts = cheapest(np.array([over]), np.array([float(layers)]), kinds)
+    found = Mix(*(float(np.asarray(count)[0]) for count in counts))
+    every = (Mix(some, full) for some in range(layers + 1) for full in range(layers + 1 - some))
+    enough = [float(mix.seconds(kinds)) for mix in every if mix.saved(kinds) >= over - 1e-9]
+    if not enough:
+        assert found.full == math.inf
+        return
+    assert found.saved(kinds) >= over - 1e-9
+    assert sum(found) <= layers
+    assert min(enough) <= found.seconds(kinds) + 1e-9 <= min(enough) + sum(seconds) + 1e-6
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    layers=st.integers(1, 8),
+    overs=st.tuples(st.floats(0, 60), st.floats(0, 60)),
+    figures=st.tuples(*[st.floats(0.1, 5)] * 4),
+)
+def test_less_memory_never_makes_less_to_compute_again(
+    layers: int, overs: tuple[float, float], figures: tuple[float, float, float, float]
+) -> None:
+    kinds = Kinds(figures[0], figures[0] + figures[1], figures[2], figures[2] + figures[3])
+    less, more = (
+        float(np.asarray(cheapest(np.array([over]), np.array([float(layers)]), kinds).seconds(kinds))[0])
+        for over in sorted(overs)
+    )
+    assert less <= more + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("selective", "full", "expected"),
+    [
+        (0, 0, ("none", {})),
+        (2, 0, ("none", {"selective": (3, 5)})),
+        (0, 2, ("none", {"full": (3, 5)})),
+        (2, 1, ("none", {"full": (3, 4), "selective": (4, 6)})),
+        (3, 1, ("selective", {"full": (3, 4)})),
+        (4, 0, ("selective", {})),
+        (0, 4, ("full", {})),
+    ],
+)
+def test_a_stage_says_what_is_computed_again(
+    selective: int, full: int, expected: tuple[str, dict[str, tuple[int, int]]]
+) -> None:
+    recompute, overrides = marked(3, 7, selective, full)
+    assert (recompute, {str(entry.recompute): entry.layers for entry in overrides}) == expected
+    stage = Stage(
+        layers=((3, 7),), replicas=(Replica(node="n", devices=(0,)),), recompute=recompute, overrides=overrides
+    )
+    assert stage.recomputed() == {"none": 4 - selective - full, "selective": selective, "full": full}
