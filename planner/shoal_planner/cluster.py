@@ -54,6 +54,7 @@ _ENTRY_RANGES: dict[str, Range] = {
     "price_per_hour": _PRICE,
     "preemptions_per_hour": _PREEMPTIONS,
 }
+_INCAST_RANGES: dict[str, Range] = {"incast": (0, 1e3), "fan_in": (2, 2**20)}
 # That they are more than zero is checked where they are looked up (catalogue), with the name of the device.
 _OVERRIDE_RANGES: dict[str, Range] = {
     "memory_bytes": (-math.inf, 2.0**60),
@@ -140,15 +141,19 @@ class DeviceOverride:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What connects two zones, in either direction; both the same: nodes of that zone with each other."""
+    """What connects two zones, in either direction; both the same: nodes of that zone with each other. Where more than
+    `fan_in` inputs meet at a receiver, its own included, each further one adds `incast` of a byte's time to every byte.
+    """
 
     from_zone: str
     to_zone: str
     bytes_per_s: float
     latency_s: float
+    incast: float = 0.0
+    fan_in: int = 2
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"bytes_per_s": _BYTES_PER_S, "latency_s": (0, 3600)})
+        check_ranges(self, {"bytes_per_s": _BYTES_PER_S, "latency_s": (0, 3600)} | _INCAST_RANGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,16 +310,23 @@ def _links(value: object) -> tuple[Link, ...]:
 
 def _link(entry: object, path: str) -> Link:
     names = ("from", "to", "gbit_per_s", "latency_ms")
-    if not isinstance(entry, Mapping) or set(entry) != set(names):
-        raise InvalidField(path, entry, f"must have exactly the fields {', '.join(names)}")
+    if not isinstance(entry, Mapping) or set(entry) - set(_INCAST_RANGES) != set(names):
+        raise InvalidField(path, entry, f"must have the fields {', '.join(names)}, and may have incast and fan_in")
     figures = {name: number(entry[name], f"{path}.{name}") for name in ("gbit_per_s", "latency_ms")}
     for name, (least, most) in {"gbit_per_s": (1e-9, 1e9), "latency_ms": (0, 3.6e6)}.items():
         check_range(f"{path}.{name}", figures[name], least, most)
+    incast, fan_in = (number(entry.get(name, least), f"{path}.{name}") for name, (least, _) in _INCAST_RANGES.items())
+    check_range(f"{path}.incast", incast, *_INCAST_RANGES["incast"])
+    check_range(f"{path}.fan_in", fan_in, *_INCAST_RANGES["fan_in"])
+    if fan_in != int(fan_in):
+        raise InvalidField(f"{path}.fan_in", fan_in, "must be a whole number")
     return Link(
         from_zone=str(entry["from"]),
         to_zone=str(entry["to"]),
         bytes_per_s=figures["gbit_per_s"] * 1e9 / 8,
         latency_s=figures["latency_ms"] / 1e3,
+        incast=incast,
+        fan_in=int(fan_in),
     )
 
 

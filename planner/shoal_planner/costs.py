@@ -66,11 +66,19 @@ class PartTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCost:
+    """`incast` and `fan_in`: of `cluster.Link`."""
+
     latency_s: float
     bytes_per_s: float
+    incast: float = 0.0
+    fan_in: int = 2
 
     def seconds(self, num_bytes: float) -> float:
         return self.latency_s + num_bytes / self.bytes_per_s
+
+    def crowding(self, inputs: int) -> float:
+        """How much longer each byte takes where so many inputs meet: 0.5 is half as long again."""
+        return self.incast * max(0, inputs - self.fan_in)
 
 
 class CostModel:
@@ -223,10 +231,13 @@ class CostModel:
         return self._links[key]
 
     def _link(self, from_node: str, to_node: str) -> LinkCost:
+        here, there = self._nodes[from_node], self._nodes[to_node]
+        between = [link for link in self._zone_links if {link.from_zone, link.to_zone} == {here.zone, there.zone}]
+        crowded = max((link for link in between if from_node != to_node), key=lambda link: link.incast, default=None)
+        incast, fan_in = (0.0, 2) if crowded is None else (crowded.incast, crowded.fan_in)
         figure = self.profile.link(from_node, to_node)
         if figure is not None:
-            return LinkCost(latency_s=figure.latency_s, bytes_per_s=figure.bytes_per_s)
-        here, there = self._nodes[from_node], self._nodes[to_node]
+            return LinkCost(latency_s=figure.latency_s, bytes_per_s=figure.bytes_per_s, incast=incast, fan_in=fan_in)
         gpu = self.device(from_node).threads is None and self.device(to_node).threads is None
         own = from_node == to_node
         if own:
@@ -234,13 +245,12 @@ class CostModel:
         else:
             rate = min(here.inter_bytes_per_s, there.inter_bytes_per_s)
             latency_s = GPU_INTER_LATENCY_S if gpu else CPU_INTER_LATENCY_S
-        for link in self._zone_links:  # one from a zone to itself is about nodes of that zone
-            if {link.from_zone, link.to_zone} == {here.zone, there.zone}:
-                if own:  # within a node a message is no slower to start than between nodes
-                    latency_s = min(latency_s, link.latency_s)
-                else:
-                    rate, latency_s = min(rate, link.bytes_per_s), link.latency_s
-        return LinkCost(latency_s=latency_s, bytes_per_s=rate)
+        for link in between:  # one from a zone to itself is about nodes of that zone
+            if own:  # within a node a message is no slower to start than between nodes
+                latency_s = min(latency_s, link.latency_s)
+            else:
+                rate, latency_s = min(rate, link.bytes_per_s), link.latency_s
+        return LinkCost(latency_s=latency_s, bytes_per_s=rate, incast=incast, fan_in=fan_in)
 
     def send_s(self, from_node: str, to_node: str, samples: int) -> float:
         """One way between stages: the activations of these samples."""
@@ -264,9 +274,10 @@ class CostModel:
     def half_exchange_s(self, members: frozenset[tuple[str, int]], count: int, num_bytes: float) -> float:
         """Reduce-scatter or gather of `num_bytes` among `count` replicas, `members` being their (node, tp), of equal
         nodes one. Each sends and receives (n-1)/n of the bytes whatever the algorithm (PAPERS 3.2), over the slowest
-        link among them; a replica's ranks use as many network interfaces as they are, if the node has so many.
+        link among them, where all inputs of a sum meet; a replica's ranks use as many network interfaces as they are,
+        if the node has so many.
         """
-        rate, latency_s = float("inf"), 0.0
+        rate, latency_s, crowding = float("inf"), 0.0, 0.0
         for here, tp in members:
             for there, _ in members:
                 if here == there and len(members) > 1:
@@ -274,6 +285,7 @@ class CostModel:
                 link = self.link(here, there)
                 lanes = tp if here == there else min(tp, self._nodes[here].nics)
                 rate, latency_s = min(rate, link.bytes_per_s * lanes), max(latency_s, link.latency_s)
+                crowding = max(crowding, link.crowding(count))
         rounds = min(count - 1, 2 * math.ceil(math.log2(count)) - 1)
         direct_s = latency_s + (count - 2) * min(latency_s, PER_PEER_S)
-        return num_bytes * (1 - 1 / count) / rate + min(rounds * latency_s, direct_s)
+        return num_bytes * (1 - 1 / count) / rate * (1 + crowding) + min(rounds * latency_s, direct_s)

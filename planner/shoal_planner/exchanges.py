@@ -173,4 +173,12 @@ def _across(pairs: list[tuple[_Site, _Site]], zones: dict[str, list[_Site]], mem
 
 def _fabric(links: list[LinkCost], bytes_per_s: float, memory: float) -> Fabric:
     latency_s = max(link.latency_s for link in links)
-    return link_fabric(latency_s, bytes_per_s, memory_bytes_per_s=memory, peer_s=min(latency_s, PER_PEER_S))
+    crowded = [link for link in links if link.incast]
+    return link_fabric(
+        latency_s,
+        bytes_per_s,
+        memory_bytes_per_s=memory,
+        incast=max((link.incast for link in crowded), default=0.0),
+        fan_in=min((link.fan_in for link in crowded), default=2),
+        peer_s=min(latency_s, PER_PEER_S),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from planner_ground import make_cluster, make_job
 
 from shoal_planner.answers import plan_answer
-from shoal_planner.cluster import ClusterSnapshot, Link, Node
+from shoal_planner.cluster import ClusterSnapshot, Link, Node, parse_cluster
 from shoal_planner.collective_counts import link_fabric
 from shoal_planner.costs import PER_PEER_S, CostModel
 from shoal_planner.errors import InvalidField
@@ -268,6 +269,28 @@ def test_ports_carry_what_all_flows_through_them_do() -> None:
     assert far.spread == (1.0, 0.5)
 
 
+@pytest.mark.parametrize("incast", [0.0, 2.0])
+def test_where_many_senders_clog_a_receiver_no_more_than_it_takes_send_at_once(incast: float) -> None:
+    """With latency out of the way, all serve all as far as the network takes it."""
+    document = {
+        "nodes": [{"name": "n", "device": "A100-80G", "count": 16, "inter_gbit_per_s": 10}],
+        "links": [
+            {"from": "default", "to": "default", "gbit_per_s": 10, "latency_ms": 0, "incast": incast, "fan_in": 4}
+        ],
+    }
+    costs = costs_of(parse_cluster(document))
+    for count in (2, 4, 8, 16):
+        at = topology([holder(f"n-{number}") for number in range(count)], costs)
+        best = at.best(1e9).name
+        assert best == (
+            "parameter_server" if count <= 4 or not incast else f"parameter_server {'4x2' if count == 8 else '4x4'}"
+        )
+    direct = [costs.half_exchange_s(frozenset({("n-0", 1), ("n-1", 1)}), count, 1e9) for count in (4, 8)]
+    assert direct == pytest.approx([0.8 * 3 / 4, 0.8 * 7 / 8 * (1 + 4 * incast)])
+    apart = costs_of(dataclasses.replace(parse_cluster(document), links=()))
+    assert costs.link("n-0", "n-0").incast == apart.link("n-0", "n-1").incast == 0
+
+
 def test_slow_zones_are_crossed_once() -> None:
     at = place(*(holder(name) for name in ("a-0", "a-0", "a-1", "a-1", "b-0", "b-0", "b-1", "b-1")))
     best = at.best(1e9)
@@ -292,9 +315,9 @@ def clusters(draw: st.DrawFn) -> ClusterSnapshot:
         figures = {name: draw(st.floats(*bounds)) for name, bounds in FIGURES.items() if name != "nics"}
         made = node(f"n-{number}", draw(st.sampled_from("aab")), draw(st.integers(1, 5)), draw(st.integers(1, 4)))
         nodes.append(dataclasses.replace(made, **figures))
-    links = (
-        Link(from_zone="a", to_zone="b", bytes_per_s=draw(st.floats(1e6, 1e10)), latency_s=draw(st.floats(0, 0.1))),
-    )
+    figures = {"bytes_per_s": (1e6, 1e10), "latency_s": (0, 0.1), "incast": (0, 1)}
+    drawn = {name: draw(st.floats(*bounds)) for name, bounds in figures.items()}
+    links = (Link(from_zone="a", to_zone="b", fan_in=draw(st.integers(2, 6)), **drawn),)
     return ClusterSnapshot(nodes=tuple(nodes), links=links)
 
 
@@ -303,7 +326,12 @@ def better(cluster: ClusterSnapshot, draw: st.DrawFn) -> ClusterSnapshot:
     factor = draw(st.floats(1, 20))
     if number == len(cluster.nodes):
         link = cluster.links[0]
-        quicker = dataclasses.replace(link, bytes_per_s=link.bytes_per_s * factor, latency_s=link.latency_s / factor)
+        quicker = dataclasses.replace(
+            link,
+            bytes_per_s=link.bytes_per_s * factor,
+            latency_s=link.latency_s / factor,
+            incast=link.incast / draw(st.sampled_from([1, 4, math.inf])),
+        )
         return dataclasses.replace(cluster, links=(quicker,))
     name = draw(st.sampled_from(sorted(FIGURES)))
     old = cluster.nodes[number]
