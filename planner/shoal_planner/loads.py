@@ -13,9 +13,9 @@ from typing import NamedTuple
 from shoal_planner.algorithms import DIRECT
 from shoal_planner.costs import CostModel, PartTime
 from shoal_planner.groups import collective_of
-from shoal_planner.memory import StageMemory, held_elements, part_elements, stage_memory, unit_elements
+from shoal_planner.memory import StageMemory, stage_memory, unit_elements
 from shoal_planner.plan import Plan, Recompute, Replica, Stage
-from shoal_planner.sharding import WHOLE, Shards, shards
+from shoal_planner.sharding import WHOLE, Place, Shards, shards
 
 
 class Holder(NamedTuple):
@@ -105,7 +105,7 @@ def _holders(plan: Plan, places: list[tuple[int, int]]) -> Iterator[Holder]:
 
 def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[ReplicaLoad, ...]:
     """In the order of the plan. Raises KeyError for a node that the cluster lacks."""
-    owned = _owned(plan, costs, parts)
+    owned, hosted = _owned(plan, costs, parts)
     shared = shards(plan, costs)
     known: dict[tuple[object, ...], tuple[PartTime, StageMemory]] = {}
     found = []
@@ -115,8 +115,7 @@ def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> t
             ends = (s == 0, s == len(pipeline.stages) - 1)
             layers = tuple(stage.recomputed().items())
             for r, replica in enumerate(stage.replicas):
-                mine = owned[p, s, r]
-                away = mine * _offloaded_share(costs, stage, replica.tp, ends) if stage.overrides else 0.0
+                mine, away = owned[p, s, r], hosted.get((p, s, r), 0.0)
                 its = shared.get((p, s, r), WHOLE)
                 key = (costs.kind(replica.node), replica.tp, replica.samples, layers, ends, in_flight, mine, away, its)
                 if key not in known:
@@ -170,10 +169,11 @@ def _time_and_memory(
     return time, memory
 
 
-def _owned(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> dict[tuple[int, int, int], float]:
-    """Elements of optimizer state by (pipeline, stage, replica): each unit's among its holders by their shares, or all
-    of it at each."""
-    found: dict[tuple[int, int, int], float] = {}
+def _owned(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[dict[Place, float], dict[Place, float]]:
+    """Elements of optimizer state by replica: each unit's among its holders by their shares, or all of it at each. And
+    those of them that live on hosts."""
+    found: dict[Place, float] = {}
+    hosted: dict[Place, float] = {}
     split = plan.sharding.optimizer != "none"
     model = costs.job.model
     for part in parts:
@@ -181,17 +181,19 @@ def _owned(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> dict[tup
         each = {tp: unit_elements(model, part.first, tp) * (part.last - part.first) for tp in _degrees(part)}
         for holder in part.holders:
             key = (holder.pipeline, holder.stage, holder.replica)
-            found[key] = found.get(key, 0.0) + each[holder.tp] * (holder.share / total if split else 1.0)
-    return found
+            mine = each[holder.tp] * (holder.share / total if split else 1.0)
+            found[key] = found.get(key, 0.0) + mine
+            stage = plan.pipelines[holder.pipeline].stages[holder.stage]
+            if stage.overrides and (away := _offloaded(stage, part)):
+                hosted[key] = hosted.get(key, 0.0) + mine * away / (part.last - part.first)
+    return found, hosted
 
 
 def _degrees(part: Segment) -> set[int]:
     return {holder.tp for holder in part.holders}
 
 
-def _offloaded_share(costs: CostModel, stage: Stage, tp: int, ends: tuple[bool, bool]) -> float:
-    """Of the optimizer state of a stage, as if all its units were split alike."""
-    model = costs.job.model
-    block = part_elements(model, "block", tp)
-    held = held_elements(model, tp, stage.last - stage.first, embedding=ends[0], head=ends[1])
-    return stage.offloaded() * block / held
+def _offloaded(stage: Stage, part: Segment) -> int:
+    """How many units of the segment keep their optimizer state on the host; unit 1 + i is layer i."""
+    spans = (entry.layers for entry in stage.overrides if entry.offload == "optimizer")
+    return sum(max(0, min(last + 1, part.last) - max(first + 1, part.first)) for first, last in spans)

@@ -30,6 +30,7 @@ from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained, mend_plan
+from shoal_planner.rescue import rescue
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
 
@@ -92,11 +93,11 @@ def plan(
     copies, why = _copies(job, snapshot), ""
     before = dataclasses.replace(previous, groups=()) if previous is not None and _runs(previous, features) else None
     try:
-        search = _searched(costs, copies, before, late)
+        search = _searched(costs, copies, before, late, features)
     except HostTooSmall as error:
         if job.checkpoint.copies != "auto" or not copies:
             raise
-        search = _searched(costs, 0, before, late)
+        search = _searched(costs, 0, before, late, features)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
     scored = sorted(search.scored.values(), key=_by_step)
     running = search.running
@@ -123,7 +124,9 @@ def plan(
     )
 
 
-def _searched(costs: CostModel, copies: int, previous: Plan | None, late: Callable[[], bool]) -> Search:
+def _searched(
+    costs: CostModel, copies: int, previous: Plan | None, late: Callable[[], bool], features: Features
+) -> Search:
     """A search that found something, with so many copies of the state. Raises NoPlanFits."""
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
@@ -138,9 +141,20 @@ def _searched(costs: CostModel, copies: int, previous: Plan | None, late: Callab
         fast.run()
         for found in fast.scored.values():  # what is not there to tempt the search does it no harm
             search.consider(found)
+    if not search.scored and features.offload:
+        refusal = search.refusal
+        rescue(costs, lambda roomy: _fastest(roomy, copies, late), search.consider)
+        if not (copies and isinstance(search.refusal, HostTooSmall)):  # else fewer copies may make room
+            search.refusal = refusal
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
+
+
+def _fastest(costs: CostModel, copies: int, late: Callable[[], bool]) -> list[Plan]:
+    found = Search(costs, copies, late)
+    found.run()
+    return sorted(found.scored.values(), key=step_s)
 
 
 def _without_stragglers(costs: CostModel) -> ClusterSnapshot | None:

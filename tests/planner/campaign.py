@@ -1,6 +1,6 @@
 """Campaigns over random clusters: what must hold of every plan, seed by seed, and what did not.
 
-    python tests/planner/campaign.py oracle|units|memory|model|monotone|larger|slow --seeds A-B [--out DIR]
+    python tests/planner/campaign.py oracle|units|memory|tight|model|monotone|larger|slow --seeds A-B [--out DIR]
 
 prints each seed that failed, counts, and the CPU seconds of `plan()`. With --out, what failed is written there as
 JSON. Owns the judgements; instances are drawn in `random_clusters`, brute force is in `oracle`.
@@ -145,6 +145,23 @@ def _wider(found: PlanResult | None, *, one_replica: bool) -> bool:
 def judge_memory(seed: int, most_devices: int = 64) -> Tally:
     """Any number of devices: the plan passes `score` and a recount of the memory of each device and host."""
     instance = draw_large(seed, most_devices=most_devices)
+    tally = Tally(seed=seed, num_checked=1)
+    found = tally.plan(instance)
+    if found is not None:
+        _judge_plan(tally, instance, found)
+    return tally
+
+
+def judge_tight(seed: int, most_devices: int = 32) -> Tally:
+    """As `memory`, on devices with so little of it that many plans keep state on hosts or share it unevenly."""
+    drawn = draw_large(seed, most_devices=most_devices)
+    rng = random.Random(f"tight {seed}")
+    overrides = tuple(
+        dataclasses.replace(entry, memory_bytes=int(entry.memory_bytes * rng.uniform(0.25, 0.9)))
+        for entry in drawn.cluster.overrides
+        if entry.memory_bytes is not None
+    )
+    instance = dataclasses.replace(drawn, cluster=dataclasses.replace(drawn.cluster, overrides=overrides))
     tally = Tally(seed=seed, num_checked=1)
     found = tally.plan(instance)
     if found is not None:
@@ -307,6 +324,7 @@ JUDGES: dict[str, Callable[[int], Tally]] = {
     "oracle": judge_oracle,
     "units": judge_units,
     "memory": judge_memory,
+    "tight": judge_tight,
     "model": judge_model,
     "monotone": judge_monotone,
     "larger": judge_larger,

@@ -12,7 +12,7 @@ from random_clusters import Instance
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import JobSpec
-from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Replica, Sharding, Stage
+from shoal_planner.plan import Level, Override, Pipeline, Plan, Recompute, Replica, Sharding, Stage
 
 LEVELS: tuple[Level, ...] = ("none", "group", "node", "cluster")
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -71,13 +71,29 @@ def _pipeline(rng: random.Random, job: JobSpec, cells: list[Cell], samples: int)
     for here, count in zip(stages, _layers(rng, job.model.layers, depth), strict=True):
         shares = _deal(rng, micro_batch, len(here), least=1)
         replicas = tuple(
-            Replica(node=node, devices=devices, tp=len(devices), samples=share)
+            Replica(
+                node=node,
+                devices=devices,
+                tp=len(devices),
+                samples=share,
+                state_share=rng.choice((1.0, 1.0, 1.0, 0.25, 3.0)),
+            )
             for (node, devices), share in zip(here, shares, strict=True)
         )
         recompute = rng.choice(RECOMPUTATIONS) if job.train.recompute == "auto" else "none"
-        made.append(Stage(layers=((first, first + count),), replicas=replicas, recompute=recompute))
+        layers = (first, first + count)
+        made.append(Stage(layers=(layers,), replicas=replicas, recompute=recompute, overrides=_hosted(rng, layers)))
         first += count
     return Pipeline(micro_batch=micro_batch, micro_batches=samples // micro_batch, stages=tuple(made))
+
+
+def _hosted(rng: random.Random, layers: tuple[int, int]) -> tuple[Override, ...]:
+    """In a quarter of the stages the optimizer state of some layers is on the host."""
+    first, last = layers
+    if first == last or rng.random() < 0.75:
+        return ()
+    begin = rng.randrange(first, last)
+    return (Override(layers=(begin, rng.randint(begin + 1, last)), offload="optimizer"),)
 
 
 def _layers(rng: random.Random, layers: int, depth: int) -> list[int]:

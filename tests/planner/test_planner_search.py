@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -23,6 +24,11 @@ from shoal_planner.search import plan, step_s
 EMBEDDED = make_cluster(
     ("big", "cpu-2t", 1, 1), ("small", "cpu-1t", 4, 1), memory_mib={"cpu-2t": 512, "cpu-1t": 90}, host_memory_gib=2
 )
+
+
+def undivided(job: JobSpec) -> JobSpec:
+    """Its state stays whole, and where the layers are."""
+    return dataclasses.replace(job, train=dataclasses.replace(job.train, sharding="none"))
 
 
 def checked(found: Plan, job: JobSpec, cluster: ClusterSnapshot, profile: Profile | None = None) -> None:
@@ -190,7 +196,7 @@ def test_device_types_and_least_devices_are_kept() -> None:
             "snapshots of the model need",
         ),
         (
-            make_job(layers=7),
+            undivided(make_job(layers=7)),
             make_cluster(
                 ("a", "cpu-2t", 1, 1), ("b", "cpu-1t", 1, 1), memory_mib={"cpu-2t": 90, "cpu-1t": 3}, host_memory_gib=9
             ),
