@@ -52,13 +52,16 @@ def programs(plan: Plan, model: ModelSpec) -> tuple[Program, ...]:
     """The program of each rank, indexed by rank."""
     ranks = {(place.pipeline, place.stage, place.replica, place.tp_rank): place.rank for place in plan.places()}
     tails: dict[tuple[int, int], Program] = {}
+    widest = max(
+        len(sync_units(plan, model, p, s)) for p, pipe in enumerate(plan.pipelines) for s in range(len(pipe.stages))
+    )
     built: list[Program] = []
     for place in plan.places():
         pipeline = plan.pipelines[place.pipeline]
         routes = _routes(pipeline, place.pipeline, place.stage, place.replica, place.tp_rank, ranks)
         key = (place.pipeline, place.stage)
         if key not in tails:
-            tails[key] = _tail(sync_units(plan, model, *key))
+            tails[key] = _tail(sync_units(plan, model, *key), widest)
         depth = len(pipeline.stages)
         built.append((*_micro_batches(depth - place.stage, pipeline.micro_batches, routes), *tails[key]))
     return tuple(built)
@@ -105,12 +108,20 @@ def _micro_batches(depth: int, micro_batches: int, routes: _Routes) -> Iterator[
                 yield SendGradient(micro_batch=number, peer=route.peer, first=route.first, last=route.last)
 
 
-def _tail(units: tuple[int, ...]) -> Program:
+def _tail(units: tuple[int, ...], widest: int) -> Program:
+    """One order of units for all ranks, or they would wait for each other in a ring: first the multiples of the most
+    units that a stage has, then those one further, and so on.
+
+    No stage has two units that far apart, so units side by side in this order have no rank in common and are exchanged
+    at the same time. In ascending order, where pipelines are cut at different layers, each stage would wait for the one
+    above it, and all units of the model would come one after the other.
+    """
+    dealt = sorted(units, key=lambda unit: (unit % widest, unit))
     return (
-        *(Reduce(unit=unit) for unit in reversed(units)),
+        *(Reduce(unit=unit) for unit in reversed(dealt)),
         Vote(),
         Update(),
-        *(Gather(unit=unit) for unit in units),
+        *(Gather(unit=unit) for unit in dealt),
     )
 
 
