@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal_planner.cluster import ClusterSnapshot, Node
@@ -18,9 +18,17 @@ from shoal_planner.job import JobSpec
 from shoal_planner.market import Market, Offer
 from shoal_planner.moving import Outlook
 from shoal_planner.plan import Plan
-from shoal_planner.pool_history import HOUR_S
-from shoal_planner.pools import PoolNode
-from shoal_planner.preemption import ON_DEMAND, PreemptionRate, known_rate, unknown_rate
+from shoal_planner.pool_history import HOUR_S, Observed
+from shoal_planner.pools import PoolNode, PoolRate, pool_rates
+from shoal_planner.preemption import (
+    ON_DEMAND,
+    PUBLIC_PRIOR,
+    PreemptionRate,
+    RatePrior,
+    estimates,
+    known_rate,
+    unknown_rate,
+)
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
 from shoal_planner.search import plan as find_plan
@@ -30,7 +38,8 @@ Counts = tuple[int, ...]  # of nodes of each offer, in the order of the market
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appraisal:
-    """A fleet with its plan; nodes that the plan left unused are not in it any more."""
+    """A fleet with its plan; nodes that the plan left unused are not in it any more. `job_tokens` are those that are
+    still to be trained; `rates` by offer."""
 
     counts: Counts
     snapshot: ClusterSnapshot
@@ -39,6 +48,7 @@ class Appraisal:
     copies_reason: str
     price_per_hour: float
     job_tokens: int
+    rates: tuple[PoolRate, ...]
 
     @property
     def tokens_per_s(self) -> float:
@@ -57,7 +67,8 @@ class Appraisal:
 class Appraiser:
     """Fleets are appraised until so many devices have been planned for, or until `time_limit_s`; then no more.
 
-    The number of devices is what planning takes time by, so the first limit makes the same answer on any machine.
+    The number of devices is what planning takes time by, so the first limit makes the same answer on any machine. The
+    clock is looked at between two fleets alone. `done_steps` of the job are behind it.
     """
 
     def __init__(
@@ -70,6 +81,7 @@ class Appraiser:
         figures: RecoveryFigures,
         seed: int,
         most_devices: int,
+        done_steps: int,
         time_limit_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -82,6 +94,7 @@ class Appraiser:
         self.truncated = False
         self._profile = profile
         self._seed = seed
+        self.tokens_left = (job.train.steps - done_steps) * job.train.tokens_per_step
         self._devices_left = most_devices
         self._devices_kept = most_devices // 2
         self._ends_s = clock() + time_limit_s
@@ -175,7 +188,8 @@ class Appraiser:
             goodput=choice.best,
             copies_reason=choice.reason,
             price_per_hour=self.market.price_per_hour(counted),
-            job_tokens=self.job.train.steps * self.job.train.tokens_per_step,
+            job_tokens=self.tokens_left,
+            rates=pool_rates(self._pools(snapshot)),
         )
 
     def _offer(self, node: Node) -> str:
@@ -186,9 +200,16 @@ class Appraiser:
         return {node_id: PoolNode(pool=name, rate=self.rates[name]) for node_id, name in names.items()}
 
 
-def rate_of(offer: Offer) -> PreemptionRate:
+def rate_of(offer: Offer, prior: RatePrior = PUBLIC_PRIOR) -> PreemptionRate:
     """What the offer says of itself, else what is expected of any spot node."""
     if not offer.node.spot:
         return ON_DEMAND
     stated = offer.node.preemptions_per_hour
-    return unknown_rate() if stated is None else known_rate(stated)
+    return unknown_rate(prior) if stated is None else known_rate(stated, prior)
+
+
+def offer_rates(market: Market, histories: Sequence[Observed]) -> dict[str, PreemptionRate]:
+    """For every offer, from what became of pools: those of its name, and others that say what pools are like. A history
+    goes before what an offer says of itself."""
+    prior, rates = estimates(histories)
+    return {offer.name: rates.get(offer.name) or rate_of(offer, prior) for offer in market.offers}

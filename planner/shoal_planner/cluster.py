@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shoal_planner.datasheets import DATASHEETS
 from shoal_planner.errors import InvalidField
 from shoal_planner.ranges import Range, check_range, check_ranges
-from shoal_planner.strict import check_document, number, read
+from shoal_planner.strict import check_document, check_known, number, read
 
 GIB = 1024**3
 MAX_NODES = 4096
@@ -265,9 +265,7 @@ def parse_cluster(value: object) -> ClusterSnapshot:
     Whether the device types are known is not checked here but where their figures are looked up (catalogue).
     """
     value = check_document(value, "cluster")
-    for key in value:
-        if key not in ("nodes", "devices", "links"):
-            raise InvalidField(str(key), value[key], "is not a known field; known: nodes, devices, links")
+    check_known(value, ("nodes", "devices", "links"))
     overrides = _overrides(value.get("devices") or {})
     entries = value.get("nodes")
     if not isinstance(entries, list | tuple) or not entries:

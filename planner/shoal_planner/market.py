@@ -15,7 +15,7 @@ from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import MAX_NODES, ClusterSnapshot, DeviceOverride, Link, Node, parse_cluster
 from shoal_planner.errors import InvalidField
 from shoal_planner.ranges import check_range
-from shoal_planner.strict import check_document, read
+from shoal_planner.strict import check_document, check_known, number, read
 
 _KEYS = ("offers", "devices", "links")
 
@@ -86,9 +86,7 @@ _OFFER_KEYS = tuple(field.name for field in dataclasses.fields(_Availability))
 def parse_market(value: object) -> Market:
     """The market in a mapping of the published format (`offers`, `devices`, `links`). Raises InvalidField."""
     value = check_document(value, "market")
-    for key in value:
-        if key not in _KEYS:
-            raise InvalidField(str(key), value[key], f"is not a known field; known: {', '.join(_KEYS)}")
+    check_known(value, _KEYS)
     entries = value.get("offers")
     if not isinstance(entries, list | tuple) or not entries:
         raise InvalidField("offers", entries, "must be a list of at least one offer")
@@ -114,6 +112,7 @@ def _figures(entry: object, path: str) -> _Availability:
         raise InvalidField(f"{path}.count", entry["count"], "is not a field of an offer; did you mean 'available'?")
     if "price_per_hour" not in entry:
         raise InvalidField(f"{path}.price_per_hour", None, "is required")
+    check_range(f"{path}.price_per_hour", number(entry["price_per_hour"], f"{path}.price_per_hour"), 1e-9, 1e6)
     return read(_Availability, {name: entry[name] for name in _OFFER_KEYS if name in entry}, path)
 
 
@@ -129,8 +128,6 @@ def _cluster(entries: list[Any] | tuple[Any, ...], value: Mapping[Any, Any]) -> 
 
 def _check(offer: Offer, cluster: ClusterSnapshot, path: str) -> None:
     """What the cluster's reader leaves to others, or does not ask of nodes that are there already."""
-    if not offer.price_per_hour > 0:
-        raise InvalidField(f"{path}.price_per_hour", offer.price_per_hour, "must be more than zero")
     try:
         device_type(offer.node.device, cluster.overrides)
         if offer.available > 1:

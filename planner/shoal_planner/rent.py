@@ -21,12 +21,12 @@ from shoal_planner.preemption import PreemptionRate
 from shoal_planner.profile import Profile
 from shoal_planner.ranges import check_range
 from shoal_planner.rent_search import Wish, improve, propose, survives
-from shoal_planner.rent_templates import Offered, find_templates
+from shoal_planner.rent_templates import Offered, cheapest_single, find_templates
 
 Objective = Literal["throughput", "cost"]
-# Devices planned for while fleets are compared: what makes an answer a matter of seconds.
-MOST_DEVICES = 1200
-TIME_LIMIT_S = 8.0
+# Devices planned for while fleets are compared: what makes an answer a matter of seconds, and the same on any machine.
+MOST_DEVICES = 900
+TIME_LIMIT_S = 60.0
 # A fleet that keeps more of the nodes already rented may be this much worse: changing them costs a pause each.
 KEEP_SHARE = 0.02
 ALTERNATIVES = 5
@@ -72,6 +72,7 @@ def rent(
     survive: bool = False,
     previous: Mapping[str, int] | None = None,
     rates: Mapping[str, PreemptionRate] | None = None,
+    done_steps: int = 0,
     profile: Profile | None = None,
     figures: RecoveryFigures = DEFAULT_FIGURES,
     seed: int = 0,
@@ -81,8 +82,10 @@ def rent(
     """The fleet with the highest expected goodput, or the lowest price per token, among those found.
 
     `survive`: only fleets that hold a node that is not spot, or still fit the job without the spot nodes of any one
-    device type. `rates` (by offer) go before what the market says of preemptions. The same arguments give the same
-    answer unless the time limit cut the search short (`truncated`).
+    device type. `rates` (by offer) go before what the market says of preemptions. `previous` is what is rented already,
+    by offer: what can still be had of it is kept unless that is more than 2 % worse than the best fleet found. After
+    `done_steps` of the job, hours and dollars are those of the rest. The same arguments give the same answer unless the
+    time limit cut the search short between two fleets (`truncated`).
 
     Raises InvalidField if nothing can be bought, and NoPlanFits if no fleet found fits the job, gets anything done, or
     is done in time.
@@ -91,18 +94,25 @@ def rent(
     check_range("budget", budget_per_hour, 1e-9, 1e9)
     if deadline_h is not None:
         check_range("deadline", deadline_h, 1e-9, 1e9)
+    if not 0 <= done_steps < job.train.steps:
+        raise InvalidField("done", done_steps, f"must be fewer steps than the job has ({job.train.steps:,}), or none")
     most = _affordable(job, market, budget_per_hour)
-    appraiser = Appraiser(
-        job,
-        market,
-        profile=profile or Profile(),
-        rates=rates or {},
-        figures=figures,
-        seed=seed,
-        most_devices=MOST_DEVICES,
-        time_limit_s=time_limit_s,
-        clock=clock,
-    )
+
+    def fresh() -> Appraiser:
+        return Appraiser(
+            job,
+            market,
+            profile=profile or Profile(),
+            rates=rates or {},
+            figures=figures,
+            seed=seed,
+            most_devices=MOST_DEVICES,
+            done_steps=done_steps,
+            time_limit_s=time_limit_s,
+            clock=clock,
+        )
+
+    appraiser = fresh()
     held = tuple(min((previous or {}).get(offer.name, 0), offer.available) for offer in market.offers)
     wish = Wish(
         budget_per_hour=budget_per_hour,
@@ -116,6 +126,8 @@ def rent(
     for counts in propose(appraiser, offered, wish):
         appraiser.appraise(counts)
     improve(appraiser, offered, wish)
+    if not appraiser.appraised():
+        raise NoPlanFits(_too_little(appraiser, fresh(), wish))
     ranked = _ranked(appraiser, offered, wish)
     best = _kept_most(ranked, wish)
     return RentResult(
@@ -131,14 +143,6 @@ def rent(
         held=sum(held),
         kept=sum(map(min, best.counts, held)),
     )
-
-
-def rerent(
-    previous: Mapping[str, int], job: JobSpec, market: Market, budget_per_hour: float, **options: object
-) -> RentResult:
-    """As `rent`, when the market has changed while nodes are rented: those that can still be had are kept unless that
-    is more than 2 % worse than the best fleet found. `previous` is counts by offer."""
-    return rent(job, market, budget_per_hour, previous=previous, **options)  # type: ignore[arg-type]
 
 
 def _affordable(job: JobSpec, market: Market, budget_per_hour: float) -> Counts:
@@ -163,14 +167,27 @@ def _affordable(job: JobSpec, market: Market, budget_per_hour: float) -> Counts:
     )
 
 
+def _too_little(appraiser: Appraiser, beyond: Appraiser, wish: Wish) -> str:
+    """Why no fleet fits, and for how much money one would: `beyond` has all its questions left."""
+    counts, problem = appraiser.refusal
+    market, allowed = appraiser.market, appraiser.job.limits.device_types
+    text = (
+        f"no fleet within {wish.budget_per_hour:g} USD an hour fits the job; "
+        f"not even {describe(_fleet(market, counts))}: {problem}"
+    )
+    there = tuple(0 if allowed and offer.node.device not in allowed else offer.available for offer in market.offers)
+    cheapest = cheapest_single(beyond, there)
+    if cheapest is None:
+        return f"{text}; nor does any fleet of a single offer that was tried, whatever it costs"
+    price = market.price_per_hour({entry.offer: entry.count for entry in _fleet(market, cheapest)})
+    fleet = describe(_fleet(market, cheapest))
+    return f"{text}; the cheapest fleet of a single offer that fits, {fleet}, costs {price:.4g} USD an hour"
+
+
 def _ranked(appraiser: Appraiser, offered: Offered, wish: Wish) -> list[Appraisal]:
     """Best first, each fleet once. Raises NoPlanFits, saying what stands in the way."""
     found = {appraisal.counts: appraisal for appraisal in appraiser.appraised()}
     budget = f"{wish.budget_per_hour:g} USD an hour"
-    if not found:
-        counts, problem = appraiser.refusal
-        largest = describe(_fleet(appraiser.market, counts))
-        raise NoPlanFits(f"no fleet within {budget} fits the job; not even {largest}: {problem}")
     safe = [appraisal for appraisal in found.values() if not wish.survive or survives(appraiser, offered, appraisal)]
     if not safe:
         raise NoPlanFits(
@@ -187,9 +204,10 @@ def _ranked(appraiser: Appraiser, offered: Offered, wish: Wish) -> list[Appraisa
             "checkpoints at shorter intervals, or hosts with memory for copies, may help"
         )
     if not wish.in_time(ranked[0]):
+        fastest = min(safe, key=lambda appraisal: appraisal.hours)
         raise NoPlanFits(
             f"no fleet within {budget} is done in {wish.deadline_h:g} hours; the fastest found takes "
-            f"{min(appraisal.hours for appraisal in safe):.3g}"
+            f"{fastest.hours:.3g}: {describe(_fleet(appraiser.market, fastest.counts))}"
         )
     return ranked
 

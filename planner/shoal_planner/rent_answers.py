@@ -13,13 +13,15 @@ from shoal_planner.rent import Rented, RentResult
 
 def rent_answer(result: RentResult, market: Market, *, budget_per_hour: float, seed: int) -> dict[str, Any]:
     """`fleet` says what to rent, `plan` what runs on it. `tokens_per_s` and `hours` are expected with preemptions;
-    `plan.predicted` is without any. `alternatives` are best first."""
+    `plan.predicted` is without any. `rates` say how often nodes of each offer are lost, and who says so. `alternatives`
+    are best first."""
     return {
         "fleet": [_entry(entry, market) for entry in result.fleet],
         "budget_per_hour": budget_per_hour,
         **_figures(result.best),
         "reason": result.reason,
         "goodput": dataclasses.asdict(result.best.goodput),
+        "rates": [dataclasses.asdict(rate) for rate in result.best.rates],
         "plan": plan_to_mapping(result.best.plan),
         "alternatives": [
             {"fleet": {entry.offer: entry.count for entry in fleet}, **_figures(appraisal)}

@@ -134,8 +134,7 @@ def _cheap(appraiser: Appraiser, offered: Offered, wish: Wish) -> Iterator[Count
     cheaper than a small fleet, but a larger one may need no recomputation."""
     need = 0.0
     if wish.deadline_h is not None:
-        train = appraiser.job.train
-        need = train.steps * train.tokens_per_step / (wish.deadline_h * 3600)
+        need = appraiser.tokens_left / (wish.deadline_h * 3600)
 
     def price(template: Template) -> float:
         return template.price_per_hour / template.tokens_per_s

@@ -58,6 +58,14 @@ def find_templates(appraiser: Appraiser, most: Counts) -> Offered:
     )
 
 
+def cheapest_single(appraiser: Appraiser, most: Counts) -> Counts | None:
+    """The smallest fleet of one kind that fits the job, of all kinds the one that costs least."""
+    sizes = ((kind, _smallest(appraiser, kind, most)) for kind in range(len(most)))
+    fleets = [_single(len(most), kind, count) for kind, count in sizes if count is not None]
+    ordered = sorted(fleets, key=lambda counts: (_price(appraiser, counts), counts))
+    return next((counts for counts in ordered if appraiser.appraise(counts) is not None), None)
+
+
 def _single(kinds: int, kind: int, count: int) -> Counts:
     return tuple(count if other == kind else 0 for other in range(kinds))
 

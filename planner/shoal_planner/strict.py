@@ -56,6 +56,13 @@ def check_document(value: object, name: str) -> Mapping[Any, Any]:
     return value
 
 
+def check_known(value: Mapping[Any, Any], known: Sequence[str]) -> None:
+    """Raises InvalidField for the first key that is none of these."""
+    for key in value:
+        if key not in known:
+            raise InvalidField(str(key), value[key], _unknown(str(key), dict.fromkeys(known)))
+
+
 def _kind(value: object) -> str:
     return "a list" if isinstance(value, list | tuple) else f"no more than {show(value)}"
 

@@ -70,6 +70,7 @@ def status(job_id: JobId, as_json: AsJson = False) -> None:
     """Show a job: state, reason, progress."""
     with Client() as client:
         job = client.get(job_id)
+        job["cost"] = client.cost(job_id)
     if as_json:
         show_json(job)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -36,11 +38,13 @@ def rent(
         list[str] | None, typer.Option(metavar="OFFER=COUNT", help="Nodes rented already; kept where that pays.")
     ] = None,
     history: Annotated[
-        list[str] | None, typer.Option(metavar="OFFER=FILE", help="What became of such spot nodes, as CSV.")
+        list[str] | None,
+        typer.Option(metavar="[OFFER=]FILE", help="What became of spot nodes of an offer, or of others, as CSV."),
     ] = None,
+    done: Annotated[int, typer.Option(metavar="STEPS", help="Steps of the job that are behind it.")] = 0,
     profile: ProfileFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
-    time_limit: Annotated[float, typer.Option(min=0.001, help="Longest search, in seconds.")] = 8.0,
+    time_limit: Annotated[float, typer.Option(min=0.001, help="Longest search, in seconds.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Choose machines for a job and a budget, among those that a market offers."""
@@ -62,6 +66,7 @@ def rent(
             survive=survive,
             previous=counts,
             rates=rates,
+            done_steps=done,
             seed=seed,
             time_limit_s=time_limit,
         )
@@ -75,7 +80,7 @@ def rent(
     if as_json:
         show_json(answer)
     else:
-        _show(answer)
+        _show(answer, done=done, steps_left=spec.train.steps - done)
     if result.truncated:
         say(f"the search was cut short after {result.search_s:.3g} s; a longer --time-limit may find a better fleet")
 
@@ -91,23 +96,28 @@ def _held(given: list[str], market: Market) -> dict[str, int]:
 
 
 def _rates(given: list[str], market: Market) -> dict[str, PreemptionRate]:
-    """From each history by itself: other pools count as `estimate` knows them."""
+    """A history without an offer is that of another pool, and named by its file."""
+    from shoal_planner.appraise import offer_rates
     from shoal_planner.pool_history import observe
-    from shoal_planner.preemption import estimate
 
-    pairs = [_pair("--history", entry, market) for entry in given]
-    return {name: estimate(observe(read_history_of(name, file))) for name, file in pairs}
+    pairs = [_pair("--history", entry, market) if "=" in entry else (entry, entry) for entry in given]
+    twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if twice:
+        raise BadUsage(f"--history: {twice[0]} is given twice")
+    return offer_rates(market, [observe(read_history_of(name, file)) for name, file in pairs])
 
 
 def _pair(option: str, entry: str, market: Market) -> tuple[str, str]:
     name, _, rest = entry.partition("=")
     known = [offer.name for offer in market.offers]
     if name not in known:
-        raise BadUsage(f"{option} {entry}: {name!r} is not an offer of the market; known: {', '.join(known)}")
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise BadUsage(f"{option} {entry}: {name!r} is not an offer of the market; {hint}")
     return name, rest
 
 
-def _show(answer: dict[str, Any]) -> None:
+def _show(answer: dict[str, Any], *, done: int, steps_left: int) -> None:
     table(
         ("OFFER", "NODES", "DEVICES", "ZONE", "MARKET", "USD/H EACH", "USD/H"),
         (
@@ -138,9 +148,15 @@ def _show(answer: dict[str, Any]) -> None:
                 for other in answer["alternatives"]
             ),
         )
-        print()
+    print()
+    table(
+        ("OFFER", "EACH LOST", "KNOWN FROM"),
+        ((rate["pool"], f"{rate['per_node_h']:.2g} times an hour", rate["source"]) for rate in answer["rates"]),
+    )
+    print()
     if answer["hours"] is not None:
-        print(f"expected: {answer['hours']:.4g} hours for the whole job, {answer['usd']:,.2f} USD")
+        what = f"the {steps_left:,} steps that are left" if done else "the whole job"
+        print(f"expected: {answer['hours']:.4g} hours for {what}, {answer['usd']:,.2f} USD")
     if "profile" in answer:
         print(calibrated_by(answer["profile"]))
     if answer["held"]:

@@ -78,8 +78,21 @@ def show_job(job: Mapping[str, Any]) -> None:
         ("recoveries", f"{status['recoveries']} ({status['redone_steps']} steps redone, {status['lost_steps']} lost)"),
         ("plan", None if status["plan_id"] is None else f"{status['plan_id']}, epoch {status['epoch']}"),
         ("cluster", job["cluster_id"]),
+        ("cost so far", _cost(job["cost"])),
     ]
     table(("", ""), rows)
+
+
+def _cost(cost: Mapping[str, Any]) -> str | None:
+    """As in "3.42 USD: 3 x 4 A100-80G spot for 1.2 h, 2.9 USD; ..."; None where nothing has a price."""
+    if not cost["usd"]:
+        return None
+    parts = [
+        f"{entry['num_nodes']} x {entry['devices']} {entry['device']}{' spot' if entry['spot'] else ''} "
+        f"for {entry['node_hours']:.3g} node-hours, {entry['usd']:,.2f} USD"
+        for entry in cost["charges"]
+    ]
+    return f"{cost['usd']:,.2f} USD: {'; '.join(parts)}"
 
 
 def show_nodes(nodes: Iterable[Mapping[str, Any]]) -> None:

@@ -103,6 +103,10 @@ class Client:
     def recoveries(self, job_id: str) -> dict[str, Any]:
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/recoveries")
 
+    def cost(self, job_id: str) -> dict[str, Any]:
+        """What the nodes that the job has had cost so far, in dollars, by type of node."""
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}/cost")
+
     def nodes(self) -> builtins.list[dict[str, Any]]:
         items: builtins.list[dict[str, Any]] = self._call("GET", "/v1/nodes")["items"]
         return items

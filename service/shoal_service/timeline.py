@@ -98,7 +98,7 @@ def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -
     created_at_s = min(created_at_s, events[0].at_s) if events else created_at_s
     end_at_s = max(end_at_s, events[-1].at_s) if events else end_at_s
     scale = _Scale(created_at_s, max(end_at_s, created_at_s + 1.0))
-    nodes = _node_spans(events, end_at_s)
+    nodes = node_spans(events, end_at_s)
     eventful = [name for name, spans in nodes.items() if len(spans) > 1 or spans[0][2] is not None or spans[0][3]]
     shown = sorted(nodes) if len(nodes) <= MAX_NODES else sorted(eventful)[:MAX_NODES]
     lanes = [_job_lane(events, scale, created_at_s)]
@@ -161,7 +161,7 @@ def _job_lane(events: Sequence[Event], scale: _Scale, created_at_s: float) -> La
 _Span = tuple[float, float, Mapping[str, Any] | None, bool]
 
 
-def _node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span]]:
+def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span]]:
     """Per node: (from, until, how it was lost or None, whether it joined later)."""
     spans: dict[str, list[_Span]] = {}
     alive: dict[str, tuple[float, bool]] = {}

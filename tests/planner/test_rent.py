@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from rent_ground import AVAILABLE, PRICES, market, offer, rent_job
 
-from shoal_planner.bill import Bill
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
 from shoal_planner.market import Market, parse_market
 from shoal_planner.preemption import PreemptionRate
-from shoal_planner.rent import RentResult, rent, rerent
+from shoal_planner.rent import RentResult, rent
 from shoal_planner.rent_answers import rent_answer
 from shoal_planner.score import score
 from shoal_planner.search import plan
@@ -225,9 +224,9 @@ def test_a_market_of_many_large_nodes_is_no_matter_of_minutes() -> None:
             ]
         }
     )
-    result = rent(rent_job(), offers, 300, time_limit_s=5)
+    result = rent(rent_job(), offers, 300, clock=no_clock)
     assert_within(result, offers, 300)
-    assert result.num_plans < 60 and result.search_s < 20
+    assert result.num_plans < 60
 
 
 def test_a_clock_that_runs_out_cuts_the_search_short_and_says_so() -> None:
@@ -249,10 +248,9 @@ def test_the_answer_is_plain_json() -> None:
     assert answer["alternatives"] and answer["truncated"] is False
 
 
-def test_when_the_market_changes_what_survives_is_kept_and_the_bill_goes_on() -> None:
+def test_when_the_market_changes_what_survives_is_kept() -> None:
     """A scripted provider: some of the nodes held are taken away, and another offer has become cheaper."""
     before, held = market(SMALL, spot=True, inter_gbit_per_s=FAST), small(6).counts()
-    bill = Bill(since_s=0.0).changed(0.0, held, before)
     lost = {name: max(0, count - 1) for name, count in held.items()}
     after = parse_market(
         {
@@ -266,28 +264,25 @@ def test_when_the_market_changes_what_survives_is_kept_and_the_bill_goes_on() ->
         }
     )
     fresh = rent(JOB, after, 6, clock=no_clock)
-    again = rerent(held, JOB, after, 6, clock=no_clock)
+    again = rent(JOB, after, 6, previous=held, clock=no_clock)
     assert_within(again, after, 6)
     assert again.held == sum(lost.values())
     assert again.kept >= sum(min(fresh.counts().get(name, 0), count) for name, count in lost.items())
     assert again.best.tokens_per_s >= 0.98 * fresh.best.tokens_per_s
-    bill = bill.changed(1800.0, again.counts(), after)
-    expected = 0.5 * before.price_per_hour(held) + 2 * after.price_per_hour(again.counts())
-    assert bill.usd(1800.0 + 7200) == pytest.approx(expected)
 
 
 def test_of_fleets_that_are_nearly_as_good_the_one_that_is_there_already() -> None:
     """Twins at the same price: without the past the first is taken, with it the one that is held."""
     offers = parse_market({"offers": [{**offer("A40", 3), "name": name} for name in ("one", "two")]})
     held = {"two": 2}
-    assert rerent(held, JOB, offers, 1.1, clock=no_clock).counts() == held
-    kept = rerent({"one": 1, "two": 1}, JOB, offers, 1.65, clock=no_clock)
+    assert rent(JOB, offers, 1.1, previous=held, clock=no_clock).counts() == held
+    kept = rent(JOB, offers, 1.65, previous={"one": 1, "two": 1}, clock=no_clock)
     assert kept.kept == kept.held == 2
 
 
 def test_what_is_held_is_given_up_where_that_pays() -> None:
     offers = market((0, 4, 0, 0, 0, 1), spot=True, inter_gbit_per_s=FAST)
-    result = rerent({"a40": 1}, JOB, offers, 3.1, clock=no_clock)
+    result = rent(JOB, offers, 3.1, previous={"a40": 1}, clock=no_clock)
     assert "h100-80g" in result.counts() or result.counts()["a40"] > 1
     assert result.best.tokens_per_s > 1.5 * rent(JOB, offers, 0.56, clock=no_clock).best.tokens_per_s
 
@@ -305,7 +300,7 @@ def test_four_markets_and_three_budgets() -> None:
             mixed = result.best.plan.prediction.tokens_per_s
             single = single_offer_tokens_per_s(rent_job(), offers, budget)
             assert mixed >= single * (1 - 1e-9), (available, budget)
-            assert result.search_s < 10
+            assert not result.truncated and result.num_plans < 60
             better += mixed > single * 1.001
     assert better >= 6
     assert len(PRICES) == 6

@@ -1,4 +1,4 @@
-"""The market file, and what rented nodes have cost."""
+"""The market file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from rent_ground import market, offer
 
-from shoal_planner.bill import Bill
 from shoal_planner.errors import InvalidField
 from shoal_planner.market import Market, parse_market
 
@@ -81,38 +80,3 @@ def test_what_is_wrong_is_named(given: Any, words: str | None) -> None:
     with pytest.raises(InvalidField) as caught:
         parse_market(given)
     assert words in str(caught.value)
-
-
-def test_a_bill_is_price_times_time_over_all_changes() -> None:
-    cheap, dear = market((4, 4, 0, 0, 0, 0)), market((4, 4, 0, 0, 0, 0), price_per_hour=2.0)
-    bill = Bill(since_s=1000.0).changed(1000.0, {"rtx4090": 2, "a40": 1}, cheap)
-    bill = bill.changed(1000 + 1800, {"rtx4090": 1, "a40": 0}, cheap)
-    bill = bill.changed(1000 + 5400, {"rtx4090": 1}, dear)
-    bill = bill.changed(1000 + 7200, {}, dear)
-    expected = 0.5 * (2 * 0.53 + 0.55) + 1.0 * 0.53 + 0.5 * 2.0
-    assert bill.usd(1000 + 90000) == pytest.approx(expected)
-    assert sum(charge.usd for charge in bill.charges) == pytest.approx(expected)
-    assert [(charge.offer, charge.count) for charge in bill.charges] == [
-        ("a40", 1),
-        ("rtx4090", 2),
-        ("rtx4090", 1),
-        ("rtx4090", 1),
-    ]
-
-
-def test_a_bill_runs_on_while_nodes_are_held() -> None:
-    bill = Bill(since_s=0.0).changed(0.0, {"a40": 3}, market((0, 4, 0, 0, 0, 0)))
-    assert bill.usd(0) == 0
-    assert bill.usd(7200) == pytest.approx(2 * 3 * 0.55)
-    assert bill.charges == ()
-
-
-def test_bills_that_cannot_be() -> None:
-    some = market((4, 4, 0, 0, 0, 0))
-    bill = Bill(since_s=10.0).changed(20.0, {"a40": 1}, some)
-    with pytest.raises(InvalidField, match="lies before the last change, at 20 s"):
-        bill.usd(19)
-    with pytest.raises(InvalidField, match="offer = 't4': is not in the market"):
-        bill.changed(30, {"t4": 1}, some)
-    with pytest.raises(InvalidField, match="a40 = -1: must be zero or more"):
-        bill.changed(30, {"a40": -1}, some)

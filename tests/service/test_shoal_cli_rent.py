@@ -80,6 +80,30 @@ def test_a_history_goes_before_what_is_usual(files: Path, capsys: pytest.Capture
     assert rates["rough.csv"]["interruptions_per_h"] > 0.5
 
 
+def test_histories_of_other_pools_say_what_pools_are_like(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def rate(*histories: str) -> dict[str, Any]:
+        options = [text for name in histories for text in ("--history", name)]
+        found: dict[str, Any] = answer(files, capsys, "--budget", "0.54", *options)["rates"][0]
+        return found
+
+    others = [str(files / f"calm-{index}.csv") for index in range(3)]
+    for name in others:
+        Path(name).write_text("t_s,available\n0,4\n1800000,3\n3600000,4\n7200000,4\n")
+    usual, few, enough = rate(), rate(*others), rate(*others, str(files / "calm.csv"))
+    assert usual["pool"] == "rtx4090" and "public recordings" in usual["source"]
+    assert few == usual  # three pools do not tell how much pools differ
+    assert enough["per_node_h"] < 0.01 and "the 4 pools whose history is given" in enough["source"]
+
+
+def test_what_is_done_need_not_be_paid_again(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = answer(files, capsys, "--budget", "2.2", "--held", "a40=1")
+    half = answer(files, capsys, "--budget", "2.2", "--held", "a40=1", "--done", "2500")
+    assert half["fleet"] == whole["fleet"]
+    assert half["hours"] == pytest.approx(whole["hours"] / 2) and half["usd"] == pytest.approx(whole["usd"] / 2)
+    status, out, _ = rent(files, capsys, "--budget", "2.2", "--done", "2500")
+    assert status == 0 and "hours for the 2,500 steps that are left" in out and "KNOWN FROM" in out
+
+
 def test_a_search_that_is_cut_short_says_so(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = rent(files, capsys, "--budget", "2.2", "--time-limit", "0.001")
     assert status == 0 and "expected:" in out
@@ -100,6 +124,10 @@ def test_a_search_that_is_cut_short_says_so(files: Path, capsys: pytest.CaptureF
         (("--budget", "2", "--held", "t4=1"), "'t4' is not an offer of the market; known: a40, rtx4090"),
         (("--budget", "2", "--held", "a40=x"), "--held a40=x: must be OFFER=COUNT"),
         (("--budget", "2", "--held", "a40"), "--held a40: must be OFFER=COUNT"),
+        (("--budget", "2", "--held", "a400=1"), "'a400' is not an offer of the market; did you mean 'a40'?"),
+        (("--budget", "2", "--done", "5000"), "done = 5000: must be fewer steps than the job has (5,000), or none"),
+        (("--budget", "2", "--done", "-1"), "done = -1: must be fewer steps"),
+        (("--budget", "2", "--history", "a40=CALM", "--history", "a40=CALM"), "--history: a40 is given twice"),
         (("--budget", "2", "--history", "a40=nowhere.csv"), "nowhere.csv: cannot be read"),
         (("--budget", "2", "--history", "a40=JOB"), "must be t_s,available or t_s,op,node"),
     ],
@@ -107,7 +135,9 @@ def test_a_search_that_is_cut_short_says_so(files: Path, capsys: pytest.CaptureF
 def test_what_cannot_be_is_one_sentence_and_status_2(
     files: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], words: str
 ) -> None:
-    options = tuple(option.replace("JOB", str(files / "job.yaml")) for option in options)
+    options = tuple(
+        option.replace("JOB", str(files / "job.yaml")).replace("CALM", str(files / "calm.csv")) for option in options
+    )
     status, out, err = rent(files, capsys, *options)
     assert (status, out) == (2, "")
     assert words in err and err.count("\n") == 1
@@ -126,3 +156,12 @@ def test_a_model_that_no_fleet_holds(files: Path, capsys: pytest.CaptureFixture[
     status, out, err = rent(files, capsys, "--budget", "20")
     assert (status, out) == (2, "")
     assert "no fleet within 20 USD an hour fits the job; not even 2 x a40 + 3 x rtx4090: " in err
+    assert "nor does any fleet of a single offer that was tried, whatever it costs" in err
+
+
+def test_a_budget_that_is_too_small_says_what_would_do(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    larger = {**JOB, "model": {"layers": 24, "hidden": 2048, "heads": 16, "ffn": 5504, "vocab": 32000}}
+    (files / "job.yaml").write_text(yaml.safe_dump(larger))
+    status, out, err = rent(files, capsys, "--budget", "0.53")
+    assert (status, out) == (2, "")
+    assert "the cheapest fleet of a single offer that fits, 1 x a40, costs 0.55 USD an hour" in err
