@@ -160,7 +160,7 @@ def test_a_model_that_no_fleet_holds(files: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_budget_that_is_too_small_says_what_would_do(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    larger = {**JOB, "model": {"layers": 24, "hidden": 2048, "heads": 16, "ffn": 5504, "vocab": 32000}}
+    larger = {**JOB, "model": {"layers": 72, "hidden": 2048, "heads": 16, "ffn": 5504, "vocab": 32000}}
     (files / "job.yaml").write_text(yaml.safe_dump(larger))
     status, out, err = rent(files, capsys, "--budget", "0.53")
     assert (status, out) == (2, "")
