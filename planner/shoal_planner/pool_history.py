@@ -48,11 +48,6 @@ class PoolHistory:
             if live < 0:
                 raise InvalidField(f"{path}.num_nodes", change.num_nodes, "takes away more nodes than there are")
 
-    def live_nodes(self) -> tuple[tuple[float, int], ...]:
-        """(moment, nodes there from then on) of every change."""
-        counts = itertools.accumulate(change.num_nodes for change in self.changes)
-        return tuple((change.at_s, live) for change, live in zip(self.changes, counts, strict=True))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:

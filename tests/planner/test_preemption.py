@@ -47,7 +47,7 @@ def test_events_of_one_moment_are_one_loss() -> None:
     observed = observe(history)
     assert observed.losses == ((2, 3), (1, 2))
     assert observed.exposure_node_h == pytest.approx(3 + 2 + 1)
-    assert [live for _, live in history.live_nodes()] == [3, 1, 2, 1]
+    assert [change.num_nodes for change in history.changes] == [3, -2, 1, -1]
 
 
 def test_a_node_that_comes_and_goes_in_one_moment_was_never_there() -> None:

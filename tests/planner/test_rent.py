@@ -188,7 +188,7 @@ def test_a_budget_that_buys_too_little_says_what_is_lacking() -> None:
     with pytest.raises(
         NoPlanFits, match=r"no fleet within 0.53 USD an hour fits the job; .* 1 x rtx4090: needs .* on rtx4090-0"
     ):
-        rent(JOB, market(SMALL), 0.53)
+        rent(rent_job(layers=72), market(SMALL), 0.53)
 
 
 def test_a_market_on_which_nothing_gets_done_says_so() -> None:
