@@ -1,9 +1,9 @@
 """Fits a cluster's Calibration to whole steps that were measured: a few pairs of plan and seconds.
 
-Five factors, each with the catalogue as its prior: a regularised least squares of log(predicted / measured), so that
-two runs already help and five determine what they can tell of. A factor of which the runs say nothing stays at 1.
-Also says which of several plans to measure, from the plans alone, and what a fit is worth for plans that it has not
-seen. Does not own what the factors do (`calibration`).
+Five factors, each with the catalogue or what is usual as its prior: a regularised least squares of log(predicted /
+measured), so that two runs already help and five determine what they can tell of. A factor of which the runs say
+nothing stays at 1. Also says which of several plans to measure, from the plans alone, and what a fit is worth for plans
+that it has not seen. Does not own what the factors do (`calibration`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ _Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 # good to a third or so; how often activations cross memory and what a kernel's start takes depend on the framework and
 # the host; a node's nominal link may carry a twelfth of its rate where devices cannot reach each other directly;
 # networks are shared, and protocols have a price.
-SPREADS = {"compute": 0.35, "passes": 1.0, "kernel": 1.0, "inside": 1.5, "network": 0.6}
+SPREADS = {"compute": 0.35, "passes": 1.0, "kernel": 1.0, "inside": 1.5, "network": 0.4}
+# Where a factor is expected, if runs depend on it at all: exchanges over a network reach about half of its rate.
+USUAL = {"network": 0.5}
+# A smaller change of the logarithm of seconds than this for one of the factor is rounding: the run says nothing of it.
+_LEAST_SLOPE = 1e-6
 # What the closed form and one measurement leave unexplained, likewise.
 NOISE = 0.05
 _DIFFERENCE = 1e-4
@@ -155,11 +159,14 @@ def _spreads() -> _Vector:
 
 def _fit(misses: _Misses) -> _Vector:
     """Levenberg and Marquardt: Gauss-Newton steps, shortened while they do not help."""
+    usual = np.log([USUAL.get(name, 1.0) for name in FACTORS])
+    touched = np.abs(_slopes(misses, np.zeros(len(FACTORS)))).max(axis=0) > _LEAST_SLOPE
+    centre = np.where(touched, usual, 0.0)
 
     def weighted(x: _Vector) -> _Vector:
-        return np.concatenate([misses(x) / NOISE, x / _spreads()])
+        return np.concatenate([misses(x) / NOISE, (x - centre) / _spreads()])
 
-    x, damping = np.zeros(len(FACTORS)), 1e-2
+    x, damping = centre, 1e-2
     residual = weighted(x)
     for _ in range(_ROUNDS):
         slopes = _slopes(weighted, x)

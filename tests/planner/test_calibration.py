@@ -109,6 +109,14 @@ def test_what_the_runs_say_nothing_of_stays() -> None:
     assert seconds(plan, None) < 0.8 * seconds(plan, TRUE)
 
 
+def test_a_network_is_expected_at_half_its_rate_where_runs_hardly_tell() -> None:
+    """A single run over the network, as slow as the catalogue has it: all factors share what the network's explains."""
+    plan = uniform(1, 8, 1)
+    found = calibrate([MeasuredRun(job=JOB, plan=plan, step_s=seconds(plan, None))], CLUSTER)
+    assert 0.4 < found.network < 0.95
+    assert seconds(plan, found) == pytest.approx(seconds(plan, None), rel=0.02)
+
+
 def test_a_fit_is_deterministic_and_replaces_the_older_one() -> None:
     runs = measured(PLANS[:5])
     older = Profile(calibration=Calibration(compute=0.1, network=0.1))
