@@ -1,4 +1,5 @@
-"""Plans where none fits otherwise: found as if devices had more memory, and eased until they fit into what there is.
+"""Plans where none fits otherwise: found as if devices had more memory, and eased until they fit into what there is;
+and plans that need not recompute so much with state on hosts.
 
 Owns how much more memory is pretended, and how many plans are eased. Does not own how (`relief`).
 """
@@ -10,12 +11,15 @@ from collections.abc import Callable, Iterable
 
 from shoal_planner.catalogue import DeviceType
 from shoal_planner.costs import CostModel
+from shoal_planner.options import usable_nodes
 from shoal_planner.plan import Plan
-from shoal_planner.relief import eased
+from shoal_planner.relief import eased, relieved, shared_by_room
 
 # State takes a third of its memory without the optimizer's; more than three times as much room helps nobody.
 _ROOMIER = (1.2, 1.5, 2.0, 3.0)
 _EASED = 6  # plans of each search, the fastest first
+_MUCH = 0.35  # of all layers, from which on it may pay not to recompute so many
+LEAST_DEVICES = 9  # on fewer, what needs no hosts is searched exactly
 
 Searched = Callable[[CostModel], Iterable[Plan]]
 
@@ -44,3 +48,22 @@ def rescue(costs: CostModel, searched: Searched, consider: Callable[[Plan], floa
         for found in list(searched(RoomyCosts(costs, factor)))[:_EASED]:
             for made in eased(found, costs):
                 consider(made)
+
+
+def unburden(costs: CostModel, found: Plan, consider: Callable[[Plan], float]) -> None:
+    """Offers `consider` a plan that recomputes much, with the state of some layers on hosts instead, where that is
+    quicker."""
+    num_devices = sum(node.devices for node in usable_nodes(costs.job, costs.snapshot))
+    if costs.job.train.sharding == "none" or num_devices < LEAST_DEVICES or _recomputed(found) < _MUCH:
+        return
+    for shared in {id(one): one for one in (found, shared_by_room(found, costs))}.values():
+        made = relieved(shared, costs, offload=True)
+        if made is not None:
+            consider(made)
+
+
+def _recomputed(plan: Plan) -> float:
+    """The share of layers, of all pipelines."""
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    plain = sum(stage.recomputed()["none"] for stage in stages)
+    return 1 - plain / (plan.num_layers * len(plan.pipelines))

@@ -30,9 +30,10 @@ from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained, mend_plan
-from shoal_planner.rescue import rescue
+from shoal_planner.rescue import rescue, unburden
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
+from shoal_planner.teams import try_teams
 
 # Devices so many times slower than the fastest, if they are but one in so many, are also left out from the start.
 _MUCH_SLOWER, _FEW = 5, 8
@@ -141,11 +142,15 @@ def _searched(
         fast.run()
         for found in fast.scored.values():  # what is not there to tempt the search does it no harm
             search.consider(found)
+    if features.sharded:
+        try_teams(costs, copies, search.best_s(), search.consider)
     if not search.scored and features.offload:
         refusal = search.refusal
         rescue(costs, lambda roomy: _fastest(roomy, copies, late), search.consider)
         if not (copies and isinstance(search.refusal, HostTooSmall)):  # else fewer copies may make room
             search.refusal = refusal
+    elif features.offload:
+        unburden(costs, min(search.scored.values(), key=_by_step), search.consider)
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
@@ -230,7 +235,7 @@ class Search:
         grouped = [lead for lead in leads if lead.round.groups > 1]
         for lead in grouped:
             lead.scout()
-            lead.explore(self._best_s())
+            lead.explore(self.best_s())
         whole = halve([lead for lead in leads if lead.round.groups == 1], (Lead.scout, Lead.explore), kept)
         for lead in itertools.chain(grouped, whole):
             if self.scored and self.late():
@@ -239,7 +244,7 @@ class Search:
             drafts = sorted(self._drafts(lead), key=lambda draft: draft.seconds)
             for draft in drafts[:_FINALISTS]:
                 self.consider(self._finisher.plan(draft))
-        search_exactly(self.costs, self.copies, self._best_s(), self.consider)
+        search_exactly(self.costs, self.copies, self.best_s(), self.consider)
 
     def mend(self, running: Plan) -> bool:
         """Looks at the running plan and at what can be made of it; whether no search is needed."""
@@ -259,7 +264,7 @@ class Search:
         return step_s(scored)
 
     def _drafts(self, lead: Lead) -> Iterator[Draft]:
-        for words in lead.words(self._best_s()):
+        for words in lead.words(self.best_s()):
             key = tuple(sorted(self._finisher.key(word) for word in words))
             if key not in self._seen and self._enough_devices(words):
                 self._seen.add(key)
@@ -268,7 +273,7 @@ class Search:
                 if draft is not None:
                     yield draft
 
-    def _best_s(self) -> float:
+    def best_s(self) -> float:
         return min((step_s(found) for found in self.scored.values()), default=float("inf"))
 
     def _enough_devices(self, words: tuple[Word, ...]) -> bool:

@@ -1,0 +1,287 @@
+"""Pipelines of one stage whose replicas share its gradients, or its weights too: each node a team, or all nodes one.
+
+Owns which teams there are, and how they deal out samples by speed. They are tried beside what the search finds, on
+clusters that are not tiny: without stages there are no bubbles, and what is split leaves room for larger micro-batches.
+Who shares with whom, and at what cost, is asked from `sharding`; `score` has the last word.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal_planner.costs import CostModel
+from shoal_planner.dealing import deal
+from shoal_planner.memory import ELEMENT_BYTES, held_elements, stage_memory, usable_bytes
+from shoal_planner.options import Floats, Ints, Kind, group_kinds, tp_degrees, usable_nodes
+from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Replica, Sharding, Stage
+from shoal_planner.relief import relieved
+from shoal_planner.sharding import Shards, shards
+
+# On fewer, all that shares nothing is searched exactly; on more, adding up whole models takes too long.
+LEAST_DEVICES, MOST_DEVICES = 9, 256
+_MOST_SAMPLES = 16  # of a micro-batch, of one replica
+_SCORED = 3
+_FAR = 1.35
+_RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+
+Team = tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Crew:
+    """Equal replicas of a team: how many, and their seconds by samples, as far as these fit."""
+
+    count: int
+    seconds: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """Teams, what they share, and the least seconds in which they deal out the batch."""
+
+    seconds: float
+    teams: tuple[Team, ...]
+    sharding: Sharding
+    recompute: Recompute
+    crews: tuple[dict[tuple[int, int], _Crew], ...]
+    samples: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def try_teams(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> None:
+    """Offers `consider` the few that may be faster than `best_s`, where that is far from what the devices can do;
+    infinite: there is no plan yet, and any is welcome."""
+    nodes = usable_nodes(costs.job, costs.snapshot)
+    num_devices = sum(node.devices for node in nodes)
+    many = LEAST_DEVICES <= num_devices or np.isinf(best_s)
+    if costs.job.train.sharding == "none" or not many or num_devices > MOST_DEVICES:
+        return
+    teams, kinds = _Teams(costs, best_s), group_kinds(nodes, costs)
+    if best_s < teams.bound_s(kinds) * _FAR:
+        return
+    for way in sorted(teams.ways(kinds), key=lambda way: way.seconds)[:_SCORED]:
+        made = teams.plan(way, copies)
+        eased = relieved(made, costs, offload=False) if way.recompute != "none" else None
+        consider(eased or made)
+
+
+class _Teams:
+    """Every question is answered once."""
+
+    def __init__(self, costs: CostModel, best_s: float) -> None:
+        self.costs = costs
+        self.best_s = best_s
+        self.batch = costs.job.train.global_batch
+        self._recomputes = _RECOMPUTES if costs.job.train.recompute != "none" else _RECOMPUTES[:1]
+        self._divisors = tuple(size for size in range(1, self.batch + 1) if self.batch % size == 0)
+        self._known: dict[tuple[int, int, Recompute], Floats] = {}
+
+    def bound_s(self, kinds: tuple[Kind, ...]) -> float:
+        """Nothing is faster: every device by itself runs the whole model, and waits for nobody."""
+        rates = [(kind.devices, self._seconds(kind.number, kind.node.id, 1, "none")[1:]) for kind in kinds]
+        return self.batch / sum(
+            count * float((np.arange(1, len(seconds) + 1) / seconds).max()) for count, seconds in rates
+        )
+
+    def ways(self, kinds: tuple[Kind, ...]) -> Iterator[_Way]:
+        """With the nodes of all kinds, of ever fewer of the fastest, and of each kind alone."""
+        names = {kind.number: kind.node.id for kind in kinds}
+        by_speed = sorted(kinds, key=lambda kind: self._seconds(kind.number, names[kind.number], 1, "none")[1])
+        some = [tuple(by_speed[:count]) for count in range(len(kinds), 0, -1)] + [(kind,) for kind in by_speed[1:]]
+        for chosen, most in itertools.product(some, tp_degrees(self.costs, max(kind.slice for kind in kinds))):
+            degrees = [max(tp_degrees(self.costs, min(most, kind.slice))) for kind in chosen]
+            if max(degrees) < most:
+                continue  # a smaller one is the same
+            nodes = [_team(name, kind, tp) for kind, tp in zip(chosen, degrees, strict=True) for name in kind.nodes]
+            if self._least_s(nodes, {}) >= self.best_s:
+                continue
+            yield from self._shared(tuple(nodes), "node", self._between_s(chosen))
+            if len(nodes) > 1:
+                yield from self._shared((tuple(itertools.chain(*nodes)),), "cluster", 0.0)
+
+    def _between_s(self, kinds: tuple[Kind, ...]) -> float:
+        """The least that nodes of these kinds need to add up gradients and to gather weights: all of them cross."""
+        count = sum(len(kind.nodes) for kind in kinds)
+        model, size = self.costs.job.model, ELEMENT_BYTES[self.costs.job.train.precision]
+        num_bytes = held_elements(model, 1, model.layers, embedding=True, head=True) * size
+        slowest = min(self.costs.node_rate(kind.node.id) for kind in kinds)
+        return 2 * num_bytes * (1 - 1 / count) / slowest
+
+    def _shared(self, teams: tuple[Team, ...], level: Level, after_s: float) -> Iterator[_Way]:
+        if len(teams) > self.batch or after_s >= self.best_s:
+            return
+        for weights in ("none", level):
+            sharding = Sharding(weights=weights, gradients=level)
+            one_of = {self._key(team): team for team in teams}
+            shared = {key: self._shards(team, sharding) for key, team in one_of.items()}
+            if self._least_s(list(teams), shared) + after_s >= self.best_s:
+                continue
+            for recompute in self._recomputes:
+                way = self._way(teams, sharding, recompute, one_of, shared)
+                if way is not None and way.seconds + after_s < self.best_s:
+                    yield way
+                    break  # to recompute more pays where less does not fit; what is best in between, `relieved` finds
+
+    def _way(
+        self,
+        teams: tuple[Team, ...],
+        sharding: Sharding,
+        recompute: Recompute,
+        one_of: dict[object, Team],
+        shared: dict[object, dict[tuple[int, int], Shards]],
+    ) -> _Way | None:
+        owners = sum(len(team) for team in teams)
+        crews = {key: self._crews(team, shared[key], recompute, owners) for key, team in one_of.items()}
+        tables = {key: self._table(found) for key, found in crews.items()}
+        keys = [self._key(team) for team in teams]
+        dealt = deal([tables[key][0] for key in keys], self.batch)
+        if dealt is None:
+            return None
+        seconds = max(float(tables[key][0][samples]) for key, samples in zip(keys, dealt, strict=True))
+        return _Way(
+            seconds=seconds,
+            teams=teams,
+            sharding=sharding,
+            recompute=recompute,
+            crews=tuple(crews[key] for key in keys),
+            samples=dealt,
+            sizes=tuple(int(tables[key][1][samples]) for key, samples in zip(keys, dealt, strict=True)),
+        )
+
+    def _key(self, team: Team) -> object:
+        """Equal for teams that cost the same."""
+        return tuple((self.costs.kind(replica.node), replica.tp, replica.node == team[0].node) for replica in team)
+
+    def _crew_key(self, replica: Replica) -> tuple[int, int]:
+        return self.costs.kind(replica.node), replica.tp
+
+    def _shards(self, team: Team, sharding: Sharding) -> dict[tuple[int, int], Shards]:
+        """By crew; of its replicas that share least, as nodes of a kind need not have equal parts."""
+        stage = Stage(layers=((0, self.costs.job.model.layers),), replicas=team)
+        pipeline = Pipeline(micro_batch=len(team), micro_batches=1, stages=(stage,))
+        found: dict[tuple[int, int], Shards] = {}
+        for (_, _, place), its in shards(Plan(pipelines=(pipeline,), sharding=sharding), self.costs).items():
+            found.setdefault(self._crew_key(team[place]), its)
+        return found
+
+    def _least_s(self, teams: list[Team], shared: dict[object, dict[tuple[int, int], Shards]]) -> float:
+        """No deal is faster: all replicas run micro-batches of their best size all the time."""
+        rate = 0.0
+        for key, count in Counter(
+            (self._key(team), self._crew_key(one), one.node) for team in teams for one in team
+        ).items():
+            team_key, crew, name = key
+            its = shared[team_key][crew].total_s if shared else 0.0
+            seconds = self._seconds(crew[0], name, crew[1], "none")[1:] + its
+            rate += count * float((np.arange(1, len(seconds) + 1) / seconds).max())
+        return self.batch / rate
+
+    def _crews(
+        self, team: Team, shared: dict[tuple[int, int], Shards], recompute: Recompute, owners: int
+    ) -> dict[tuple[int, int], _Crew]:
+        found = {}
+        counts = Counter(self._crew_key(replica) for replica in team)
+        for replica in team:
+            crew = self._crew_key(replica)
+            if crew not in found:
+                seconds = self._seconds(crew[0], replica.node, replica.tp, recompute)
+                most = self._most_samples(replica, shared[crew], recompute, owners)
+                its = np.where(np.arange(len(seconds)) > 0, shared[crew].total_s, 0.0)
+                found[crew] = _Crew(count=counts[crew], seconds=(seconds + its)[: most + 1])
+        return found
+
+    def _seconds(self, kind: int, node: str, tp: int, recompute: Recompute) -> Floats:
+        """By samples, of all layers."""
+        key = (kind, tp, recompute)
+        if key not in self._known:
+            layers = {recompute: self.costs.job.model.layers}
+            times = [
+                self.costs.stage(node, tp, samples, layers, embedding=True, head=True).total_s
+                for samples in range(1, min(self.batch, _MOST_SAMPLES) + 1)
+            ]
+            self._known[key] = np.maximum.accumulate(np.array([0.0, *times]))
+        return self._known[key]
+
+    def _most_samples(self, replica: Replica, its: Shards, recompute: Recompute, owners: int) -> int:
+        model, train = self.costs.job.model, self.costs.job.train
+        held = held_elements(model, replica.tp, model.layers, embedding=True, head=True)
+        empty, one = (
+            stage_memory(
+                model,
+                train.seq_len,
+                train.precision,
+                tp=replica.tp,
+                samples=samples,
+                in_flight=1,
+                layers={recompute: model.layers},
+                embedding=True,
+                head=True,
+                owned=held / owners,
+                fused=self.costs.fused(replica.node),
+                weights=its.weights,
+                gradients=its.gradients,
+            ).total
+            for samples in (0, 1)
+        )
+        room = usable_bytes(self.costs.device(replica.node)) - empty
+        return max(0, min(_MOST_SAMPLES, self.batch, int(room / (one - empty))))
+
+    def _table(self, crews: dict[tuple[int, int], _Crew]) -> tuple[Floats, Ints]:
+        """By samples per step: seconds, inf where they cannot be, and the size of the micro-batch."""
+        times = np.unique(np.concatenate([crew.seconds for crew in crews.values()]))
+        done = _done(crews, times)
+        seconds, sizes = np.full(self.batch + 1, np.inf), np.zeros(self.batch + 1, dtype=np.int64)
+        for size in sorted({*done.tolist(), *self._divisors}):
+            if not 0 < size <= min(self.batch, int(done[-1])):
+                continue
+            each_s = times[np.searchsorted(done, size)]
+            numbers = np.arange(1, self.batch // size + 1)
+            better = numbers * each_s < seconds[numbers * size]
+            seconds[numbers[better] * size] = numbers[better] * each_s
+            sizes[numbers[better] * size] = size
+        return seconds, sizes
+
+    def plan(self, way: _Way, copies: int) -> Plan:
+        pipelines = []
+        for team, crews, samples, size in zip(way.teams, way.crews, way.samples, way.sizes, strict=True):
+            counts = self._counts(team, crews, size)
+            replicas = (
+                Replica(node=replica.node, devices=replica.devices, tp=replica.tp, samples=count)
+                for replica, count in zip(team, counts, strict=True)
+                if count
+            )
+            stage = Stage(layers=((0, self.costs.job.model.layers),), replicas=tuple(replicas), recompute=way.recompute)
+            pipelines.append(Pipeline(micro_batch=size, micro_batches=samples // size, stages=(stage,)))
+        return Plan(pipelines=tuple(pipelines), copies=copies, sharding=way.sharding)
+
+    def _counts(self, team: Team, crews: dict[tuple[int, int], _Crew], size: int) -> list[int]:
+        """Samples of each replica: as many as it can in the time, and what is too much is taken from the slowest."""
+        times = np.unique(np.concatenate([crew.seconds for crew in crews.values()]))
+        time_s = times[np.searchsorted(_done(crews, times), size)]
+        mine = [crews[self._crew_key(replica)].seconds for replica in team]
+        counts = [int(np.searchsorted(seconds, time_s, side="right")) - 1 for seconds in mine]
+        for _ in range(sum(counts) - size):
+            slowest = max(range(len(team)), key=lambda place: mine[place][counts[place]])
+            counts[slowest] -= 1
+        return counts
+
+
+def _done(crews: dict[tuple[int, int], _Crew], times: Floats) -> Ints:
+    """Samples of a micro-batch within each of these times."""
+    found = np.zeros(len(times), dtype=np.int64)
+    for crew in crews.values():
+        found += crew.count * (np.searchsorted(crew.seconds, times, side="right") - 1)
+    return found
+
+
+def _team(name: str, kind: Kind, tp: int) -> Team:
+    """All devices of a node, as far as the degree divides them."""
+    return tuple(
+        Replica(node=name, devices=tuple(range(begin, begin + tp)), tp=tp)
+        for begin in range(0, kind.slice - tp + 1, tp)
+    )

@@ -1,0 +1,119 @@
+"""Pipelines of one stage that share gradients and weights: where they win, and how they deal out samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import recount
+
+from shoal_planner.cluster import ClusterSnapshot, parse_cluster
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.features import ALL, ENGINE, check_plan_runs
+from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.plan import Plan, Sharding
+from shoal_planner.profile import Profile
+from shoal_planner.score import score, score_with
+from shoal_planner.search import plan, step_s
+from shoal_planner.teams import try_teams
+
+
+def make_job(batch: int, layers: int = 32, seq_len: int = 4096, **train: Any) -> JobSpec:
+    hidden = 128 * layers
+    return parse_job(
+        {
+            "name": "teams",
+            "model": {
+                "layers": layers,
+                "hidden": hidden,
+                "heads": layers,
+                "ffn": hidden * 43 // 16,
+                "vocab": 32000,
+                "tie_embeddings": False,
+            },
+            "data": {"uri": "stdlib:"},
+            "train": {"global_batch": batch, "seq_len": seq_len, "steps": 1, "precision": "bf16", **train},
+        }
+    )
+
+
+def make_cluster(*nodes: tuple[str, int, int], **figures: Any) -> ClusterSnapshot:
+    """Fast links inside nodes, and a fast interface for each device between them."""
+    fast = {"intra_gb_per_s": 300, "inter_gbit_per_s": 400, "nics": 8, "host_memory_gib": 1024, **figures}
+    return parse_cluster(
+        {
+            "nodes": [
+                {"name": device.lower(), "device": device, "count": count, "devices": devices, **fast}
+                for device, count, devices in nodes
+            ]
+        }
+    )
+
+
+def offers(job: JobSpec, cluster: ClusterSnapshot, best_s: float = float("inf")) -> list[Plan]:
+    """What is tried there, scored, best first."""
+    costs, found = CostModel(job, cluster, Profile()), []
+
+    def consider(made: Plan) -> float:
+        try:
+            found.append(score_with(made, costs))
+        except NoPlanFits:
+            return float("inf")
+        return step_s(found[-1])
+
+    try_teams(costs, 0, best_s, consider)
+    return sorted(found, key=step_s)
+
+
+TWO_NODES = make_cluster(("A100-40G", 2, 8))
+
+
+def test_teams_win_where_stages_would_wait() -> None:
+    """One micro-batch for each device: a pipeline idles while it fills, and a whole model is too large for a device."""
+    job = make_job(batch=16)
+    found = plan(job, TWO_NODES).plan
+    assert found.sharding == Sharding(weights="node", gradients="node")
+    assert [len(pipeline.stages) for pipeline in found.pipelines] == [1, 1]
+    assert all(len(pipeline.stages[0].replicas) == 8 for pipeline in found.pipelines)
+    assert score(found, job, TWO_NODES) == found
+    used = recount.device_bytes(found, job, TWO_NODES)
+    assert all(size <= recount.room_bytes(TWO_NODES, device.rsplit(":")[0]) for device, size in used.items())
+    for held in (plan(job, TWO_NODES, features=ENGINE).plan, plan(make_job(batch=16, sharding="none"), TWO_NODES).plan):
+        assert (held.sharding.weights, held.sharding.gradients) == ("none", "none")
+        assert step_s(held) > 1.05 * step_s(found)
+    with pytest.raises(InvalidField, match="not run by the engine"):
+        check_plan_runs(found)
+
+
+def test_samples_go_by_speed_within_a_team_of_all_nodes_and_between_teams() -> None:
+    cluster = make_cluster(("H100-80G", 1, 4), ("A100-80G", 1, 4))
+    found = offers(make_job(batch=24, layers=16, seq_len=1024), cluster)
+    assert found
+    together = [made for made in found if len(made.pipelines) == 1]
+    apart = [made for made in found if len(made.pipelines) == 2]
+    assert together or apart
+    for made in together:
+        samples = {replica.node[0]: replica.samples for replica in made.replicas()}
+        assert samples["h"] > samples["a"]
+    for made in apart:
+        by_node = {pipeline.stages[0].replicas[0].node[0]: pipeline.samples for pipeline in made.pipelines}
+        assert by_node["h"] > by_node["a"]
+
+
+def test_nothing_is_tried_where_what_is_known_is_close_to_the_least_possible() -> None:
+    job = make_job(batch=64, layers=16, seq_len=1024)
+    best_s = step_s(offers(job, TWO_NODES)[0])
+    assert not offers(job, TWO_NODES, best_s * 0.5)
+    small = make_cluster(("A100-40G", 1, 8))
+    assert offers(job, small) and not offers(job, small, 100 * best_s), "few devices are searched exactly"
+
+
+def test_less_is_recomputed_where_hosts_take_state() -> None:
+    """13B on twelve cards of 24 GB without fast links: nearly all layers would be recomputed."""
+    job = make_job(batch=32, layers=40, seq_len=2048)
+    cluster = make_cluster(("A10G", 3, 4), intra_gb_per_s=16, inter_gbit_per_s=25, nics=1)
+    found, plain = plan(job, cluster).plan, plan(job, cluster, features=dataclasses.replace(ALL, offload=False)).plan
+    assert sum(stage.offloaded() for pipeline in found.pipelines for stage in pipeline.stages) > 0
+    assert step_s(found) < 0.9 * step_s(plain)
