@@ -63,7 +63,8 @@ def _describe_pipeline(pipeline: Pipeline, types: Mapping[str, str]) -> str:
 
 def _holders(stage: Stage, types: Mapping[str, str]) -> str:
     replicas = Counter(
-        types[replica.node] + (f" tp{replica.tp}" if replica.tp > 1 else "") for replica in stage.replicas
+        types[replica.node] + (f" tp{replica.tp}" if replica.tp > 1 else "") + ("" if replica.samples else " for state")
+        for replica in stage.replicas
     )
     devices = ", ".join(name if count == 1 else f"{count} {name}" for name, count in replicas.items())
     return f"{devices}{_recomputed(stage)}"

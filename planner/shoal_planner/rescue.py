@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from shoal_planner.catalogue import DeviceType
 from shoal_planner.costs import CostModel
+from shoal_planner.lending import lent
 from shoal_planner.options import usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.relief import eased, relieved, shared_by_room
@@ -40,14 +41,17 @@ class RoomyCosts(CostModel):
 
 
 def rescue(costs: CostModel, searched: Searched, consider: Callable[[Plan], float]) -> None:
-    """Offers `consider` plans that keep optimizer state on hosts or share it out by free memory; `searched` are those
-    of a search, fastest first. A job whose state is held whole is left alone."""
+    """Offers `consider` plans that keep optimizer state on hosts or idle devices, or share it out by free memory;
+    `searched` are those of a search, fastest first. A job whose state is held whole is left alone."""
     if costs.job.train.sharding == "none":
         return
     for factor in _ROOMIER:
         for found in list(searched(RoomyCosts(costs, factor)))[:_EASED]:
             for made in eased(found, costs):
                 consider(made)
+            with_holders = lent(found, costs)
+            if with_holders is not None:
+                consider(relieved(with_holders, costs, offload=False) or with_holders)
 
 
 def unburden(costs: CostModel, found: Plan, consider: Callable[[Plan], float]) -> None:

@@ -7,6 +7,7 @@ Who shares with whom, and at what cost, is asked from `sharding`; `score` has th
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -66,8 +67,9 @@ def try_teams(costs: CostModel, copies: int, best_s: float, consider: Callable[[
         return
     for way in sorted(teams.ways(kinds), key=lambda way: way.seconds)[:_SCORED]:
         made = teams.plan(way, copies)
-        eased = relieved(made, costs, offload=False) if way.recompute != "none" else None
-        consider(eased or made)
+        for tried in dict.fromkeys((made, _without_idle(made))):
+            eased = relieved(tried, costs, offload=False) if way.recompute != "none" else None
+            consider(eased or tried)
 
 
 class _Teams:
@@ -253,7 +255,6 @@ class _Teams:
             replicas = (
                 Replica(node=replica.node, devices=replica.devices, tp=replica.tp, samples=count)
                 for replica, count in zip(team, counts, strict=True)
-                if count
             )
             stage = Stage(layers=((0, self.costs.job.model.layers),), replicas=tuple(replicas), recompute=way.recompute)
             pipelines.append(Pipeline(micro_batch=size, micro_batches=samples // size, stages=(stage,)))
@@ -269,6 +270,16 @@ class _Teams:
             slowest = max(range(len(team)), key=lambda place: mine[place][counts[place]])
             counts[slowest] -= 1
         return counts
+
+
+def _without_idle(plan: Plan) -> Plan:
+    """Without those that are too slow for a sample, and only hold their parts."""
+    pipelines = []
+    for pipeline in plan.pipelines:
+        stage = pipeline.stages[0]
+        busy = tuple(replica for replica in stage.replicas if replica.samples)
+        pipelines.append(dataclasses.replace(pipeline, stages=(dataclasses.replace(stage, replicas=busy),)))
+    return dataclasses.replace(plan, pipelines=tuple(pipelines))
 
 
 def _done(crews: dict[tuple[int, int], _Crew], times: Floats) -> Ints:

@@ -15,6 +15,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, NoPlanFits
 from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.lending import lent
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.profile import Profile
@@ -185,3 +186,33 @@ def test_plans_for_little_memory_keep_within_it_on_a_sample() -> None:
 @pytest.mark.timeout(36000)
 def test_plans_for_little_memory_keep_within_it() -> None:
     judged(range(2000))
+
+
+def test_an_idle_device_holds_state_that_neither_device_nor_host_has_room_for() -> None:
+    """One layer and one sample: there is one pipeline, and nothing to divide but the state."""
+    job = parse_job(
+        {
+            "name": "one layer",
+            "model": {"layers": 1, "hidden": 8192, "heads": 1, "ffn": 28672, "vocab": 256, "tie_embeddings": False},
+            "data": {"uri": "stdlib:"},
+            "train": {"global_batch": 1, "seq_len": 128, "steps": 1, "precision": "bf16"},
+            "checkpoint": {"copies": 0},
+        }
+    )
+    alone, two = (make_cluster(("A10G", count, 1), host_memory_gib=47) for count in (1, 2))
+    with pytest.raises(NoPlanFits):
+        plan(job, alone)
+    result = plan(job, two)
+    found = result.plan
+    assert any("A10G for state" in text for text, _ in result.candidates)
+    assert sorted(replica.samples for replica in found.replicas()) == [0, 1]
+    assert hosted(found) == 0
+    used = recount.device_bytes(found, job, two)
+    assert all(size <= recount.room_bytes(two, device.rsplit(":")[0]) for device, size in used.items())
+    costs = CostModel(job, two, Profile())
+    stage = Stage(layers=((0, 1),), replicas=(Replica(node="a10g-0", devices=(0,)),))
+    single = Plan(pipelines=(Pipeline(micro_batch=1, micro_batches=1, stages=(stage,)),), copies=0)
+    helped = lent(single, costs)
+    assert helped is not None and score_with(helped, costs).prediction is not None
+    assert [replica.samples for replica in helped.replicas()] == [1, 0]
+    assert lent(single, CostModel(job, alone, Profile())) is None
