@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import GIB, ClusterSnapshot, Node
+from shoal_planner.explain import shared
 from shoal_planner.groups import group_text
 from shoal_planner.kinds import (
     Kind,
@@ -74,6 +75,9 @@ def plan_svg(plan: Plan, snapshot: ClusterSnapshot) -> str:
         shapes.append(
             titled(", ".join(plan.unused[:400]), words(_EDGE, y + 12, fit(WIDTH - 2 * _EDGE, unused), "soft"))
         )
+        y += 26
+    if told := shared(plan.sharding).removeprefix(", "):
+        shapes.append(words(_EDGE, y + 12, told[0].upper() + told[1:], "soft"))
         y += 26
     if plan.groups:
         named = "; ".join(group_text(group, plan.num_layers) for group in plan.groups)

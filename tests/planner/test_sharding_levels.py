@@ -14,6 +14,7 @@ from shoal_planner.explain import describe
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.memory import held_elements, unit_elements
+from shoal_planner.picture import plan_svg
 from shoal_planner.plan import Level, Plan, Sharding, parse_plan, plan_to_mapping
 from shoal_planner.predict import predict, synchronisation_s
 from shoal_planner.profile import Profile
@@ -190,6 +191,8 @@ def test_levels_are_told_and_survive_a_round_trip() -> None:
     assert describe(plan, CLUSTER) == (
         "[4 on 8 A100-40G] 1 x 8, weights split by device group, gradients split by node"
     )
+    assert "Weights split by device group, gradients split by node<" in plan_svg(plan, CLUSTER)
+    assert "split by" not in plan_svg(at(plan, "none", "none"), CLUSTER)
     both = at(plan, "cluster", "cluster")
     assert describe(both, CLUSTER).endswith(", weights and gradients split by stage")
     assert len({plan.plan_id, both.plan_id, at(plan, "none", "none").plan_id}) == 3
