@@ -20,7 +20,8 @@ from shoal_planner.relief import eased, relieved, shared_by_room
 _ROOMIER = (1.2, 1.5, 2.0, 3.0)
 _EASED = 6  # plans of each search, the fastest first
 _MUCH = 0.35  # of all layers, from which on it may pay not to recompute so many
-LEAST_DEVICES = 9  # on fewer, what needs no hosts is searched exactly
+# On fewer, what needs no hosts is searched exactly; on more, easing a plan of as many stages takes too long.
+LEAST_DEVICES, MOST_DEVICES = 9, 256
 
 Searched = Callable[[CostModel], Iterable[Plan]]
 
@@ -58,7 +59,9 @@ def unburden(costs: CostModel, found: Plan, consider: Callable[[Plan], float]) -
     """Offers `consider` a plan that recomputes much, with the state of some layers on hosts instead, where that is
     quicker."""
     num_devices = sum(node.devices for node in usable_nodes(costs.job, costs.snapshot))
-    if costs.job.train.sharding == "none" or num_devices < LEAST_DEVICES or _recomputed(found) < _MUCH:
+    if costs.job.train.sharding == "none" or not LEAST_DEVICES <= num_devices <= MOST_DEVICES:
+        return
+    if _recomputed(found) < _MUCH:
         return
     for shared in {id(one): one for one in (found, shared_by_room(found, costs))}.values():
         made = relieved(shared, costs, offload=True)

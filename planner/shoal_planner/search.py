@@ -142,9 +142,10 @@ def _searched(
         fast.run()
         for found in fast.scored.values():  # what is not there to tempt the search does it no harm
             search.consider(found)
+    fits = bool(search.scored)
     if features.sharded:
         try_teams(costs, copies, search.best_s(), search.consider)
-    if not search.scored and features.offload:
+    if not fits and features.offload:
         refusal = search.refusal
         rescue(costs, lambda roomy: _fastest(roomy, copies, late), search.consider)
         if not (copies and isinstance(search.refusal, HostTooSmall)):  # else fewer copies may make room
