@@ -51,6 +51,15 @@ def model_flops(model: ModelSpec, seq_len: int) -> float:
     return forward * (1 + BACKWARD_FACTOR)
 
 
+def weight_share(model: ModelSpec, part: Part, seq_len: int) -> float:
+    """Of the operations of a backward, those for gradients of weights that may be put off: as many as the forward has
+    with these weights. None at the ends: to put off the head's would mean to keep the gradients of its logits."""
+    if part != "block":
+        return 0.0
+    whole = matmul_flops(model, part, seq_len)
+    return (1 - 4.0 * seq_len * seq_len * model.hidden / whole) / BACKWARD_FACTOR
+
+
 def forward_seconds(
     device: DeviceType, model: ModelSpec, part: Part, precision: str, seq_len: int, tp: int, samples: int
 ) -> float:

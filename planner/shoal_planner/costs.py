@@ -18,6 +18,7 @@ from shoal_planner.compute import BACKWARD_FACTOR as BACKWARD_FACTOR
 from shoal_planner.compute import forward_seconds as forward_seconds
 from shoal_planner.compute import matmul_flops as matmul_flops
 from shoal_planner.compute import model_flops as model_flops
+from shoal_planner.compute import weight_share
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES
 from shoal_planner.node_kinds import node_kinds
@@ -44,12 +45,14 @@ CPU_INTER_LATENCY_S = 300e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartTime:
-    """Seconds on each rank of a replica; `tensor_s` is the exchange within it, and counts beside the others."""
+    """Seconds on each rank of a replica; `tensor_s` is the exchange within it, and counts beside the others. `weight_s`
+    of the backward could be put off: they go into gradients of blocks' weights."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     tensor_forward_s: float = 0.0
     tensor_backward_s: float = 0.0
+    weight_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -61,6 +64,7 @@ class PartTime:
             backward_s=self.backward_s + times * other.backward_s,
             tensor_forward_s=self.tensor_forward_s + times * other.tensor_forward_s,
             tensor_backward_s=self.tensor_backward_s + times * other.tensor_backward_s,
+            weight_s=self.weight_s + times * other.weight_s,
         )
 
 
@@ -202,6 +206,7 @@ class CostModel:
             backward_s=backward_s - tensor_backward_s,
             tensor_forward_s=tensor_forward_s,
             tensor_backward_s=tensor_backward_s,
+            weight_s=(backward_s - tensor_backward_s) * weight_share(model, part, train.seq_len),
         )
 
     def _tensor(self, part: Part, node_id: str, tp: int, samples: int) -> PartTime:

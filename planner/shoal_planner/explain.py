@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping
+from typing import assert_never
 
 from shoal_planner.algorithms import DIRECT
 from shoal_planner.cluster import ClusterSnapshot
@@ -28,7 +29,8 @@ def describe(plan: Plan, snapshot: ClusterSnapshot) -> str:
     found = Counter(_texts(plan, snapshot))
     named = [text if count == 1 else f"{count} x {text}" for text, count in found.items()]
     rest = len(plan.pipelines) - sum(list(found.values())[:_MANY_KINDS])
-    return " + ".join(named[:_MANY_KINDS]) + (f" + {rest} more pipelines" if rest else "") + shared(plan.sharding)
+    text = " + ".join(named[:_MANY_KINDS]) + (f" + {rest} more pipelines" if rest else "") + shared(plan.sharding)
+    return text + ("" if plan.schedule == "1f1b" else f", {schedule_text(plan)}")
 
 
 def shared(sharding: Sharding) -> str:
@@ -44,7 +46,22 @@ def shared(sharding: Sharding) -> str:
 def shape(plan: Plan, snapshot: ClusterSnapshot) -> tuple[str, ...]:
     """Equal for plans that differ only in which of equal devices does what, and in which of neighbours on such devices
     holds which layers."""
-    return (*sorted(_texts(plan, snapshot)), shared(plan.sharding))
+    return (*sorted(_texts(plan, snapshot)), shared(plan.sharding), plan.schedule)
+
+
+def schedule_text(plan: Plan) -> str:
+    """As in "1F1B", "zero bubble" or "interleaved (3 chunks a stage)"."""
+    match plan.schedule:
+        case "1f1b":
+            return "1F1B"
+        case "zero_bubble":
+            return "zero bubble"
+        case "interleaved":
+            counts = sorted({pipeline.num_chunks for pipeline in plan.pipelines})
+            chunks = " or ".join(map(str, counts)) + (" chunk" if counts == [1] else " chunks")
+            return f"interleaved ({chunks} a stage)"
+        case _:
+            assert_never(plan.schedule)
 
 
 def _texts(plan: Plan, snapshot: ClusterSnapshot) -> list[str]:
@@ -53,7 +70,7 @@ def _texts(plan: Plan, snapshot: ClusterSnapshot) -> list[str]:
 
 
 def _describe_pipeline(pipeline: Pipeline, types: Mapping[str, str]) -> str:
-    stages = [(_holders(stage, types), stage.last - stage.first) for stage in pipeline.stages]
+    stages = [(_holders(stage, types), stage.num_layers) for stage in pipeline.stages]
     runs = []
     for holders, run in itertools.groupby(stages, key=lambda entry: entry[0]):
         layers = [count for _, count in run]
@@ -72,7 +89,7 @@ def _holders(stage: Stage, types: Mapping[str, str]) -> str:
 
 def _recomputed(stage: Stage) -> str:
     """As in " (recompute full)" or " (recompute selective in 3)"."""
-    layers = stage.last - stage.first
+    layers = stage.num_layers
     parts = [
         f"recompute {kind}" + ("" if count == layers else f" in {count}")
         for kind, count in stage.recomputed().items()
@@ -89,6 +106,7 @@ def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
     shape = f"{len(stages)} pipelines" if len(stages) > 1 else "one pipeline"
     depth = _depths(stages)
     parts = [f"{shape} {depth} {'take' if len(stages) > 1 else 'takes'} {plan.prediction.step_s:.3g} s a step"]
+    parts.append(_gained(plan, others))
     parts.append(_compared(plan, costs, others))
     parts.append(_why_stages(plan, costs))
     if plan.groups:
@@ -102,6 +120,21 @@ def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
 def _why_groups(plan: Plan) -> str:
     named = [group_text(group, plan.num_layers) for group in plan.groups if group.collective != DIRECT]
     return f"gradients are not added up directly where that takes longer ({_some(named)})"
+
+
+def _gained(plan: Plan, others: list[Plan]) -> str:
+    """What another schedule than 1F1B brings over the best plan with 1F1B."""
+    if plan.schedule == "1f1b":
+        return ""
+    assert plan.prediction is not None
+    plain = [other.prediction.step_s for other in others if other.schedule == "1f1b" and other.prediction is not None]
+    text = f"stages take turns by the schedule {schedule_text(plan)}"
+    if not plain:
+        return text
+    gain = min(plain) / plan.prediction.step_s - 1
+    if abs(gain) < _AS_GOOD:
+        return f"{text}, as fast as the best plan found with 1F1B"
+    return f"{text}, {abs(gain):.1%} {'faster' if gain > 0 else 'slower'} than the best plan found with 1F1B"
 
 
 def _compared(plan: Plan, costs: CostModel, others: list[Plan]) -> str:

@@ -22,7 +22,7 @@ from shoal_planner.kinds import devices_text, kinds, nodes_by_id, stage_text
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.memory import usable_bytes
 from shoal_planner.plan import Plan, Prediction, Terms
-from shoal_planner.predict import stage_times
+from shoal_planner.predict import pipeline_s, stage_times
 
 MAX_CANDIDATES = 6
 _NEARLY_FULL = 0.95
@@ -221,13 +221,11 @@ def _bottleneck(plan: Plan, costs: CostModel) -> Bottleneck:
     by_pipeline = defaultdict(list)
     for load in replica_loads(plan, costs, segments(plan, costs)):
         by_pipeline[load.pipeline].append(load)
-    times = [
-        [stage.total_s for stage in stage_times(pipeline, by_pipeline[p], costs)]
-        for p, pipeline in enumerate(plan.pipelines)
-    ]
+    stages = [stage_times(pipeline, by_pipeline[p], costs) for p, pipeline in enumerate(plan.pipelines)]
+    times = [[stage.total_s for stage in found] for found in stages]
     whole = [
-        sum(stages) + (pipeline.micro_batches - 1) * max(stages)
-        for stages, pipeline in zip(times, plan.pipelines, strict=True)
+        pipeline_s(plan.schedule, pipeline, by_pipeline[p], stages[p], costs)
+        for p, pipeline in enumerate(plan.pipelines)
     ]
     p = max(range(len(whole)), key=whole.__getitem__)
     s = max(range(len(times[p])), key=times[p].__getitem__)

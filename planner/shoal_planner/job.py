@@ -41,6 +41,8 @@ def _positive(name: str, value: float) -> None:
         raise InvalidField(name, value, "must be more than zero")
 
 
+# In which order a stage does its forwards and backwards (`orders`).
+Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 NUM_BYTE_TOKENS = 256
 EVERY_STEPS = 100
 KEEP = 3
@@ -124,6 +126,7 @@ class TrainSpec:
     sharding: Literal["auto", "none"] = "auto"
     recompute: Literal["auto", "none"] = "auto"
     overlap: Literal["auto", "none"] = "auto"
+    schedule: Literal["1f1b", "auto", "interleaved", "zero_bubble"] = "1f1b"
 
     def __post_init__(self) -> None:
         check_ranges(self, _TRAIN_RANGES)

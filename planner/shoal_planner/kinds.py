@@ -54,18 +54,14 @@ def layers_text(stage: Stage) -> str:
     if not chunks:
         return "no layers"
     named = ", ".join(str(first) if last == first + 1 else f"{first}-{last - 1}" for first, last in chunks)
-    return f"layer {named}" if num_layers(stage) == 1 else f"layers {named}"
-
-
-def num_layers(stage: Stage) -> int:
-    return sum(last - first for first, last in stage.layers)
+    return f"layer {named}" if stage.num_layers == 1 else f"layers {named}"
 
 
 def stage_text(pipeline: Pipeline, number: int) -> str:
     """All that a stage holds: "embedding + layers 0-13"."""
     stage = pipeline.stages[number]
     parts = ["embedding"] if number == 0 else []
-    parts += [layers_text(stage)] if num_layers(stage) else []
+    parts += [layers_text(stage)] if stage.num_layers else []
     parts += ["head"] if number == len(pipeline.stages) - 1 else []
     return " + ".join(parts)
 

@@ -101,7 +101,10 @@ def _alone(plan: Plan, mine: Replica, samples: int) -> Pipeline:
 
 
 def _as_stage(pipeline: Pipeline, mine: Replica) -> Iterator[tuple[str, Pipeline]]:
-    """In each place, with one layer of the stage after it; at the end, with the last layer and the head."""
+    """In each place, with one layer of the stage after it; at the end, with the last layer and the head. Stages
+    with several chunks of layers are left as they are."""
+    if pipeline.num_chunks > 1:
+        return
     stages, mine = pipeline.stages, dataclasses.replace(mine, samples=pipeline.micro_batch)
     for place, stage in enumerate(stages):
         alone = place == len(stages) - 1  # the last stage may be left with the head

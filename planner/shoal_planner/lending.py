@@ -71,7 +71,7 @@ def _room(holder: Replica, pipeline: Pipeline, s: int, costs: CostModel) -> floa
         tp=1,
         samples=0,
         in_flight=1,
-        layers={"none": stage.last - stage.first},
+        layers={"none": stage.num_layers},
         embedding=s == 0,
         head=s + 1 == len(pipeline.stages),
         owned=0.0,

@@ -5,6 +5,8 @@ Owns the bookkeeping alone. What work costs is asked from `costs`, what it needs
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +15,17 @@ from typing import NamedTuple
 from shoal_planner.algorithms import DIRECT
 from shoal_planner.costs import CostModel, PartTime
 from shoal_planner.groups import collective_of
-from shoal_planner.memory import StageMemory, stage_memory, unit_elements
-from shoal_planner.plan import Plan, Recompute, Replica, Stage
+from shoal_planner.memory import (
+    StageMemory,
+    block_weight_bytes,
+    kept_bytes,
+    stage_bytes,
+    stage_memory,
+    unit_elements,
+)
+from shoal_planner.orders import InFlight, fullest
+from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Stage
+from shoal_planner.schedule import place_of
 from shoal_planner.sharding import WHOLE, Place, Shards, shards
 
 
@@ -43,12 +54,14 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
     """Each rank of a replica: its seconds per micro-batch, the elements of optimizer state that it owns, `offloaded` of
-    them on the host, its peak memory, and what it shares within a step."""
+    them on the host, its peak memory, and what it shares within a step. `chunks` are the seconds of each chunk of
+    layers, which add up to `time`."""
 
     pipeline: int
     stage: int
     replica: Replica
     time: PartTime
+    chunks: tuple[PartTime, ...]
     owned: float
     offloaded: float
     memory: StageMemory
@@ -65,17 +78,18 @@ def segments(plan: Plan, costs: CostModel) -> tuple[Segment, ...]:
     num_layers, tied = plan.num_layers, costs.job.model.tie_embeddings
     cuts = {0, num_layers}
     for pipeline in plan.pipelines:
-        cuts.update(stage.first for stage in pipeline.stages)
+        cuts.update(first for stage in pipeline.stages for first, _ in stage.layers)
     cuts.update(*(group.layers for group in plan.groups))
     bounds = sorted(cuts)
     at = [[(p, s) for p, s in _ends(plan, first=True)]]
     at += [[] for _ in bounds[1:]]
     for p, pipeline in enumerate(plan.pipelines):
-        s = 0
+        chunks = sorted((end, start, s) for s, stage in enumerate(pipeline.stages) for start, end in stage.layers)
+        reached = 0
         for index, bound in enumerate(bounds[:-1]):
-            while pipeline.stages[s].last <= bound:
-                s += 1
-            at[index + 1].append((p, s))
+            while chunks[reached][0] <= bound:
+                reached += 1
+            at[index + 1].append((p, chunks[reached][2]))
     last = list(_ends(plan, first=False))
     if tied:
         at[0] += [end for end in last if end[1] > 0]
@@ -107,26 +121,25 @@ def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> t
     """In the order of the plan. Raises KeyError for a node that the cluster lacks."""
     owned, hosted = _owned(plan, costs, parts)
     shared = shards(plan, costs)
-    known: dict[tuple[object, ...], tuple[PartTime, StageMemory]] = {}
+    known: dict[tuple[object, ...], tuple[tuple[PartTime, ...], StageMemory]] = {}
     found = []
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            in_flight = min(len(pipeline.stages) - s, pipeline.micro_batches)
-            ends = (s == 0, s == len(pipeline.stages) - 1)
-            layers = tuple(stage.recomputed().items())
+            work = _work(plan, pipeline, s)
             for r, replica in enumerate(stage.replicas):
                 mine, away = owned[p, s, r], hosted.get((p, s, r), 0.0)
                 its = shared.get((p, s, r), WHOLE)
-                key = (costs.kind(replica.node), replica.tp, replica.samples, layers, ends, in_flight, mine, away, its)
+                key = (costs.kind(replica.node), replica.tp, replica.samples, work, mine, away, its)
                 if key not in known:
-                    known[key] = _time_and_memory(costs, replica, layers, ends, in_flight, mine, away, its)
-                time, memory = known[key]
+                    known[key] = _time_and_memory(costs, replica, work, mine, away, its)
+                chunks, memory = known[key]
                 found.append(
                     ReplicaLoad(
                         pipeline=p,
                         stage=s,
                         replica=replica,
-                        time=time,
+                        time=chunks[0] if len(chunks) == 1 else functools.reduce(PartTime.plus, chunks),
+                        chunks=chunks,
                         owned=mine,
                         offloaded=away,
                         memory=memory,
@@ -136,37 +149,87 @@ def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> t
     return tuple(found)
 
 
+class _Work(NamedTuple):
+    """Of each replica of a stage: layers by kind of recomputation, of each chunk; whether the embedding and the head go
+    with them; and the moments at which most micro-batches are kept."""
+
+    chunks: tuple[tuple[tuple[Recompute, int], ...], ...]
+    ends: tuple[bool, bool]
+    moments: tuple[InFlight, ...]
+
+
+def _work(plan: Plan, pipeline: Pipeline, s: int) -> _Work:
+    stage, depth = pipeline.stages[s], len(pipeline.stages)
+    ends = (s == 0, s == depth - 1)
+    if plan.schedule == "1f1b":  # as `fullest` would find, and far sooner
+        moments: tuple[InFlight, ...] = (InFlight(forward=(min(depth - s, pipeline.micro_batches),)),)
+        return _Work((tuple(stage.recomputed().items()),), ends, moments)
+    chunks = tuple(tuple(stage.recomputed(chunk).items()) for chunk in range(pipeline.num_chunks))
+    return _Work(chunks, ends, fullest(plan.schedule, place_of(pipeline, s)))
+
+
 def _time_and_memory(
-    costs: CostModel,
-    replica: Replica,
-    layers: tuple[tuple[Recompute, int], ...],
-    ends: tuple[bool, bool],
-    in_flight: int,
-    owned: float,
-    offloaded: float,
-    its: Shards,
-) -> tuple[PartTime, StageMemory]:
-    train, counts = costs.job.train, dict(layers)
-    memory = stage_memory(
-        costs.job.model,
+    costs: CostModel, replica: Replica, work: _Work, owned: float, offloaded: float, its: Shards
+) -> tuple[tuple[PartTime, ...], StageMemory]:
+    memory = _memory(costs, replica, work, owned, offloaded, its)
+    if not replica.samples:
+        return (PartTime(),) * len(work.chunks), memory
+    end = len(work.chunks) - 1
+    times = tuple(
+        costs.stage(
+            replica.node,
+            replica.tp,
+            replica.samples,
+            dict(layers),
+            embedding=work.ends[0] and chunk == 0,
+            head=work.ends[1] and chunk == end,
+        )
+        for chunk, layers in enumerate(work.chunks)
+    )
+    return times, memory
+
+
+def _memory(
+    costs: CostModel, replica: Replica, work: _Work, owned: float, offloaded: float, its: Shards
+) -> StageMemory:
+    train, model = costs.job.train, costs.job.model
+    chunks = [dict(layers) for layers in work.chunks]
+    counts = chunks[0]
+    plain = len(chunks) == len(work.moments) == 1 and not work.moments[0].weight
+    if len(chunks) > 1:
+        counts = {kind: sum(layers[kind] for layers in chunks) for kind in counts}
+    found = stage_memory(
+        model,
         train.seq_len,
         train.precision,
         tp=replica.tp,
         samples=replica.samples,
-        in_flight=in_flight,
+        in_flight=work.moments[0].forward[0] if plain else 0,
         layers=counts,
-        embedding=ends[0],
-        head=ends[1],
+        embedding=work.ends[0],
+        head=work.ends[1],
         owned=owned,
         offloaded=offloaded,
         fused=costs.fused(replica.node),
         weights=its.weights,
         gradients=its.gradients,
     )
-    if not replica.samples:
-        return PartTime(), memory
-    time = costs.stage(replica.node, replica.tp, replica.samples, counts, embedding=ends[0], head=ends[1])
-    return time, memory
+    if plain:
+        return found
+    line = stage_bytes(
+        model,
+        train.seq_len,
+        train.precision,
+        replica.tp,
+        replica.samples,
+        embedding=work.ends[0],
+        head=work.ends[1],
+        fused=costs.fused(replica.node),
+    )
+    each = block_weight_bytes(model, train.seq_len, train.precision, replica.tp)
+    weight_bytes = replica.samples * sum(counts.values()) * each
+    kept = max(kept_bytes(line, moment, chunks, weight_bytes) for moment in work.moments)
+    return dataclasses.replace(found, activations=found.activations + kept)
 
 
 def _owned(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[dict[Place, float], dict[Place, float]]:

@@ -7,12 +7,13 @@ units a rank holds (`parameters`) nor how much memory there is (`catalogue`, `cl
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal_planner.catalogue import DeviceType
 from shoal_planner.cluster import GIB
 from shoal_planner.job import ModelSpec
+from shoal_planner.orders import InFlight
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Recompute
 from shoal_planner.profile import Part
@@ -41,6 +42,13 @@ PLAIN_FFN_WIDTHS = 2
 SELECTIVE_NORM_WIDTHS = 2
 SELECTIVE_FFN_WIDTHS = 2
 SELECTIVE_PLAIN_FFN_WIDTHS = 1
+# For gradients of weights that are put off: the inputs of a block's matmuls and the gradients of their outputs. As
+# Qi et al. 2024 count them (32 of a plain block's 34 bytes per token and width), by the widths that they have here.
+WEIGHT_NORM_WIDTHS = 4
+WEIGHT_QUERY_WIDTHS = 2
+WEIGHT_KEY_WIDTHS = 2
+WEIGHT_FFN_WIDTHS = 3
+WEIGHT_PLAIN_FFN_WIDTHS = 2
 # Norms in lower precision keep their input in fp32 too, but for those of a single fused kernel, as on GPUs.
 NORM_FP32_WIDTHS = 2
 # Measured 20.9 widths where the sum above says 20.3: statistics of softmax and norms, rounding.
@@ -129,6 +137,14 @@ def block_activation_bytes(
         ffn = SELECTIVE_PLAIN_FFN_WIDTHS if selective else PLAIN_FFN_WIDTHS
     cut = QUERY_WIDTHS * model.heads * model.head_dim + KEY_WIDTHS * model.num_kv_heads * model.head_dim
     return ACTIVATION_MARGIN * seq_len * (norms + size * (cut + ffn * model.ffn) / tp)
+
+
+def block_weight_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int) -> float:
+    """What a block keeps from the gradient of its input to those of its weights, for one sample."""
+    ffn = WEIGHT_FFN_WIDTHS if model.gated_mlp else WEIGHT_PLAIN_FFN_WIDTHS
+    cut = WEIGHT_QUERY_WIDTHS * model.heads * model.head_dim + WEIGHT_KEY_WIDTHS * model.num_kv_heads * model.head_dim
+    widths = WEIGHT_NORM_WIDTHS * model.hidden + (cut + ffn * model.ffn) / tp
+    return ACTIVATION_MARGIN * seq_len * ELEMENT_BYTES[precision] * widths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +246,17 @@ def stage_memory(
         staging=line.staging + whole,
         activations=kept + in_flight * line.flight + line.fixed + again,
     )
+
+
+def kept_bytes(
+    line: StageBytes, moment: InFlight, chunks: Sequence[Mapping[Recompute, int]], weight_bytes: float
+) -> float:
+    """What all micro-batches keep at a moment of a schedule: `chunks` are layers by their kind of recomputation,
+    `weight_bytes` what one that waits for gradients of weights keeps."""
+    kept = moment.weight * weight_bytes
+    for number, layers in zip(moment.forward, chunks, strict=True):
+        kept += number * (line.flight + sum(count * line.block_flight[kind] for kind, count in layers.items()))
+    return kept
 
 
 def snapshot_bytes(elements: float) -> float:

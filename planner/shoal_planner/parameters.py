@@ -92,7 +92,7 @@ def num_parameters(model: ModelSpec) -> int:
 def stage_units(plan: Plan, pipeline: int, stage: int) -> tuple[int, ...]:
     """The units that the ranks of this stage hold, ascending."""
     stages = plan.pipelines[pipeline].stages
-    units = list(range(stages[stage].first + 1, stages[stage].last + 1))
+    units = [block + 1 for first, last in stages[stage].layers for block in range(first, last)]
     if stage == 0:
         units.insert(0, 0)
     if stage == len(stages) - 1:

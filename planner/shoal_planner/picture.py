@@ -19,7 +19,6 @@ from shoal_planner.kinds import (
     kinds,
     marks,
     nodes_by_id,
-    num_layers,
     numbers_text,
     replica_groups,
     stage_text,
@@ -190,7 +189,7 @@ def _label(kind: Kind, top: float) -> list[str]:
 
 def _widths(pipeline: Pipeline) -> list[float]:
     """Above a least width at which words can still be read, in proportion to layers: one scale for all lines."""
-    counts = [num_layers(stage) for stage in pipeline.stages]
+    counts = [stage.num_layers for stage in pipeline.stages]
     lines = [counts[first : first + PER_LINE] for first in range(0, len(counts), PER_LINE)]
     room = WIDTH - 2 * _EDGE - _LABEL
     scale = min((room + _GAP - len(line) * (_LEAST + _GAP)) / max(sum(line), 1) for line in lines)
@@ -206,7 +205,7 @@ def _stage(scene: _Scene, kind: Kind, number: int, x: float, y: float, width: fl
     pipeline = kind.first
     stage = pipeline.stages[number]
     held, marked = stage_text(pipeline, number), marks(stage)
-    title = f"stage {number}: {held} ({_count(num_layers(stage), 'layer')})" + "".join(f"; {mark}" for mark in marked)
+    title = f"stage {number}: {held} ({_count(stage.num_layers, 'layer')})" + "".join(f"; {mark}" for mark in marked)
     shapes = [words(x + 1, y + 15, fit(width / BOLD, *stage_texts(pipeline, number)), "strong")]
     top = y + _HEAD
     if marked:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import assert_never
 
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField
@@ -23,7 +24,7 @@ from shoal_planner.kinds import (
     type_of,
 )
 from shoal_planner.plan import Plan
-from shoal_planner.programs import Backward, Forward, Gather, Reduce, Update, Vote
+from shoal_planner.programs import Backward, Forward, Gather, InputGradient, Reduce, Update, Vote, WeightGradient
 from shoal_planner.simulate import Span, spans
 from shoal_planner.svg import document, fit, line, number, rectangle, titled, words
 
@@ -37,9 +38,15 @@ _LABEL = 210.0
 _LANE = 34.0
 _BAR = 24.0
 _LEAST = 0.6  # narrower spans of one sort that follow each other are drawn as one
-_SORTS = (
+_PLAIN = (("forward", "forward"), ("backward", "backward"))
+_CHUNKED = (
     ("forward", "forward"),
+    ("forward odd", "of odd chunks"),
     ("backward", "backward"),
+    ("backward odd", "of odd chunks"),
+)
+_SPLIT = (("forward", "forward"), ("backward", "gradient of the input"), ("weights", "gradients of weights"))
+_SORTS = (
     ("tensor", "exchange of tensor parallelism"),
     ("transfer", "waits for a transfer"),
     ("wait", "waits for others"),
@@ -48,10 +55,12 @@ _SORTS = (
 )
 _STYLE = """
 .forward { fill: #4f9fce; } .backward { fill: #e0a02f; } .tensor { fill: #a4579c; } .transfer { fill: #d9614c; }
+.weights { fill: #8d9a3a; } .forward.odd { fill: #86bfe0; } .backward.odd { fill: #efc779; }
 .wait { fill: #dfe4e9; } .reduce { fill: #3f9f71; } .update { fill: #6a66b8; }
 .inside { fill: #10161c; font-size: 10px; text-anchor: middle; }
 @media (prefers-color-scheme: dark) {
-.forward { fill: #3f86b2; } .backward { fill: #b27d1f; } .wait { fill: #2a343d; } .inside { fill: #f2f5f8; }
+.forward { fill: #3f86b2; } .backward { fill: #b27d1f; } .weights { fill: #6f7a2b; }
+.forward.odd { fill: #2a5f80; } .backward.odd { fill: #7d5714; } .wait { fill: #2a343d; } .inside { fill: #f2f5f8; }
 }
 """
 
@@ -81,7 +90,8 @@ def num_instructions(plan: Plan) -> int:
     for pipeline in plan.pipelines:
         ranks = sum(replica.tp for stage in pipeline.stages for replica in stage.replicas)
         messages = 0 if len(pipeline.stages) == 1 else 4
-        found += ranks * pipeline.micro_batches * (2 + messages) + 2 * ranks * (plan.num_layers // len(pipeline.stages))
+        work = pipeline.num_chunks * (3 if plan.schedule == "zero_bubble" else 2) + pipeline.num_chunks * messages
+        found += ranks * pipeline.micro_batches * work + 2 * ranks * (plan.num_layers // len(pipeline.stages))
     return found
 
 
@@ -107,7 +117,7 @@ def timeline_svg(plan: Plan, costs: CostModel) -> str:
     step_s = max(span.end_s for span in traced)
     scale = (WIDTH - 2 * _EDGE - _LABEL) / step_s
     shapes = [words(_EDGE, 32, f"One step of plan {plan.plan_id}: {_seconds(step_s)}", "title")]
-    shapes += [words(_EDGE, 52, _subtitle(plan, found), "soft"), *_legend()]
+    shapes += [words(_EDGE, 52, _subtitle(plan, found), "soft"), *_legend(plan)]
     y, lanes_top = 118.0, 104.0
     for kind, lanes in groups:
         shapes.append(words(_EDGE, y + 4, _kind_title(kind), "strong"))
@@ -154,9 +164,18 @@ def _kind_title(kind: Kind) -> str:
     return f"{fit(500, name)}: {batches} of {pipeline.micro_batch} sample{'s' if pipeline.micro_batch > 1 else ''}"
 
 
-def _legend() -> list[str]:
+def _legend(plan: Plan) -> list[str]:
     shapes, x = [], _EDGE
-    for style, text in _SORTS:
+    match plan.schedule:
+        case "1f1b":
+            work: tuple[tuple[str, str], ...] = _PLAIN
+        case "interleaved":
+            work = _CHUNKED
+        case "zero_bubble":
+            work = _SPLIT
+        case _:
+            assert_never(plan.schedule)
+    for style, text in (*work, *_SORTS):
         shapes += [rectangle(x, 68, 13, 11, style, 2), words(x + 19, 78, text, "soft")]
         x += 38 + 6.3 * len(text)
     return shapes
@@ -223,21 +242,31 @@ def _named(span: Span) -> tuple[str, str, str]:
         return "tensor", f"exchange within {text}", ""
     match instruction:
         case Forward():
-            return "forward", text, inside
-        case Backward():
-            return "backward", text, inside
+            return f"forward{_odd(instruction.chunk)}", text, inside
+        case Backward() | InputGradient():
+            return f"backward{_odd(instruction.chunk)}", text, inside
+        case WeightGradient():
+            return "weights", text, inside
         case Reduce() | Gather():
             return "reduce", text, ""
         case _:
             return "update", text, ""
 
 
+def _odd(chunk: int) -> str:
+    return " odd" if chunk % 2 else ""
+
+
 def _instruction(span: Span) -> tuple[str, str]:
     match span.instruction:
-        case Forward(micro_batch=at):
-            return f"forward of micro-batch {at}", str(at)
-        case Backward(micro_batch=at):
-            return f"backward of micro-batch {at}", str(at)
+        case Forward(micro_batch=at, chunk=chunk):
+            return f"forward of micro-batch {at}{_through(chunk)}", str(at)
+        case Backward(micro_batch=at, chunk=chunk):
+            return f"backward of micro-batch {at}{_through(chunk)}", str(at)
+        case InputGradient(micro_batch=at):
+            return f"gradient of the input of micro-batch {at}", str(at)
+        case WeightGradient(micro_batch=at):
+            return f"gradients of weights of micro-batch {at}", str(at)
         case Reduce(unit=unit):
             return f"reduction of the gradients of unit {unit}", ""
         case Gather(unit=unit):
@@ -249,6 +278,10 @@ def _instruction(span: Span) -> tuple[str, str]:
         case message:
             kind = "activations" if "Activation" in type(message).__name__ else "gradients"
             return f"{kind} of micro-batch {message.micro_batch}", ""
+
+
+def _through(chunk: int) -> str:
+    return f" through chunk {chunk}" if chunk else ""
 
 
 def _seconds(value: float) -> str:

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from shoal_planner.chunks import check_chunks, check_cover
 from shoal_planner.cluster import DeviceRef
 from shoal_planner.errors import InvalidField
 from shoal_planner.groups import Group, check_groups
-from shoal_planner.job import JobSpec
+from shoal_planner.job import JobSpec, Schedule
 from shoal_planner.ranges import check_range
 from shoal_planner.strict import check_document, read
 
@@ -66,8 +67,9 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Consecutive transformer blocks [first, last); the embedding goes with the first stage, final norm and head with
-    the last one of a pipeline. Replicas share each micro-batch in their order."""
+    """Transformer blocks in one chunk [first, last), or in several where the schedule is interleaved; the embedding
+    goes with the first stage, final norm and head with the last one of a pipeline. Replicas share each micro-batch in
+    their order."""
 
     layers: tuple[tuple[int, int], ...]
     replicas: tuple[Replica, ...]
@@ -75,30 +77,17 @@ class Stage:
     overrides: tuple[Override, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.layers) != 1:
-            raise InvalidField(
-                "layers",
-                [list(chunk) for chunk in self.layers],
-                "must be one chunk (interleaved schedules are not supported yet)",
-            )
-        first, last = self.layers[0]
-        if not 0 <= first <= last:
-            raise InvalidField(
-                "layers",
-                [list(chunk) for chunk in self.layers],
-                "must be a chunk [first, last) with 0 <= first <= last",
-            )
+        check_chunks(self.layers)
         if not any(replica.samples for replica in self.replicas):
             raise InvalidField("replicas", len(self.replicas), "must have at least one entry that runs samples")
-        reached = first
+        reached = self.first
         for index, override in enumerate(self.overrides):
-            if not reached <= override.layers[0] < override.layers[1] <= last:
-                raise InvalidField(
-                    f"overrides[{index}].layers",
-                    list(override.layers),
-                    f"must lie within layers {reached} to {last}, in order and apart from each other",
-                )
-            reached = override.layers[1]
+            first, last = override.layers
+            if first < reached or not any(low <= first < last <= high for low, high in self.layers):
+                within = f"layers {reached} to {self.last}" + (", and one chunk" if len(self.layers) > 1 else "")
+                problem = f"must lie within {within}, in order and apart from each other"
+                raise InvalidField(f"overrides[{index}].layers", list(override.layers), problem)
+            reached = last
 
     @property
     def first(self) -> int:
@@ -106,20 +95,27 @@ class Stage:
 
     @property
     def last(self) -> int:
-        return self.layers[0][1]
+        """The end of its last chunk."""
+        return self.layers[-1][1]
+
+    @property
+    def num_layers(self) -> int:
+        return sum(last - first for first, last in self.layers)
 
     @property
     def samples(self) -> int:
         return sum(replica.samples for replica in self.replicas)
 
-    def recomputed(self) -> dict[Recompute, int]:
-        """How many of its layers are run with each kind of recomputation."""
+    def recomputed(self, chunk: int | None = None) -> dict[Recompute, int]:
+        """How many of its layers, or of those of one chunk, are run with each kind of recomputation."""
+        first, last = (self.first, self.last) if chunk is None else self.layers[chunk]
         found: dict[Recompute, int] = {"none": 0, "selective": 0, "full": 0}
-        found[self.recompute] = self.last - self.first
+        found[self.recompute] = self.num_layers if chunk is None else last - first
         for override in self.overrides:
-            count = override.layers[1] - override.layers[0]
-            found[self.recompute] -= count
-            found[override.recompute or self.recompute] += count
+            if first <= override.layers[0] < last:
+                count = override.layers[1] - override.layers[0]
+                found[self.recompute] -= count
+                found[override.recompute or self.recompute] += count
         return found
 
     def offloaded(self) -> int:
@@ -146,21 +142,8 @@ class Pipeline:
                 raise InvalidField(name, getattr(self, name), "must be at least 1")
         if not self.stages:
             raise InvalidField("stages", [], "must have at least one entry")
-        expected = 0
+        check_cover([stage.layers for stage in self.stages])
         for index, stage in enumerate(self.stages):
-            if stage.first != expected:
-                raise InvalidField(
-                    f"stages[{index}].layers",
-                    [list(stage.layers[0])],
-                    f"must begin at layer {expected}: a pipeline covers every layer once, in order",
-                )
-            expected = stage.last
-            if stage.first == stage.last and 0 < index < len(self.stages) - 1:
-                raise InvalidField(
-                    f"stages[{index}].layers",
-                    [list(stage.layers[0])],
-                    "must hold a layer: only the first and the last stage may hold none",
-                )
             if stage.samples != self.micro_batch:
                 raise InvalidField(
                     f"stages[{index}].replicas",
@@ -171,6 +154,11 @@ class Pipeline:
     @property
     def samples(self) -> int:
         return self.micro_batch * self.micro_batches
+
+    @property
+    def num_chunks(self) -> int:
+        """Of each of its stages."""
+        return len(self.stages[0].layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +220,7 @@ class RankPlace:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     pipelines: tuple[Pipeline, ...]
-    schedule: Literal["1f1b"] = "1f1b"
+    schedule: Schedule = "1f1b"
     copies: int = 1
     sharding: Sharding = Sharding()
     groups: tuple[Group, ...] = ()
@@ -246,6 +234,10 @@ class Plan:
             raise InvalidField("pipelines", [], "must have at least one entry")
         if self.copies < 0:
             raise InvalidField("copies", self.copies, "must be zero or more")
+        for index, pipeline in enumerate(self.pipelines):
+            if pipeline.num_chunks > 1 and self.schedule != "interleaved":
+                problem = f"must be 'interleaved': the stages of pipelines[{index}] hold several chunks of layers"
+                raise InvalidField("schedule", self.schedule, problem)
         lasts = {pipeline.stages[-1].last for pipeline in self.pipelines}
         if len(lasts) > 1:
             raise InvalidField("pipelines", sorted(lasts), "must all end at the same layer")
@@ -357,7 +349,7 @@ class _PlanDocument:
     """What may stand in a plan file: the structure, and what other tools or we add to it."""
 
     pipelines: tuple[Pipeline, ...]
-    schedule: Literal["1f1b"] = "1f1b"
+    schedule: Schedule = "1f1b"
     copies: int = 1
     sharding: Sharding = Sharding()
     groups: tuple[Group, ...] = ()

@@ -1,10 +1,11 @@
 """Predicts the step of a plan in closed form: the figure that plans are chosen by.
 
-A pipeline takes sum_s t_s + (m - 1) max_s t_s (1F1B, PAPERS 1.4 2b), t_s being a micro-batch's forward and backward in
-stage s with what its slowest replica sends on and passes round; the slowest pipeline counts. Then the gradients of all
-layers are summed (PAPERS 3.2: every algorithm of use moves 2(n-1)/n of the bytes), the optimizer steps, and weights are
-gathered. Replicas of a node share its network interfaces. Every term is a sum or a maximum of costs of single parts, so
-nothing that gets faster makes a plan slower. Does not own whether a plan fits (`score`).
+With 1F1B a pipeline takes sum_s t_s + (m - 1) max_s t_s (PAPERS 1.4 2b; other schedules: `closed_forms`), t_s being a
+micro-batch's forward and backward in stage s with what its slowest replica sends on and passes round; the slowest
+pipeline counts. Then the gradients of all layers are summed (PAPERS 3.2: every algorithm of use moves 2(n-1)/n of the
+bytes), the optimizer steps, and weights are gathered. Replicas of a node share its network interfaces. Every term is a
+sum or a maximum of costs of single parts, so nothing that gets faster makes a plan slower. Does not own whether a plan
+fits (`score`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal_planner.algorithms import DIRECT, is_tree
+from shoal_planner.closed_forms import Passes, interleaved_s, zero_bubble_s
 from shoal_planner.costs import CostModel, model_flops
 from shoal_planner.errors import InvalidField
 from shoal_planner.exchanges import topology
+from shoal_planner.job import Schedule
 from shoal_planner.loads import ReplicaLoad, Segment, replica_loads, segments
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
 from shoal_planner.plan import Pipeline, Plan, Prediction, Terms
@@ -83,7 +86,7 @@ def _terms(plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tupl
     for p, pipeline in enumerate(plan.pipelines):
         stages = stage_times(pipeline, by_pipeline[p], costs)
         worst = max(stages, key=lambda stage: stage.total_s)
-        seconds = sum(stage.total_s for stage in stages) + (pipeline.micro_batches - 1) * worst.total_s
+        seconds = pipeline_s(plan.schedule, pipeline, by_pipeline[p], stages, costs)
         if seconds > slowest_s:
             slowest_s, bottleneck, times = seconds, worst, pipeline.micro_batches
     crowded_s = max(slowest_s, _network_s(plan, costs))
@@ -99,14 +102,54 @@ def _terms(plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tupl
     )
 
 
+def pipeline_s(
+    schedule: Schedule, pipeline: Pipeline, loads: list[ReplicaLoad], stages: list[StageTime], costs: CostModel
+) -> float:
+    """Seconds of all micro-batches; `loads` and `stages` are the pipeline's."""
+    if schedule == "1f1b" or (schedule == "interleaved" and pipeline.num_chunks == 1):
+        slowest_s = max(stage.total_s for stage in stages)
+        return sum(stage.total_s for stage in stages) + (pipeline.micro_batches - 1) * slowest_s
+    by_stage = _by_stage(pipeline, loads)
+    if schedule == "interleaved":
+        count = pipeline.num_chunks
+        chunks = [
+            [
+                max(load.chunks[chunk].total_s + load.shards.total_s / count for load in here)
+                + _send_s(pipeline, s, costs, chunk)
+                for chunk in range(count)
+            ]
+            for s, here in enumerate(by_stage)
+        ]
+        return interleaved_s(chunks, pipeline.micro_batches)
+    passes = []
+    for s, here in enumerate(by_stage):
+        once_s = _send_s(pipeline, s, costs) / 2
+        times = [(load.time, load.shards) for load in here]
+        passes.append(
+            Passes(
+                forward_s=max(time.forward_s + time.tensor_forward_s + its.forward_s for time, its in times) + once_s,
+                input_s=max(
+                    time.backward_s - time.weight_s + time.tensor_backward_s + its.backward_s for time, its in times
+                )
+                + once_s,
+                weight_s=max(time.weight_s for time, _ in times),
+            )
+        )
+    return zero_bubble_s(passes, pipeline.micro_batches)
+
+
+def _by_stage(pipeline: Pipeline, loads: list[ReplicaLoad]) -> list[list[ReplicaLoad]]:
+    found: list[list[ReplicaLoad]] = [[] for _ in pipeline.stages]
+    for load in loads:
+        found[load.stage].append(load)
+    return found
+
+
 def stage_times(pipeline: Pipeline, loads: list[ReplicaLoad], costs: CostModel) -> list[StageTime]:
     """By stage; `loads` are the pipeline's."""
     slowest: list[StageTime] = []
-    by_stage: list[list[ReplicaLoad]] = [[] for _ in pipeline.stages]
-    for load in loads:
-        by_stage[load.stage].append(load)
-    for s, here in enumerate(by_stage):
-        send_s = _send_s(pipeline, s, costs)
+    for s, here in enumerate(_by_stage(pipeline, loads)):
+        send_s = sum(_send_s(pipeline, s, costs, chunk) for chunk in range(pipeline.num_chunks))
         busiest = max(here, key=lambda load: load.total_s)
         busy = busiest.time
         slowest.append(
@@ -120,11 +163,12 @@ def stage_times(pipeline: Pipeline, loads: list[ReplicaLoad], costs: CostModel) 
     return slowest
 
 
-def _send_s(pipeline: Pipeline, s: int, costs: CostModel) -> float:
-    """Activations on to the next stage and their gradients back, for the replica that is longest at it."""
-    if s + 1 == len(pipeline.stages):
+def _send_s(pipeline: Pipeline, s: int, costs: CostModel, chunk: int = 0) -> float:
+    """Activations on to the next stage (from the last: to the first, for its next chunk) and their gradients back, for
+    the replica that is longest at it."""
+    if s + 1 == len(pipeline.stages) and chunk + 1 == pipeline.num_chunks:
         return 0.0
-    here, there = pipeline.stages[s], pipeline.stages[s + 1]
+    here, there = pipeline.stages[s], pipeline.stages[(s + 1) % len(pipeline.stages)]
     if len(here.replicas) == len(there.replicas) == 1:
         return 2 * costs.send_s(here.replicas[0].node, there.replicas[0].node, pipeline.micro_batch)
     leaving, arriving = defaultdict[int, float](float), defaultdict[int, float](float)
@@ -147,7 +191,8 @@ def _network_s(plan: Plan, costs: CostModel) -> float:
     it: no pipeline goes faster."""
     carried: dict[str, float] = defaultdict(float, carried_bytes(plan, costs))
     for pipeline in plan.pipelines:
-        for here, there in itertools.pairwise(pipeline.stages):
+        way = pipeline.stages * pipeline.num_chunks
+        for here, there in itertools.pairwise(way):
             for i, source in enumerate(here.replicas):
                 for j, target in enumerate(there.replicas):
                     low, high = _overlap(here.sample_range(i), there.sample_range(j))

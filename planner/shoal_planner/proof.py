@@ -15,6 +15,7 @@ from shoal_planner.programs import (
     Backward,
     Forward,
     Gather,
+    InputGradient,
     Instruction,
     Program,
     ReceiveActivation,
@@ -24,21 +25,24 @@ from shoal_planner.programs import (
     SendGradient,
     Update,
     Vote,
+    WeightGradient,
 )
 
 _SENDS = (SendActivation, SendGradient)
 _RECEIVES = (ReceiveActivation, ReceiveGradient)
 _MEETINGS = (Reduce, Vote, Gather)  # every rank that names one waits for all others that name it
 _Message = tuple[int, int, bool]  # sender, receiver, is it an activation
-_Rows = tuple[int, int, int]
+_Rows = tuple[int, int, int, int, int]  # micro-batch, the sender's chunk, the receiver's, first and last row
+_Passed = tuple[type, int, int]  # Forward or InputGradient (also of a whole backward), chunk, micro-batch
 
 
 def prove(programs: tuple[Program, ...]) -> None:
     """Raises ScheduleError unless the programs can run to their end and every rank does the step's whole work.
 
     Checked: each send has one receive of the same rows and, between each pair, in the same order; each micro-batch goes
-    forward and then backward once, between its receives and its sends; all gradients are reduced before the vote, the
-    vote before the update, the update before the gathers; and no rank waits for ever.
+    forward and then backward once through each chunk, whole or split into the gradients of input and weights, between
+    its receives and its sends; all gradients are there before they are reduced, and reduced before the vote, the vote
+    comes before the update, the update before the gathers; and no rank waits for ever.
     """
     for rank, program in enumerate(programs):
         _prove_order(rank, program)
@@ -96,12 +100,12 @@ def ordered(programs: tuple[Program, ...]) -> Iterator[tuple[int, Instruction]]:
 
 
 def _sent(rank: int, send: SendActivation | SendGradient) -> tuple[_Message, _Rows]:
-    rows = (send.micro_batch, send.first, send.last)
+    rows = (send.micro_batch, send.chunk, send.peer_chunk, send.first, send.last)
     return (rank, send.peer, isinstance(send, SendActivation)), rows
 
 
 def _received(rank: int, receive: ReceiveActivation | ReceiveGradient) -> tuple[_Message, _Rows]:
-    rows = (receive.micro_batch, receive.first, receive.last)
+    rows = (receive.micro_batch, receive.peer_chunk, receive.chunk, receive.first, receive.last)
     return (receive.peer, rank, isinstance(receive, ReceiveActivation)), rows
 
 
@@ -119,7 +123,7 @@ def _prove_messages(programs: tuple[Program, ...]) -> None:
     for pair in sends.keys() | receives.keys():
         sender, receiver, is_activation = pair
         for rows in (*sends[pair], *receives[pair]):
-            if sender == receiver or not rows[1] < rows[2]:
+            if sender == receiver or not rows[3] < rows[4]:
                 raise ScheduleError(sender, f"sends {rows} to {receiver}: needs another rank and at least one row")
         if len(set(sends[pair])) != len(sends[pair]):
             raise ScheduleError(sender, f"sends the same rows twice to rank {receiver}")
@@ -130,12 +134,17 @@ def _prove_messages(programs: tuple[Program, ...]) -> None:
 
 
 def _prove_order(rank: int, program: Program) -> None:
-    forwards = [item.micro_batch for item in program if isinstance(item, Forward)]
-    backwards = [item.micro_batch for item in program if isinstance(item, Backward)]
-    if not forwards or sorted(forwards) != list(range(len(forwards))):
-        raise ScheduleError(rank, f"forwards {forwards} are not each micro-batch once")
-    if sorted(backwards) != sorted(forwards):
-        raise ScheduleError(rank, f"backwards {backwards} do not match forwards {forwards}")
+    forwards = _numbers(program, Forward)
+    batches, chunks = ({entry[place] for entry in forwards} for place in (1, 0))
+    whole = list(itertools.product(range(len(chunks)), range(len(batches))))
+    if not forwards or sorted(forwards) != whole:
+        raise ScheduleError(rank, f"forwards {_short(forwards)} are not each micro-batch once in each chunk")
+    backwards, inputs, weights = (_numbers(program, kind) for kind in (Backward, InputGradient, WeightGradient))
+    if sorted(backwards + inputs) != whole:
+        raise ScheduleError(rank, f"backwards {_short(backwards + inputs)} do not match forwards {_short(forwards)}")
+    if sorted(weights) != sorted(inputs):
+        problem = f"gradients of weights {_short(weights)} do not match those of inputs {_short(inputs)}"
+        raise ScheduleError(rank, problem)
     phases = [_phase(item) for item in program]
     if phases != sorted(phases):
         raise ScheduleError(rank, "must finish micro-batches, then reduce, vote, update and gather, in this order")
@@ -147,6 +156,18 @@ def _prove_order(rank: int, program: Program) -> None:
         raise ScheduleError(rank, f"reduces units {reduced} and gathers {gathered}: must be the same, each once")
 
 
+def _numbers(
+    program: Program, kind: type[Forward | Backward | InputGradient | WeightGradient]
+) -> list[tuple[int, int]]:
+    """(chunk, micro-batch) of all instructions of this kind."""
+    return [(item.chunk, item.micro_batch) for item in program if isinstance(item, kind)]
+
+
+def _short(numbers: list[tuple[int, int]]) -> str:
+    """Micro-batches alone where there is one chunk."""
+    return str([number for _, number in numbers] if not any(chunk for chunk, _ in numbers) else numbers)
+
+
 def _phase(instruction: Instruction) -> int:
     for phase, kind in ((1, Reduce), (2, Vote), (3, Update), (4, Gather)):
         if isinstance(instruction, kind):
@@ -156,36 +177,41 @@ def _phase(instruction: Instruction) -> int:
 
 def _prove_rows(rank: int, program: Program) -> None:
     """Per micro-batch: receives before the work they feed, sends after the work that makes them, whole rows."""
-    done: set[tuple[type, int]] = set()
-    rows: dict[tuple[type, int], list[tuple[int, int]]] = defaultdict(list)
+    done: set[_Passed] = set()
+    rows: dict[_Passed, list[tuple[int, int]]] = defaultdict(list)
     for item in program:
         match item:
-            case Forward() | Backward():
-                if isinstance(item, Backward) and (Forward, item.micro_batch) not in done:
+            case Forward():
+                done.add((Forward, item.chunk, item.micro_batch))
+            case Backward() | InputGradient():
+                if (Forward, item.chunk, item.micro_batch) not in done:
                     raise ScheduleError(rank, f"runs {item} before its forward")
-                done.add((type(item), item.micro_batch))
+                done.add((InputGradient, item.chunk, item.micro_batch))
+            case WeightGradient():
+                if (InputGradient, item.chunk, item.micro_batch) not in done:
+                    raise ScheduleError(rank, f"runs {item} before the gradient of its input")
             case ReceiveActivation() | ReceiveGradient():
-                needed = Forward if isinstance(item, ReceiveActivation) else Backward
-                if (needed, item.micro_batch) in done:
+                needed = Forward if isinstance(item, ReceiveActivation) else InputGradient
+                if (needed, item.chunk, item.micro_batch) in done:
                     raise ScheduleError(rank, f"{item} comes after the work that needs it")
-                rows[needed, item.micro_batch].append((item.first, item.last))
+                rows[needed, item.chunk, item.micro_batch].append((item.first, item.last))
             case SendActivation() | SendGradient():
-                maker = Forward if isinstance(item, SendActivation) else Backward
-                if (maker, item.micro_batch) not in done:
+                maker = Forward if isinstance(item, SendActivation) else InputGradient
+                if (maker, item.chunk, item.micro_batch) not in done:
                     raise ScheduleError(rank, f"{item} comes before the work that makes it")
             case Reduce() | Vote() | Update() | Gather():
                 pass
-    _prove_whole(rank, rows, len(done) // 2)
+    _prove_whole(rank, rows, len({number for _, _, number in done}))
 
 
-def _prove_whole(rank: int, rows: dict[tuple[type, int], list[tuple[int, int]]], micro_batches: int) -> None:
+def _prove_whole(rank: int, rows: dict[_Passed, list[tuple[int, int]]], micro_batches: int) -> None:
     spans: set[tuple[int, int]] = set()
-    for (work, number), parts in rows.items():
+    for (work, chunk, number), parts in rows.items():
         parts.sort()
         if any(before[1] != after[0] for before, after in itertools.pairwise(parts)):
             raise ScheduleError(rank, f"receives rows {parts} for micro-batch {number}: they must join without gaps")
         spans.add((parts[0][0], parts[-1][1]))
-        if (work, (number + 1) % micro_batches) not in rows:
+        if (work, chunk, (number + 1) % micro_batches) not in rows:
             raise ScheduleError(rank, f"receives for micro-batch {number} but not for the one after it")
     if len(spans) > 1:
         raise ScheduleError(rank, f"runs different rows in different micro-batches: {sorted(spans)}")

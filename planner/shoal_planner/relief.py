@@ -125,7 +125,7 @@ def shared_by_room(plan: Plan, costs: CostModel) -> Plan:
 
 def _held(load: ReplicaLoad, pipeline: Pipeline, stage: Stage, costs: CostModel) -> int:
     first, last = load.stage == 0, load.stage + 1 == len(pipeline.stages)
-    count = stage.last - stage.first
+    count = stage.num_layers
     return max(1, held_elements(costs.job.model, load.replica.tp, count, embedding=first, head=last))
 
 
@@ -188,7 +188,7 @@ class _Relief:
         """Layers of each stage."""
         stages = self._pipeline.stages
         if max(len(stage.replicas) for stage in stages) > 1 or len(stages) == 1:
-            return [stage.last - stage.first for stage in stages]
+            return [stage.num_layers for stage in stages]
         number, counts = self._pipeline.micro_batches, np.arange(self._layers + 1)
         times = np.empty((len(stages), len(counts)))
         for s, found in enumerate(self._options):

@@ -385,7 +385,7 @@ class Mender:
 
 def _counts(stage: Stage) -> _Layers:
     counts = stage.recomputed()
-    return stage.last - stage.first, Mix(counts["selective"], counts["full"])
+    return stage.num_layers, Mix(counts["selective"], counts["full"])
 
 
 def _word(slot: Slot) -> Word:

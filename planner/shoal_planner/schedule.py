@@ -1,7 +1,8 @@
 """Turns a plan into one program per rank, and proves programs sound before anyone runs them.
 
-Owns the 1F1B order, the routes between stages and the order of reductions. Does not own the proof's rules (`proof`,
-whose `prove` is offered here too), what an instruction costs (`simulate`) nor what it does to tensors (the engine).
+Owns the routes between stages and the order of reductions. Does not own the order of micro-batches (`orders`), the
+proof's rules (`proof`, whose `prove` is offered here too), what an instruction costs (`simulate`) nor what it does to
+tensors (the engine).
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shoal_planner.job import ModelSpec
+from shoal_planner.job import ModelSpec, Schedule
+from shoal_planner.orders import Place, order
 from shoal_planner.parameters import stage_units
-from shoal_planner.plan import Pipeline, Plan, Replica
+from shoal_planner.plan import Pipeline, Plan, RankPlace, Replica
 from shoal_planner.programs import (
     Backward,
     Forward,
     Gather,
+    InputGradient,
     Instruction,
     Program,
     ReceiveActivation,
@@ -25,17 +28,20 @@ from shoal_planner.programs import (
     SendGradient,
     Update,
     Vote,
+    WeightGradient,
+    Work,
 )
 from shoal_planner.proof import prove
 
-__all__ = ["one_f_one_b", "programs", "prove", "sync_units"]
+__all__ = ["programs", "prove", "sync_units"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Rows [first, last) of every micro-batch travel between this rank and `peer`."""
+    """Rows [first, last) of every micro-batch travel between this rank and `peer`, which works on `peer_chunk` then."""
 
     peer: int
+    peer_chunk: int
     first: int
     last: int
 
@@ -58,13 +64,22 @@ def programs(plan: Plan, model: ModelSpec) -> tuple[Program, ...]:
     built: list[Program] = []
     for place in plan.places():
         pipeline = plan.pipelines[place.pipeline]
-        routes = _routes(pipeline, place.pipeline, place.stage, place.replica, place.tp_rank, ranks)
+        routes = tuple(_routes(pipeline, place, chunk, ranks) for chunk in range(pipeline.num_chunks))
         key = (place.pipeline, place.stage)
         if key not in tails:
             tails[key] = _tail(sync_units(plan, model, *key), widest)
-        depth = len(pipeline.stages)
-        built.append((*_micro_batches(depth - place.stage, pipeline.micro_batches, routes), *tails[key]))
+        built.append((*_micro_batches(plan.schedule, place_of(pipeline, place.stage), routes), *tails[key]))
     return tuple(built)
+
+
+def place_of(pipeline: Pipeline, stage: int) -> Place:
+    """Where a stage stands, as orders see it."""
+    return Place(
+        stage=stage,
+        stages=len(pipeline.stages),
+        micro_batches=pipeline.micro_batches,
+        chunks=pipeline.num_chunks,
+    )
 
 
 def sync_units(plan: Plan, model: ModelSpec, pipeline: int, stage: int) -> tuple[int, ...]:
@@ -77,35 +92,35 @@ def sync_units(plan: Plan, model: ModelSpec, pipeline: int, stage: int) -> tuple
     return (0, *units) if last_only else units
 
 
-def one_f_one_b(depth: int, micro_batches: int) -> Iterator[Forward | Backward]:
-    """The order of forwards and backwards in a stage with `depth` stages from itself to the end of its pipeline.
+def _micro_batches(schedule: Schedule, place: Place, routes: tuple[_Routes, ...]) -> Iterator[Instruction]:
+    for work in order(schedule, place):
+        here = routes[work.chunk]
+        match work:
+            case Forward():
+                for route in here.receive_activation:
+                    yield ReceiveActivation(**_message(work, route))
+                yield work
+                for route in here.send_activation:
+                    yield SendActivation(**_message(work, route))
+            case Backward() | InputGradient():
+                for route in here.receive_gradient:
+                    yield ReceiveGradient(**_message(work, route))
+                yield work
+                for route in here.send_gradient:
+                    yield SendGradient(**_message(work, route))
+            case WeightGradient():
+                yield work
 
-    At most min(depth, micro_batches) micro-batches are between their forward and their backward at any moment.
-    """
-    warm_up = min(depth - 1, micro_batches)
-    for number in range(warm_up):
-        yield Forward(micro_batch=number)
-    for number in range(micro_batches):
-        if number + warm_up < micro_batches:
-            yield Forward(micro_batch=number + warm_up)
-        yield Backward(micro_batch=number)
 
-
-def _micro_batches(depth: int, micro_batches: int, routes: _Routes) -> Iterator[Instruction]:
-    for work in one_f_one_b(depth, micro_batches):
-        number = work.micro_batch
-        if isinstance(work, Forward):
-            for route in routes.receive_activation:
-                yield ReceiveActivation(micro_batch=number, peer=route.peer, first=route.first, last=route.last)
-            yield work
-            for route in routes.send_activation:
-                yield SendActivation(micro_batch=number, peer=route.peer, first=route.first, last=route.last)
-        else:
-            for route in routes.receive_gradient:
-                yield ReceiveGradient(micro_batch=number, peer=route.peer, first=route.first, last=route.last)
-            yield work
-            for route in routes.send_gradient:
-                yield SendGradient(micro_batch=number, peer=route.peer, first=route.first, last=route.last)
+def _message(work: Work, route: Route) -> dict[str, int]:
+    return {
+        "micro_batch": work.micro_batch,
+        "peer": route.peer,
+        "first": route.first,
+        "last": route.last,
+        "chunk": work.chunk,
+        "peer_chunk": route.peer_chunk,
+    }
 
 
 def _tail(units: tuple[int, ...], widest: int) -> Program:
@@ -125,31 +140,47 @@ def _tail(units: tuple[int, ...], widest: int) -> Program:
     )
 
 
-def _routes(
-    pipeline: Pipeline, number: int, stage: int, replica: int, tp_rank: int, ranks: dict[tuple[int, int, int, int], int]
-) -> _Routes:
-    incoming: dict[int, tuple[Route, ...]] = {}
-    outgoing: dict[int, tuple[Route, ...]] = {}
-    for neighbour in (stage - 1, stage + 1):
-        takes: list[Route] = []
-        gives: list[Route] = []
-        if 0 <= neighbour < len(pipeline.stages):
-            for other, theirs, first, last in _overlaps(pipeline, stage, replica, neighbour):
-                tp = pipeline.stages[stage].replicas[replica].tp
-                source = ranks[number, neighbour, other, tp_rank % theirs.tp]
-                takes.append(Route(peer=source, first=first, last=last))
-                gives.extend(
-                    Route(peer=ranks[number, neighbour, other, peer_tp_rank], first=first, last=last)
-                    for peer_tp_rank in range(theirs.tp)
-                    if peer_tp_rank % tp == tp_rank
-                )
-        incoming[neighbour], outgoing[neighbour] = tuple(takes), tuple(gives)
+def _routes(pipeline: Pipeline, place: RankPlace, chunk: int, ranks: dict[tuple[int, int, int, int], int]) -> _Routes:
+    before, after = _neighbours(pipeline, place.stage, chunk)
+    incoming, outgoing = _with_neighbour(pipeline, place, before, ranks), _with_neighbour(pipeline, place, after, ranks)
     return _Routes(
-        receive_activation=incoming[stage - 1],
-        send_activation=outgoing[stage + 1],
-        receive_gradient=incoming[stage + 1],
-        send_gradient=outgoing[stage - 1],
+        receive_activation=incoming[0],
+        send_activation=outgoing[1],
+        receive_gradient=outgoing[0],
+        send_gradient=incoming[1],
     )
+
+
+def _neighbours(pipeline: Pipeline, stage: int, chunk: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """(stage, chunk) before and after this one on the way of a micro-batch: from the last stage it goes on to the first
+    one's next chunk."""
+    end = len(pipeline.stages) - 1
+    before = (stage - 1, chunk) if stage else (end, chunk - 1) if chunk else None
+    after = (stage + 1, chunk) if stage < end else (0, chunk + 1) if chunk + 1 < pipeline.num_chunks else None
+    return before, after
+
+
+def _with_neighbour(
+    pipeline: Pipeline,
+    place: RankPlace,
+    neighbour: tuple[int, int] | None,
+    ranks: dict[tuple[int, int, int, int], int],
+) -> tuple[tuple[Route, ...], tuple[Route, ...]]:
+    """What this rank takes from ranks of the neighbour, and what it gives them."""
+    if neighbour is None:
+        return (), ()
+    stage, chunk = neighbour
+    takes: list[Route] = []
+    gives: list[Route] = []
+    for other, theirs, first, last in _overlaps(pipeline, place.stage, place.replica, stage):
+        source = ranks[place.pipeline, stage, other, place.tp_rank % theirs.tp]
+        takes.append(Route(peer=source, peer_chunk=chunk, first=first, last=last))
+        gives.extend(
+            Route(peer=ranks[place.pipeline, stage, other, peer_tp_rank], peer_chunk=chunk, first=first, last=last)
+            for peer_tp_rank in range(theirs.tp)
+            if peer_tp_rank % place.tp == place.tp_rank
+        )
+    return tuple(takes), tuple(gives)
 
 
 def _overlaps(pipeline: Pipeline, stage: int, replica: int, neighbour: int) -> Iterator[tuple[int, Replica, int, int]]:

@@ -30,6 +30,7 @@ from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained, mend_plan
+from shoal_planner.reschedule import with_schedules
 from shoal_planner.rescue import rescue, unburden
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
@@ -100,7 +101,7 @@ def plan(
             raise
         search = _searched(costs, 0, before, late, features)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
-    scored = sorted(search.scored.values(), key=_by_step)
+    scored = _scheduled(search)
     running = search.running
     if features.collectives:
         scored, running = _grouped(scored, running, costs)
@@ -108,7 +109,10 @@ def plan(
     change = None if running is None else choose(running, scored, costs, outlook, losses)
     found = losses.best(scored) if change is None else change.plan
     chosen, expected = losses.settled(found)
-    text = reason(chosen, costs, [other for other in scored if other is not found]) + why
+    compared = [other for other in scored if other is not found]
+    if job.train.schedule not in ("1f1b", "auto"):  # what the schedule brings is said all the same
+        compared += [other for other in search.scored.values() if other.schedule == "1f1b"]
+    text = reason(chosen, costs, compared) + why
     if expected is not None and expected.reason:
         text += f" With preemptions, {expected.reason}."
     if change is not None:
@@ -161,6 +165,20 @@ def _fastest(costs: CostModel, copies: int, late: Callable[[], bool]) -> list[Pl
     found = Search(costs, copies, late)
     found.run()
     return sorted(found.scored.values(), key=step_s)
+
+
+def _scheduled(search: Search) -> list[Plan]:
+    """All plans that fit, best first, under the schedules that the job asks for. Raises NoPlanFits."""
+    by_step = sorted(search.scored.values(), key=_by_step)
+    wanted = search.costs.job.train.schedule
+    if wanted == "1f1b":
+        return by_step
+    plain = [found for found in by_step if found.schedule == "1f1b"]
+    made = {found.plan_id: found for found in with_schedules(plain, search.costs, search.scored_or_none)}
+    made |= {found.plan_id: found for found in by_step if found.schedule == wanted}  # the running plan perhaps
+    if not made:
+        raise search.refusal or NoPlanFits(f"no plan that was found fits with train.schedule {wanted}")
+    return sorted(made.values(), key=_by_step)
 
 
 def _without_stragglers(costs: CostModel) -> ClusterSnapshot | None:
@@ -263,6 +281,10 @@ class Search:
             return float("inf")
         self.scored[scored.plan_id] = scored
         return step_s(scored)
+
+    def scored_or_none(self, made: Plan) -> Plan | None:
+        """Of a variant of a plan that is known."""
+        return self.scored[made.plan_id] if self.consider(made) < float("inf") else None
 
     def _drafts(self, lead: Lead) -> Iterator[Draft]:
         for words in lead.words(self.best_s()):

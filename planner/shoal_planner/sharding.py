@@ -115,9 +115,9 @@ def _by_replica(
     for circle in circles(stage, level, costs):
         replicas = tuple(stage.replicas[member] for member in circle.members)
         names = tuple((replica.node, replica.tp, _group(replica, costs)) for replica in replicas)
-        key = (names, min(circle.parts), stage.last - stage.first, ends)
+        key = (names, min(circle.parts), stage.num_layers, ends)
         if key not in known:
-            known[key] = _round_s(replicas, min(circle.parts), stage.last - stage.first, ends, costs)
+            known[key] = _round_s(replicas, min(circle.parts), stage.num_layers, ends, costs)
         for member, part in zip(circle.members, circle.parts, strict=True):
             found[member] = (part, known[key])
     return found
@@ -175,7 +175,7 @@ def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
     for pipeline in plan.pipelines if shares_inside(plan) else ():
         for s, stage in enumerate(pipeline.stages):
             ends = (s == 0, s + 1 == len(pipeline.stages))
-            whole = sum(elements * times for elements, times in _units(stage.last - stage.first, ends, costs)) * size
+            whole = sum(elements * times for elements, times in _units(stage.num_layers, ends, costs)) * size
             for level, rounds in zip(_levels(plan), (2, 1), strict=True):
                 for circle in circles(stage, level, costs):
                     nodes = {stage.replicas[member].node for member in circle.members}

@@ -19,6 +19,7 @@ from shoal_planner.programs import (
     Backward,
     Forward,
     Gather,
+    InputGradient,
     Instruction,
     ReceiveActivation,
     ReceiveGradient,
@@ -27,12 +28,14 @@ from shoal_planner.programs import (
     SendGradient,
     Update,
     Vote,
+    WeightGradient,
 )
 from shoal_planner.proof import ordered
 from shoal_planner.schedule import programs
 from shoal_planner.sharding import split_at
 
-_Key = tuple[int, int, bool, int, int]  # sender, receiver, activation?, micro-batch, first row
+# Sender, receiver, activation?, the receiver's chunk, micro-batch, first row.
+_Key = tuple[int, int, bool, int, int, int]
 
 
 class Span(NamedTuple):
@@ -107,27 +110,34 @@ class _Run:
         self.clock[rank] += seconds
 
     def _do(self, rank: int, instruction: Instruction) -> None:
-        time, shards = self.ranks[rank].time, self.ranks[rank].shards
+        chunks, shards = self.ranks[rank].chunks, self.ranks[rank].shards
         match instruction:
             case Forward():
-                self._spend(rank, instruction, "gradient_s", shards.forward_s)
+                time = chunks[instruction.chunk]
+                self._spend(rank, instruction, "gradient_s", shards.forward_s / len(chunks))
                 self._spend(rank, instruction, "compute_s", time.forward_s)
                 self._spend(rank, instruction, "tensor_s", time.tensor_forward_s)
-            case Backward():
-                self._spend(rank, instruction, "compute_s", time.backward_s)
+            case Backward() | InputGradient():
+                time = chunks[instruction.chunk]
+                later_s = time.weight_s if isinstance(instruction, InputGradient) else 0.0
+                self._spend(rank, instruction, "compute_s", time.backward_s - later_s)
                 self._spend(rank, instruction, "tensor_s", time.tensor_backward_s)
-                self._spend(rank, instruction, "gradient_s", shards.backward_s)
+                self._spend(rank, instruction, "gradient_s", shards.backward_s / len(chunks))
+            case WeightGradient():
+                self._spend(rank, instruction, "compute_s", chunks[instruction.chunk].weight_s)
             case SendActivation() | SendGradient():
                 kind = isinstance(instruction, SendActivation)
                 rows = instruction.last - instruction.first
                 link_s = self.costs.send_s(
                     self.ranks[rank].replica.node, self.ranks[instruction.peer].replica.node, rows
                 )
-                key = (rank, instruction.peer, kind, instruction.micro_batch, instruction.first)
+                entered = instruction.peer_chunk
+                key = (rank, instruction.peer, kind, entered, instruction.micro_batch, instruction.first)
                 self.arrivals[key] = (self.clock[rank] + link_s, link_s)
             case ReceiveActivation() | ReceiveGradient():
                 kind = isinstance(instruction, ReceiveActivation)
-                key = (instruction.peer, rank, kind, instruction.micro_batch, instruction.first)
+                entered = instruction.chunk
+                key = (instruction.peer, rank, kind, entered, instruction.micro_batch, instruction.first)
                 at_s, link_s = self.arrivals.pop(key)
                 wait_s = max(0.0, at_s - self.clock[rank])
                 self._spend(rank, instruction, "bubble_s", wait_s - min(wait_s, link_s))

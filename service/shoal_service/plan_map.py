@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
+from shoal_planner.kinds import layers_text
 from shoal_planner.plan import Pipeline, Plan, Replica, parse_plan
 
 LABEL_WIDTH = 118.0
@@ -164,7 +165,7 @@ def _devices(replica: Replica) -> str:
 def _widths(pipeline: Pipeline, width: float, least: float) -> tuple[float, ...]:
     """Proportional to layers, above a least width at which the words can still be read."""
     room = width - LABEL_WIDTH - len(pipeline.stages) * (least + _GAP) + _GAP
-    counts = [stage.last - stage.first for stage in pipeline.stages]
+    counts = [stage.num_layers for stage in pipeline.stages]
     natural = sum(counts) or 1
     return tuple(least + room * count / natural for count in counts)
 
@@ -174,18 +175,11 @@ def _words(pipeline: Pipeline, number: int) -> str:
     parts = []
     if number == 0:
         parts.append("embedding")
-    if stage.last > stage.first:
-        parts.append(layers_text(stage.first, stage.last))
+    if stage.num_layers:
+        parts.append(layers_text(stage))
     if number == len(pipeline.stages) - 1:
         parts.append("head")
     return " + ".join(parts)
-
-
-def layers_text(first: int, last: int) -> str:
-    """Blocks [first, last) in words; both ends are meant to be included."""
-    if last == first:
-        return "no layers"
-    return f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"
 
 
 def _box(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shoal_planner.errors import ScheduleError
 from shoal_planner.job import ModelSpec
+from shoal_planner.orders import one_f_one_b
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.programs import (
     Backward,
@@ -25,7 +26,7 @@ from shoal_planner.programs import (
     Update,
     Vote,
 )
-from shoal_planner.schedule import one_f_one_b, programs, prove
+from shoal_planner.schedule import programs, prove
 
 
 def model(layers: int = 6, *, tie: bool = False) -> ModelSpec:

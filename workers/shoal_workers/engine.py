@@ -22,6 +22,7 @@ from shoal_planner.programs import (
     Backward,
     Forward,
     Gather,
+    InputGradient,
     Instruction,
     ReceiveActivation,
     ReceiveGradient,
@@ -30,6 +31,7 @@ from shoal_planner.programs import (
     SendGradient,
     Update,
     Vote,
+    WeightGradient,
 )
 from shoal_planner.schedule import programs
 from shoal_recovery.state import ShardMap
@@ -234,6 +236,8 @@ class Engine:
                 self._sharing.gather(instruction.unit)
             case Vote():
                 raise AssertionError("a vote is not executed, it is asked")
+            case InputGradient() | WeightGradient():
+                raise AssertionError(f"{instruction}: plans with split backwards are refused before they run")
             case _:
                 assert_never(instruction)
 
