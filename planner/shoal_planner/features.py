@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from shoal_planner.algorithms import DIRECT
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, Schedule
-from shoal_planner.plan import Plan, Recompute, Replica, Stage
+from shoal_planner.plan import Plan, Replica, Stage
 
 _NOT_YET = "is planned and scored, but not run by the engine of this version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """`recompute`: kinds that blocks may be run with. `offload`: optimizer state in the host's memory. `idle_holders`:
+    """`recompute`: blocks that are run again in their backward, in part or all. `offload`: optimizer state in the host's memory. `idle_holders`:
     devices that run no samples and only hold state. `whole_optimizer`: optimizer state that is not split (sharding
     none). `sharded`: weights and gradients that are split within a step. `plain_mlp`: models whose MLP is not gated.
     `collectives`: algorithms other than the direct exchange. `schedules`: in which stages may take turns."""
 
-    recompute: tuple[Recompute, ...]
+    recompute: bool
     offload: bool
     idle_holders: bool
     whole_optimizer: bool
@@ -35,7 +35,7 @@ class Features:
     def planning_job(self, job: JobSpec) -> JobSpec:
         """The job as a search is to read it, so that no plan asks for more than this."""
         train = job.train
-        if all(kind == "none" for kind in self.recompute):
+        if not self.recompute:
             train = dataclasses.replace(train, recompute="none")
         if train.schedule == "auto" and self.schedules == ("1f1b",):
             train = dataclasses.replace(train, schedule="1f1b")
@@ -43,7 +43,7 @@ class Features:
 
 
 ALL = Features(
-    recompute=("none", "selective", "full"),
+    recompute=True,
     offload=True,
     idle_holders=True,
     whole_optimizer=True,
@@ -53,7 +53,7 @@ ALL = Features(
     schedules=("1f1b", "interleaved", "zero_bubble"),
 )
 ENGINE = Features(
-    recompute=("none",),
+    recompute=False,
     offload=False,
     idle_holders=False,
     whole_optimizer=False,
@@ -97,10 +97,10 @@ def check_plan_runs(plan: Plan, features: Features = ENGINE) -> None:
 
 
 def _check_layers(stage: Stage, path: str, features: Features) -> None:
-    if stage.recompute not in features.recompute:
+    if stage.recompute != "none" and not features.recompute:
         raise InvalidField(f"{path}.recompute", stage.recompute, _NOT_YET)
     for index, override in enumerate(stage.overrides):
-        if override.recompute is not None and override.recompute not in features.recompute:
+        if override.recompute not in (None, "none") and not features.recompute:
             raise InvalidField(f"{path}.overrides[{index}].recompute", override.recompute, _NOT_YET)
         if override.offload != "none" and not features.offload:
             raise InvalidField(f"{path}.overrides[{index}].offload", override.offload, _NOT_YET)
