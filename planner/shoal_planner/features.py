@@ -18,7 +18,7 @@ _NOT_YET = "is planned and scored, but not run by the engine of this version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """`recompute`: blocks that are run again in their backward, in part or all. `offload`: optimizer state in the host's
+    """`recompute`: blocks that are run again in their backward, in part or all. `offload`: optimizer state in host
     memory. `idle_holders`: devices that run no samples and only hold state. `whole_optimizer`: optimizer state that is
     not split (sharding none). `sharded`: weights and gradients that are split within a step. `plain_mlp`: models whose
     MLP is not gated. `collectives`: algorithms other than the direct exchange. `schedules`: in which stages may take
