@@ -41,9 +41,9 @@ _LEAST = 0.6  # narrower spans of one sort that follow each other are drawn as o
 _PLAIN = (("forward", "forward"), ("backward", "backward"))
 _CHUNKED = (
     ("forward", "forward"),
-    ("forward odd", "of odd chunks"),
+    ("forward odd", "odd chunks"),
     ("backward", "backward"),
-    ("backward odd", "of odd chunks"),
+    ("backward odd", "odd chunks"),
 )
 _SPLIT = (("forward", "forward"), ("backward", "gradient of the input"), ("weights", "gradients of weights"))
 _SORTS = (
@@ -175,10 +175,16 @@ def _legend(plan: Plan) -> list[str]:
             work = _SPLIT
         case _:
             assert_never(plan.schedule)
-    for style, text in (*work, *_SORTS):
+    entries = [*work, *(entry for entry in _SORTS if entry[0] != "tensor" or _has_tensor_parallelism(plan))]
+    gap = min(38.0, (WIDTH - 2 * _EDGE) / len(entries) - 6.3 * sum(len(text) for _, text in entries) / len(entries))
+    for style, text in entries:
         shapes += [rectangle(x, 68, 13, 11, style, 2), words(x + 19, 78, text, "soft")]
-        x += 38 + 6.3 * len(text)
+        x += gap + 6.3 * len(text)
     return shapes
+
+
+def _has_tensor_parallelism(plan: Plan) -> bool:
+    return any(replica.tp > 1 for replica in plan.replicas())
 
 
 def _grid(step_s: float, scale: float, top: float, bottom: float) -> list[str]:
