@@ -13,41 +13,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_planner.again import Kinds, Mix, fulls, mixes, steps
+from shoal_planner.again import Mix, fulls, mixes, steps
 from shoal_planner.costs import CostModel
-from shoal_planner.memory import OPTIMIZER_BYTES, stage_bytes, unit_elements, usable_bytes
+from shoal_planner.memory import OPTIMIZER_BYTES
 from shoal_planner.options import Floats, Ints
 from shoal_planner.profile import Part
-from shoal_planner.shapes import Cell, Chain
+from shoal_planner.shapes import Cell, Chain, Slots
 from shoal_planner.shares import Shares, ways
+from shoal_planner.stage_costs import Cost, Held, stage_cost
 
 Bools = NDArray[np.bool_]
 # What rounding may add to the bytes that `score` sums up in another order.
 _ROUNDING = 1e-12
 _ENDS: tuple[Part, Part] = ("embedding", "head")
-
-
-class Held(NamedTuple):
-    """What decides how much optimizer state a replica owns: how many replicas of *other* pipelines hold a block that it
-    holds, how many of all hold the embedding, and how many the head."""
-
-    others: int
-    first: int
-    last: int
-
-
-class Cost(NamedTuple):
-    """Seconds and bytes of a replica in one place of its pipeline, by layers [L+1] and samples [B+1]."""
-
-    plain_s: Floats  # [L+1, B+1]
-    kinds: Kinds  # [B+1] of computing a block again, of one micro-batch in flight
-    fixed_bytes: Floats  # [L+1], all that does not hang on samples or on who else holds what
-    flight_bytes: Floats  # [L+1, B+1] of each micro-batch in flight
-    once_bytes: Floats  # [B+1], once, and as much more if any block is computed again
-    again_bytes: Floats
-    room_bytes: float
-    end_elements: tuple[float, float]  # of the embedding and of the head
-    block_elements: float
 
 
 class Choice(NamedTuple):
@@ -91,14 +69,20 @@ class ChainTimes:
         has one replica; else a bound, for others may hold the same blocks less often than they can."""
         key = (chain, None if self.ample(chain) else held)
         if key not in self._tables:
-            rows = self.rows(len(chain.stages))
-            owned = [self._owned(chain, s, held) for s in range(len(chain.stages))]
-            values, shares = self._values(chain, rows, owned, key[1])
-            found = np.full((len(rows), self.batch + 1), np.inf)
-            if shares.least <= self.batch:
-                found[:, shares.least :] = np.minimum.reduceat(values, shares.starts, axis=1)
-            self._tables[key] = found
+            self._tables[key] = self.row_table(chain, held, self.rows(len(chain.stages)))
         return self._tables[key]
+
+    def row_table(self, chain: Chain, held: Held, rows: Ints) -> Floats:
+        """[K, B+1]: the same for these layers [K, S]."""
+        values, shares = self._values(chain, rows, self.least_owned(chain, held), None if self.ample(chain) else held)
+        found = np.full((len(rows), self.batch + 1), np.inf)
+        if shares.least <= self.batch:
+            found[:, shares.least :] = np.minimum.reduceat(values, shares.starts, axis=1)
+        return found
+
+    def least_owned(self, chain: Chain, held: Held) -> list[Floats]:
+        """Elements of optimizer state [R, L+1] by stage, at least; exact where all stages have one replica."""
+        return [self._owned(chain, s, held) for s in range(len(chain.stages))]
 
     def row(self, chain: Chain, layers: Ints, owned: list[Floats]) -> Floats:
         """[B+1]: the same for given layers where it is known what each replica owns."""
@@ -157,10 +141,17 @@ class ChainTimes:
         )
 
     def names(self, chain: Chain) -> tuple[str, ...]:
+        return self.names_of(chain.slots)
+
+    def node_of(self, kind: int, number: int = 0) -> str | None:
+        """The first node of a kind or a later one; none if there are not so many."""
+        return self._nodes[kind][number] if number < len(self._nodes[kind]) else None
+
+    def names_of(self, slots: Slots) -> tuple[str, ...]:
         """A node for each slot: all nodes of a kind cost the same."""
         taken: dict[int, int] = {}
         found = []
-        for slot in chain.slots:
+        for slot in slots:
             place = taken[slot.kind] = taken.get(slot.kind, -1) + 1
             found.append(self._nodes[slot.kind][place])
         return tuple(found)
@@ -262,14 +253,24 @@ class ChainTimes:
         for place, cell in enumerate(chain.stages[s], begin):
             cost, samples = self._cost(chain, s, cell), shares.samples[place]
             state = cost.fixed_bytes + OPTIMIZER_BYTES * owned[place - begin]
-            room = cost.room_bytes * (1 - _ROUNDING) - state[:, None]
-            over = flights * cost.flight_bytes + cost.once_bytes - room
-            over = np.where(over > 0, over + cost.again_bytes, 0.0)
-            kinds = cost.kinds._replace(
-                selective_bytes=flights * cost.kinds.selective_bytes, full_bytes=flights * cost.kinds.full_bytes
-            )
-            np.maximum(climbed, steps(over, layers, kinds)[:, samples], out=climbed)
-            np.maximum(full, fulls(over, kinds)[:, samples], out=full)
+            climbing, fully = self._wanted(cost, state, flights)
+            np.maximum(climbed, climbing[:, samples], out=climbed)
+            np.maximum(full, fully[:, samples], out=full)
+        return self._mixes(climbed, full, layers)
+
+    def _wanted(self, cost: Cost, state: Floats, flights: int) -> tuple[Floats, Floats]:
+        """[L+1, B+1]: steps up the ladder, and full ones, that make room beside so many bytes of state [L+1]."""
+        layers = np.arange(self.num_layers + 1.0)[:, None]
+        room = cost.room_bytes * (1 - _ROUNDING) - state[:, None]
+        over = flights * cost.flight_bytes + cost.once_bytes - room
+        over = np.where(over > 0, over + cost.again_bytes, 0.0)
+        kinds = cost.kinds._replace(
+            selective_bytes=flights * cost.kinds.selective_bytes, full_bytes=flights * cost.kinds.full_bytes
+        )
+        return steps(over, layers, kinds), fulls(over, kinds)
+
+    def _mixes(self, climbed: Floats, full: Floats, layers: Floats) -> tuple[Mix, Mix]:
+        """None are computed again where the job says so."""
         if self.costs.job.train.recompute == "none":
             climbed, full = (np.where(counts > 0, np.inf, 0.0) for counts in (climbed, full))
         return mixes(climbed, full, layers)
@@ -317,50 +318,48 @@ class ChainTimes:
         return self._shares[key]
 
     def _cost(self, chain: Chain, s: int, cell: Cell) -> Cost:
-        kind = chain.slots[cell.slot].kind
-        first, last = self.ends(chain, s)
-        key = (kind, cell.tp, first, last)
+        return self.end_cost(chain.slots[cell.slot].kind, cell.tp, *self.ends(chain, s))
+
+    def end_cost(self, kind: int, tp: int, first: bool, last: bool) -> Cost:
+        """Of a replica in such a place."""
+        key = (kind, tp, first, last)
         if key not in self._costs:
-            self._costs[key] = self._figures(self._nodes[kind][0], cell.tp, first, last)
+            self._costs[key] = stage_cost(self.costs, self._nodes[kind][0], tp, first, last)
         return self._costs[key]
+
+    def never_binds(self, cost: Cost) -> bool:
+        """Whether a device has memory for all layers of as many stages as there may be."""
+        owned = sum(cost.end_elements) + self.num_layers * cost.block_elements
+        flight = (self.num_layers + 2) * cost.flight_bytes[-1, -1]
+        return bool(cost.fixed_bytes[-1] + OPTIMIZER_BYTES * owned + flight + cost.once_bytes[-1] <= cost.room_bytes)
+
+    def lone_owned(self, cost: Cost, ends: tuple[bool, bool], held: Held) -> Floats:
+        """[L+1]: elements of optimizer state that a rank of a stage of one replica owns."""
+        share = Held(0, 1, 1) if not self.split else held
+        tied = self.costs.job.model.tie_embeddings and ends[1]
+        embedding, head = cost.end_elements
+        owned = (embedding / share.first if ends[0] or tied else 0.0) + (head / share.last if ends[1] else 0.0)
+        return np.asarray(owned + cost.block_elements * np.arange(self.num_layers + 1.0) / (1 + share.others))
+
+    def lone_s(self, cost: Cost, ends: tuple[bool, bool], held: Held, flights: int) -> Floats:
+        """[L+1, B]: least seconds of a stage of one replica by layers and size of micro-batches, of which so many are
+        in flight; inf beyond memory."""
+        layers = np.arange(self.num_layers + 1.0)[:, None]
+        state = cost.fixed_bytes + OPTIMIZER_BYTES * self.lone_owned(cost, ends, held)
+        climbed, full = (some[:, 1:] for some in self._wanted(cost, state, flights))
+        kinds = cost.kinds.of(np.arange(1, self.batch + 1))
+        one, other = (mix.seconds(kinds) for mix in self._mixes(climbed, full, layers))
+        least_s = cost.plain_s[:, 1:] + np.minimum(one, other)
+        found: Floats = np.minimum.accumulate(least_s[::-1], axis=0)[::-1]  # more layers never take less
+        return found
 
     def least_s(self, kind: int, tp: int) -> tuple[float, float, float]:
         """Least seconds per sample of a block, the embedding and the head."""
         node, counts = self._nodes[kind][0], np.arange(1, self.batch + 1)
-        cost = self._figures(node, tp, False, False)
+        cost = stage_cost(self.costs, node, tp, False, False)
         block_s = (cost.plain_s[1] - cost.plain_s[0])[1:] / counts
         ends = [[self.costs.part(part, node, tp, int(rows)).total_s / rows for rows in counts] for part in _ENDS]
         return float(block_s.min()), min(ends[0]), min(ends[1])
-
-    def _figures(self, node: str, tp: int, first: bool, last: bool) -> Cost:
-        costs, train, model = self.costs, self.costs.job.train, self.costs.job.model
-        counts, samples = np.arange(self.num_layers + 1.0), np.arange(self.batch + 1.0)
-        block, selective, full, end = np.zeros((4, self.batch + 1))
-        for rows in range(1, self.batch + 1):
-            block[rows] = costs.part("block", node, tp, rows).total_s
-            selective[rows] = costs.part("block", node, tp, rows, "selective").total_s - block[rows]
-            full[rows] = costs.part("block", node, tp, rows, "full").total_s - block[rows]
-            end[rows] = costs.stage(node, tp, rows, {}, embedding=first, head=last).total_s
-        line = stage_bytes(
-            model, train.seq_len, train.precision, tp, 1, embedding=first, head=last, fused=costs.fused(node)
-        )
-        kept = line.block_flight
-        return Cost(
-            plain_s=end + counts[:, None] * block,
-            kinds=Kinds(
-                selective,
-                full,
-                samples * (kept["none"] - kept["selective"]),
-                samples * (kept["none"] - kept["full"]),
-            ),
-            fixed_bytes=(line.end_elements + counts * line.block_elements) * line.state_size + line.staging,
-            flight_bytes=samples * (line.flight + counts[:, None] * kept["none"]),
-            once_bytes=samples * line.fixed,
-            again_bytes=samples * line.again,
-            room_bytes=usable_bytes(costs.device(node)),
-            end_elements=(unit_elements(model, 0, tp), unit_elements(model, model.layers + 1, tp)),
-            block_elements=line.block_elements,
-        )
 
 
 def _columns(numbers: Ints, most: int, widest: int) -> Ints:

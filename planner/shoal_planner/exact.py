@@ -1,10 +1,10 @@
-"""The best plan of a tiny cluster, proven: best-first branch and bound over all pipelines, stages, replicas, shares,
-micro-batches, tensor-parallel degrees and layers.
+"""The best plan of a small cluster, proven: with one replica per stage by `crew_search`, and on few devices by a
+best-first branch and bound over pipelines whose stages have several replicas with any shares.
 
-Owns the gate and the bounds. Where it runs hangs on numbers of devices, layers and samples alone, never on speeds,
-memories or links: a better cluster is searched in the same way, so its plan is no worse. Who can run with whom comes
-from `shapes`, a pipeline's seconds from `chain_times`, what comes after from `shape_exchange`; `score` has the last
-word on each plan.
+Owns the gate, and the branch and bound. What is proven hangs on numbers of devices, layers and samples alone, never on
+speeds, memories or links: a better cluster is searched in the same way, so its plan is no worse. Who can run with whom
+comes from `shapes`, a pipeline's seconds from `chain_times`, what comes after from `shape_exchange`; `score` has the
+last word on each plan.
 
 Two choices are not searched, because the other way is never better: optimizer state is split whenever the job lets it
 (the exchange takes as long, and the update and the memory less), and no more is computed again than what makes a
@@ -21,38 +21,40 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from shoal_planner.again import marked
-from shoal_planner.chain_times import ChainTimes, Choice
+from shoal_planner.chain_times import ChainTimes
 from shoal_planner.cluster import Node
 from shoal_planner.costs import CostModel
-from shoal_planner.memory import snapshot_bytes, unit_elements
+from shoal_planner.crew_search import CrewSearch
 from shoal_planner.options import Floats, Ints, tp_degrees, usable_nodes
 from shoal_planner.parts import fastest_s, parts
-from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.plan import Plan
 from shoal_planner.shape_exchange import After, Exchanges, Placed, Shape, placed_on
-from shoal_planner.shapes import Bounds, Chain, Frame, Room, Rooms, Slots, chains, frames
+from shoal_planner.shape_plan import have_ample_hosts, plan_of, rooms_of
+from shoal_planner.shapes import Bounds, Chain, Frame, Rooms, Slots, chains, frames
 
-MOST_LAYERS, MOST_BATCH = 8, 16
-MOST_DEVICES = 6
-# Up to so many devices their parts of `MOST_DEVICES` are searched.
-MOST_IN_PARTS = 9
-# Up to so many devices stages may have several replicas; with more of them, one.
-SHARED_DEVICES = 4
+# Up to these, with one replica per stage; one device more than the clusters for which strictness is promised.
+MOST_DEVICES, MOST_LAYERS, MOST_BATCH = 9, 32, 64
+# Up to these, with several; of more devices, so many in every choice of them.
+SHARED_DEVICES, SHARED_LAYERS, SHARED_BATCH = 4, 8, 16
 # Nearer than this, two plans are as good.
 _TIE = 1e-12
 
 
+def is_proven(costs: CostModel) -> bool:
+    """Whether `search_exactly` proves the best plan of one replica per stage."""
+    model, train = costs.job.model, costs.job.train
+    num_devices = sum(node.devices for node in usable_nodes(costs.job, costs.snapshot))
+    return num_devices <= MOST_DEVICES and model.layers <= MOST_LAYERS and train.global_batch <= MOST_BATCH
+
+
 def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> None:
     """Offers `consider` every plan that is better than all before, `best_s` being what was found otherwise; it answers
-    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not tiny.
-
-    On a few devices more than can be searched as a whole, every part of the cluster that can be is searched, so that
-    one device more never hides the plan that was best without it.
-    """
-    nodes = usable_nodes(costs.job, costs.snapshot)
-    num_devices = sum(node.devices for node in nodes)
-    if num_devices > MOST_IN_PARTS or costs.job.model.layers > MOST_LAYERS or costs.job.train.global_batch > MOST_BATCH:
+    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not small."""
+    if not is_proven(costs):
         return
+    nodes = usable_nodes(costs.job, costs.snapshot)
+    model, train = costs.job.model, costs.job.train
+    num_devices = sum(node.devices for node in nodes)
     best = [best_s]
 
     def better(plan: Plan) -> float:
@@ -60,12 +62,12 @@ def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Calla
         best[0] = min(best[0], seconds)
         return seconds
 
-    for most in (MOST_DEVICES, SHARED_DEVICES):
-        for part in parts(nodes, min(most, num_devices), costs):
-            if fastest_s(part, costs) < best[0]:
-                Exact(costs, copies, part, better).run(best[0])
-        if num_devices <= SHARED_DEVICES:
-            return
+    CrewSearch(costs, copies, nodes, better).run(best[0])
+    if model.layers > SHARED_LAYERS or train.global_batch > SHARED_BATCH:
+        return
+    for part in parts(nodes, min(SHARED_DEVICES, num_devices), costs):
+        if fastest_s(part, costs) < best[0]:
+            Exact(costs, copies, part, better).run(best[0])
 
 
 class Exact:
@@ -83,13 +85,11 @@ class Exact:
         self._rooms = rooms_of(nodes, costs, apart=not ample_hosts)
         self._told = False
         self._batch = costs.job.train.global_batch
-        num_devices = sum(node.devices for node in nodes)
         by_kind = {kind: tuple(nodes[place].id for place in room.nodes) for kind, room in self._rooms.items()}
         self.times = ChainTimes(costs, by_kind)
         self.exchanges = Exchanges(self.times, copies, ample_hosts=ample_hosts)
         degrees = tp_degrees(costs, max((room.devices for room in self._rooms.values()), default=0))
-        shared = self._batch if num_devices <= SHARED_DEVICES else 1
-        self._chains = chains(self._rooms, Bounds(degrees, costs.job.model.layers + 2, shared))
+        self._chains = chains(self._rooms, Bounds(degrees, costs.job.model.layers + 2, self._batch))
         self._rates = Rates(self.times, self._rooms, degrees)
         self._on: dict[tuple[Chain, tuple[int, ...]], Placed] = {}
 
@@ -157,7 +157,7 @@ class Exact:
     def search(self, shape: Shape) -> None:
         """All layers and deals of the batch at once. What is best is best for its layers, so of each layers one plan is
         scored, until one fits: later ones are no better."""
-        after = self.exchanges.after(shape)
+        after = self.exchanges.after(shape, [self.times.rows(len(placed.chain.stages)) for placed in shape])
         tables = [self.times.table(placed.chain, self.exchanges.held(shape, p)) for p, placed in enumerate(shape)]
         network_s = self._network_s(shape)
         seconds = _dealt_s(tables, network_s, deals(self._batch, len(shape))) + after.seconds
@@ -188,7 +188,7 @@ class Exact:
             self.times.choice(placed.chain, row, some, int(samples))
             for placed, row, some, samples in zip(shape, layers, owned, dealt[chosen], strict=True)
         ]
-        made = self._plan(shape, layers, choices)
+        made = plan_of(shape, layers, choices, self.copies, split=self.times.split)
         self.best_s = min(self.best_s, self.consider(made))
         return True
 
@@ -213,32 +213,6 @@ class Exact:
                     busy[node] = busy.get(node, np.zeros(len(dealt))) + per_sample_s * dealt[:, p]
         found: Floats = np.maximum.reduce([np.zeros(len(dealt)), *busy.values()])
         return found
-
-    def _plan(self, shape: Shape, layers: list[Ints], choices: list[Choice]) -> Plan:
-        free: dict[str, Iterator[int]] = {node.id: itertools.count() for node in self._nodes}
-        pipelines = []
-        for placed, row, choice in zip(shape, layers, choices, strict=True):
-            samples, first, stages = iter(choice.samples), 0, []
-            for stage, count, again in zip(placed.chain.stages, row, choice.again, strict=True):
-                replicas = tuple(
-                    Replica(
-                        node=placed.nodes[cell.slot],
-                        devices=tuple(itertools.islice(free[placed.nodes[cell.slot]], cell.tp)),
-                        tp=cell.tp,
-                        samples=next(samples),
-                    )
-                    for cell in stage
-                )
-                stages.append(_stage(first, first + int(count), again, replicas))
-                first += int(count)
-            pipelines.append(Pipeline(micro_batch=choice.size, micro_batches=choice.number, stages=tuple(stages)))
-        sharding = Sharding(optimizer="cluster" if self.times.split else "none")
-        return Plan(pipelines=tuple(pipelines), copies=self.copies, sharding=sharding)
-
-
-def _stage(first: int, last: int, again: tuple[int, int], replicas: tuple[Replica, ...]) -> Stage:
-    recompute, overrides = marked(first, last, *again)
-    return Stage(layers=((first, last),), replicas=replicas, recompute=recompute, overrides=overrides)
 
 
 class Rates:
@@ -306,24 +280,6 @@ class Rates:
                     hops_s.append(2 * costs.activation_bytes(1) / link.bytes_per_s)
             self._sent[chain] = (latency_s, hops_s)
         return self._sent[chain]
-
-
-def have_ample_hosts(nodes: tuple[Node, ...], costs: CostModel) -> bool:
-    """Whether every host has room for whatever a plan may keep there: no device owns more than everything, and no node
-    keeps copies of more than all devices own."""
-    model = costs.job.model
-    elements = sum(unit_elements(model, unit, 1) for unit in range(model.layers + 2))
-    most_bytes = 2 * snapshot_bytes(sum(node.devices for node in nodes) * elements)  # tp repeats a few small matrices
-    return all(node.host_memory_bytes > most_bytes for node in costs.snapshot.nodes)
-
-
-def rooms_of(nodes: tuple[Node, ...], costs: CostModel, *, apart: bool) -> Rooms:
-    """Equal nodes may change places; `apart`: none may. Where hosts are tight it matters whose copies a node keeps."""
-    found: dict[int, list[int]] = {}
-    shapes = sorted({(costs.kind(node.id), node.devices) for node in nodes})
-    for place, node in enumerate(nodes):
-        found.setdefault(place if apart else shapes.index((costs.kind(node.id), node.devices)), []).append(place)
-    return {kind: Room(nodes[places[0]].devices, tuple(places)) for kind, places in found.items()}
 
 
 def _picked(

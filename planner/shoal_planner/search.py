@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
-from shoal_planner.exact import search_exactly
+from shoal_planner.exact import is_proven, search_exactly
 from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reason
 from shoal_planner.features import ALL, Features, check_job_runs, check_plan_runs
 from shoal_planner.finish import Draft, Finisher, Word
@@ -141,7 +141,7 @@ def _searched(
         mended, search.scored = search.scored, {}  # what is known would make the search give up other ways early
         search.run()
         search.scored = mended | search.scored
-    if previous is None and (without := _without_stragglers(costs)) is not None:
+    if previous is None and not is_proven(costs) and (without := _without_stragglers(costs)) is not None:
         fast = Search(CostModel(costs.job, without, costs.profile), copies, late)
         fast.run()
         for found in fast.scored.values():  # what is not there to tempt the search does it no harm
@@ -163,7 +163,7 @@ def _searched(
 
 def _fastest(costs: CostModel, copies: int, late: Callable[[], bool]) -> list[Plan]:
     found = Search(costs, copies, late)
-    found.run()
+    found.run(prove=False)
     return sorted(found.scored.values(), key=step_s)
 
 
@@ -244,8 +244,9 @@ class Search:
         self._finisher = Finisher(costs, copies)
         self._seen: set[tuple[object, ...]] = set()
 
-    def run(self) -> None:
-        """All rounds are scouted, fewer explored, and the best ones followed to plans."""
+    def run(self, *, prove: bool = True) -> None:
+        """All rounds are scouted, fewer explored, and the best ones followed to plans; then, if asked for, what is best
+        on a small cluster is proven."""
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
         leads = [Lead(this, self.costs, self.copies) for this in rounds(group_kinds(nodes, self.costs), self.costs)]
         num_devices = sum(node.devices for node in nodes)
@@ -263,7 +264,8 @@ class Search:
             drafts = sorted(self._drafts(lead), key=lambda draft: draft.seconds)
             for draft in drafts[:_FINALISTS]:
                 self.consider(self._finisher.plan(draft))
-        search_exactly(self.costs, self.copies, self.best_s(), self.consider)
+        if prove:
+            search_exactly(self.costs, self.copies, self.best_s(), self.consider)
 
     def mend(self, running: Plan) -> bool:
         """Looks at the running plan and at what can be made of it; whether no search is needed."""

@@ -7,17 +7,20 @@ Owns the sums over who holds what. What one exchange takes is asked from `predic
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
-from shoal_planner.chain_times import Bools, ChainTimes, Held
+from shoal_planner.chain_times import Bools, ChainTimes
 from shoal_planner.loads import Holder, Segment
 from shoal_planner.memory import snapshot_bytes, unit_elements
-from shoal_planner.options import Floats
+from shoal_planner.options import Floats, Ints
 from shoal_planner.predict import Exchange, unit_exchange, vote_s
+from shoal_planner.rows import AfterStage
 from shoal_planner.shapes import Chain
+from shoal_planner.stage_costs import Held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,23 +105,48 @@ class Exchanges:
         one held it with its stage of most replicas."""
         if self._ample_hosts:
             return False
-        per_element = snapshot_bytes(1.0)
         blocks = self._num_layers * self._elements[1]
         part = blocks / sum(max(placed.chain.replicas) for placed in shape)
-        backups = self.costs.backups(self._copies)
-        most = {
-            node: min(self.costs.node(other).host_memory_bytes for other in (node, *backups.get(node, ())))
-            for placed in shape
-            for node in placed.nodes
-        }
-        return sum(most.values()) < blocks * per_element or any(
-            sum(most[node] for node in placed.nodes) < part * per_element for placed in shape
-        )
+        most = {node: self.host_elements(node) for placed in shape for node in placed.nodes}
+        return sum(most.values()) < blocks or any(sum(most[node] for node in placed.nodes) < part for placed in shape)
 
-    def after(self, shape: Shape) -> After:
-        """Exact, for all layers."""
+    def host_elements(self, node: str) -> float:
+        """Of how much optimizer state a node may be the owner, at most: it and its backups keep snapshots of that."""
+        if self._ample_hosts:
+            return math.inf
+        hosts = (node, *self.costs.backups(self._copies).get(node, ()))
+        return min(self.costs.node(host).host_memory_bytes for host in hosts) / snapshot_bytes(1.0)
+
+    def lone_after(self, shape: Shape) -> list[AfterStage]:
+        """By pipeline, where each stage has one replica: the least seconds of exchange and update, whatever layers the
+        others hold."""
+        held = self.shared_ends(shape)
+        first_s = 2 * self._exchange(0, self._firsts(shape)).seconds
+        last_s = 2 * self._exchange(self._num_layers + 1, self._lasts(shape)).seconds
+        share = len(shape) if self.times.split else 1
+        ways = [[some[0] for some in placed.holders] for placed in shape]
+        found = []
+        for p, mine in enumerate(ways):
+            per_block, at_ends = np.zeros((len(mine), 2)), np.zeros((len(mine), 2))
+            others = [way if q != p else [] for q, way in enumerate(ways)]
+            for s, (node, tp) in enumerate(mine):
+                others[p] = [(node, tp)]
+                exchanges = (self._exchange(1, holders) for holders in itertools.product(*others))
+                block_s = min(max(some.seconds, dict(some.network_s).get(node, 0.0)) for some in exchanges)
+                owned = self.times.owned(shape[p].chain, s, held, np.array([0.0, 1.0 / share]))[0]
+                each_s = self._per_element_s(node)
+                per_block[s] = 2 * block_s, (owned[1] - owned[0]) * each_s
+                ends_s = first_s * (s == 0) + (last_s + first_s * (self._tied and s > 0)) * (s == len(mine) - 1)
+                at_ends[s] = ends_s, owned[0] * each_s
+            found.append(AfterStage(per_block=per_block, at_ends=at_ends))
+        return found
+
+    def vote_s(self, shape: Shape) -> float:
+        return self._vote_s(shape)
+
+    def after(self, shape: Shape, rows: list[Ints]) -> After:
+        """Exact, for these layers [K, stages] of each pipeline."""
         count = len(shape)
-        rows = [self.times.rows(len(placed.chain.stages)) for placed in shape]
         full = tuple(len(some) for some in rows)
         ends = [np.cumsum(some, axis=1) for some in rows]
         axes = [tuple(-1 if p == q else 1 for q in range(count)) for p in range(count)]

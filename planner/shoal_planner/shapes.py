@@ -144,14 +144,15 @@ def _framed(
     if len(frame) == most or not any(free.values()):
         return
     for number in range(least, len(kinds)):
-        for nodes in _placed(kinds[number], rooms, free, ()):
+        for nodes in placed(kinds[number], rooms, free, ()):
             left = dict(free)
             for slot, node in zip(kinds[number], nodes, strict=True):
                 left[node] -= slot.devices
             yield from _framed((*frame, (kinds[number], nodes)), number, kinds, rooms, left, most)
 
 
-def _placed(slots: Slots, rooms: Rooms, free: dict[int, int], nodes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def placed(slots: Slots, rooms: Rooms, free: dict[int, int], nodes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Nodes for these slots, after those that are there."""
     if len(nodes) == len(slots):
         yield nodes
         return
@@ -159,6 +160,6 @@ def _placed(slots: Slots, rooms: Rooms, free: dict[int, int], nodes: tuple[int, 
     room = rooms[slot.kind]
     for node in room.nodes:
         if node not in nodes and free[node] >= slot.devices:
-            yield from _placed(slots, rooms, free, (*nodes, node))
+            yield from placed(slots, rooms, free, (*nodes, node))
             if free[node] == room.devices:
                 break  # all further ones of this kind that nobody uses are like it

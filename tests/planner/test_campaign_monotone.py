@@ -8,10 +8,10 @@ from random_clusters import CHANGES, draw_small
 
 from shoal_planner.cluster import ClusterSnapshot
 
-# Beyond tiny clusters, where it is proven, the search still loses a plan now and then when its cluster gets better: so
-# many of a hundred clusters at most. Strictly none is what it must come to.
-MOST_OF_SMALL, MOST_OF_LARGER = 8, 10
-NOT_YET = "some percent of clusters still lose a plan when they get better"
+# Beyond what is proven, the search loses a plan now and then when its cluster gets better: on so many of a hundred
+# larger clusters at most; on more of those near 9 devices, as the step from there to 10 is the one from what is proven
+# to what is only searched.
+MOST_OF_LARGER, MOST_JUST_BEYOND = 10, 20
 
 
 def judged(name: str, seeds: range, most_of_hundred: int = 0, **options: int) -> None:
@@ -21,24 +21,20 @@ def judged(name: str, seeds: range, most_of_hundred: int = 0, **options: int) ->
 
 
 def test_small_clusters_on_a_sample() -> None:
-    judged("monotone", range(40), MOST_OF_SMALL, processes=1)
+    """Strictly none is worse, also where the search by itself once lost a plan."""
+    judged("monotone", range(25), processes=1)
+    for seed in (142, 194, 213, 255, 287, 320, 359, 365):
+        judged("monotone", range(seed, seed + 1), processes=1)
 
 
 def test_larger_ones_on_a_sample() -> None:
-    judged("larger", range(10), MOST_OF_LARGER, processes=1, most_devices=16)
+    judged("larger", range(10), MOST_JUST_BEYOND, processes=1, most_devices=16)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_small_clusters() -> None:
-    judged("monotone", range(1000), MOST_OF_SMALL)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.xfail(reason=NOT_YET, strict=True)
-def test_small_clusters_strictly() -> None:
-    judged("monotone", range(500))
+    judged("monotone", range(10_000))
 
 
 @pytest.mark.long

@@ -14,11 +14,12 @@ from random_clusters import Instance
 
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
-from shoal_planner.exact import Exact, deals, have_ample_hosts, rooms_of, search_exactly
+from shoal_planner.exact import Exact, deals, is_proven, search_exactly
 from shoal_planner.options import tp_degrees, usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.score import score_with
+from shoal_planner.shape_plan import have_ample_hosts, rooms_of
 from shoal_planner.shapes import Bounds, chains, frames
 
 
@@ -68,7 +69,7 @@ def test_expected_seconds_are_those_of_the_score(seed: int) -> None:
     search = judge.exact()
     shapes = [shape for _, shape in search.shapes(1, 16)]
     for shape in shapes[:: max(1, len(shapes) // 8)]:
-        after = search.exchanges.after(shape)
+        after = search.exchanges.after(shape, [search.times.rows(len(placed.chain.stages)) for placed in shape])
         network_s = search._network_s(shape)
         for place in itertools.islice(np.ndindex(*after.seconds.shape), 0, None, max(1, after.seconds.size // 4)):
             tables = [
@@ -128,7 +129,7 @@ def test_two_unequal_devices_have_six_shapes() -> None:
     assert len(list(frames(list(found), rooms, 1))) == 2 + 1
 
 
-@pytest.mark.parametrize(("layers", "batch", "searched"), [(8, 16, True), (9, 16, False), (8, 17, False)])
+@pytest.mark.parametrize(("layers", "batch", "searched"), [(32, 64, True), (33, 64, False), (32, 65, False)])
 def test_the_gate_counts_layers_and_samples(layers: int, batch: int, searched: bool) -> None:
     instance = draw_tiny(1, 0, most_devices=2)
     job = dataclasses.replace(
@@ -140,5 +141,6 @@ def test_the_gate_counts_layers_and_samples(layers: int, batch: int, searched: b
     ample = tuple(dataclasses.replace(entry, memory_bytes=2**40) for entry in instance.cluster.overrides)
     cluster = dataclasses.replace(instance.cluster, nodes=nodes, overrides=ample)
     judge = Judge(dataclasses.replace(instance, job=job, cluster=cluster))
+    assert is_proven(judge.costs) is searched
     search_exactly(judge.costs, num_copies(job, cluster), math.inf, judge.consider)
     assert bool(judge.offered) is searched

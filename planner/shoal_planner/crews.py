@@ -1,0 +1,174 @@
+"""Which devices may form a pipeline of one replica per stage, and which such pipelines fit beside each other.
+
+Owns the enumeration. A `Crew` is the units of a pipeline in no order, on nodes told apart by kind alone; `lines` are
+its orders. How many samples a crew runs in some time comes in as numbers (`crew_bounds`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal_planner.options import Ints
+from shoal_planner.shapes import Cell, Chain, Rooms, Slot, Slots, placed
+
+Places = tuple[tuple[int, tuple[int, ...]], ...]  # for each pipeline the number of its slots, and the node in each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """Units by slot; `slots` are the nodes that they stand on."""
+
+    slots: Slots
+    cells: tuple[Cell, ...]
+
+    def kind(self, cell: Cell) -> int:
+        return self.slots[cell.slot].kind
+
+    def ends(self) -> list[tuple[Cell, Cell]]:
+        """All pairs of a first and a last unit."""
+        if len(self.cells) == 1:
+            return [(self.cells[0], self.cells[0])]
+        return sorted(set(itertools.permutations(self.cells, 2)))
+
+    def between(self, first: Cell, last: Cell) -> list[Cell]:
+        """The units that are not at the ends."""
+        left = list(self.cells)
+        left.remove(first)
+        if left:
+            left.remove(last)
+        return left
+
+
+class Ends(NamedTuple):
+    """The first and the last unit of a crew's pipelines, and the most samples that they run."""
+
+    first: Cell
+    last: Cell
+    most: int
+
+
+def crews(rooms: Rooms, degrees: tuple[int, ...], most_units: int) -> tuple[Crew, ...]:
+    """All of up to so many units."""
+    found = (_crew(filled) for filled in _filled(rooms, sorted(rooms), degrees, most_units) if filled)
+    return tuple(sorted(found, key=lambda crew: (crew.slots, crew.cells)))
+
+
+def _filled(
+    rooms: Rooms, kinds: list[int], degrees: tuple[int, ...], most: int
+) -> Iterator[tuple[tuple[int, tuple[int, ...]], ...]]:
+    """By slot its kind and the degrees of its units."""
+    if not kinds:
+        yield ()
+        return
+    kind, *others = kinds
+    splits = [split for split in _splits(rooms[kind].devices, degrees[::-1]) if split]
+    for count in range(len(rooms[kind].nodes) + 1):
+        for some in itertools.combinations_with_replacement(splits, count):
+            left = most - sum(map(len, some))
+            if left >= 0:
+                for rest in _filled(rooms, others, degrees, left):
+                    yield (*((kind, split) for split in some), *rest)
+
+
+def _splits(devices: int, degrees: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Falling degrees that take up to so many devices."""
+    yield ()
+    for place, degree in enumerate(degrees):
+        if degree <= devices:
+            for rest in _splits(devices - degree, degrees[place:]):
+                yield (degree, *rest)
+
+
+def _crew(filled: tuple[tuple[int, tuple[int, ...]], ...]) -> Crew:
+    ordered = sorted((Slot(kind, sum(split)), split) for kind, split in filled)
+    cells = tuple(Cell(number, tp) for number, (_, split) in enumerate(ordered) for tp in split)
+    return Crew(slots=tuple(slot for slot, _ in ordered), cells=cells)
+
+
+def lines(crew: Crew, ends: set[tuple[Cell, Cell]]) -> list[Chain]:
+    """The crew's pipelines with these first and last units, up to exchange of equal nodes."""
+    splits = [tuple(cell.tp for cell in crew.cells if cell.slot == slot) for slot in range(len(crew.slots))]
+    nodes = list(zip(crew.slots, splits, strict=True))
+    twins = [slot for slot in range(1, len(nodes)) if nodes[slot] == nodes[slot - 1]]
+    found = []
+    for first, last in sorted(ends):
+        for middle in _orders(Counter(crew.between(first, last))):
+            order = (first, *middle, last)[: len(crew.cells)]
+            place = {cell.slot: -at for at, cell in reversed(list(enumerate(order)))}
+            if all(place[twin - 1] > place[twin] for twin in twins):  # of equal nodes the first comes up first
+                found.append(Chain(slots=crew.slots, stages=tuple((cell,) for cell in order)))
+    return found
+
+
+def _orders(left: Counter[Cell]) -> Iterator[tuple[Cell, ...]]:
+    """Each order of these once."""
+    if not left:
+        yield ()
+        return
+    for cell in sorted(left):
+        for rest in _orders(left - Counter({cell: 1})):
+            yield (cell, *rest)
+
+
+class Parts:
+    """Which parts of the devices fit beside each other; a part is devices by node, and has the number of its slots."""
+
+    def __init__(self, rooms: Rooms, slots: list[Slots]) -> None:
+        self._rooms, self._slots = rooms, slots
+        self._free = {place: room.devices for room in rooms.values() for place in room.nodes}
+        kinds = {place: kind for kind, room in rooms.items() for place in room.nodes}
+        self._strides, size = {}, 1
+        for place, devices in self._free.items():
+            self._strides[place] = size
+            size *= devices + 1
+        every = np.arange(size)
+        digits = np.stack([every // self._strides[place] % (n + 1) for place, n in self._free.items()], axis=1)
+        numbers = {some: number for number, some in enumerate(slots)}
+        self._number = np.full(size, -1)
+        for index, some in enumerate(digits.tolist()):
+            part = sorted(Slot(kinds[place], n) for place, n in zip(self._free, some, strict=True) if n)
+            self._number[index] = numbers.get(tuple(part), -1)
+        self._inner: list[Ints] = []  # of all parts, those in it that are slots
+        for index in range(size):
+            inner = np.flatnonzero((digits <= digits[index]).all(axis=1))
+            self._inner.append(inner[self._number[inner] >= 0])
+
+    def _most(self, worth: Ints) -> Ints:
+        """By part, the most samples of any pipelines on it."""
+        found = np.zeros(len(self._inner), dtype=np.int64)
+        own = worth[self._number]
+        for index, inner in enumerate(self._inner):
+            if len(inner):
+                found[index] = (own[inner] + found[index - inner]).max()
+        return found
+
+    def frames(self, worth: Ints, count: int, batch: int, least_devices: int) -> Iterator[Places]:
+        """All sets of so many pipelines that can run the batch and take so many devices. `worth` are samples by number
+        of slots, and none after them."""
+        most = self._most(worth)
+
+        def framed(frame: Places, start: int, free: dict[int, int], left: int, devices: int) -> Iterator[Places]:
+            if len(frame) == count:
+                if left <= 0 and devices <= 0:
+                    yield frame
+                return
+            index = sum(free[place] * stride for place, stride in self._strides.items())
+            if most[index] < left or sum(free.values()) < max(devices, count - len(frame)):
+                return
+            for number in range(start, len(self._slots)):
+                some = self._slots[number]
+                for nodes in placed(some, self._rooms, free, ()) if worth[number] else ():
+                    rest = dict(free)
+                    for slot, node in zip(some, nodes, strict=True):
+                        rest[node] -= slot.devices
+                    taken = sum(slot.devices for slot in some)
+                    grown = (*frame, (number, nodes))
+                    yield from framed(grown, number, rest, left - int(worth[number]), devices - taken)
+
+        return framed((), 0, dict(self._free), batch, least_devices)
