@@ -47,3 +47,11 @@ def fastest_s(nodes: tuple[Node, ...], costs: CostModel) -> float:
             for size in range(1, batch + 1)
         )
     return batch * costs.job.model.layers / rate
+
+
+def least_s(nodes: tuple[Node, ...], costs: CostModel, sizes: tuple[int, ...]) -> float:
+    """About the same, quickly: with these sizes of micro-batches and without tensor parallelism."""
+    rate = sum(
+        node.devices * max(size / costs.part("block", node.id, 1, size).total_s for size in sizes) for node in nodes
+    )
+    return costs.job.train.global_batch * costs.job.model.layers / rate

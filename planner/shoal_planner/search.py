@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
 from shoal_planner.exact import is_proven, search_exactly
@@ -23,10 +23,12 @@ from shoal_planner.features import ALL, Features, check_job_runs, check_plan_run
 from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.group_choice import with_groups
 from shoal_planner.halving import halve
+from shoal_planner.improve import Improver
 from shoal_planner.job import JobSpec
 from shoal_planner.lasting import Expected, Losses
 from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import group_kinds, usable_nodes
+from shoal_planner.parts import least_s
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained, mend_plan
@@ -34,10 +36,15 @@ from shoal_planner.reschedule import with_schedules
 from shoal_planner.rescue import rescue, unburden
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
+from shoal_planner.standing import word_of
 from shoal_planner.teams import try_teams
+from shoal_planner.ways import ground_of, ways_of
 
-# Devices so many times slower than the fastest, if they are but one in so many, are also left out from the start.
+# Devices so many times slower than the fastest are also left out from the start; of many, if they are one in so many.
 _MUCH_SLOWER, _FEW = 5, 8
+# On so many devices pipelines are bettered step by step, in so many tries, where the best so far takes so many times
+# the least possible.
+_IMPROVED, _TRIES, _MUCH_TO_WIN = 80, 300, 1.6
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
 _KEPT = ((8, (6, 4)), (16, (3, 2)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
@@ -141,9 +148,12 @@ def _searched(
         mended, search.scored = search.scored, {}  # what is known would make the search give up other ways early
         search.run()
         search.scored = mended | search.scored
-    if previous is None and not is_proven(costs) and (without := _without_stragglers(costs)) is not None:
-        fast = Search(CostModel(costs.job, without, costs.profile), copies, late)
+    apart = previous is None and not is_proven(costs)
+    for others in _without_stragglers(costs) if apart else ():
+        fast = Search(CostModel(costs.job, others, costs.profile), copies, late)
         fast.run()
+        if features.sharded:
+            try_teams(fast.costs, copies, fast.best_s(), fast.consider)
         for found in fast.scored.values():  # what is not there to tempt the search does it no harm
             search.consider(found)
     fits = bool(search.scored)
@@ -181,15 +191,20 @@ def _scheduled(search: Search) -> list[Plan]:
     return sorted(made.values(), key=_by_step)
 
 
-def _without_stragglers(costs: CostModel) -> ClusterSnapshot | None:
-    """The cluster without a few devices that are far slower than the others; none where there are none, or many."""
+def _without_stragglers(costs: CostModel) -> Iterator[ClusterSnapshot]:
+    """The cluster without some or all types of devices that are far slower than the fastest: one of them more never
+    hides what is found without it. On large clusters without all of them, where they are few."""
     nodes = usable_nodes(costs.job, costs.snapshot)
-    rate = {node.id: 1 / costs.part("block", node.id, 1, 1).total_s for node in nodes}
-    slow = [node for node in nodes if rate[node.id] * _MUCH_SLOWER < max(rate.values())]
-    num_slow = sum(node.devices for node in slow)
-    if not slow or num_slow > max(1, sum(node.devices for node in nodes) // _FEW):
-        return None
-    return costs.snapshot.without(node.id for node in slow)
+    rate = {node.device: 1 / costs.part("block", node.id, 1, 1).total_s for node in nodes}
+    slow = sorted(name for name, blocks in rate.items() if blocks * _MUCH_SLOWER < max(rate.values()))
+    num_devices = sum(node.devices for node in nodes)
+    fewest = 1
+    if num_devices > _IMPROVED:
+        few = sum(node.devices for node in nodes if node.device in slow) <= num_devices // _FEW
+        fewest = len(slow) if few else len(slow) + 1
+    for count in range(max(1, fewest), len(slow) + 1):
+        for gone in itertools.combinations(slow, count):
+            yield costs.snapshot.without(node.id for node in nodes if node.device in gone)
 
 
 def _runs(plan: Plan, features: Features) -> bool:
@@ -264,8 +279,22 @@ class Search:
             drafts = sorted(self._drafts(lead), key=lambda draft: draft.seconds)
             for draft in drafts[:_FINALISTS]:
                 self.consider(self._finisher.plan(draft))
+        if not is_proven(self.costs):
+            self._improve(nodes, num_devices)
         if prove:
             search_exactly(self.costs, self.copies, self.best_s(), self.consider)
+
+    def _improve(self, nodes: tuple[Node, ...], num_devices: int) -> None:
+        """Step by step from the best plans so far, if there is much to win and few enough devices."""
+        if num_devices > _IMPROVED or self.best_s() <= _MUCH_TO_WIN * least_s(nodes, self.costs, self._finisher.sizes):
+            return
+        best = sorted(self.scored.values(), key=_by_step)
+        starts = [ways_of(tuple(map(word_of, found.pipelines))) for found in best]
+        Improver(ground_of(nodes, self.costs), self._judged, _TRIES).run(starts)
+
+    def _judged(self, words: tuple[Word, ...]) -> float:
+        draft = self._finisher.draft(words) if self._enough_devices(words) else None
+        return float("inf") if draft is None else self.consider(self._finisher.plan(draft))
 
     def mend(self, running: Plan) -> bool:
         """Looks at the running plan and at what can be made of it; whether no search is needed."""

@@ -1,0 +1,79 @@
+"""Betters sets of pipelines step by step, from the best that are known and from simple ones.
+
+Owns from where and in which order steps are taken (`ways_steps` has the steps); what a set takes is judged elsewhere.
+Tries are counted, so the same sets give the same answer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from shoal_planner.finish import Word
+from shoal_planner.ways import Ground, Place, Way, Ways, words_of
+from shoal_planner.ways_steps import steps
+
+
+class Improver:
+    """Descents on one cluster, `judge` saying what sets of pipelines take; every set is judged once."""
+
+    def __init__(self, ground: Ground, judge: Callable[[tuple[Word, ...]], float], tries: int) -> None:
+        self.ground = ground
+        self.left = tries
+        self._judge = judge
+        self._known: set[object] = set()
+
+    def run(self, starts: Iterable[Ways]) -> None:
+        """From these and from the simple ways to use the nodes, the best first: the next step is always one from the
+        best set that has steps left."""
+        queue: list[tuple[float, int, Iterator[Ways]]] = []
+        for ways in (*starts, *simple(self.ground)):
+            self._reach(ways, queue)
+        while queue and self.left > 0:
+            found = next(queue[0][2], None)
+            if found is None:
+                heapq.heappop(queue)
+            else:
+                self._reach(found, queue)
+
+    def _reach(self, ways: Ways, queue: list[tuple[float, int, Iterator[Ways]]]) -> None:
+        name = self.ground.named(ways)
+        if name not in self._known:
+            self.left -= 1
+            self._known.add(name)
+            seconds = self._judge(words_of(ways))
+            if math.isfinite(seconds):
+                heapq.heappush(queue, (seconds, len(self._known), steps(ways, self.ground)))
+
+
+def simple(ground: Ground) -> Iterator[Ways]:
+    """Equal units throughout: a pipeline per device, per node, per zone, per kind of node or one over all, of all nodes
+    or of one kind."""
+    names = list(ground.nodes)
+    by_kind: dict[object, list[str]] = {}
+    by_zone: dict[object, list[str]] = {}
+    for name in names:
+        by_kind.setdefault(ground.kind[name], []).append(name)
+        by_zone.setdefault(ground.nodes[name].zone, []).append(name)
+    for tp in ground.degrees:
+        of = {name: (Place(name, tp),) * (ground.nodes[name].devices // tp) for name in names}
+        for some in (names, *by_kind.values()):
+            each = [of[name] for name in some if of[name]]
+            if each:
+                yield tuple(each)
+                yield tuple((place,) for way in each for place in way)
+                yield (tuple(itertools.chain.from_iterable(each)),)
+        for some in by_kind.values():
+            yield from _cut(of[some[0]])
+        for groups in (by_kind, by_zone):
+            ways = (tuple(itertools.chain.from_iterable(of[name] for name in some)) for some in groups.values())
+            yield tuple(way for way in ways if way)
+
+
+def _cut(units: Way) -> Iterator[Ways]:
+    """Units of one node in equal pipelines, of every length."""
+    for depth in range(1, len(units)):
+        yield tuple(units[at : at + depth] for at in range(0, len(units) - depth + 1, depth))
+        yield (units[:depth],)

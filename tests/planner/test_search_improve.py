@@ -1,0 +1,68 @@
+"""Steps from one set of pipelines to others use the devices that there are, and what they lead to is no worse."""
+
+from __future__ import annotations
+
+import pytest
+from random_clusters import draw_large
+
+from shoal_planner.costs import CostModel
+from shoal_planner.finish import Word
+from shoal_planner.improve import Improver, simple
+from shoal_planner.options import usable_nodes
+from shoal_planner.parts import fastest_s, least_s
+from shoal_planner.profile import Profile
+from shoal_planner.ways import Ground, ground_of, ways_of, words_of
+from shoal_planner.ways_steps import steps
+
+SEEDS = range(12)
+
+
+def ground(seed: int) -> Ground:
+    instance = draw_large(seed, 9, 24)
+    costs = CostModel(instance.job, instance.cluster, Profile())
+    return ground_of(usable_nodes(instance.job, instance.cluster), costs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_step_uses_a_device_twice_or_one_that_is_not_there(seed: int) -> None:
+    here = ground(seed)
+    for start in simple(here):
+        for ways in (start, *steps(start, here)):
+            assert ways and all(ways)
+            assert all(count >= 0 for count in here.free(ways).values())
+            units = [unit for word in words_of(ways) for unit in word]
+            devices = [(unit.node, device) for unit in units for device in unit.devices]
+            assert len(set(devices)) == len(devices)
+            assert ways_of(words_of(ways)) == ways
+
+
+def test_descends_to_what_the_judge_likes_best_and_counts_its_tries() -> None:
+    here, judged = ground(1), list[tuple[float, tuple[Word, ...]]]()
+
+    def judge(words: tuple[Word, ...]) -> float:
+        seconds = abs(sum(unit.tp for word in words for unit in word) - 7) + 0.1 * len(words)
+        judged.append((seconds, words))
+        return seconds
+
+    starts = len({here.named(ways) for ways in simple(here)})
+    Improver(here, judge, starts + 100).run(())
+    assert len(judged) == starts + 100
+    _, best = min(judged)
+    assert sum(unit.tp for word in best for unit in word) == 7 and len(best) == 1
+
+
+def test_equal_nodes_may_change_places() -> None:
+    instance = draw_large(8, 9, 64)
+    here = ground_of(instance.cluster.nodes, CostModel(instance.job, instance.cluster, Profile()))
+    one, other, *_ = [name for name in here.nodes if here.kind[name] == here.kind["n0-2"]]
+    first = next(ways for ways in simple(here) if {place.node for way in ways for place in way} == {one})
+    moved = tuple(tuple(place._replace(node=other) for place in way) for way in first)
+    assert here.named(first) == here.named(moved) and first != moved
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_quick_bound_is_no_less_than_the_bound(seed: int) -> None:
+    instance = draw_large(seed, 9, 24)
+    costs = CostModel(instance.job, instance.cluster, Profile())
+    nodes = instance.cluster.nodes
+    assert least_s(nodes, costs, (1, 2)) >= fastest_s(nodes, costs) * (1 - 1e-9) or instance.job.train.global_batch < 2
