@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal_planner.cluster import ClusterSnapshot, Node
@@ -40,7 +40,8 @@ from shoal_planner.standing import word_of
 from shoal_planner.teams import try_teams
 from shoal_planner.ways import ground_of, ways_of
 
-# Devices so many times slower than the fastest are also left out from the start; of many, if they are one in so many.
+# Devices so many times slower than the fastest are also left out from the start: if they are but one in so many, or in
+# every combination where there is much to win.
 _MUCH_SLOWER, _FEW = 5, 8
 # On so many devices pipelines are bettered step by step, in so many tries, where the best so far takes so many times
 # the least possible.
@@ -149,7 +150,7 @@ def _searched(
         search.run()
         search.scored = mended | search.scored
     apart = previous is None and not is_proven(costs)
-    for others in _without_stragglers(costs) if apart else ():
+    for others in _without_stragglers(costs, every=search.is_far()) if apart else ():
         fast = Search(CostModel(costs.job, others, costs.profile), copies, late)
         fast.run()
         if features.sharded:
@@ -191,20 +192,21 @@ def _scheduled(search: Search) -> list[Plan]:
     return sorted(made.values(), key=_by_step)
 
 
-def _without_stragglers(costs: CostModel) -> Iterator[ClusterSnapshot]:
-    """The cluster without some or all types of devices that are far slower than the fastest: one of them more never
-    hides what is found without it. On large clusters without all of them, where they are few."""
+def _without_stragglers(costs: CostModel, *, every: bool) -> Iterator[ClusterSnapshot]:
+    """The cluster without the types of devices that are far slower than the fastest, if they are few; or without some
+    or all of them in `every` way, so that one of them more never hides what is found without it."""
     nodes = usable_nodes(costs.job, costs.snapshot)
     rate = {node.device: 1 / costs.part("block", node.id, 1, 1).total_s for node in nodes}
     slow = sorted(name for name, blocks in rate.items() if blocks * _MUCH_SLOWER < max(rate.values()))
-    num_devices = sum(node.devices for node in nodes)
-    fewest = 1
-    if num_devices > _IMPROVED:
-        few = sum(node.devices for node in nodes if node.device in slow) <= num_devices // _FEW
-        fewest = len(slow) if few else len(slow) + 1
-    for count in range(max(1, fewest), len(slow) + 1):
-        for gone in itertools.combinations(slow, count):
-            yield costs.snapshot.without(node.id for node in nodes if node.device in gone)
+    num_devices, num_slow = (sum(node.devices for node in some) for some in (nodes, _of(slow, nodes)))
+    if slow and (every or num_slow <= max(1, num_devices // _FEW)):
+        for count in range(1 if every else len(slow), len(slow) + 1):
+            for gone in itertools.combinations(slow, count):
+                yield costs.snapshot.without(node.id for node in _of(gone, nodes))
+
+
+def _of(types: Iterable[str], nodes: tuple[Node, ...]) -> list[Node]:
+    return [node for node in nodes if node.device in types]
 
 
 def _runs(plan: Plan, features: Features) -> bool:
@@ -280,13 +282,19 @@ class Search:
             for draft in drafts[:_FINALISTS]:
                 self.consider(self._finisher.plan(draft))
         if not is_proven(self.costs):
-            self._improve(nodes, num_devices)
+            self._improve(nodes)
         if prove:
             search_exactly(self.costs, self.copies, self.best_s(), self.consider)
 
-    def _improve(self, nodes: tuple[Node, ...], num_devices: int) -> None:
-        """Step by step from the best plans so far, if there is much to win and few enough devices."""
-        if num_devices > _IMPROVED or self.best_s() <= _MUCH_TO_WIN * least_s(nodes, self.costs, self._finisher.sizes):
+    def is_far(self) -> bool:
+        """Whether there may be much to win, on a cluster where looking further does not take long."""
+        nodes = usable_nodes(self.costs.job, self.costs.snapshot)
+        few = sum(node.devices for node in nodes) <= _IMPROVED
+        return few and self.best_s() > _MUCH_TO_WIN * least_s(nodes, self.costs, self._finisher.sizes)
+
+    def _improve(self, nodes: tuple[Node, ...]) -> None:
+        """Step by step from the best plans so far, if there is much to win."""
+        if not self.is_far():
             return
         best = sorted(self.scored.values(), key=_by_step)
         starts = [ways_of(tuple(map(word_of, found.pipelines))) for found in best]
