@@ -36,6 +36,8 @@ _SHORTEST_S, _LONGEST_S = 1e-4, 1e6
 # Pipelines whose layers are listed where hosts are tight: equal nodes may not change places there, and all orders of
 # them come up. Beyond, nothing is proven.
 _MOST_APART = 6000
+# Ways to deal the batch that are tried; fewer while no plan is known, as then hardly anything bounds them.
+_MOST_DEALS, _FIRST_DEALS = 50_000, 500
 _CELLS = 1 << 18  # of an array over the layers of all pipelines
 
 
@@ -74,6 +76,7 @@ class CrewSearch:
         self.parts = Parts(self._rooms, self._slots)
         self._lines: dict[tuple[int, int], tuple[int, tuple[Line, ...]]] = {}
         self._told = False
+        self._tries = 0  # layers of all pipelines together that were tried within the present time
         self._left = math.inf if ample_hosts else _MOST_APART
 
     def run(self, best_s: float) -> None:
@@ -83,10 +86,15 @@ class CrewSearch:
         for within_s in _times_s(best_s):
             self.within_s = within_s
             self._lines.clear()
+            before, self._tries = self._tries, 0
             for count in range(1, min(num_devices, self._batch) + 1):
                 self._run(count)
             if self.best_s < best_s:
-                return
+                break
+            if math.isinf(best_s) and self._tries == before > 0:
+                return  # more time allows nothing more, and nothing of it fits
+        if math.isinf(best_s) and math.isfinite(self.best_s):
+            self.run(self.best_s)
 
     def _limit_s(self) -> float:
         return min(self.within_s, self.best_s * (1 - _TIE))
@@ -179,7 +187,9 @@ class CrewSearch:
 
     def _tried(self, shape: Shape, rows: list[Rows], within_s: float) -> None:
         """All of these layers with all deals of the batch, until nothing better is left."""
-        dealt = _deals([some.samples(within_s).tolist() for some in rows], self._batch)
+        self._tries += math.prod(len(some.layers) for some in rows)
+        limit = _MOST_DEALS if math.isfinite(self.best_s) else _FIRST_DEALS
+        dealt = _deals(_few([some.samples(within_s).tolist() for some in rows], self._batch, limit), self._batch)
         if not len(dealt):
             return
         network_s = self._network_s(shape, dealt)
@@ -254,6 +264,24 @@ def _picked(options: list[list[tuple[int, T]]], alike: list[bool], batch: int) -
                 yield from extended(place + 1, number, samples + own, (*picked, what))
 
     yield from extended(0, 0, 0, ())
+
+
+def _few(allowed: list[list[int]], batch: int, limit: int) -> list[list[int]]:
+    """The same, but of more ways to deal the batch than this, those closest to shares of the most that each runs."""
+    whole = sum(max(some, default=0) for some in allowed)
+    near = [sorted(some, key=lambda own: (abs(own - batch * some[-1] / whole), own)) for some in allowed]
+    most = max(map(len, near))
+    while most > 1 and _ways([some[:most] for some in near], batch) > limit:
+        most = most * 3 // 4
+    return [sorted(some[:most]) for some in near]
+
+
+def _ways(allowed: list[list[int]], batch: int) -> int:
+    """How many ways to deal the batch there are."""
+    counts = [1] + [0] * batch
+    for some in allowed:
+        counts = [sum(counts[total - own] for own in some if own <= total) for total in range(batch + 1)]
+    return counts[batch]
 
 
 def _deals(allowed: list[list[int]], batch: int) -> Ints:

@@ -69,6 +69,11 @@ def unburden(costs: CostModel, found: Plan, consider: Callable[[Plan], float]) -
             consider(made)
 
 
+def recomputes(plan: Plan) -> bool:
+    """Whether memory binds somewhere, so that layers are computed again."""
+    return _recomputed(plan) > 0
+
+
 def _recomputed(plan: Plan) -> float:
     """The share of layers, of all pipelines."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]

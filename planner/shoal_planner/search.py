@@ -33,7 +33,7 @@ from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained, mend_plan
 from shoal_planner.reschedule import with_schedules
-from shoal_planner.rescue import rescue, unburden
+from shoal_planner.rescue import recomputes, rescue, unburden
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
 from shoal_planner.standing import word_of
@@ -45,7 +45,7 @@ from shoal_planner.ways import ground_of, ways_of
 _MUCH_SLOWER, _FEW = 5, 8
 # On so many devices pipelines are bettered step by step, in so many tries, where the best so far takes so many times
 # the least possible.
-_IMPROVED, _TRIES, _MUCH_TO_WIN = 80, 300, 1.6
+_IMPROVED, _TRIES, _MUCH_TO_WIN = 80, 60, 1.6
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
 _KEPT = ((8, (6, 4)), (16, (3, 2)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
@@ -165,8 +165,11 @@ def _searched(
         rescue(costs, lambda roomy: _fastest(roomy, copies, late), search.consider)
         if not (copies and isinstance(search.refusal, HostTooSmall)):  # else fewer copies may make room
             search.refusal = refusal
+    elif features.offload and is_proven(costs) and search.is_far() and recomputes(search.best()):
+        # What is found where nothing fits must not be lost where something fits.
+        rescue(costs, lambda roomy: _fastest(roomy, copies, late), search.consider)
     elif features.offload:
-        unburden(costs, min(search.scored.values(), key=_by_step), search.consider)
+        unburden(costs, search.best(), search.consider)
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
@@ -285,6 +288,9 @@ class Search:
             self._improve(nodes)
         if prove:
             search_exactly(self.costs, self.copies, self.best_s(), self.consider)
+
+    def best(self) -> Plan:
+        return min(self.scored.values(), key=_by_step)
 
     def is_far(self) -> bool:
         """Whether there may be much to win, on a cluster where looking further does not take long."""
