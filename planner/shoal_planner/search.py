@@ -78,6 +78,7 @@ def plan(
     clock: Callable[[], float] = time.monotonic,
     features: Features = ALL,
     outlook: Outlook = UNKNOWN,
+    prove: bool = True,
 ) -> PlanResult:
     """The best plan found, with its prediction and its reason. The same arguments give the same plan unless the time
     limit ended the search between two rounds (`truncated`); the first round that finds a plan is never cut.
@@ -103,11 +104,11 @@ def plan(
     copies, why = _copies(job, snapshot), ""
     before = dataclasses.replace(previous, groups=()) if previous is not None and _runs(previous, features) else None
     try:
-        search = _searched(costs, copies, before, late, features)
+        search = _searched(costs, copies, before, late, features, prove)
     except HostTooSmall as error:
         if job.checkpoint.copies != "auto" or not copies:
             raise
-        search = _searched(costs, 0, before, late, features)
+        search = _searched(costs, 0, before, late, features, prove)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
     scored = _scheduled(search)
     running = search.running
@@ -138,16 +139,21 @@ def plan(
 
 
 def _searched(
-    costs: CostModel, copies: int, previous: Plan | None, late: Callable[[], bool], features: Features
+    costs: CostModel,
+    copies: int,
+    previous: Plan | None,
+    late: Callable[[], bool],
+    features: Features,
+    prove: bool,
 ) -> Search:
     """A search that found something, with so many copies of the state. Raises NoPlanFits."""
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
     if previous is None:
-        search.run()
+        search.run(prove=prove)
     elif not search.mend(dataclasses.replace(previous, copies=copies)):
         mended, search.scored = search.scored, {}  # what is known would make the search give up other ways early
-        search.run()
+        search.run(prove=prove)
         search.scored = mended | search.scored
     apart = previous is None and not is_proven(costs)
     for others in _without_stragglers(costs, every=search.is_far()) if apart else ():
