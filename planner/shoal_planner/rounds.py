@@ -36,6 +36,7 @@ _SLICES = (1, 2, 4, 8)
 _MOST_REACHES, _MUCH_FASTER = 3, 1.5
 # Clusters that are also looked at in groups, how large these are, and how many devices they have to cover.
 _MANY, _GROUP_SIZES, _NEAR_SIZE, _COVERED = 256, (64, 128), 1.4, 0.95
+_FEW_DEVICES = 16  # up to so many, single pipelines are scouted by themselves
 _COUNTED = 8  # up to so many devices, every number of pipelines is a round of its own
 
 
@@ -141,6 +142,7 @@ class Lead:
             holders = this.most_pipelines
         self._first = self._columns(holders, self._most // _FIRST_PART)
         self._first_s = float("inf")
+        self._many = num_devices > _FEW_DEVICES
         # Single pipelines are looked at where nothing is said of their number, or that there is one.
         self._several = (this.most_pipelines or 1) > 1
 
@@ -164,14 +166,17 @@ class Lead:
         together_s = self._first.least_time_bounded()
         if self._several:
             return together_s
-        self._alone.start()
-        return min(together_s, float(self._alone.alone_s().min(initial=np.inf)))
+        # On many devices what the others are priced at says enough of single pipelines, too, for a start.
+        alone = self._first if self._many else self._alone
+        alone.start()
+        return min(together_s, float(alone.alone_s().min(initial=np.inf)))
 
     def explore(self, worse_s: float = float("inf")) -> float:
         """As `scout`, with templates grown from the best ones."""
         self._first_s = self._first.grow(worse_s)
         if self._several:
             return self._first_s
+        self._alone.start()
         self._alone.grow_alone(worse_s)
         return min(self._first_s, float(self._alone.alone_s().min(initial=np.inf)))
 

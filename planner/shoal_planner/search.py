@@ -48,7 +48,7 @@ _MUCH_SLOWER, _FEW = 5, 8
 _IMPROVED, _TRIES, _MUCH_TO_WIN = 80, 60, 1.6
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
-_KEPT = ((8, (6, 4)), (16, (3, 2)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
+_KEPT = ((8, (6, 4)), (16, (3, 1)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
