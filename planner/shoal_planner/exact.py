@@ -43,8 +43,12 @@ _TIE = 1e-12
 def is_proven(costs: CostModel) -> bool:
     """Whether `search_exactly` proves the best plan of one replica per stage."""
     model, train = costs.job.model, costs.job.train
-    num_devices = sum(node.devices for node in usable_nodes(costs.job, costs.snapshot))
-    return num_devices <= MOST_DEVICES and model.layers <= MOST_LAYERS and train.global_batch <= MOST_BATCH
+    return num_devices(costs) <= MOST_DEVICES and model.layers <= MOST_LAYERS and train.global_batch <= MOST_BATCH
+
+
+def num_devices(costs: CostModel) -> int:
+    """Those that the job may use."""
+    return sum(node.devices for node in usable_nodes(costs.job, costs.snapshot))
 
 
 def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> None:
@@ -54,7 +58,6 @@ def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Calla
         return
     nodes = usable_nodes(costs.job, costs.snapshot)
     model, train = costs.job.model, costs.job.train
-    num_devices = sum(node.devices for node in nodes)
     best = [best_s]
 
     def better(plan: Plan) -> float:
@@ -65,7 +68,7 @@ def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Calla
     CrewSearch(costs, copies, nodes, better).run(best[0])
     if model.layers > SHARED_LAYERS or train.global_batch > SHARED_BATCH:
         return
-    for part in parts(nodes, min(SHARED_DEVICES, num_devices), costs):
+    for part in parts(nodes, min(SHARED_DEVICES, num_devices(costs)), costs):
         if fastest_s(part, costs) < best[0]:
             Exact(costs, copies, part, better).run(best[0])
 

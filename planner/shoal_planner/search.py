@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
-from shoal_planner.exact import is_proven, search_exactly
+from shoal_planner.exact import is_proven, num_devices, search_exactly
 from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reason
 from shoal_planner.features import ALL, Features, check_job_runs, check_plan_runs
 from shoal_planner.finish import Draft, Finisher, Word
@@ -46,6 +46,8 @@ _MUCH_SLOWER, _FEW = 5, 8
 # On so many devices pipelines are bettered step by step, in so many tries, where the best so far takes so many times
 # the least possible.
 _IMPROVED, _TRIES, _MUCH_TO_WIN = 80, 60, 1.6
+# A running job waits for its new plan: on more devices than these none is proven again, which may take seconds.
+_PROVEN_AGAIN = 6
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
 _KEPT = ((8, (6, 4)), (16, (3, 1)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
@@ -153,7 +155,7 @@ def _searched(
         search.run(prove=prove)
     elif not search.mend(dataclasses.replace(previous, copies=copies)):
         mended, search.scored = search.scored, {}  # what is known would make the search give up other ways early
-        search.run(prove=prove)
+        search.run(prove=prove and num_devices(costs) <= _PROVEN_AGAIN)
         search.scored = mended | search.scored
     apart = previous is None and not is_proven(costs)
     for others in _without_stragglers(costs, every=search.is_far()) if apart else ():
