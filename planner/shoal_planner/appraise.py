@@ -157,7 +157,7 @@ class Appraiser:
                 seed=self._seed,
                 time_limit_s=math.inf,  # a plan that a clock cut short would make fleets incomparable
                 outlook=Outlook(restart_s=self.figures.fixed_s, pools=self._pools(snapshot)),
-                prove=False,
+                thorough=False,
             )
         except NoPlanFits as error:
             self.refusal = max(self.refusal, (counts, error.constraint), key=lambda entry: sum(entry[0]))

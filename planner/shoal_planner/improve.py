@@ -74,6 +74,6 @@ def simple(ground: Ground) -> Iterator[Ways]:
 
 def _cut(units: Way) -> Iterator[Ways]:
     """Units of one node in equal pipelines, of every length."""
-    for depth in range(1, len(units)):
+    for depth in range(1, len(units) + 1):
         yield tuple(units[at : at + depth] for at in range(0, len(units) - depth + 1, depth))
         yield (units[:depth],)

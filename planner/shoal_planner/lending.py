@@ -13,12 +13,10 @@ from shoal_planner.loads import replica_loads, segments
 from shoal_planner.memory import stage_memory, usable_bytes
 from shoal_planner.options import usable_nodes
 from shoal_planner.plan import Pipeline, Plan, Replica
-from shoal_planner.relief import shared_by_room
+from shoal_planner.relief import Where, shared_by_room
 from shoal_planner.score import unused
 
 _MOST = 64  # devices that are lent
-
-Where = tuple[int, int]  # pipeline and stage
 
 
 def lent(plan: Plan, costs: CostModel) -> Plan | None:

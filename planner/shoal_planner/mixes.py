@@ -65,6 +65,8 @@ def _few(
     best_N, counts_NC = np.full(rows, np.inf), np.zeros((rows, width), dtype=np.int64)
     for bound in range(width):
         peak_N = peaks_NC[:, bound]
+        if any(np.array_equal(peak_N, peaks_NC[:, before]) for before in range(bound)):
+            continue
         allowed_s = np.where(peaks_NC <= peak_N[:, None], seconds_NC, np.inf)
         found_N, mixed_NC = _three(allowed_s, bytes_NC, layers_N, caps_N - peak_N)
         better = found_N < best_N
@@ -75,8 +77,8 @@ def _few(
 def _three(seconds_NC: Floats, bytes_NC: Floats, layers_N: Floats, rooms_N: Floats) -> tuple[Floats, Ints]:
     """Every number of layers on the middle choice, and then as few as possible on the slowest."""
     rows, width = seconds_NC.shape
-    missing = ((0, 0), (0, FEW - width))
-    padded_s, padded = np.pad(seconds_NC, missing, constant_values=np.inf), np.pad(bytes_NC, missing)
+    padded_s, padded = np.full((rows, FEW), np.inf), np.zeros((rows, FEW))
+    padded_s[:, :width], padded[:, :width] = seconds_NC, bytes_NC
     order_NC = np.argsort(padded_s, axis=1, kind="stable")
     fast_s, middle_s, slow_s = np.take_along_axis(padded_s, order_NC, axis=1).T[:, :, None]
     fast, middle, slow = np.take_along_axis(padded, order_NC, axis=1).T[:, :, None]

@@ -38,11 +38,16 @@ _MOST_SHARE = 1e6
 # Rounding of sums: what is chosen here leaves so much of a device free.
 _ROUNDING = 1e-9
 
+Where = tuple[int, int]  # pipeline and stage
 
-def eased(plan: Plan, costs: CostModel) -> Iterator[Plan]:
+
+def eased(plan: Plan, costs: CostModel, may_pay: Callable[[Plan], bool]) -> Iterator[Plan]:
     """What can be made of the plan as it is and with ever fewer and longer pipelines, with micro-batches of its size
-    and of smaller ones; optimizer state shared evenly, or by free memory. None of them need fit."""
+    and of smaller ones; optimizer state shared evenly, or by free memory. None of them need fit. `may_pay` is asked
+    of devices and micro-batches, before their layers are divided."""
     for smaller in (made for deeper in _deeper(plan) for made in _smaller(deeper)):
+        if not may_pay(smaller):
+            continue
         by_room = shared_by_room(smaller, costs)
         for shared in (smaller,) if by_room is smaller else (smaller, by_room):
             for offload in (False, True):
@@ -129,20 +134,24 @@ def _held(load: ReplicaLoad, pipeline: Pipeline, stage: Stage, costs: CostModel)
     return max(1, held_elements(costs.job.model, load.replica.tp, count, embedding=first, head=last))
 
 
+def least_step_s(plan: Plan, costs: CostModel) -> float:
+    """At least, with these devices and micro-batches, however layers are divided: a bound on computing alone."""
+    return max(_least_s(pipeline, plan.num_layers, costs) for pipeline in plan.pipelines)
+
+
+def _least_s(pipeline: Pipeline, num_layers: int, costs: CostModel) -> float:
+    block_s = [
+        max(costs.part("block", one.node, one.tp, one.samples).total_s for one in stage.replicas if one.samples)
+        for stage in pipeline.stages
+    ]
+    even_s = num_layers / sum(1 / seconds for seconds in block_s)
+    return (pipeline.micro_batches - 1) * even_s + num_layers * min(block_s)
+
+
 def relieved(plan: Plan, costs: CostModel, *, offload: bool) -> Plan | None:
     """With layers divided anew where stages have one replica each, and in every stage the mix of choices that costs
     least of those that fit; none where some stage has no such mix."""
-    by_stage: dict[tuple[int, int], list[ReplicaLoad]] = {}
-    for load in replica_loads(plan, costs, segments(plan, costs)):
-        by_stage.setdefault((load.pipeline, load.stage), []).append(load)
-    pipelines = []
-    for p, pipeline in enumerate(plan.pipelines):
-        loads = [by_stage[p, s] for s in range(len(pipeline.stages))]
-        made = _Relief(pipeline, loads, costs, offload=offload).pipeline()
-        if made is None:
-            return None
-        pipelines.append(made)
-    return dataclasses.replace(plan, pipelines=tuple(pipelines), prediction=None, unused=(), reason="")
+    return _Relief(plan, costs, offload=offload).plan()
 
 
 def _mapped(plan: Plan, change: Callable[[Stage], Stage]) -> Plan:
@@ -153,54 +162,76 @@ def _mapped(plan: Plan, change: Callable[[Stage], Stage]) -> Plan:
 
 
 class _Relief:
-    """One pipeline. Every stage is as tight as its tightest replica."""
+    """One plan. Every stage is as tight as its tightest replica; N stages of all pipelines, C choices."""
 
-    def __init__(self, pipeline: Pipeline, loads: list[list[ReplicaLoad]], costs: CostModel, *, offload: bool) -> None:
+    def __init__(self, plan: Plan, costs: CostModel, *, offload: bool) -> None:
         self.costs = costs
-        self._pipeline = pipeline
-        self._loads = loads
-        self._layers = pipeline.stages[-1].last
+        self._plan = plan
+        self._loads: dict[Where, list[ReplicaLoad]] = {}
+        for load in replica_loads(plan, costs, segments(plan, costs)):
+            self._loads.setdefault((load.pipeline, load.stage), []).append(load)
+        self._rows = {where: row for row, where in enumerate(self._loads)}
         recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
-        self._recomputes = recomputes if costs.job.train.recompute != "none" else recomputes[:1]
-        self._offloads: tuple[Offload, ...] = ("none", "optimizer") if offload else ("none",)
-        figures = [self._figures(s) for s in range(len(pipeline.stages))]
-        self._rooms = np.array([room for _, room in figures])
-        self._options = [
-            options(one, recomputes=self._recomputes, offloads=self._offloads) for one, _ in figures
-        ]  # fmt: skip
+        offloads: tuple[Offload, ...] = ("none", "optimizer")
+        found = [self._figures(*where) for where in self._rows]
+        self._rooms = np.array([room for _, room in found])
+        self._options = options(
+            _stacked([figures for figures, _ in found]),
+            recomputes=recomputes if costs.job.train.recompute != "none" else recomputes[:1],
+            offloads=offloads if offload else offloads[:1],
+        )
 
-    def pipeline(self) -> Pipeline | None:
+    def plan(self) -> Plan | None:
         counts = self._counts()
         if counts is None:
             return None
-        first, stages = 0, []
-        for stage, count, found, room in zip(self._pipeline.stages, counts, self._options, self._rooms, strict=True):
-            seconds, taken = cheapest(found, [count], [room])
-            if not np.isfinite(seconds[0]):
+        seconds, taken = cheapest(self._options, counts, self._rooms)
+        if not np.isfinite(seconds).all():
+            return None
+        pipelines = []
+        for p, pipeline in enumerate(self._plan.pipelines):
+            first, stages = 0, []
+            for s, stage in enumerate(pipeline.stages):
+                row = self._rows[p, s]
+                last = first + int(counts[row])
+                recompute, rest = overrides(first, self._options.choices, taken[row].tolist())
+                stages.append(dataclasses.replace(stage, layers=((first, last),), recompute=recompute, overrides=rest))
+                first = last
+            pipelines.append(dataclasses.replace(pipeline, stages=tuple(stages)))
+        return dataclasses.replace(self._plan, pipelines=tuple(pipelines), prediction=None, unused=(), reason="")
+
+    def _counts(self) -> Ints | None:
+        """Layers of each stage [N]."""
+        plan, found = self._plan, np.zeros(len(self._rows), dtype=np.int64)
+        times: Floats | None = None
+        for p, pipeline in enumerate(plan.pipelines):
+            rows = [self._rows[p, s] for s in range(len(pipeline.stages))]
+            if len(rows) == 1 or max(len(stage.replicas) for stage in pipeline.stages) > 1:
+                found[rows] = [stage.num_layers for stage in pipeline.stages]
+                continue
+            if times is None:
+                times = self._times()
+            least = np.array([0 if s in (0, len(rows) - 1) else 1 for s in range(len(rows))])
+            counts = divide(times[rows], least, plan.num_layers, pipeline.micro_batches)
+            if counts is None:
                 return None
-            recompute, rest = overrides(first, found.choices, taken[0].tolist())
-            layers = ((first, first + count),)
-            stages.append(dataclasses.replace(stage, layers=layers, recompute=recompute, overrides=rest))
-            first += count
-        return dataclasses.replace(self._pipeline, stages=tuple(stages))
+            found[rows] = counts
+        return found
 
-    def _counts(self) -> list[int] | None:
-        """Layers of each stage."""
-        stages = self._pipeline.stages
-        if max(len(stage.replicas) for stage in stages) > 1 or len(stages) == 1:
-            return [stage.num_layers for stage in stages]
-        number, counts = self._pipeline.micro_batches, np.arange(self._layers + 1)
-        times = np.empty((len(stages), len(counts)))
-        for s, found in enumerate(self._options):
-            extra_s, _ = cheapest(_few(found), counts, self._rooms[s])
-            block_s, fixed_s = self._seconds(s)
-            times[s] = fixed_s + counts * block_s + extra_s / number
-        least = np.array([0 if s in (0, len(stages) - 1) else 1 for s in range(len(stages))])
-        return divide(times, least, self._layers, number)
+    def _times(self) -> Floats:
+        """[N, L+1]: seconds of a micro-batch by layers, those on a few of the choices; inf where they do not fit."""
+        layers, rows = np.arange(self._plan.num_layers + 1), len(self._rows)
+        extra_s, _ = cheapest(
+            _few(self._options, rows, len(layers)), np.tile(layers, rows), np.repeat(self._rooms, len(layers))
+        )
+        plain = np.array([self._seconds(*where) for where in self._rows])
+        number = np.array([self._plan.pipelines[p].micro_batches for p, _ in self._rows])
+        found: Floats = plain[:, 1:] + layers * plain[:, :1] + extra_s.reshape(rows, -1) / number[:, None]
+        return found
 
-    def _seconds(self, s: int) -> tuple[float, float]:
+    def _seconds(self, p: int, s: int) -> tuple[float, float]:
         """Of a micro-batch: for each block, and beside them."""
-        costs, stages = self.costs, self._pipeline.stages
+        costs, stages = self.costs, self._plan.pipelines[p].stages
         replica = stages[s].replicas[0]
         block_s = costs.part("block", replica.node, replica.tp, replica.samples).total_s
         ends = {"embedding": s == 0, "head": s + 1 == len(stages)}
@@ -209,17 +240,17 @@ class _Relief:
             fixed_s += 2 * costs.send_s(replica.node, stages[s + 1].replicas[0].node, replica.samples)
         return block_s, fixed_s
 
-    def _figures(self, s: int) -> tuple[LayerFigures, float]:
+    def _figures(self, p: int, s: int) -> tuple[LayerFigures, float]:
         """Of each layer on the replica with the least room for each of them, and that room."""
-        found = [self._figures_of(s, load) for load in self._loads[s]]
+        found = [self._figures_of(self._plan.pipelines[p], s, load) for load in self._loads[p, s]]
         return min(found, key=lambda entry: entry[1] / _most_bytes(entry[0]))
 
-    def _figures_of(self, s: int, load: ReplicaLoad) -> tuple[LayerFigures, float]:
-        costs, replica, stages = self.costs, load.replica, self._pipeline.stages
-        line = self._line(s, replica)
+    def _figures_of(self, pipeline: Pipeline, s: int, load: ReplicaLoad) -> tuple[LayerFigures, float]:
+        costs, replica, stages = self.costs, load.replica, pipeline.stages
+        line = self._line(s, len(stages), replica)
         size, stage = ELEMENT_BYTES[costs.job.train.precision], stages[s]
-        in_flight = min(len(stages) - s, self._pipeline.micro_batches)
-        own = load.owned / _held(load, self._pipeline, stage, costs)  # as if all it holds were shared alike
+        in_flight = min(len(stages) - s, pipeline.micro_batches)
+        own = load.owned / _held(load, pipeline, stage, costs)  # as if all it holds were shared alike
         state = size * load.shards.weights + GRADIENT_BYTES * load.shards.gradients
         fixed = load.memory.staging + line.fixed + in_flight * line.flight
         fixed += line.end_elements * (state + OPTIMIZER_BYTES * own)
@@ -227,7 +258,7 @@ class _Relief:
         samples = max(1, replica.samples)
         plain_s = costs.part("block", node, tp, samples).total_s
         figures = LayerFigures(
-            micro_batches=self._pipeline.micro_batches,
+            micro_batches=pipeline.micro_batches,
             in_flight=in_flight,
             kept_bytes=line.block_flight["none"],
             selective_bytes=line.block_flight["selective"],
@@ -242,7 +273,7 @@ class _Relief:
         )
         return figures, usable_bytes(costs.device(node)) * (1 - _ROUNDING) - fixed
 
-    def _line(self, s: int, replica: Replica) -> StageBytes:
+    def _line(self, s: int, num_stages: int, replica: Replica) -> StageBytes:
         train = self.costs.job.train
         return stage_bytes(
             self.costs.job.model,
@@ -251,7 +282,7 @@ class _Relief:
             replica.tp,
             replica.samples,
             embedding=s == 0,
-            head=s + 1 == len(self._pipeline.stages),
+            head=s + 1 == num_stages,
             fused=self.costs.fused(replica.node),
         )
 
@@ -261,18 +292,29 @@ def _most_bytes(figures: LayerFigures) -> float:
     return float(state + figures.in_flight * figures.kept_bytes)
 
 
-def _few(found: Options) -> Options:
-    """The same with a few of the choices, the smallest among them."""
+def _stacked(figures: list[LayerFigures]) -> LayerFigures:
+    """Of all stages at once."""
+    names = [entry.name for entry in dataclasses.fields(LayerFigures)]
+    return LayerFigures(**{name: np.array([getattr(one, name) for one in figures], dtype=float) for name in names})
+
+
+def _few(found: Options, rows: int, times: int) -> Options:
+    """The same with a few of the choices, the smallest among them, and each of the stages so many times."""
     steps = [choice for choice in _STEPS if choice in found.choices]
     if len(steps) < 2:
         steps = [choice for choice in found.choices if choice.recompute != "selective"]
     columns = [found.choices.index(choice) for choice in steps]
+
+    def some(figures: Floats) -> Floats:
+        every = np.broadcast_to(figures, (rows, len(found.choices)))
+        return np.repeat(every[:, columns], times, axis=0)
+
     return Options(
         choices=tuple(steps),
-        seconds=found.seconds[columns],
-        micro_batch_s=found.micro_batch_s[columns],
-        bytes=found.bytes[columns],
-        peak_bytes=found.peak_bytes[columns],
+        seconds=some(found.seconds),
+        micro_batch_s=some(found.micro_batch_s),
+        bytes=some(found.bytes),
+        peak_bytes=some(found.peak_bytes),
     )
 
 

@@ -14,7 +14,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.lending import lent
 from shoal_planner.options import usable_nodes
 from shoal_planner.plan import Plan
-from shoal_planner.relief import eased, relieved, shared_by_room
+from shoal_planner.relief import eased, least_step_s, relieved, shared_by_room
 
 # State takes a third of its memory without the optimizer's; more than three times as much room helps nobody.
 _ROOMIER = (1.2, 1.5, 2.0, 3.0)
@@ -41,18 +41,23 @@ class RoomyCosts(CostModel):
         return self._roomy[node_id]
 
 
-def rescue(costs: CostModel, searched: Searched, consider: Callable[[Plan], float]) -> None:
-    """Offers `consider` plans that keep optimizer state on hosts or idle devices, or share it out by free memory;
-    `searched` are those of a search, fastest first. A job whose state is held whole is left alone."""
+def rescue(costs: CostModel, searched: Searched, best_s: float, consider: Callable[[Plan], float]) -> None:
+    """Offers `consider` plans that keep optimizer state on hosts or idle devices, or share it out by free memory, if
+    they may take less than `best_s`; `searched` are those of a search, fastest first. A job whose state is held whole
+    is left alone."""
     if costs.job.train.sharding == "none":
         return
+
+    def may_pay(made: Plan) -> bool:
+        return least_step_s(made, costs) < best_s
+
     for factor in _ROOMIER:
         for found in list(searched(RoomyCosts(costs, factor)))[:_EASED]:
-            for made in eased(found, costs):
-                consider(made)
-            with_holders = lent(found, costs)
+            for made in eased(found, costs, may_pay):
+                best_s = min(best_s, consider(made))
+            with_holders = lent(found, costs) if may_pay(found) else None
             if with_holders is not None:
-                consider(relieved(with_holders, costs, offload=False) or with_holders)
+                best_s = min(best_s, consider(relieved(with_holders, costs, offload=False) or with_holders))
 
 
 def unburden(costs: CostModel, found: Plan, consider: Callable[[Plan], float]) -> None:

@@ -1,9 +1,7 @@
 """The search for a plan: one space, one objective, `predict`.
 
-Owns the choice and the order in which the space is looked through; every round of it is counted in templates and
-drafts, not in seconds, so that the same arguments give the same plan. What a round knows comes from `columns` (which
-pipelines are worth having), `packing` (how many of each), `assembly` (on which devices), `finish` (layers, samples)
-and, on small clusters, `exact`.
+Owns which clusters are searched, and the choice from what is found there; how one is searched is up to
+`cluster_search`.
 """
 
 from __future__ import annotations
@@ -15,42 +13,26 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal_planner.cluster import ClusterSnapshot, Node
+from shoal_planner.cluster_search import Search, by_step, step_s
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
-from shoal_planner.exact import is_proven, num_devices, search_exactly
+from shoal_planner.exact import is_proven
 from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reason
 from shoal_planner.features import ALL, Features, check_job_runs, check_plan_runs
-from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.group_choice import with_groups
-from shoal_planner.halving import halve
-from shoal_planner.improve import Improver
 from shoal_planner.job import JobSpec
 from shoal_planner.lasting import Expected, Losses
 from shoal_planner.moving import UNKNOWN, Outlook
-from shoal_planner.options import group_kinds, usable_nodes
-from shoal_planner.parts import least_s
+from shoal_planner.options import usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
-from shoal_planner.replan import Replan, choose, explained, mend_plan
+from shoal_planner.replan import Replan, choose, explained
 from shoal_planner.reschedule import with_schedules
-from shoal_planner.rescue import recomputes, rescue, unburden
-from shoal_planner.rounds import Lead, rounds
-from shoal_planner.score import score_with
-from shoal_planner.standing import word_of
-from shoal_planner.teams import try_teams
-from shoal_planner.ways import ground_of, ways_of
 
 # Devices so many times slower than the fastest are also left out from the start: if they are but one in so many, or in
 # every combination where there is much to win.
 _MUCH_SLOWER, _FEW = 5, 8
-# On so many devices pipelines are bettered step by step, in so many tries, where the best so far takes so many times
-# the least possible.
-_IMPROVED, _TRIES, _MUCH_TO_WIN = 80, 60, 1.6
-# A running job waits for its new plan: on more devices than these none is proven again, which may take seconds.
-_PROVEN_AGAIN = 6
-_FINALISTS = 5  # drafts that are scored, of each round
-# Rounds that go on after being scouted, and explored; fewer where each is dear.
-_KEPT = ((8, (6, 4)), (16, (3, 1)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
+_FINALISTS = 5  # plans that are shown, and looked at more closely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +62,7 @@ def plan(
     clock: Callable[[], float] = time.monotonic,
     features: Features = ALL,
     outlook: Outlook = UNKNOWN,
-    prove: bool = True,
+    thorough: bool = True,
 ) -> PlanResult:
     """The best plan found, with its prediction and its reason. The same arguments give the same plan unless the time
     limit ended the search between two rounds (`truncated`); the first round that finds a plan is never cut.
@@ -90,6 +72,9 @@ def plan(
 
     Devices and layers are chosen under the direct exchange of gradients; the best plans then get other algorithms where
     these make a step shorter. The plan asks for nothing beyond `features`.
+
+    `thorough`: where there are few devices the best plan is proven, and where the best so far is far from what the
+    devices could do, parts of the cluster and state on hosts are tried, too; without it, plans are merely compared.
 
     Raises NoPlanFits, naming the constraint that binds, and InvalidField for unknown device types and for jobs beyond
     `features`.
@@ -106,16 +91,16 @@ def plan(
     copies, why = _copies(job, snapshot), ""
     before = dataclasses.replace(previous, groups=()) if previous is not None and _runs(previous, features) else None
     try:
-        search = _searched(costs, copies, before, late, features, prove)
+        search = _searched(costs, copies, before, late, features, thorough)
     except HostTooSmall as error:
         if job.checkpoint.copies != "auto" or not copies:
             raise
-        search = _searched(costs, 0, before, late, features, prove)
+        search = _searched(costs, 0, before, late, features, thorough)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
     scored = _scheduled(search)
     running = search.running
     if features.collectives:
-        scored, running = _grouped(scored, running, costs)
+        scored, running = _grouped(scored, search.finalists, running, costs)
     losses = Losses(costs, outlook)
     change = None if running is None else choose(running, scored, costs, outlook, losses)
     found = losses.best(scored) if change is None else change.plan
@@ -146,61 +131,39 @@ def _searched(
     previous: Plan | None,
     late: Callable[[], bool],
     features: Features,
-    prove: bool,
+    thorough: bool,
 ) -> Search:
     """A search that found something, with so many copies of the state. Raises NoPlanFits."""
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
-    if previous is None:
-        search.run(prove=prove)
-    elif not search.mend(dataclasses.replace(previous, copies=copies)):
-        mended, search.scored = search.scored, {}  # what is known would make the search give up other ways early
-        search.run(prove=prove and num_devices(costs) <= _PROVEN_AGAIN)
-        search.scored = mended | search.scored
+    search.look(features, thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
     apart = previous is None and not is_proven(costs)
     for others in _without_stragglers(costs, every=search.is_far()) if apart else ():
+        if search.scored and late():
+            search.truncated = True
+            break
         fast = Search(CostModel(costs.job, others, costs.profile), copies, late)
-        fast.run()
-        if features.sharded:
-            try_teams(fast.costs, copies, fast.best_s(), fast.consider)
+        fast.look(features, thorough=thorough)
         for found in fast.scored.values():  # what is not there to tempt the search does it no harm
             search.consider(found)
-    fits = bool(search.scored)
-    if features.sharded:
-        try_teams(costs, copies, search.best_s(), search.consider)
-    if not fits and features.offload:
-        refusal = search.refusal
-        rescue(costs, lambda roomy: _fastest(roomy, copies, late), search.consider)
-        if not (copies and isinstance(search.refusal, HostTooSmall)):  # else fewer copies may make room
-            search.refusal = refusal
-    elif features.offload and is_proven(costs) and search.is_far() and recomputes(search.best()):
-        # What is found where nothing fits must not be lost where something fits.
-        rescue(costs, lambda roomy: _fastest(roomy, copies, late), search.consider)
-    elif features.offload:
-        unburden(costs, search.best(), search.consider)
+        search.finalists.update(found.plan_id for found in fast.best(_FINALISTS))
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
 
 
-def _fastest(costs: CostModel, copies: int, late: Callable[[], bool]) -> list[Plan]:
-    found = Search(costs, copies, late)
-    found.run(prove=False)
-    return sorted(found.scored.values(), key=step_s)
-
-
 def _scheduled(search: Search) -> list[Plan]:
     """All plans that fit, best first, under the schedules that the job asks for. Raises NoPlanFits."""
-    by_step = sorted(search.scored.values(), key=_by_step)
+    plans = search.best(len(search.scored))
     wanted = search.costs.job.train.schedule
     if wanted == "1f1b":
-        return by_step
-    plain = [found for found in by_step if found.schedule == "1f1b"]
+        return plans
+    plain = [found for found in plans if found.schedule == "1f1b"]
     made = {found.plan_id: found for found in with_schedules(plain, search.costs, search.scored_or_none)}
-    made |= {found.plan_id: found for found in by_step if found.schedule == wanted}  # the running plan perhaps
+    made |= {found.plan_id: found for found in plans if found.schedule == wanted}  # the running plan perhaps
     if not made:
         raise search.refusal or NoPlanFits(f"no plan that was found fits with train.schedule {wanted}")
-    return sorted(made.values(), key=_by_step)
+    return sorted(made.values(), key=by_step)
 
 
 def _without_stragglers(costs: CostModel, *, every: bool) -> Iterator[ClusterSnapshot]:
@@ -228,21 +191,14 @@ def _runs(plan: Plan, features: Features) -> bool:
     return True
 
 
-def _grouped(scored: list[Plan], running: Plan | None, costs: CostModel) -> tuple[list[Plan], Plan | None]:
-    """With collectives for the best plans, and for the one that runs."""
-    mine = [found for found in scored if running is not None and found.plan_id == running.plan_id]
-    grouped = {found.plan_id: with_groups(found, costs) for found in (*scored[:_FINALISTS], *mine)}
-    scored = sorted((grouped.get(found.plan_id, found) for found in scored), key=_by_step)
+def _grouped(
+    scored: list[Plan], finalists: set[str], running: Plan | None, costs: CostModel
+) -> tuple[list[Plan], Plan | None]:
+    """With collectives for the best plans, for these, and for the one that runs."""
+    closer = finalists | {found.plan_id for found in scored[:_FINALISTS]} | ({running.plan_id} if running else set())
+    grouped = {found.plan_id: with_groups(found, costs) for found in scored if found.plan_id in closer}
+    scored = sorted((grouped.get(found.plan_id, found) for found in scored), key=by_step)
     return scored, running and grouped.get(running.plan_id, running)
-
-
-def _by_step(plan: Plan) -> tuple[float, str]:
-    return step_s(plan), plan.plan_id
-
-
-def step_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_s
 
 
 def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:
@@ -255,102 +211,3 @@ def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:
             f"and the cluster has {len(snapshot.nodes)}"
         )
     return job.checkpoint.num_copies
-
-
-class Search:
-    """Collects scored plans. `late` tells whether the time is over."""
-
-    def __init__(self, costs: CostModel, copies: int, late: Callable[[], bool]) -> None:
-        self.costs = costs
-        self.copies = copies
-        self.late = late
-        self.truncated = False
-        self.num_drafts = 0
-        self.refusal: NoPlanFits | None = None  # what a device or a host lacks for a plan that was tried
-        self.scored: dict[str, Plan] = {}
-        self.running: Plan | None = None
-        self._finisher = Finisher(costs, copies)
-        self._seen: set[tuple[object, ...]] = set()
-
-    def run(self, *, prove: bool = True) -> None:
-        """All rounds are scouted, fewer explored, and the best ones followed to plans; then, if asked for, what is best
-        on a small cluster is proven."""
-        nodes = usable_nodes(self.costs.job, self.costs.snapshot)
-        leads = [Lead(this, self.costs, self.copies) for this in rounds(group_kinds(nodes, self.costs), self.costs)]
-        num_devices = sum(node.devices for node in nodes)
-        kept = next(numbers for limit, numbers in _KEPT if num_devices <= limit)
-        # Groups take little time, and how they begin says little of how they end.
-        grouped = [lead for lead in leads if lead.round.groups > 1]
-        for lead in grouped:
-            lead.scout()
-            lead.explore(self.best_s())
-        whole = halve([lead for lead in leads if lead.round.groups == 1], (Lead.scout, Lead.explore), kept)
-        for lead in itertools.chain(grouped, whole):
-            if self.scored and self.late():
-                self.truncated = True
-                return
-            drafts = sorted(self._drafts(lead), key=lambda draft: draft.seconds)
-            for draft in drafts[:_FINALISTS]:
-                self.consider(self._finisher.plan(draft))
-        if not is_proven(self.costs):
-            self._improve(nodes)
-        if prove:
-            search_exactly(self.costs, self.copies, self.best_s(), self.consider)
-
-    def best(self) -> Plan:
-        return min(self.scored.values(), key=_by_step)
-
-    def is_far(self) -> bool:
-        """Whether there may be much to win, on a cluster where looking further does not take long."""
-        nodes = usable_nodes(self.costs.job, self.costs.snapshot)
-        few = sum(node.devices for node in nodes) <= _IMPROVED
-        return few and self.best_s() > _MUCH_TO_WIN * least_s(nodes, self.costs, self._finisher.sizes)
-
-    def _improve(self, nodes: tuple[Node, ...]) -> None:
-        """Step by step from the best plans so far, if there is much to win."""
-        if not self.is_far():
-            return
-        best = sorted(self.scored.values(), key=_by_step)
-        starts = [ways_of(tuple(map(word_of, found.pipelines))) for found in best]
-        Improver(ground_of(nodes, self.costs), self._judged, _TRIES).run(starts)
-
-    def _judged(self, words: tuple[Word, ...]) -> float:
-        draft = self._finisher.draft(words) if self._enough_devices(words) else None
-        return float("inf") if draft is None else self.consider(self._finisher.plan(draft))
-
-    def mend(self, running: Plan) -> bool:
-        """Looks at the running plan and at what can be made of it; whether no search is needed."""
-        self.running = running
-        self.consider(running)
-        return mend_plan(running, self.costs, self._finisher, self.consider)
-
-    def consider(self, made: Plan) -> float:
-        """Scores a plan, and keeps it if it fits. Its seconds; inf if it does not."""
-        try:
-            scored = score_with(made, self.costs)
-        except (InvalidField, NoPlanFits) as error:  # a previous plan may name nodes that are gone
-            if isinstance(error, NoPlanFits) and not isinstance(self.refusal, HostTooSmall):
-                self.refusal = error
-            return float("inf")
-        self.scored[scored.plan_id] = scored
-        return step_s(scored)
-
-    def scored_or_none(self, made: Plan) -> Plan | None:
-        """Of a variant of a plan that is known."""
-        return self.scored[made.plan_id] if self.consider(made) < float("inf") else None
-
-    def _drafts(self, lead: Lead) -> Iterator[Draft]:
-        for words in lead.words(self.best_s()):
-            key = tuple(sorted(self._finisher.key(word) for word in words))
-            if key not in self._seen and self._enough_devices(words):
-                self._seen.add(key)
-                self.num_drafts += 1
-                draft = self._finisher.draft(words)
-                if draft is not None:
-                    yield draft
-
-    def best_s(self) -> float:
-        return min((step_s(found) for found in self.scored.values()), default=float("inf"))
-
-    def _enough_devices(self, words: tuple[Word, ...]) -> bool:
-        return sum(unit.tp for word in words for unit in word) >= self.costs.job.limits.min_devices

@@ -32,6 +32,7 @@ def report(events: Iterable[Mapping[str, Any]], reference: Reference, batch: int
     return {
         "plan_ids": [event["plan_id"] for event in events if event["kind"] == "plan_adopted"],
         "plans": [event["plan"]["pipelines"] for event in events if event["kind"] == "plan_adopted"],
+        "devices": {event["node"]: event["device"] for event in events if event["kind"] == "node_joined"},
         "steps": len(steps),
         "lost_steps": sum(recovery["lost_steps"] for recovery in recoveries),
         "redone_steps": sum(recovery["redone_steps"] for recovery in recoveries),
@@ -64,7 +65,7 @@ def broken_promises(figures: Mapping[str, Any]) -> list[str]:
             any(recovery["redone_steps"] > 1 for recovery in recoveries),
             f"{figures['redone_steps']} steps were redone, more than one in a change of plan",
         ),
-        (not _asymmetric(figures["plans"][0]), "the first plan has no two pipelines that differ"),
+        (not _asymmetric(figures["plans"][0], figures["devices"]), "the first plan has no two pipelines that differ"),
         (figures["samples_repeated"] != 0, f"{figures['samples_repeated']} samples were repeated"),
         (figures["samples_skipped"] != 0, f"{figures['samples_skipped']} samples were skipped"),
         (any(recovery["bytes"]["store"] for recovery in recoveries), "the object store had to be read"),
@@ -77,9 +78,13 @@ def broken_promises(figures: Mapping[str, Any]) -> list[str]:
     return [text for broken, text in problems if broken]
 
 
-def _asymmetric(pipelines: Sequence[Mapping[str, Any]]) -> bool:
-    """At least two pipelines that differ in their stages or layers."""
-    return len({str([stage["layers"] for stage in pipeline["stages"]]) for pipeline in pipelines}) > 1
+def _asymmetric(pipelines: Sequence[Mapping[str, Any]], devices: Mapping[str, str]) -> bool:
+    """At least two pipelines that differ in their stages, layers or types of devices."""
+    shapes = {
+        str([(stage["layers"], [devices[one["node"]] for one in stage["replicas"]]) for stage in pipeline["stages"]])
+        for pipeline in pipelines
+    }
+    return len(shapes) > 1
 
 
 def _recovery(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,216 @@
+"""The search on one cluster, with so many copies of the state: rounds, then steps from the best, then proof, and what
+is tried beside them.
+
+Owns the order in which the space is looked through; every round of it is counted in templates and drafts, not in
+seconds, so that the same arguments give the same plan. What a round knows comes from `columns` (which pipelines are
+worth having), `packing` (how many of each), `assembly` (on which devices), `finish` (layers, samples) and, on small
+clusters, `exact`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+
+from shoal_planner.cluster import ClusterSnapshot, Node
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
+from shoal_planner.exact import is_proven, num_devices, search_exactly
+from shoal_planner.features import Features
+from shoal_planner.finish import Draft, Finisher, Word
+from shoal_planner.halving import halve
+from shoal_planner.improve import Improver
+from shoal_planner.options import group_kinds, usable_nodes
+from shoal_planner.parts import least_s
+from shoal_planner.plan import Plan
+from shoal_planner.replan import mend_plan
+from shoal_planner.rescue import recomputes, rescue, unburden
+from shoal_planner.rounds import Lead, rounds
+from shoal_planner.score import score_with
+from shoal_planner.standing import word_of
+from shoal_planner.teams import try_teams
+from shoal_planner.ways import ground_of, ways_of
+
+# Where the best so far takes so many times the least possible, so many sets of pipelines are tried step by step, on up
+# to so many devices.
+_TRIES, _TRIED_ON = ((1.6, 300), (1.3, 100)), 80
+# From so far on, what is found on parts of the cluster is a start, too: no node must hide what the others can do.
+_FAR, _MOST_KINDS = 1.6, 12
+# A running job waits for its new plan: on more devices than these nothing is looked at again that may take seconds.
+_AGAIN = 6
+_FINALISTS = 5  # drafts that are scored, of each round
+# Rounds that go on after being scouted, and explored; fewer where each is dear.
+_KEPT = ((8, (6, 4)), (16, (3, 1)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
+
+
+class Search:
+    """Collects scored plans. `late` tells whether the time is over."""
+
+    def __init__(self, costs: CostModel, copies: int, late: Callable[[], bool]) -> None:
+        self.costs = costs
+        self.copies = copies
+        self.late = late
+        self.truncated = False
+        self.num_drafts = 0
+        self.refusal: NoPlanFits | None = None  # what a device or a host lacks for a plan that was tried
+        self.scored: dict[str, Plan] = {}
+        self.running: Plan | None = None
+        self.finalists: set[str] = set()  # plans that are looked at more closely, whatever else is found
+        self._finisher = Finisher(costs, copies)
+        self._seen: set[tuple[object, ...]] = set()
+
+    def look(self, features: Features, *, thorough: bool = True, previous: Plan | None = None) -> None:
+        """Everything, within these features; what takes long and rarely wins, if `thorough`. A plan that runs is mended
+        first, and nothing is searched for where that is good enough; its job waits, so nothing takes long then."""
+        if previous is None:
+            self.run(thorough=thorough)
+        elif not self.mend(previous):
+            mended, self.scored = self.scored, {}  # what is known would make the search give up other ways early
+            self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN)
+            self.scored = mended | self.scored
+        fits = bool(self.scored)
+        if features.sharded:
+            try_teams(self.costs, self.copies, self.best_s(), self.consider)
+        if not features.offload:
+            return
+        if not fits:
+            refusal = self.refusal
+            rescue(self.costs, self._fastest, self.best_s(), self.consider)
+            if not (self.copies and isinstance(self.refusal, HostTooSmall)):  # else fewer copies may make room
+                self.refusal = refusal
+        elif thorough and previous is None and self.is_far() and any(map(recomputes, self.best(_FINALISTS))):
+            # What is found where nothing fits must not be lost where something fits.
+            rescue(self.costs, self._fastest, self.best_s(), self.consider)
+        else:
+            unburden(self.costs, self.best()[0], self.consider)
+
+    def run(self, *, thorough: bool = True) -> None:
+        """All rounds are scouted, fewer explored, and the best ones followed to plans; those are bettered step by step,
+        or what is best on a small cluster is proven."""
+        nodes = usable_nodes(self.costs.job, self.costs.snapshot)
+        self._follow(nodes)
+        if self.truncated:
+            return
+        if not is_proven(self.costs):
+            if thorough and self.is_far():
+                self._try_parts(nodes)
+            self._improve(nodes)
+        elif thorough:
+            search_exactly(self.costs, self.copies, self.best_s(), self.consider)
+
+    def _follow(self, nodes: tuple[Node, ...]) -> None:
+        leads = [Lead(this, self.costs, self.copies) for this in rounds(group_kinds(nodes, self.costs), self.costs)]
+        kept = next(numbers for limit, numbers in _KEPT if num_devices(self.costs) <= limit)
+        # Groups take little time, and how they begin says little of how they end.
+        grouped = [lead for lead in leads if lead.round.groups > 1]
+        for lead in grouped:
+            lead.scout()
+            lead.explore(self.best_s())
+        whole = halve([lead for lead in leads if lead.round.groups == 1], (Lead.scout, Lead.explore), kept)
+        for lead in itertools.chain(grouped, whole):
+            if self.scored and self.late():
+                self.truncated = True
+                return
+            drafts = sorted(self._drafts(lead), key=lambda draft: draft.seconds)
+            for draft in drafts[:_FINALISTS]:
+                self.consider(self._finisher.plan(draft))
+
+    def best(self, number: int = 1) -> list[Plan]:
+        """So many of what was found, the fastest first."""
+        return sorted(self.scored.values(), key=by_step)[:number]
+
+    def is_far(self) -> bool:
+        """Whether there may be much to win, on a cluster where looking further does not take long."""
+        return num_devices(self.costs) <= _TRIED_ON and self._over() > _FAR
+
+    def _over(self) -> float:
+        """How many times the least possible the best so far takes."""
+        nodes = usable_nodes(self.costs.job, self.costs.snapshot)
+        return self.best_s() / least_s(nodes, self.costs, self._finisher.sizes)
+
+    def _try_parts(self, nodes: tuple[Node, ...]) -> None:
+        """What is found on parts of the cluster."""
+        for others in self._parts(nodes):
+            if self.late():
+                self.truncated = True
+                return
+            copies = min(self.copies, len(others.nodes) - 1)  # nodes that are left out may hold them
+            fewer = Search(CostModel(self.costs.job, others, self.costs.profile), copies, self.late)
+            fewer._follow(usable_nodes(self.costs.job, others))
+            for found in fewer.scored.values():
+                self.consider(dataclasses.replace(found, copies=self.copies))
+
+    def _improve(self, nodes: tuple[Node, ...]) -> None:
+        """Step by step from the best plans so far, if there is something to win."""
+        tries = next((tries for least, tries in _TRIES if self._over() > least), 0)
+        if tries and num_devices(self.costs) <= _TRIED_ON:
+            starts = [ways_of(tuple(map(word_of, found.pipelines))) for found in self.best(len(self.scored))]
+            Improver(ground_of(nodes, self.costs), self._judged, tries).run(starts)
+
+    def _parts(self, nodes: tuple[Node, ...]) -> Iterator[ClusterSnapshot]:
+        """The cluster without each kind of node, each zone of it, and a node of each kind."""
+        every, kinds = {node.id for node in nodes}, group_kinds(nodes, self.costs)
+        zones: dict[str, set[str]] = {}
+        for node in nodes:
+            zones.setdefault(node.zone, set()).add(node.id)
+        kept = [every - set(kind.nodes) for kind in kinds if len(kinds) <= _MOST_KINDS]
+        kept += [*zones.values(), *({kind.nodes[0]} for kind in kinds if len(kinds) <= _MOST_KINDS)]
+        for some in sorted({tuple(sorted(some)) for some in kept if 0 < len(some) < len(every)}):
+            yield self.costs.snapshot.without(node.id for node in self.costs.snapshot.nodes if node.id not in some)
+
+    def _fastest(self, costs: CostModel) -> list[Plan]:
+        """Of what is found on such devices."""
+        found = Search(costs, self.copies, self.late)
+        found._follow(usable_nodes(costs.job, costs.snapshot))
+        return found.best(len(found.scored))
+
+    def _judged(self, words: tuple[Word, ...]) -> float:
+        draft = self._finisher.draft(words) if self._enough_devices(words) else None
+        return float("inf") if draft is None else self.consider(self._finisher.plan(draft))
+
+    def mend(self, running: Plan) -> bool:
+        """Looks at the running plan and at what can be made of it; whether no search is needed."""
+        self.running = running
+        self.consider(running)
+        return mend_plan(running, self.costs, self._finisher, self.consider)
+
+    def consider(self, made: Plan) -> float:
+        """Scores a plan, and keeps it if it fits. Its seconds; inf if it does not."""
+        try:
+            scored = score_with(made, self.costs)
+        except (InvalidField, NoPlanFits) as error:  # a previous plan may name nodes that are gone
+            if isinstance(error, NoPlanFits) and not isinstance(self.refusal, HostTooSmall):
+                self.refusal = error
+            return float("inf")
+        self.scored[scored.plan_id] = scored
+        return step_s(scored)
+
+    def scored_or_none(self, made: Plan) -> Plan | None:
+        """Of a variant of a plan that is known."""
+        return self.scored[made.plan_id] if self.consider(made) < float("inf") else None
+
+    def _drafts(self, lead: Lead) -> Iterator[Draft]:
+        for words in lead.words(self.best_s()):
+            key = tuple(sorted(self._finisher.key(word) for word in words))
+            if key not in self._seen and self._enough_devices(words):
+                self._seen.add(key)
+                self.num_drafts += 1
+                draft = self._finisher.draft(words)
+                if draft is not None:
+                    yield draft
+
+    def best_s(self) -> float:
+        return min((step_s(found) for found in self.scored.values()), default=float("inf"))
+
+    def _enough_devices(self, words: tuple[Word, ...]) -> bool:
+        return sum(unit.tp for word in words for unit in word) >= self.costs.job.limits.min_devices
+
+
+def by_step(plan: Plan) -> tuple[float, str]:
+    return step_s(plan), plan.plan_id
+
+
+def step_s(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_s
