@@ -67,7 +67,7 @@ def list_jobs(
 
 @app.command()
 def status(job_id: JobId, as_json: AsJson = False) -> None:
-    """Show a job: state, reason, progress."""
+    """Show a job: state, reason, progress, cost."""
     with Client() as client:
         job = client.get(job_id)
         job["cost"] = client.cost(job_id)

@@ -78,21 +78,37 @@ def show_job(job: Mapping[str, Any]) -> None:
         ("recoveries", f"{status['recoveries']} ({status['redone_steps']} steps redone, {status['lost_steps']} lost)"),
         ("plan", None if status["plan_id"] is None else f"{status['plan_id']}, epoch {status['epoch']}"),
         ("cluster", job["cluster_id"]),
-        ("cost so far", _cost(job["cost"])),
+        *_cost(job["cost"]),
     ]
     table(("", ""), rows)
 
 
-def _cost(cost: Mapping[str, Any]) -> str | None:
-    """As in "3.42 USD: 3 x 4 A100-80G spot for 1.2 h, 2.9 USD; ..."; None where nothing has a price."""
-    if not cost["usd"]:
-        return None
-    parts = [
-        f"{entry['num_nodes']} x {entry['devices']} {entry['device']}{' spot' if entry['spot'] else ''} "
-        f"for {entry['node_hours']:.3g} node-hours, {entry['usd']:,.2f} USD"
-        for entry in cost["charges"]
+def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """What nodes without a price cost is said to be unknown, never nothing."""
+    now = sum(charge["num_nodes_now"] for charge in cost["charges"])
+    rate = f"{now} {'nodes' if now > 1 else 'node'}: {_usd(cost['usd_per_hour'], cost['unpriced_nodes_now'])}"
+    per_million = cost["usd_per_million_tokens"]
+    return [
+        ("spent so far", _usd(cost["usd"], cost["unpriced_node_hours"]) if cost["charges"] else None),
+        ("per hour now", rate if now else None),
+        ("per million tokens", None if per_million is None else _usd(per_million, cost["unpriced_node_hours"])),
+        ("spent on", "\n".join(map(_charge, cost["charges"]))),
     ]
-    return f"{cost['usd']:,.2f} USD: {'; '.join(parts)}"
+
+
+def _charge(charge: Mapping[str, Any]) -> str:
+    nodes = f"{charge['num_nodes']} x {charge['devices']} {charge['device']}{' spot' if charge['spot'] else ''}"
+    cost = "cost unknown: no price stated" if charge["usd"] is None else _usd(charge["usd"])
+    return f"{nodes}, {charge['node_hours']:.3g} node-hours: {cost}"
+
+
+def _usd(value: float | None, unknown: float = 0) -> str:
+    """With `unknown`, hours or nodes without a price come on top."""
+    if value is None:
+        return "unknown: no node has a price"
+    # Of less than a cent, two figures that mean something.
+    amount = f"{value:,.2f}" if value >= 0.01 or not value else f"{value:.2g}"
+    return f"at least {amount} USD (some nodes have no price)" if unknown else f"{amount} USD"
 
 
 def show_nodes(nodes: Iterable[Mapping[str, Any]]) -> None:

@@ -104,7 +104,8 @@ class Client:
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/recoveries")
 
     def cost(self, job_id: str) -> dict[str, Any]:
-        """What the nodes that the job has had cost so far, in dollars, by type of node."""
+        """What the nodes that the job has had cost so far and cost now, in dollars, by type of node; None where nobody
+        stated a price."""
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/cost")
 
     def nodes(self) -> builtins.list[dict[str, Any]]:

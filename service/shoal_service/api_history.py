@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -16,18 +15,17 @@ from shoal_planner.answers import plan_of_answer
 from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.errors import InvalidField
 from shoal_planner.picture import plan_svg
-from shoal_service import jobs, journal, spending
+from shoal_service import jobs, journal
 from shoal_service.bell import job_topic
 from shoal_service.curve import curve
 from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.models import JournalRow
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
-from shoal_service.timeline import Event
+from shoal_service.spending import spending_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["history"])
 _PAGE = 1000
-MAX_CHANGES = 5000  # of plans and nodes, which one account looks at
 _PICTURE: dict[int | str, dict[str, Any]] = {200: {"description": "A picture", "content": {"image/svg+xml": {}}}}
 # A picture has its own style and nothing else; names in it come from users.
 _PICTURE_HEADERS = {
@@ -167,11 +165,9 @@ async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
 
 @router.get("/cost", responses=documented(404))
 async def get_cost(deps: Deps, job_id: str) -> dict[str, Any]:
-    """What the nodes that the job has had cost so far, in dollars, by type of node (of the newest 5,000 changes)."""
+    """What the nodes that the job has had cost so far and cost now, in dollars, by type of node (of its newest 5,000
+    changes). What nodes without a price cost is unknown (null) and in no sum."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
-        found = await journal.newest(session, job_id, MAX_CHANGES, spending.KINDS)
-    events = [
-        Event(seq=entry.seq, at_s=entry.at_s, kind=entry.kind, payload=entry.payload) for entry in reversed(found)
-    ]
-    return dataclasses.asdict(spending.spending(events, row.since_at_s if jobs.ended(row) else time.time()))
+        history = await journal.history(session, job_id)
+    return dataclasses.asdict(spending_of(row, history))

@@ -161,6 +161,12 @@ def num_steps(row: JobRow) -> int:
     return int(row.spec["train"]["steps"])
 
 
+def num_tokens(row: JobRow) -> int:
+    """Of all steps so far that count."""
+    train = row.spec["train"]
+    return row.step * int(train["global_batch"]) * int(train["seq_len"])
+
+
 def eta_s(row: JobRow) -> float | None:
     """Seconds to the last step at the pace of the last few; None unless the job is running."""
     if row.state != JobState.RUNNING or row.step_s is None:

@@ -15,10 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_planner.errors import InvalidField
 from shoal_recovery.journal import Entry, JobState, PlanAdopted, RecoveryDone, StateChanged, StepDone, entry_to_mapping
 from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
-from shoal_service import jobs
+from shoal_service import jobs, timeline
 from shoal_service.errors import BadInput, Conflict
 from shoal_service.models import JobRow, JournalRow, StepRow
 from shoal_service.status import advance, finite
+
+MAX_HISTORY = 5000  # entries other than steps that pages and sums look at
 
 
 def parse_entries(values: Sequence[dict[str, Any]]) -> tuple[Entry, ...]:
@@ -139,6 +141,14 @@ async def newest(session: AsyncSession, job_id: str, limit: int, kinds: Sequence
     """The newest entries of these kinds, newest first."""
     query = select(JournalRow).where(JournalRow.job_id == job_id, JournalRow.kind.in_(kinds))
     return (await session.scalars(query.order_by(JournalRow.seq.desc()).limit(limit))).all()
+
+
+async def history(session: AsyncSession, job_id: str) -> tuple[timeline.Event, ...]:
+    """What happened to a job, oldest first: its newest entries of the kinds that a timeline shows."""
+    found = await newest(session, job_id, MAX_HISTORY, timeline.KINDS)
+    return tuple(
+        timeline.Event(seq=row.seq, at_s=row.at_s, kind=row.kind, payload=row.payload) for row in reversed(found)
+    )
 
 
 def event_resource(row: JournalRow) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,9 @@ from shoal_service import jobs, journal, timeline
 from shoal_service.measured import measured_lines
 from shoal_service.models import JobRow, JournalRow
 from shoal_service.plan_map import plan_map
+from shoal_service.spending import Spending, spending_of
 from shoal_service.timeline import Event, duration, num_bytes
 
-MAX_HISTORY = 5000  # entries other than steps; older ones are in the API
 MAX_EVENTS = 60
 _GLYPHS = {
     "queued": "\u25f7",
@@ -67,23 +68,19 @@ def summary(row: JobRow) -> dict[str, Any]:
 async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dict[str, Any]:
     """All parts of a job's page. Raises NotFound."""
     row = await jobs.get(session, job_id)
-    newest = await journal.newest(session, job_id, MAX_HISTORY, timeline.KINDS)
-    history = [_event(entry) for entry in reversed(newest)]
+    history = await journal.history(session, job_id)
     end_at_s = row.since_at_s if jobs.ended(row) else time.time()
     plans = [entry for entry in history if entry.kind == journal.PLAN_KIND]
     kinds = (*timeline.KINDS, "checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked")
     return {
         "job": summary(row),
+        "cost": _cost_view(spending_of(row, history)),
         "plan": _plan_view(plans, epoch),
         "timeline": timeline.timeline(history, created_at_s=row.created_at_s, end_at_s=end_at_s) if history else None,
         "recoveries": timeline.recoveries(history, jobs.rfc3339),
         "bytes_total": _bytes_total(history),
         "events": [_event_line(entry) for entry in await journal.newest(session, job_id, MAX_EVENTS, kinds)],
     }
-
-
-def _event(row: JournalRow) -> Event:
-    return Event(seq=row.seq, at_s=row.at_s, kind=row.kind, payload=row.payload)
 
 
 def _plan_view(plans: Sequence[Event], epoch: int | None) -> dict[str, Any] | None:
@@ -124,6 +121,54 @@ def _predicted(value: dict[str, Any] | None) -> dict[str, Any] | None:
         "terms": [(name.removesuffix("_s"), duration(seconds)) for name, seconds in value.get("terms", {}).items()],
         "memory": [(device, num_bytes(count)) for device, count in sorted(memory.items())],
     }
+
+
+def _cost_view(found: Spending) -> dict[str, Any]:
+    """`figures` are (name, amount, remark); none where no node has a price. Nothing unknown is shown as nothing."""
+    now = sum(charge.num_nodes_now for charge in found.charges)
+    of_nodes = f"for {now} node{'s' if now > 1 else ''}" if now else "no nodes"
+    per_million = found.usd_per_million_tokens
+    some_unknown, unknown_now = found.unpriced_node_hours > 0, found.unpriced_nodes_now > 0
+    return {
+        "figures": [
+            ("Spent so far", _amount(found.usd, some_unknown), ""),
+            ("Per hour now", _amount(found.usd_per_hour, unknown_now) if now else "-", of_nodes),
+            (
+                "Per million tokens",
+                "-" if per_million is None else _amount(per_million, some_unknown),
+                "over all steps so far",
+            ),
+        ]
+        if found.usd is not None
+        else [],
+        "some_unknown": some_unknown,
+        "unknown_hours": f"{found.unpriced_node_hours:,.3g}",
+        "unknown_now": found.unpriced_nodes_now,
+        "charges": [
+            {
+                "node": f"{charge.devices} x {charge.device}",
+                "market": "spot" if charge.spot else "on demand",
+                "now": charge.num_nodes_now,
+                "ever": charge.num_nodes,
+                "price": None if charge.price_per_hour is None else dollars(charge.price_per_hour),
+                "hours": f"{charge.node_hours:,.3g}",
+                "cost": None if charge.usd is None else dollars(charge.usd),
+            }
+            for charge in found.charges
+        ],
+    }
+
+
+def _amount(usd: float | None, more_is_unknown: bool) -> str:
+    return "unknown" if usd is None else f"{'at least ' if more_is_unknown else ''}{dollars(usd)}"
+
+
+def dollars(usd: float) -> str:
+    """For people: $0, $0.00021, $0.75, $41.20, $12,345."""
+    if usd <= 0:
+        return "$0"
+    digits = 0 if usd >= 1000 else max(2, 1 - math.floor(math.log10(usd)))
+    return f"${usd:,.{digits}f}"
 
 
 def _bytes_total(history: Sequence[Event]) -> dict[str, str]:
