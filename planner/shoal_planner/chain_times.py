@@ -41,11 +41,15 @@ class Choice(NamedTuple):
 class ChainTimes:
     """On one cluster for one job. Every question is answered once."""
 
-    def __init__(self, costs: CostModel, nodes: dict[int, tuple[str, ...]]) -> None:
-        """`nodes` by their kind."""
+    def __init__(self, costs: CostModel, nodes: dict[int, tuple[str, ...]], away: float = 0.0) -> None:
+        """`nodes` by their kind; `away`: the share of each stage's layers whose optimizer state is on hosts. Only where
+        each stage has one replica."""
         self.costs = costs
         self._nodes = nodes
         self.num_layers = costs.job.model.layers
+        counts = np.arange(self.num_layers + 1)
+        self.away: Ints = np.ceil(away * counts).astype(np.int64)  # [L+1], by layers how many of them
+        self._kept_share: Floats = 1 - self.away / np.maximum(counts, 1)
         self.batch = costs.job.train.global_batch
         self.split = costs.job.train.sharding != "none"
         self._costs: dict[tuple[int, int, bool, bool], Cost] = {}
@@ -171,6 +175,22 @@ class ChainTimes:
             found.append(ends + cost.block_elements * blocks)
         return np.array(found)
 
+    def update_s(self, node: str, owned: Floats, ends: Floats, layers: Ints) -> Floats:
+        """Seconds of updating so many elements, those at the `ends` among them, of stages of so many layers."""
+        hosted = (owned - ends) * (1 - self._kept_share[layers])
+        return (owned - hosted) * self.costs.update_s(node, 1.0) + hosted * self.costs.update_s(node, 1.0, 1.0)
+
+    def least_update_s(self, node: str) -> float:
+        """Of an element of a block, at least."""
+        here_s, hosted_s = self.costs.update_s(node, 1.0), self.costs.update_s(node, 1.0, 1.0)
+        share = float(self._kept_share[1:].max(initial=0.0))
+        return min(share * here_s + (1 - share) * hosted_s, hosted_s if self.away.any() else here_s)
+
+    def _on_device(self, owned: Floats) -> Floats:
+        """[.., L+1]: of the elements by layers, those whose optimizer state is on the device."""
+        ends = owned[..., :1]
+        return ends + (owned - ends) * self._kept_share
+
     def _owned(self, chain: Chain, s: int, held: Held) -> Floats:
         """The least they may own: as many others as can hold the same blocks do."""
         counts = np.arange(self.num_layers + 1, dtype=np.float64)
@@ -252,7 +272,7 @@ class ChainTimes:
         climbed, full = np.zeros((2, self.num_layers + 1, len(shares.size)))
         for place, cell in enumerate(chain.stages[s], begin):
             cost, samples = self._cost(chain, s, cell), shares.samples[place]
-            state = cost.fixed_bytes + OPTIMIZER_BYTES * owned[place - begin]
+            state = cost.fixed_bytes + OPTIMIZER_BYTES * self._on_device(owned[place - begin])
             climbing, fully = self._wanted(cost, state, flights)
             np.maximum(climbed, climbing[:, samples], out=climbed)
             np.maximum(full, fully[:, samples], out=full)
@@ -345,7 +365,7 @@ class ChainTimes:
         """[L+1, B]: least seconds of a stage of one replica by layers and size of micro-batches, of which so many are
         in flight; inf beyond memory."""
         layers = np.arange(self.num_layers + 1.0)[:, None]
-        state = cost.fixed_bytes + OPTIMIZER_BYTES * self.lone_owned(cost, ends, held)
+        state = cost.fixed_bytes + OPTIMIZER_BYTES * self._on_device(self.lone_owned(cost, ends, held))
         climbed, full = (some[:, 1:] for some in self._wanted(cost, state, flights))
         kinds = cost.kinds.of(np.arange(1, self.batch + 1))
         one, other = (mix.seconds(kinds) for mix in self._mixes(climbed, full, layers))

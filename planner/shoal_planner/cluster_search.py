@@ -64,10 +64,10 @@ class Search:
         """Everything, within these features; what takes long and rarely wins, if `thorough`. A plan that runs is mended
         first, and nothing is searched for where that is good enough; its job waits, so nothing takes long then."""
         if previous is None:
-            self.run(thorough=thorough)
+            self.run(thorough=thorough, hosts=features.offload)
         elif not self.mend(previous):
             mended, self.scored = self.scored, {}  # what is known would make the search give up other ways early
-            self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN)
+            self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN, hosts=features.offload)
             self.scored = mended | self.scored
         fits = bool(self.scored)
         if features.sharded:
@@ -79,15 +79,17 @@ class Search:
             rescue(self.costs, self._fastest, self.best_s(), self.consider)
             if not (self.copies and isinstance(self.refusal, HostTooSmall)):  # else fewer copies may make room
                 self.refusal = refusal
+        elif is_proven(self.costs):
+            return  # with state on hosts
         elif thorough and previous is None and self.is_far() and any(map(recomputes, self.best(_FINALISTS))):
             # What is found where nothing fits must not be lost where something fits.
             rescue(self.costs, self._fastest, self.best_s(), self.consider)
         else:
             unburden(self.costs, self.best()[0], self.consider)
 
-    def run(self, *, thorough: bool = True) -> None:
+    def run(self, *, thorough: bool = True, hosts: bool = False) -> None:
         """All rounds are scouted, fewer explored, and the best ones followed to plans; those are bettered step by step,
-        or what is best on a small cluster is proven."""
+        or what is best on a small cluster is proven, with state on `hosts` or without."""
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
         self._follow(nodes)
         if self.truncated:
@@ -97,7 +99,7 @@ class Search:
                 self._try_parts(nodes)
             self._improve(nodes)
         elif thorough:
-            search_exactly(self.costs, self.copies, self.best_s(), self.consider)
+            search_exactly(self.costs, self.copies, self.best_s(), self.consider, hosts=hosts)
 
     def _follow(self, nodes: tuple[Node, ...]) -> None:
         leads = [Lead(this, self.costs, self.copies) for this in rounds(group_kinds(nodes, self.costs), self.costs)]

@@ -31,11 +31,13 @@ T = TypeVar("T")
 _TIE = 1e-12
 # Of the best time known, what is searched for first: less is left within less time, and what is found ends the search.
 _SHARES = (0.7, 0.85, 0.94, 1.0)
+# With state on hosts mostly nothing is won, but at times very much.
+_HOSTED_SHARES = (0.5, 1.0)
 # The same where no time is known: from far below any step, twice as much each time.
 _SHORTEST_S, _LONGEST_S = 1e-4, 1e6
 # Pipelines whose layers are listed where hosts are tight: equal nodes may not change places there, and all orders of
 # them come up. Beyond, nothing is proven.
-_MOST_APART = 6000
+_MOST_APART = 1500
 # Ways to deal the batch that are tried; fewer while no plan is known, as then hardly anything bounds them.
 _MOST_DEALS, _FIRST_DEALS = 50_000, 500
 _CELLS = 1 << 18  # of an array over the layers of all pipelines
@@ -53,16 +55,23 @@ class CrewSearch:
     """One search, for what is faster than `best_s`; `consider` scores a plan."""
 
     def __init__(
-        self, costs: CostModel, copies: int, nodes: tuple[Node, ...], consider: Callable[[Plan], float]
+        self,
+        costs: CostModel,
+        copies: int,
+        nodes: tuple[Node, ...],
+        consider: Callable[[Plan], float],
+        away: float = 0.0,
     ) -> None:
+        """`away`: the share of each stage's layers whose optimizer state is on hosts, which then have room for it."""
         self.costs, self.copies, self.consider = costs, copies, consider
         self.best_s = self.within_s = math.inf
         self._nodes = nodes
         self._batch = costs.job.train.global_batch
+        self._shares = _HOSTED_SHARES if away else _SHARES
         ample_hosts = have_ample_hosts(nodes, costs)
         self._rooms = rooms_of(nodes, costs, apart=not ample_hosts)
         by_kind = {kind: tuple(nodes[place].id for place in room.nodes) for kind, room in self._rooms.items()}
-        self.times = ChainTimes(costs, by_kind)
+        self.times = ChainTimes(costs, by_kind, away)
         self.exchanges = Exchanges(self.times, copies, ample_hosts=ample_hosts)
         degrees = tp_degrees(costs, max((room.devices for room in self._rooms.values()), default=0))
         self.crews = crews(self._rooms, degrees, costs.job.model.layers + 2)
@@ -79,11 +88,16 @@ class CrewSearch:
         self._tries = 0  # layers of all pipelines together that were tried within the present time
         self._left = math.inf if ample_hosts else _MOST_APART
 
+    @property
+    def binds(self) -> bool:
+        """Whether some device has no memory for all that it might be given."""
+        return not self._figures.ample
+
     def run(self, best_s: float) -> None:
         """Looks for what is done in ever more time, up to `best_s`: where anything is found, the best is."""
         self.best_s = best_s
         num_devices = sum(room.devices * len(room.nodes) for room in self._rooms.values())
-        for within_s in _times_s(best_s):
+        for within_s in _times_s(best_s, self._shares):
             self.within_s = within_s
             self._lines.clear()
             before, self._tries = self._tries, 0
@@ -224,7 +238,7 @@ class CrewSearch:
             )
             for p, placed in enumerate(shape)
         ]
-        made = plan_of(shape, layers, choices, self.copies, split=self.times.split)
+        made = plan_of(shape, layers, choices, self.copies, split=self.times.split, away=self.times.away)
         self.best_s = min(self.best_s, self.consider(made))
 
     def _network_s(self, shape: Shape, dealt: Ints) -> Floats:
@@ -237,9 +251,9 @@ class CrewSearch:
         return found
 
 
-def _times_s(best_s: float) -> Iterator[float]:
+def _times_s(best_s: float, shares: tuple[float, ...]) -> Iterator[float]:
     if math.isfinite(best_s):
-        yield from (best_s * share for share in _SHARES)
+        yield from (best_s * share for share in shares)
         return
     within_s = _SHORTEST_S
     while within_s < _LONGEST_S:

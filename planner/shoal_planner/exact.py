@@ -36,6 +36,8 @@ from shoal_planner.shapes import Bounds, Chain, Frame, Rooms, Slots, chains, fra
 MOST_DEVICES, MOST_LAYERS, MOST_BATCH = 9, 32, 64
 # Up to these, with several; of more devices, so many in every choice of them.
 SHARED_DEVICES, SHARED_LAYERS, SHARED_BATCH = 4, 8, 16
+# The shares of layers whose optimizer state may be on hosts.
+_AWAY = (1.0, 0.5)
 # Nearer than this, two plans are as good.
 _TIE = 1e-12
 
@@ -51,9 +53,12 @@ def num_devices(costs: CostModel) -> int:
     return sum(node.devices for node in usable_nodes(costs.job, costs.snapshot))
 
 
-def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> None:
+def search_exactly(
+    costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float], *, hosts: bool = False
+) -> None:
     """Offers `consider` every plan that is better than all before, `best_s` being what was found otherwise; it answers
-    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not small."""
+    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not small. `hosts`: state of
+    half the layers of each stage, or of all, may be there, too."""
     if not is_proven(costs):
         return
     nodes = usable_nodes(costs.job, costs.snapshot)
@@ -65,7 +70,12 @@ def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Calla
         best[0] = min(best[0], seconds)
         return seconds
 
-    CrewSearch(costs, copies, nodes, better).run(best[0])
+    plain = CrewSearch(costs, copies, nodes, better)
+    plain.run(best[0])
+    may_pay = plain.binds or any(costs.update_s(node.id, 1.0, 1.0) < costs.update_s(node.id, 1.0) for node in nodes)
+    if hosts and may_pay and costs.job.train.sharding != "none" and have_ample_hosts(nodes, costs, hosting=True):
+        for away in _AWAY:
+            CrewSearch(costs, copies, nodes, better, away).run(best[0])
     if model.layers > SHARED_LAYERS or train.global_batch > SHARED_BATCH:
         return
     for part in parts(nodes, min(SHARED_DEVICES, num_devices(costs)), costs):
@@ -191,7 +201,7 @@ class Exact:
             self.times.choice(placed.chain, row, some, int(samples))
             for placed, row, some, samples in zip(shape, layers, owned, dealt[chosen], strict=True)
         ]
-        made = plan_of(shape, layers, choices, self.copies, split=self.times.split)
+        made = plan_of(shape, layers, choices, self.copies, split=self.times.split, away=self.times.away)
         self.best_s = min(self.best_s, self.consider(made))
         return True
 

@@ -135,7 +135,7 @@ class Exchanges:
                 block_s = min(max(some.seconds, dict(some.network_s).get(node, 0.0)) for some in exchanges)
                 owned = self.times.owned(shape[p].chain, s, held, np.array([0.0, 1.0 / share]))[0]
                 each_s = self._per_element_s(node)
-                per_block[s] = 2 * block_s, (owned[1] - owned[0]) * each_s
+                per_block[s] = 2 * block_s, (owned[1] - owned[0]) * self.times.least_update_s(node)
                 ends_s = first_s * (s == 0) + (last_s + first_s * (self._tied and s > 0)) * (s == len(mine) - 1)
                 at_ends[s] = ends_s, owned[0] * each_s
             found.append(AfterStage(per_block=per_block, at_ends=at_ends))
@@ -202,9 +202,16 @@ class Exchanges:
         update_s, kept = np.zeros(()), dict[str, Floats]()
         share = 1.0 if self.times.split else 1.0 / len(shape)
         for (p, s), some in blocks.items():
-            owned = self.times.owned(shape[p].chain, s, self.shared_ends(shape), some)
-            for (node, tp), elements in zip(shape[p].holders[s], owned, strict=True):
-                update_s = np.maximum(update_s, elements * self._per_element_s(node))
+            chain, ends = shape[p].chain, self.shared_ends(shape)
+            owned, at_ends = (self.times.owned(chain, s, ends, blocks) for blocks in (some, np.zeros(1)))
+            layers = np.rint(some * (len(shape) if self.times.split else 1)).astype(np.int64)
+            for (node, tp), elements, fixed in zip(shape[p].holders[s], owned, at_ends, strict=True):
+                update_s = np.maximum(
+                    update_s,
+                    self.times.update_s(node, elements, fixed, layers)
+                    if self.times.away.any()
+                    else elements * self._per_element_s(node),
+                )
                 if not self._ample_hosts:
                     kept[node] = kept.get(node, 0.0) + elements * tp * share
         return update_s, kept

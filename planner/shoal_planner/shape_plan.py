@@ -10,17 +10,20 @@ from collections.abc import Iterator
 
 from shoal_planner.again import marked
 from shoal_planner.chain_times import Choice
+from shoal_planner.choices import Choice as LayerChoice
+from shoal_planner.choices import overrides
 from shoal_planner.cluster import Node
 from shoal_planner.costs import CostModel
-from shoal_planner.memory import snapshot_bytes, unit_elements
+from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes, unit_elements
 from shoal_planner.options import Ints
-from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.plan import Override, Pipeline, Plan, Recompute, Replica, Sharding, Stage
 from shoal_planner.shape_exchange import Shape
 from shoal_planner.shapes import Room, Rooms
 
 
-def plan_of(shape: Shape, layers: list[Ints], choices: list[Choice], copies: int, *, split: bool) -> Plan:
-    """Devices are given out in order; `split`: optimizer state is shared by all who hold a weight."""
+def plan_of(shape: Shape, layers: list[Ints], choices: list[Choice], copies: int, *, split: bool, away: Ints) -> Plan:
+    """Devices are given out in order; `split`: optimizer state is shared by all who hold a weight; `away`: by layers of
+    a stage, of how many of them it is on the host."""
     free: dict[str, Iterator[int]] = {node: itertools.count() for placed in shape for node in placed.nodes}
     pipelines = []
     for placed, row, choice in zip(shape, layers, choices, strict=True):
@@ -35,24 +38,40 @@ def plan_of(shape: Shape, layers: list[Ints], choices: list[Choice], copies: int
                 )
                 for cell in stage
             )
-            stages.append(_stage(first, first + int(count), again, replicas))
+            stages.append(_stage(first, int(count), again, int(away[count]), replicas))
             first += int(count)
         pipelines.append(Pipeline(micro_batch=choice.size, micro_batches=choice.number, stages=tuple(stages)))
     sharding = Sharding(optimizer="cluster" if split else "none")
     return Plan(pipelines=tuple(pipelines), copies=copies, sharding=sharding)
 
 
-def _stage(first: int, last: int, again: tuple[int, int], replicas: tuple[Replica, ...]) -> Stage:
-    recompute, overrides = marked(first, last, *again)
-    return Stage(layers=((first, last),), replicas=replicas, recompute=recompute, overrides=overrides)
+def _stage(first: int, count: int, again: tuple[int, int], away: int, replicas: tuple[Replica, ...]) -> Stage:
+    last = first + count
+    recompute, changed = _with_hosts(first, count, again, away) if away else marked(first, last, *again)
+    return Stage(layers=((first, last),), replicas=replicas, recompute=recompute, overrides=changed)
 
 
-def have_ample_hosts(nodes: tuple[Node, ...], costs: CostModel) -> bool:
+def _with_hosts(first: int, count: int, again: tuple[int, int], away: int) -> tuple[Recompute, tuple[Override, ...]]:
+    """Of the layers, so many are computed again selectively and fully, and the state of so many is on the host."""
+    selective, full = again
+    kinds: tuple[tuple[Recompute, int], ...]
+    kinds = (("full", full), ("selective", selective), ("none", count - full - selective))
+    left, choices, counts = count - away, [], []
+    for recompute, number in kinds:
+        kept = min(number, left)
+        left -= kept
+        choices += [LayerChoice(recompute=recompute), LayerChoice(recompute=recompute, offload="optimizer")]
+        counts += [kept, number - kept]
+    return overrides(first, choices, counts)
+
+
+def have_ample_hosts(nodes: tuple[Node, ...], costs: CostModel, *, hosting: bool = False) -> bool:
     """Whether every host has room for whatever a plan may keep there: no device owns more than everything, and no node
-    keeps copies of more than all devices own."""
+    keeps copies of more than all devices own. `hosting`: the state itself, too."""
     model = costs.job.model
     elements = sum(unit_elements(model, unit, 1) for unit in range(model.layers + 2))
-    most_bytes = 2 * snapshot_bytes(sum(node.devices for node in nodes) * elements)  # tp repeats a few small matrices
+    owned = sum(node.devices for node in nodes) * elements
+    most_bytes = 2 * (snapshot_bytes(owned) + (OPTIMIZER_BYTES * owned if hosting else 0))  # tp repeats a few matrices
     return all(node.host_memory_bytes > most_bytes for node in costs.snapshot.nodes)
 
 

@@ -133,10 +133,11 @@ class UnitFigures:
         held, units = self.held(count) if times.split else Held(0, 1, 1), (1, 0, model.layers + 1)
         # A tied embedding is shared by last stages, too; how many is not known here, so they are not counted.
         block_s, first_s, last_s = (2 * self._half_s(kind, tp, count, unit) for unit in units)
-        each_s = costs.update_s(times.node_of(kind) or "", 1.0)
+        node = times.node_of(kind) or ""
+        each_s = (times.least_update_s(node), *[costs.update_s(node, 1.0)] * 2)
         block, own_first, own_last = (
-            unit_elements(model, unit, tp) / share * each_s
-            for unit, share in zip(units, (1 + held.others, held.first, held.last), strict=True)
+            unit_elements(model, unit, tp) / share * seconds
+            for unit, share, seconds in zip(units, (1 + held.others, held.first, held.last), each_s, strict=True)
         )
         first, last = np.array([first_s, own_first]), np.array([last_s, own_last])
         return np.array([block_s, block]), np.array([np.zeros(2), last + first if tied else last, first, first + last])

@@ -100,7 +100,7 @@ def test_no_recomputation_is_planned_for_the_engine() -> None:
     everything, engine = plan(TIGHT_JOB, TIGHT), plan(TIGHT_JOB, TIGHT, features=ENGINE)
     assert recomputes(everything.plan) and not recomputes(engine.plan)
     assert step_s(everything.plan) < step_s(engine.plan)
-    held = plan(with_train(TIGHT_JOB, recompute="none"), TIGHT)
+    held = plan(with_train(TIGHT_JOB, recompute="none"), TIGHT, features=dataclasses.replace(ALL, offload=False))
     assert held.plan == engine.plan
     check_plan_runs(engine.plan)
 

@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 from oracle import Space, draw_countable, draw_tiny, num_copies
+from planner_ground import make_cluster, make_job
 from random_clusters import Instance
 
 from shoal_planner.costs import CostModel
@@ -19,6 +20,7 @@ from shoal_planner.options import tp_degrees, usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.score import score_with
+from shoal_planner.search import plan, step_s
 from shoal_planner.shape_plan import have_ample_hosts, rooms_of
 from shoal_planner.shapes import Bounds, chains, frames
 
@@ -144,3 +146,17 @@ def test_the_gate_counts_layers_and_samples(layers: int, batch: int, searched: b
     assert is_proven(judge.costs) is searched
     search_exactly(judge.costs, num_copies(job, cluster), math.inf, judge.consider)
     assert bool(judge.offered) is searched
+
+
+def test_state_on_hosts_is_part_of_the_proof() -> None:
+    """With ever more memory nothing gets slower, from where state must be on hosts to where nothing is short."""
+    job = make_job(layers=8, batch=8, hidden=1024, seq_len=2048, precision="bf16", copies=0)
+    found, hosted = [], []
+    for mib in range(1700, 4300, 200):
+        cluster = make_cluster(("n", "L4", 1, 3), memory_mib={"L4": mib})
+        best = plan(job, cluster).plan
+        stages = [stage for pipeline in best.pipelines for stage in pipeline.stages]
+        hosted.append(any(entry.offload == "optimizer" for stage in stages for entry in stage.overrides))
+        found.append(step_s(best))
+    assert hosted[0] and not hosted[-1]
+    assert all(more <= less * (1 + 1e-9) for less, more in itertools.pairwise(found)), found
