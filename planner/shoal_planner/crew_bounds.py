@@ -13,7 +13,7 @@ import numpy as np
 from shoal_planner.crews import Crew, Ends
 from shoal_planner.options import Floats, Ints
 from shoal_planner.predict import vote_s
-from shoal_planner.shapes import Cell, Chain
+from shoal_planner.shapes import Cell, Chain, Slots
 from shoal_planner.unit_figures import UnitFigures, ends_of
 
 _CELLS = 1 << 20  # of tables made at once
@@ -91,6 +91,16 @@ def _after_s(figures: UnitFigures, types: Ints, count: int) -> Floats:
     return found
 
 
+def _least_vote_s(figures: UnitFigures, slots: Slots) -> float:
+    """Whoever votes with the nodes of these slots: between nodes it may be quicker than within one."""
+    times, names = figures.times, figures.times.names_of(slots)
+    own_s = vote_s(times.costs, names)
+    if len(names) > 1:
+        return own_s
+    others = {times.node_of(kind, number) for kind, _ in figures.units for number in (0, 1)} - {names[0], None}
+    return min([own_s, *(vote_s(times.costs, (names[0], other)) for other in others if other is not None)])
+
+
 class _Group(NamedTuple):
     """Crews of one size with each pair of ends: the crew's number, its units with those at the ends in their places,
     and the least seconds of sending on."""
@@ -109,9 +119,7 @@ class CrewBounds:
         sizes = sorted({len(crew.cells) for crew in crews})
         self._groups = {size: self._group(size) for size in sizes}
         self._paces: dict[tuple[int, int], Paces] = {}
-        votes_s = {
-            slots: vote_s(figures.times.costs, figures.times.names_of(slots)) for slots in {c.slots for c in crews}
-        }
+        votes_s = {slots: _least_vote_s(figures, slots) for slots in {crew.slots for crew in crews}}
         self.vote_s = np.array([votes_s[crew.slots] for crew in crews])
 
     def _group(self, size: int) -> _Group:

@@ -131,8 +131,7 @@ class Exchanges:
             others = [way if q != p else [] for q, way in enumerate(ways)]
             for s, (node, tp) in enumerate(mine):
                 others[p] = [(node, tp)]
-                exchanges = (self._exchange(1, holders) for holders in itertools.product(*others))
-                block_s = min(max(some.seconds, dict(some.network_s).get(node, 0.0)) for some in exchanges)
+                block_s = min(self._exchange(1, holders).seconds for holders in itertools.product(*others))
                 owned = self.times.owned(shape[p].chain, s, held, np.array([0.0, 1.0 / share]))[0]
                 each_s = self._per_element_s(node)
                 per_block[s] = 2 * block_s, (owned[1] - owned[0]) * self.times.least_update_s(node)

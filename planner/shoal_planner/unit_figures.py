@@ -143,7 +143,8 @@ class UnitFigures:
         return np.array([block_s, block]), np.array([np.zeros(2), last + first if tied else last, first, first + last])
 
     def _half_s(self, kind: int, tp: int, count: int, unit: int) -> float:
-        """The least that half an exchange of a unit of the model takes, whoever the others are."""
+        """The least that half an exchange of a unit of the model takes, whoever the others are. What interfaces need is
+        no part of that: where links are measured as faster, it is not spent on blocks exchanged within the node."""
         if count < 2:
             return 0.0
         costs, node = self.times.costs, self.times.node_of(kind) or ""
@@ -151,12 +152,10 @@ class UnitFigures:
         found = math.inf
         if self._rooms[kind].devices >= tp + count - 1:
             found = costs.half_exchange_s(frozenset({(node, tp)}), count, num_bytes)
-        moved_s = num_bytes * (1 - 1 / count) / costs.node_rate(node)
         for other, other_tp in self.units:
             name = self.times.node_of(other, 1 if other == kind else 0)
             if name is not None:
-                half_s = costs.half_exchange_s(frozenset({(node, tp), (name, other_tp)}), count, num_bytes)
-                found = min(found, max(half_s, moved_s))
+                found = min(found, costs.half_exchange_s(frozenset({(node, tp), (name, other_tp)}), count, num_bytes))
         return found
 
 
