@@ -20,7 +20,7 @@ from shoal_planner.options import Floats, Ints
 from shoal_planner.profile import LinkFigure, Profile
 from shoal_planner.rows import AfterStage
 
-SEEDS = range(20)
+SEEDS = range(24)
 LINKS = pytest.mark.parametrize("links", ["told", "measured", "hosted"])
 _ROUNDING = 1 + 1e-12
 
