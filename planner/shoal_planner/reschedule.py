@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 from shoal_planner.chunks import Chunks
@@ -15,7 +16,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.plan import Override, Pipeline, Plan, Stage
 
 MAX_CHUNKS = 8  # of a stage: more send ever more often for ever less
-_TRIED = 8  # plans of a search, fastest first
+_TRIED = 32  # plans of a search, those first that would be fastest if their stages waited half as long
 # Shorter steps than with 1F1B by less than this are no reason for more messages and more memory.
 _SURELY = 1 - 5e-4
 
@@ -31,20 +32,27 @@ def with_schedules(found: Iterable[Plan], costs: CostModel, score: Score) -> lis
     if wanted != "auto":
         made = (scored for plan in plain for changed in _under(plan, wanted, costs) if (scored := score(changed)))
         return list(made)
-    faster = []
-    for plan in plain[:_TRIED]:
-        if all(len(pipeline.stages) == 1 for pipeline in plan.pipelines):
-            continue  # nobody waits for another stage
+    faster: list[Plan] = []
+    best_s = min(map(_step_s, plain), default=math.inf)
+    for plan in sorted(plain, key=lambda found: _step_s(found) - _bubble_s(found) / 2)[:_TRIED]:
+        if _step_s(plan) - _bubble_s(plan) >= _SURELY * best_s:
+            continue  # however little its stages wait
         for changed in itertools.chain(_under(plan, "interleaved", costs), _under(plan, "zero_bubble", costs)):
             scored = score(changed)
             if scored is not None and _step_s(scored) < _SURELY * _step_s(plan):
                 faster.append(scored)
+                best_s = min(best_s, _step_s(scored))
     return plain + faster
 
 
 def _step_s(plan: Plan) -> float:
     assert plan.prediction is not None
     return plan.prediction.step_s
+
+
+def _bubble_s(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.terms.bubble_s
 
 
 def _under(plan: Plan, schedule: str, costs: CostModel) -> Iterator[Plan]:

@@ -55,6 +55,17 @@ def test_the_fastest_schedule_is_taken_and_explained() -> None:
     assert plan(asking("interleaved"), CLUSTER).plan.pipelines[0].num_chunks > 1
 
 
+@pytest.mark.parametrize("num_a100", [4, 8])
+def test_what_is_slow_under_1f1b_alone_is_found_too(num_a100: int) -> None:
+    """Here the plan that is best under zero bubble is none of the best under 1F1B: its stages wait for each other."""
+    job = make_job(layers=32, batch=64, heads=32, hidden=4096, seq_len=4096, vocab=32000, tie=False, precision="bf16")
+    kinds = (("a", "A100-80G", 1, num_a100), ("h", "H100-80G", 1, 4), ("l", "L4", 1, 4))
+    cluster = make_cluster(*kinds, memory_mib={}, inter_gbit_per_s=25.0 * num_a100, intra_gb_per_s=100)
+    named = {name: step_s(plan(asking(name, job), cluster).plan) for name in ("1f1b", "zero_bubble")}
+    best = step_s(plan(asking("auto", job), cluster).plan)
+    assert best <= named["zero_bubble"] < 0.96 * named["1f1b"]
+
+
 def test_nothing_is_interleaved_where_nobody_waits() -> None:
     alone = make_cluster(("n", "L4", 1, 1), memory_mib={})
     plain = plan(JOB, alone).plan
