@@ -35,6 +35,7 @@ from shoal_planner.ways import ground_of, ways_of
 # Where the best so far takes so many times the least possible, so many sets of pipelines are tried step by step, on up
 # to so many devices.
 _TRIES, _TRIED_ON = ((1.6, 300), (1.3, 100)), 80
+_QUICKLY = 5  # so many times fewer where plans are merely compared
 # From so far on, what is found on parts of the cluster is a start, too: no node must hide what the others can do.
 _FAR, _MOST_KINDS = 1.6, 12
 # A running job waits for its new plan: on more devices than these nothing is looked at again that may take seconds.
@@ -97,7 +98,7 @@ class Search:
         if not is_proven(self.costs):
             if thorough and self.is_far():
                 self._try_parts(nodes)
-            self._improve(nodes)
+            self._improve(nodes, 1 if thorough else _QUICKLY)
         elif thorough:
             search_exactly(self.costs, self.copies, self.best_s(), self.consider, hosts=hosts)
 
@@ -143,9 +144,9 @@ class Search:
             for found in fewer.scored.values():
                 self.consider(dataclasses.replace(found, copies=self.copies))
 
-    def _improve(self, nodes: tuple[Node, ...]) -> None:
+    def _improve(self, nodes: tuple[Node, ...], part: int) -> None:
         """Step by step from the best plans so far, if there is something to win."""
-        tries = next((tries for least, tries in _TRIES if self._over() > least), 0)
+        tries = next((tries // part for least, tries in _TRIES if self._over() > least), 0)
         if tries and num_devices(self.costs) <= _TRIED_ON:
             starts = [ways_of(tuple(map(word_of, found.pipelines))) for found in self.best(len(self.scored))]
             Improver(ground_of(nodes, self.costs), self._judged, tries).run(starts)

@@ -37,7 +37,7 @@ _HOSTED_SHARES = (0.5, 1.0)
 _SHORTEST_S, _LONGEST_S = 1e-4, 1e6
 # Pipelines whose layers are listed where hosts are tight: equal nodes may not change places there, and all orders of
 # them come up. Beyond, nothing is proven.
-_MOST_APART = 1500
+_MOST_APART = 3000
 # Ways to deal the batch that are tried; fewer while no plan is known, as then hardly anything bounds them.
 _MOST_DEALS, _FIRST_DEALS = 50_000, 500
 _CELLS = 1 << 18  # of an array over the layers of all pipelines
