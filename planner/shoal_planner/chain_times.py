@@ -323,7 +323,10 @@ class ChainTimes:
 
     def _one_way_s(self, source: str, target: str) -> Floats:
         """[B+1], by samples: nothing is sent for none."""
-        return np.array([0.0, *(self.costs.send_s(source, target, rows) for rows in range(1, self.batch + 1))])
+        link = self.costs.link(source, target)
+        found: Floats = link.latency_s + np.arange(self.batch + 1.0) * self.costs.activation_bytes(1) / link.bytes_per_s
+        found[0] = 0.0
+        return found
 
     def _ordered(self, chain: Chain) -> bool:
         """Whether the replicas are equal and alone, so that any order of their shares costs the same."""

@@ -1,7 +1,7 @@
 """How many samples a pipeline of one replica per stage runs within some time, at most: bounds that ask for no layers.
 
 Owns closed forms over many pipelines at once: of crews by their ends alone, then of pipelines in their order. Times of
-stages come from `unit_figures`; E pipelines, S stages, B sizes of micro-batches.
+stages come from `unit_figures`; E pipelines, S stages, B sizes of micro-batches, Q of them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shoal_planner.chain_times import Bools
 from shoal_planner.crews import Crew, Ends
 from shoal_planner.options import Floats, Ints
 from shoal_planner.predict import vote_s
+from shoal_planner.rows import StageTimes
 from shoal_planner.shapes import Cell, Chain, Slots
 from shoal_planner.unit_figures import UnitFigures, ends_of
 
@@ -23,18 +25,26 @@ _SLACK = 1 + 1e-9  # bounds allow for rounding
 
 
 class Paces(NamedTuple):
-    """At least: of the slowest stage [E, B], of one micro-batch through all stages [E, B], and of what comes after all
+    """At least: of the slowest stage [E, Q], of one micro-batch through all stages [E, Q], and of what comes after all
     pipelines [E]."""
 
     period_s: Floats
     fill_s: Floats
     after_s: Floats
 
-    def taken(self, which: Ints) -> Paces:
-        return Paces(self.period_s[which], self.fill_s[which], self.after_s[which])
+    def taken(self, which: Ints, sizes: Ints) -> Paces:
+        """Of these pipelines, the sizes in these places."""
+        places = np.ix_(which, sizes)
+        return Paces(self.period_s[places], self.fill_s[places], self.after_s[which])
+
+    def run(self, numbers: Ints, within_s: float) -> Bools:
+        """[E, Q]: whether so many micro-batches of each size [Q] are done within the time."""
+        with np.errstate(invalid="ignore"):
+            whole_s = self.fill_s + (numbers - 1) * self.period_s + self.after_s[:, None]
+        return np.isfinite(self.period_s) & (whole_s <= within_s * _SLACK)
 
     def most_samples(self, within_s: Floats | float) -> Ints:
-        """[E]: within [E] seconds."""
+        """[E]: within [E] seconds, in micro-batches of any size, if all of them are here."""
         batch = self.period_s.shape[1]
         sizes = np.arange(1, batch + 1)
         left_s = (within_s - self.after_s)[:, None] * _SLACK
@@ -52,20 +62,20 @@ def least_layers(stages: int) -> Ints:
     return found
 
 
-def paces(figures: UnitFigures, types: Ints, hops_s: Floats, count: int, flights: Ints) -> Paces:
+def paces(figures: UnitFigures, types: Ints, hops_s: Floats, count: int, flights: Ints, sizes: Ints) -> Paces:
     """Of pipelines of these units [E, S], first and last in their places, where there are so many pipelines. `hops_s`
-    [E, S-1, B] are seconds of sending on, `flights` [S, B] the micro-batches in flight at least.
+    [E, S-1, Q] are seconds of sending on, `flights` [S, Q] the micro-batches in flight at least, of these sizes [Q].
 
     The slowest stage takes as long as its own fixed part, and as long as all stages together need for the layers if
     they end at the same time; then longer while whole layers do not fit.
     """
     layers, least = figures.times.num_layers, least_layers(types.shape[1])[:, None]
-    block_s = figures.block_s[types]  # [E, S, B]
-    fixed_s = figures.end_s[types, ends_of(types.shape[1])]
+    block_s = figures.block_s[:, sizes - 1][types]  # [E, S, Q]
+    fixed_s = figures.end_s[:, :, sizes - 1][types, ends_of(types.shape[1])]
     fixed_s[:, :-1] += hops_s
     even_s = (layers + (fixed_s / block_s).sum(axis=1)) / (1 / block_s).sum(axis=1)
     period_s = np.maximum((fixed_s + least * block_s).max(axis=1), even_s)
-    caps = np.full_like(block_s, np.inf) if figures.ample else figures.most_layers(types, count, flights)
+    caps = np.full_like(block_s, np.inf) if figures.ample else figures.most_layers(types, count, flights, sizes)
     period_s[(caps < least).any(axis=1) | (caps.sum(axis=1) < layers)] = np.inf
     for _ in range(types.shape[1]):
         with np.errstate(invalid="ignore"):
@@ -150,8 +160,8 @@ class CrewBounds:
         by_ends: dict[int, list[Ends]] = {}
         for size, group in self._groups.items():
             if (size, count) not in self._paces:
-                flights = np.ones((size, batch), dtype=np.int64)
-                self._paces[size, count] = paces(self._figures, group.types, group.hops_s, count, flights)
+                flights, every = np.ones((size, batch), dtype=np.int64), np.arange(1, batch + 1)
+                self._paces[size, count] = paces(self._figures, group.types, group.hops_s, count, flights, every)
             found = self._paces[size, count].most_samples(within_s - self.vote_s[group.owners])
             np.maximum.at(best, group.owners, found)
             for place in np.flatnonzero(found):
@@ -160,10 +170,10 @@ class CrewBounds:
 
 
 class LineBound(NamedTuple):
-    """A pipeline in its order, and seconds of its stages [S, L+1, B] by layers and size of micro-batches."""
+    """A pipeline in its order, and seconds of its stages with those sizes of micro-batches that may do."""
 
     chain: Chain
-    stages_s: Floats
+    stages: StageTimes
 
 
 def line_bounds(figures: UnitFigures, chains: list[Chain], count: int, within_s: float, least: int) -> list[LineBound]:
@@ -174,24 +184,29 @@ def line_bounds(figures: UnitFigures, chains: list[Chain], count: int, within_s:
         [[figures.number[chain.slots[cell.slot].kind, cell.tp] for (cell,) in chain.stages] for chain in chains]
     )
     slots = np.array([[cell.slot for (cell,) in chain.stages] for chain in chains])
-    hops_s = figures.hops_s(types[:, :-1], types[:, 1:], slots[:, :-1] == slots[:, 1:])
-    stages, batch = types.shape[1], figures.times.batch
-    numbers = -(-least // np.arange(1, batch + 1))
+    every = np.arange(1, figures.times.batch + 1)
+    sizes = every[-(-least // every) * every <= figures.times.batch]
+    numbers = -(-least // sizes)
+    hops_s = figures.hops_s(types[:, :-1], types[:, 1:], slots[:, :-1] == slots[:, 1:])[..., sizes - 1]
+    stages = types.shape[1]
     flights = np.minimum(np.arange(stages, 0, -1)[:, None], numbers)
-    plain = paces(figures, types, hops_s, count, flights)
-    kept = np.flatnonzero(plain.most_samples(within_s) >= least)
+    plain = paces(figures, types, hops_s, count, flights, sizes)
+    runs = plain.run(numbers, within_s)
+    kept, few = np.flatnonzero(runs.any(axis=1)), np.flatnonzero(runs.any(axis=0))
     found = []
-    size = max(1, _CELLS // (stages * (figures.times.num_layers + 1) * batch))
+    size = max(1, _CELLS // (stages * (figures.times.num_layers + 1) * max(1, len(few))))
     for part in (kept[begin : begin + size] for begin in range(0, len(kept), size)):
-        tables = figures.tables(types[part], count, flights)
-        tables[:, :-1] += hops_s[part][:, :, None]
-        enough = _sharper(tables, plain.taken(part)).most_samples(within_s) >= least
-        found += [LineBound(chains[part[at]], tables[at]) for at in np.flatnonzero(enough)]
+        tables = figures.tables(types[part], count, flights[:, few], sizes[few])
+        tables[:, :-1] += hops_s[part][:, :, None, few]
+        enough = _sharper(tables, plain.taken(part, few)).run(numbers[few], within_s)
+        for at in np.flatnonzero(enough.any(axis=1)):
+            left = StageTimes(sizes[few][enough[at]], tables[at][..., enough[at]])
+            found.append(LineBound(chains[part[at]], left))
     return found
 
 
 def _sharper(tables: Floats, plain: Paces) -> Paces:
-    """With what is computed again, from seconds of stages [E, S, L+1, B]. The slowest stage is found by bisection; in
+    """With what is computed again, from seconds of stages [E, S, L+1, Q]. The slowest stage is found by bisection; in
     all stages together each layer adds what it adds in the best of places."""
     num, stages, counts, batch = tables.shape
     least = least_layers(stages)

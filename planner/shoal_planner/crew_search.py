@@ -161,7 +161,7 @@ class CrewSearch:
             self._left -= len(bounds)
             for bound in bounds:
                 after = self._figures.after_stage(bound.chain, count)
-                rows = rows_within(self.times, bound.chain, bound.stages_s, held, after, within_s, least)
+                rows = rows_within(self.times, bound.chain, bound.stages, held, after, within_s, least)
                 if len(rows.layers):
                     found.append(Line(bound.chain, rows, rows.most(within_s)))
             found.sort(key=lambda line: -line.most)

@@ -6,7 +6,7 @@ Owns the enumeration under bounds; exact seconds come from `chain_times`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,13 @@ class AfterStage:
 
     per_block: Floats
     at_ends: Floats
+
+
+class StageTimes(NamedTuple):
+    """Sizes of micro-batches [Q], and the seconds of stages with them by layers [S, L+1, Q]."""
+
+    sizes: Ints
+    seconds: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +67,11 @@ class Rows:
 
 
 def rows_within(
-    times: ChainTimes, chain: Chain, stages_s: Floats, held: Held, after: AfterStage, within_s: float, least: int
+    times: ChainTimes, chain: Chain, stages: StageTimes, held: Held, after: AfterStage, within_s: float, least: int
 ) -> Rows:
-    """All layers with which the pipeline runs `least` samples or more, and what comes after takes no longer. `stages_s`
-    [S, L+1, B] are seconds with as many micro-batches in flight as there must be."""
-    grown = _Growth(stages_s, after, min(within_s * _SLACK, _NEVER_S / 2), least)
+    """All layers with which the pipeline runs `least` samples or more, and what comes after takes no longer. `stages`
+    have all sizes with which it may, and as many micro-batches in flight as there must be."""
+    grown = _Growth(stages, after, min(within_s * _SLACK, _NEVER_S / 2), least)
     layers, after_s = grown.rows()
     seconds = times.row_table(chain, held, layers) if len(layers) else np.zeros((0, times.batch + 1))
     return Rows(layers=layers, seconds=seconds, after_s=after_s).within(within_s, least)
@@ -73,28 +80,26 @@ def rows_within(
 class _Growth:
     """Rows grown stage by stage, by what each would take at least."""
 
-    def __init__(self, stages_s: Floats, after: AfterStage, limit_s: float, least: int) -> None:
-        self._stages, counts, batch = stages_s.shape
+    def __init__(self, stages: StageTimes, after: AfterStage, limit_s: float, least: int) -> None:
+        self._stages, counts, _ = stages.seconds.shape
         self._limit_s = limit_s
-        sizes = np.arange(1, batch + 1)
-        self._others = -(-least // sizes) - 1  # [B], micro-batches that wait for the slowest stage
-        self._table = np.minimum(stages_s, _NEVER_S)
-        self._table[:, :, (self._others + 1) * sizes > batch] = _NEVER_S
+        self._others = -(-least // stages.sizes) - 1  # [Q], micro-batches that wait for the slowest stage
+        self._table = np.minimum(stages.seconds, _NEVER_S)
         self._counts = np.arange(counts)
         self._after = after.per_block[:, None] * self._counts[:, None] + after.at_ends[:, None]  # [S, L+1, 2]
         self._lowest = np.zeros(self._stages, dtype=np.int64)
         self._lowest[1:-1] = 1
-        self._first_s = self._table[np.arange(self._stages), self._lowest]  # [S, B]
+        self._first_s = self._table[np.arange(self._stages), self._lowest]  # [S, Q]
         added = np.where(self._table[:, 1:] < _NEVER_S, np.diff(self._table, axis=1), np.inf).min(axis=(0, 1))
-        self._each_s = np.where(np.isfinite(added), added, 0.0)  # [B], of a layer at least
+        self._each_s = np.where(np.isfinite(added), added, 0.0)  # [Q], of a layer at least
 
     def rows(self) -> tuple[Ints, Floats]:
         """Layers [K, S], and what comes after [K]."""
         highest = self._highest()
         rest_s, rest, room = _following(self._first_s), _following(self._lowest), _following(highest)
-        batch = self._table.shape[2]
+        num_sizes = self._table.shape[2]
         made, left = np.zeros((1, 0), dtype=np.int64), self._counts[-1:]
-        filled, peak, worst = np.zeros((1, batch)), np.zeros((1, batch)), np.zeros((1, 2))
+        filled, peak, worst = np.zeros((1, num_sizes)), np.zeros((1, num_sizes)), np.zeros((1, 2))
         for s in range(self._stages):
             some = np.arange(self._lowest[s], highest[s] + 1)
             rows, layers = np.repeat(np.arange(len(left)), len(some)), np.tile(some, len(left))

@@ -95,22 +95,21 @@ class UnitFigures:
         share = 1.0 if self.times.split else 1.0 / count
         return int((owned * tp * share <= self._host_elements[kind]).sum()) - 1
 
-    def most_layers(self, types: Ints, count: int, flights: Ints) -> Floats:
-        """[E, S, B]: that stages of pipelines of these units [E, S] have memory for, -1 if not for the ends; with
-        `flights` [S, B] in flight."""
+    def most_layers(self, types: Ints, count: int, flights: Ints, sizes: Ints) -> Floats:
+        """[E, S, Q]: that stages of pipelines of these units [E, S] have memory for, -1 if not for the ends; with
+        `flights` [S, Q] micro-batches of these sizes [Q] in flight."""
         every = [np.isfinite(self.stage_s(count, number)).sum(axis=2) - 1.0 for number in _upto(flights)]
-        sizes = np.arange(flights.shape[1])
         ends = ends_of(types.shape[1])[None, :, None]
-        found: Floats = np.stack(every)[flights[None] - 1, types[:, :, None], ends, sizes]
+        found: Floats = np.stack(every)[flights[None] - 1, types[:, :, None], ends, sizes - 1]
         return found
 
-    def tables(self, types: Ints, count: int, flights: Ints) -> Floats:
-        """[E, S, L+1, B]: seconds of their stages without sending."""
+    def tables(self, types: Ints, count: int, flights: Ints, sizes: Ints) -> Floats:
+        """[E, S, L+1, Q]: seconds of their stages without sending."""
         flights = np.ones_like(flights) if self.ample else flights
         every = np.stack([self.stage_s(count, number) for number in _upto(flights)])
-        layers, sizes = np.arange(every.shape[3])[:, None], np.arange(every.shape[4])
+        layers = np.arange(every.shape[3])[:, None]
         ends = ends_of(types.shape[1])[None, :, None, None]
-        found: Floats = every[flights[None, :, None] - 1, types[:, :, None, None], ends, layers, sizes]
+        found: Floats = every[flights[None, :, None] - 1, types[:, :, None, None], ends, layers, sizes - 1]
         return found
 
     def after_stage(self, chain: Chain, count: int) -> AfterStage:

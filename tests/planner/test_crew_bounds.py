@@ -156,7 +156,8 @@ def test_most_layers_are_those_with_seconds() -> None:
         for real in reals(search, seed):
             types, stages = types_of(search, real)[None], len(real.line.stages)
             flights = np.arange(stages, 0, -1)[:, None].repeat(batch, axis=1)
-            caps, tables = figures.most_layers(types, real.count, flights), figures.tables(types, real.count, flights)
+            of = (types, real.count, flights, np.arange(1, batch + 1))
+            caps, tables = figures.most_layers(*of), figures.tables(*of)
             fits = np.isfinite(tables)  # [1, S, L+1, B]
             assert (fits == (np.arange(fits.shape[2])[:, None] <= caps[:, :, None])).all()
 
@@ -171,10 +172,10 @@ def joined_s(search: CrewSearch, real: Real) -> Floats:
     for samples, size in itertools.product(range(1, batch + 1), repeat=2):
         if samples % size == 0:
             number = samples // size
-            flights = np.minimum(np.arange(stages, 0, -1), number)[:, None].repeat(batch, axis=1)
-            tables = figures.tables(types, real.count, flights)[0]
-            tables[:-1] += hops_s[:, None]
-            own_s = tables[np.arange(stages), real.layers, size - 1]
+            flights = np.minimum(np.arange(stages, 0, -1), number)[:, None]
+            tables = figures.tables(types, real.count, flights, np.array([size]))[0]
+            tables[:-1] += hops_s[:, None, size - 1, None]
+            own_s = tables[np.arange(stages), real.layers, 0]
             whole_s = own_s.sum(axis=1) + own_s.max(axis=1) * (number - 1 or 1e-30)  # 0 x inf is no number
             found[:, samples - 1] = np.minimum(found[:, samples - 1], np.maximum(whole_s, network_s * samples))
     return found

@@ -32,7 +32,7 @@ def listed(search: CrewSearch, real: Real, within_s: float, least: int) -> Rows 
         return None
     after = figures.after_stage(real.line, real.count)
     held = figures.held(real.count)
-    return rows_within(search.times, real.line, bounds[0].stages_s, held, after, within_s, least)
+    return rows_within(search.times, real.line, bounds[0].stages, held, after, within_s, least)
 
 
 @LINKS
