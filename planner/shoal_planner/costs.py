@@ -99,7 +99,7 @@ class CostModel:
         self._devices: dict[str, DeviceType] = {}
         self._parts: dict[tuple[Part, int, int, int, Recompute], PartTime] = {}
         self._links: dict[tuple[int, int, bool], LinkCost] = {}
-        self._backups: dict[int, dict[str, tuple[str, ...]]] = {}
+        self._backups: dict[int, Mapping[str, tuple[str, ...]]] = {}
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -135,7 +135,7 @@ class CostModel:
         """Whether norms there are single kernels, which keep no copies in fp32: on GPUs, not on CPUs."""
         return self.device(node_id).threads is None
 
-    def backups(self, copies: int) -> dict[str, tuple[str, ...]]:
+    def backups(self, copies: int) -> Mapping[str, tuple[str, ...]]:
         """By node, those that keep its snapshots too."""
         if copies not in self._backups:
             self._backups[copies] = backups(self.snapshot.nodes, copies)

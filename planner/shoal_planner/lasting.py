@@ -51,13 +51,20 @@ class Losses:
         return plan.prediction.step_s / share if share > 0 else plan.prediction.step_s
 
     def best(self, scored: list[Plan]) -> Plan:
-        """Of plans of which the first takes the shortest steps."""
+        """Of plans in the order of their steps, the shortest first."""
         if not self.known:
             return scored[0]
         assert scored[0].prediction is not None
         longest_s = scored[0].prediction.step_s * _NEAR
-        near = [plan for plan in scored if plan.prediction is not None and plan.prediction.step_s <= longest_s]
-        return min(near, key=self.step_s)
+        best, best_s = scored[0], self.step_s(scored[0])
+        for plan in scored[1:]:
+            assert plan.prediction is not None
+            if plan.prediction.step_s >= min(best_s, longest_s):  # as if all of its steps lasted
+                break
+            seconds = self.step_s(plan)
+            if seconds < best_s:
+                best, best_s = plan, seconds
+        return best
 
     def settled(self, plan: Plan) -> tuple[Plan, Expected | None]:
         """With the number of copies that is best for it, and what is expected of it then."""

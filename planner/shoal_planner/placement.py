@@ -5,6 +5,10 @@ Here, and not where state is moved, because a plan must know whether the hosts h
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from shoal_planner.cluster import Node
@@ -13,7 +17,8 @@ from shoal_planner.cluster import Node
 _MUCH_SMALLER = 64
 
 
-def backups(nodes: tuple[Node, ...], copies: int) -> dict[str, tuple[str, ...]]:
+@functools.lru_cache(maxsize=256)  # the goodput of every plan asks for the same few
+def backups(nodes: tuple[Node, ...], copies: int) -> Mapping[str, tuple[str, ...]]:
     """For each of `nodes` (those that own state), `copies` others that keep its snapshots too, the first choice first;
     fewer where there are not enough others.
 
@@ -26,10 +31,11 @@ def backups(nodes: tuple[Node, ...], copies: int) -> dict[str, tuple[str, ...]]:
     for _ in range(min(copies, len(nodes) - 1)):
         for place in range(len(nodes)):
             ring.choose(place)
-    return {
+    found = {
         node.id: tuple(ring.nodes[other].id for other in chosen)
         for node, chosen in zip(ring.nodes, ring.chosen, strict=True)
     }
+    return MappingProxyType(found)
 
 
 class _Ring:
