@@ -34,11 +34,13 @@ from shoal_planner.ways import ground_of, ways_of
 
 # Where the best so far takes so many times the least possible, so many sets of pipelines are tried step by step, on up
 # to so many devices.
-_TRIES, _TRIED_ON = ((1.6, 300), (1.3, 100)), 80
+_TRIES, _TRIED_ON = ((1.6, 300), (1.35, 100)), 80
+_PATIENCE = 80  # of these tries in a row without success
 _QUICKLY = 5  # so many times fewer where plans are merely compared
 # From so far on, what is found on parts of the cluster is a start, too: no node must hide what the others can do.
 _FAR, _MOST_KINDS = 1.6, 12
-# A running job waits for its new plan: on more devices than these nothing is looked at again that may take seconds.
+_BEYOND = 1.15  # unless what such a part could do at best is not so far below what is known
+# On more devices than these a proof may take seconds: too long for a part, or for a job that waits.
 _AGAIN = 6
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
@@ -97,7 +99,7 @@ class Search:
             return
         if not is_proven(self.costs):
             if thorough and self.is_far():
-                self._try_parts(nodes)
+                self._try_parts(nodes, hosts)
             self._improve(nodes, 1 if thorough else _QUICKLY)
         elif thorough:
             search_exactly(self.costs, self.copies, self.best_s(), self.consider, hosts=hosts)
@@ -132,15 +134,21 @@ class Search:
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
         return self.best_s() / least_s(nodes, self.costs, self._finisher.sizes)
 
-    def _try_parts(self, nodes: tuple[Node, ...]) -> None:
+    def _try_parts(self, nodes: tuple[Node, ...], hosts: bool) -> None:
         """What is found on parts of the cluster."""
         for others in self._parts(nodes):
+            least_others_s = least_s(usable_nodes(self.costs.job, others), self.costs, self._finisher.sizes)
+            if least_others_s * _BEYOND > self.best_s():
+                continue
             if self.late():
                 self.truncated = True
                 return
             copies = min(self.copies, len(others.nodes) - 1)  # nodes that are left out may hold them
             fewer = Search(CostModel(self.costs.job, others, self.costs.profile), copies, self.late)
-            fewer._follow(usable_nodes(self.costs.job, others))
+            if is_proven(fewer.costs) and num_devices(fewer.costs) <= _AGAIN:
+                fewer.run(hosts=hosts)
+            else:
+                fewer._follow(usable_nodes(self.costs.job, others))
             for found in fewer.scored.values():
                 self.consider(dataclasses.replace(found, copies=self.copies))
 
@@ -149,7 +157,7 @@ class Search:
         tries = next((tries // part for least, tries in _TRIES if self._over() > least), 0)
         if tries and num_devices(self.costs) <= _TRIED_ON:
             starts = [ways_of(tuple(map(word_of, found.pipelines))) for found in self.best(len(self.scored))]
-            Improver(ground_of(nodes, self.costs), self._judged, tries).run(starts)
+            Improver(ground_of(nodes, self.costs), self._judged, tries, _PATIENCE).run(starts)
 
     def _parts(self, nodes: tuple[Node, ...]) -> Iterator[ClusterSnapshot]:
         """The cluster without each kind of node, each zone of it, and a node of each kind."""

@@ -7,6 +7,7 @@ Owns the search. `crews` says who there is, `crew_bounds` how much each gets don
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -35,9 +36,8 @@ _SHARES = (0.7, 0.85, 0.94, 1.0)
 _HOSTED_SHARES = (0.5, 1.0)
 # The same where no time is known: from far below any step, twice as much each time.
 _SHORTEST_S, _LONGEST_S = 1e-4, 1e6
-# Pipelines whose layers are listed where hosts are tight: equal nodes may not change places there, and all orders of
-# them come up. Beyond, nothing is proven.
-_MOST_APART = 3000
+# Orders of units that are looked at, times layers and samples: some seconds. Beyond, nothing is proven.
+_MOST_ORDERED = 8_000_000
 # Ways to deal the batch that are tried; fewer while no plan is known, as then hardly anything bounds them.
 _MOST_DEALS, _FIRST_DEALS = 50_000, 500
 _CELLS = 1 << 18  # of an array over the layers of all pipelines
@@ -86,7 +86,7 @@ class CrewSearch:
         self._lines: dict[tuple[int, int], tuple[int, tuple[Line, ...]]] = {}
         self._told = False
         self._tries = 0  # layers of all pipelines together that were tried within the present time
-        self._left = math.inf if ample_hosts else _MOST_APART
+        self._left = _MOST_ORDERED // (costs.job.model.layers * self._batch)  # orders
 
     @property
     def binds(self) -> bool:
@@ -157,8 +157,9 @@ class CrewSearch:
             found = []
             held, within_s = self._figures.held(count), self._limit_s() - self.bounds.vote_s[n]
             ends = {(end.first, end.last) for end in by_ends if end.most >= least and self._left > 0}
-            bounds = line_bounds(self._figures, lines(self.crews[n], ends), count, within_s, least)
-            self._left -= len(bounds)
+            orders = list(itertools.islice(lines(self.crews[n], ends), self._left))
+            self._left -= len(orders)
+            bounds = line_bounds(self._figures, orders, count, within_s, least)
             for bound in bounds:
                 after = self._figures.after_stage(bound.chain, count)
                 rows = rows_within(self.times, bound.chain, bound.stages, held, after, within_s, least)

@@ -91,19 +91,17 @@ def _crew(filled: tuple[tuple[int, tuple[int, ...]], ...]) -> Crew:
     return Crew(slots=tuple(slot for slot, _ in ordered), cells=cells)
 
 
-def lines(crew: Crew, ends: set[tuple[Cell, Cell]]) -> list[Chain]:
+def lines(crew: Crew, ends: set[tuple[Cell, Cell]]) -> Iterator[Chain]:
     """The crew's pipelines with these first and last units, up to exchange of equal nodes."""
     splits = [tuple(cell.tp for cell in crew.cells if cell.slot == slot) for slot in range(len(crew.slots))]
     nodes = list(zip(crew.slots, splits, strict=True))
     twins = [slot for slot in range(1, len(nodes)) if nodes[slot] == nodes[slot - 1]]
-    found = []
     for first, last in sorted(ends):
         for middle in _orders(Counter(crew.between(first, last))):
             order = (first, *middle, last)[: len(crew.cells)]
             place = {cell.slot: -at for at, cell in reversed(list(enumerate(order)))}
             if all(place[twin - 1] > place[twin] for twin in twins):  # of equal nodes the first comes up first
-                found.append(Chain(slots=crew.slots, stages=tuple((cell,) for cell in order)))
-    return found
+                yield Chain(slots=crew.slots, stages=tuple((cell,) for cell in order))
 
 
 def _orders(left: Counter[Cell]) -> Iterator[tuple[Cell, ...]]:

@@ -17,6 +17,7 @@ import functools
 import heapq
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -34,6 +35,8 @@ from shoal_planner.shapes import Bounds, Chain, Frame, Rooms, Slots, chains, fra
 
 # Up to these, with one replica per stage; one device more than the clusters for which strictness is promised.
 MOST_DEVICES, MOST_LAYERS, MOST_BATCH = 9, 32, 64
+# Eight nodes of one device that all differ, 16 layers and 24 samples are within this: orders, layers and samples.
+MOST_ORDERED = 16_000_000
 # Up to these, with several; of more devices, so many in every choice of them.
 SHARED_DEVICES, SHARED_LAYERS, SHARED_BATCH = 4, 8, 16
 # The shares of layers whose optimizer state may be on hosts.
@@ -45,7 +48,16 @@ _TIE = 1e-12
 def is_proven(costs: CostModel) -> bool:
     """Whether `search_exactly` proves the best plan of one replica per stage."""
     model, train = costs.job.model, costs.job.train
-    return num_devices(costs) <= MOST_DEVICES and model.layers <= MOST_LAYERS and train.global_batch <= MOST_BATCH
+    few = num_devices(costs) <= MOST_DEVICES and model.layers <= MOST_LAYERS and train.global_batch <= MOST_BATCH
+    return few and _num_orders(costs) * model.layers * train.global_batch <= MOST_ORDERED
+
+
+def _num_orders(costs: CostModel) -> int:
+    """Of all devices in one pipeline, where those of a node may change places and so may equal nodes; about."""
+    nodes = usable_nodes(costs.job, costs.snapshot)
+    alike = Counter(costs.kind(node.id) for node in nodes)
+    same = math.prod(math.factorial(node.devices) for node in nodes) * math.prod(map(math.factorial, alike.values()))
+    return math.factorial(num_devices(costs)) // same
 
 
 def num_devices(costs: CostModel) -> int:

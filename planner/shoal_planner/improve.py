@@ -19,9 +19,11 @@ from shoal_planner.ways_steps import steps
 class Improver:
     """Descents on one cluster, `judge` saying what sets of pipelines take; every set is judged once."""
 
-    def __init__(self, ground: Ground, judge: Callable[[tuple[Word, ...]], float], tries: int) -> None:
+    def __init__(self, ground: Ground, judge: Callable[[tuple[Word, ...]], float], tries: int, patience: int) -> None:
+        """At most so many tries, and no more once so many in a row brought nothing better."""
         self.ground = ground
         self.left = tries
+        self._patience, self._idle, self._best_s = patience, 0, math.inf
         self._judge = judge
         self._known: set[object] = set()
 
@@ -31,7 +33,8 @@ class Improver:
         queue: list[tuple[float, int, Iterator[Ways]]] = []
         for ways in (*starts, *simple(self.ground)):
             self._reach(ways, queue)
-        while queue and self.left > 0:
+        self._idle = 0
+        while queue and self.left > 0 and self._idle < self._patience:
             found = next(queue[0][2], None)
             if found is None:
                 heapq.heappop(queue)
@@ -44,6 +47,8 @@ class Improver:
             self.left -= 1
             self._known.add(name)
             seconds = self._judge(words_of(ways))
+            self._idle = 0 if seconds < self._best_s else self._idle + 1
+            self._best_s = min(self._best_s, seconds)
             if math.isfinite(seconds):
                 heapq.heappush(queue, (seconds, len(self._known), steps(ways, self.ground)))
 

@@ -7,6 +7,7 @@ Owns how much more memory is pretended, and how many plans are eased. Does not o
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 
 from shoal_planner.catalogue import DeviceType
@@ -17,7 +18,7 @@ from shoal_planner.plan import Plan
 from shoal_planner.relief import eased, least_step_s, relieved, shared_by_room
 
 # State takes a third of its memory without the optimizer's; more than three times as much room helps nobody.
-_ROOMIER = (1.2, 1.5, 2.0, 3.0)
+_ROOMIER = (3.0, 2.0, 1.5, 1.2)
 _EASED = 6  # plans of each search, the fastest first
 _MUCH = 0.35  # of all layers, from which on it may pay not to recompute so many
 # On fewer, what needs no hosts is searched exactly; on more, easing a plan of as many stages takes too long.
@@ -51,8 +52,12 @@ def rescue(costs: CostModel, searched: Searched, best_s: float, consider: Callab
     def may_pay(made: Plan) -> bool:
         return least_step_s(made, costs) < best_s
 
-    for factor in _ROOMIER:
-        for found in list(searched(RoomyCosts(costs, factor)))[:_EASED]:
+    for factor in _ROOMIER if math.isinf(best_s) else _ROOMIER[::2]:
+        roomy = list(searched(RoomyCosts(costs, factor)))[:_EASED]
+        best = roomy[0].prediction if roomy else None
+        if best is not None and best.step_s >= best_s:
+            return  # memory is not what binds
+        for found in roomy:
             for made in eased(found, costs, may_pay):
                 best_s = min(best_s, consider(made))
             with_holders = lent(found, costs) if may_pay(found) else None

@@ -7,7 +7,6 @@ Owns which clusters are searched, and the choice from what is found there; how o
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -138,12 +137,12 @@ def _searched(
     search = Search(costs, copies, late)
     search.look(features, thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
     apart = previous is None and not is_proven(costs)
-    for others in _without_stragglers(costs, every=search.is_far()) if apart else ():
+    for others, closely in _without_stragglers(costs, every=search.is_far()) if apart else ():
         if search.scored and late():
             search.truncated = True
             break
         fast = Search(CostModel(costs.job, others, costs.profile), copies, late)
-        fast.look(features, thorough=thorough)
+        fast.look(features, thorough=thorough and closely)
         for found in fast.scored.values():  # what is not there to tempt the search does it no harm
             search.consider(found)
         search.finalists.update(found.plan_id for found in fast.best(_FINALISTS))
@@ -166,17 +165,21 @@ def _scheduled(search: Search) -> list[Plan]:
     return sorted(made.values(), key=by_step)
 
 
-def _without_stragglers(costs: CostModel, *, every: bool) -> Iterator[ClusterSnapshot]:
-    """The cluster without the types of devices that are far slower than the fastest, if they are few; or without some
-    or all of them in `every` way, so that one of them more never hides what is found without it."""
+def _without_stragglers(costs: CostModel, *, every: bool) -> Iterator[tuple[ClusterSnapshot, bool]]:
+    """The cluster without the slowest type of devices and without all types that are far slower than the fastest, if
+    they are few or in `every` case, so that one of them more never hides what is found without it; then also without
+    each of them, and without ever more. And whether to look closely: only at the first two."""
     nodes = usable_nodes(costs.job, costs.snapshot)
     rate = {node.device: 1 / costs.part("block", node.id, 1, 1).total_s for node in nodes}
-    slow = sorted(name for name, blocks in rate.items() if blocks * _MUCH_SLOWER < max(rate.values()))
+    slow = sorted(
+        (name for name in rate if rate[name] * _MUCH_SLOWER < max(rate.values())), key=lambda name: rate[name]
+    )
     num_devices, num_slow = (sum(node.devices for node in some) for some in (nodes, _of(slow, nodes)))
     if slow and (every or num_slow <= max(1, num_devices // _FEW)):
-        for count in range(1 if every else len(slow), len(slow) + 1):
-            for gone in itertools.combinations(slow, count):
-                yield costs.snapshot.without(node.id for node in _of(gone, nodes))
+        closely = [tuple(slow[:1]), tuple(slow)]
+        others = [(name,) for name in slow] + [tuple(slow[:count]) for count in range(2, len(slow))] if every else []
+        for gone in dict.fromkeys((*closely, *others)):
+            yield costs.snapshot.without(node.id for node in _of(gone, nodes)), gone in closely
 
 
 def _of(types: Iterable[str], nodes: tuple[Node, ...]) -> list[Node]:

@@ -82,7 +82,7 @@ def test_lines_are_all_orders_up_to_exchange_of_equal_nodes(seed: int) -> None:
     rng = random.Random(f"lines {seed}")
     every = crews(rooms_of(rng, 6), degrees_of(rng), 5)
     for crew in rng.sample(every, min(8, len(every))):
-        found = lines(crew, set(crew.ends()))
+        found = list(lines(crew, set(crew.ends())))
         assert all(chain.slots == crew.slots for chain in found)
         named = [least_form(crew, tuple(cell for (cell,) in chain.stages)) for chain in found]
         assert sorted(named) == sorted({least_form(crew, order) for order in itertools.permutations(crew.cells)})
@@ -93,10 +93,12 @@ def test_ends_say_which_lines_there_are(seed: int) -> None:
     rng = random.Random(f"ends {seed}")
     every = crews(rooms_of(rng, 6), degrees_of(rng), 5)
     for crew in rng.sample(every, min(8, len(every))):
-        whole = lines(crew, set(crew.ends()))
+        whole = list(lines(crew, set(crew.ends())))
         assert {(chain.stages[0][0], chain.stages[-1][0]) for chain in whole} <= set(crew.ends())
         ends = rng.choice(crew.ends())
-        assert lines(crew, {ends}) == [chain for chain in whole if (chain.stages[0][0], chain.stages[-1][0]) == ends]
+        assert list(lines(crew, {ends})) == [
+            chain for chain in whole if (chain.stages[0][0], chain.stages[-1][0]) == ends
+        ]
         assert sorted((ends[0], *crew.between(*ends), ends[1])[: len(crew.cells)]) == sorted(crew.cells)
 
 

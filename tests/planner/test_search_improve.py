@@ -45,7 +45,7 @@ def test_descends_to_what_the_judge_likes_best_and_counts_its_tries() -> None:
         return seconds
 
     starts = len({here.named(ways) for ways in simple(here)})
-    Improver(here, judge, starts + 100).run(())
+    Improver(here, judge, starts + 100, 100).run(())
     assert len(judged) == starts + 100
     _, best = min(judged)
     assert sum(unit.tp for word in best for unit in word) == 7 and len(best) == 1

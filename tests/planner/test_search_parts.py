@@ -44,6 +44,6 @@ def test_without_looking_closely_less_is_found() -> None:
 
 def test_the_time_limit_ends_the_look_at_parts() -> None:
     ticks = iter(range(10_000))
-    found = plan(job(), islands(4, 1), time_limit_s=2, clock=lambda: float(next(ticks)))
+    found = plan(job(), islands(4, 1), time_limit_s=0.5, clock=lambda: float(next(ticks)))
     assert found.truncated
     assert found.plan.prediction is not None
