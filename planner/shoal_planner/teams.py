@@ -91,11 +91,13 @@ class _Teams:
         )
 
     def ways(self, kinds: tuple[Kind, ...]) -> Iterator[_Way]:
-        """With the nodes of all kinds, of ever fewer of the fastest, and of each kind alone."""
+        """With the nodes of all kinds, of ever fewer of the fastest, of each kind alone, and of all but one."""
         names = {kind.number: kind.node.id for kind in kinds}
         by_speed = sorted(kinds, key=lambda kind: self._seconds(kind.number, names[kind.number], 1, "none")[1])
         some = [tuple(by_speed[:count]) for count in range(len(kinds), 0, -1)] + [(kind,) for kind in by_speed[1:]]
-        for chosen, most in itertools.product(some, tp_degrees(self.costs, max(kind.slice for kind in kinds))):
+        some += [tuple(other for other in by_speed if other is not kind) for kind in by_speed if len(kinds) > 1]
+        every = tp_degrees(self.costs, max(kind.slice for kind in kinds))
+        for chosen, most in itertools.product(dict.fromkeys(some), every):
             degrees = [max(tp_degrees(self.costs, min(most, kind.slice))) for kind in chosen]
             if max(degrees) < most:
                 continue  # a smaller one is the same
