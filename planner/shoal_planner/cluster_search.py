@@ -79,14 +79,14 @@ class Search:
             return
         if not fits:
             refusal = self.refusal
-            rescue(self.costs, self._fastest, self.best_s(), self.consider)
+            rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
             if not (self.copies and isinstance(self.refusal, HostTooSmall)):  # else fewer copies may make room
                 self.refusal = refusal
         elif is_proven(self.costs):
             return  # with state on hosts
         elif thorough and previous is None and self.is_far() and any(map(recomputes, self.best(_FINALISTS))):
             # What is found where nothing fits must not be lost where something fits.
-            rescue(self.costs, self._fastest, self.best_s(), self.consider)
+            rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
         else:
             unburden(self.costs, self.best()[0], self.consider)
 
@@ -170,7 +170,7 @@ class Search:
         for some in sorted({tuple(sorted(some)) for some in kept if 0 < len(some) < len(every)}):
             yield self.costs.snapshot.without(node.id for node in self.costs.snapshot.nodes if node.id not in some)
 
-    def _fastest(self, costs: CostModel) -> list[Plan]:
+    def on_other_devices(self, costs: CostModel) -> list[Plan]:
         """Of what is found on such devices."""
         found = Search(costs, self.copies, self.late)
         found._follow(usable_nodes(costs.job, costs.snapshot))

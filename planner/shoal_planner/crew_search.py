@@ -96,19 +96,24 @@ class CrewSearch:
     def run(self, best_s: float) -> None:
         """Looks for what is done in ever more time, up to `best_s`: where anything is found, the best is."""
         self.best_s = best_s
-        num_devices = sum(room.devices * len(room.nodes) for room in self._rooms.values())
         for within_s in _times_s(best_s, self._shares):
-            self.within_s = within_s
-            self._lines.clear()
-            before, self._tries = self._tries, 0
-            for count in range(1, min(num_devices, self._batch) + 1):
-                self._run(count)
+            before = self._tries
+            self._look(within_s)
             if self.best_s < best_s:
                 break
             if math.isinf(best_s) and self._tries == before > 0:
-                return  # more time allows nothing more, and nothing of it fits
+                self._look(math.inf)  # twice the time allowed nothing more: perhaps no time does
+                break
         if math.isinf(best_s) and math.isfinite(self.best_s):
             self.run(self.best_s)
+
+    def _look(self, within_s: float) -> None:
+        """At all that is done in this time."""
+        self.within_s, self._tries = within_s, 0
+        self._lines.clear()
+        num_devices = sum(room.devices * len(room.nodes) for room in self._rooms.values())
+        for count in range(1, min(num_devices, self._batch) + 1):
+            self._run(count)
 
     def _limit_s(self) -> float:
         return min(self.within_s, self.best_s * (1 - _TIE))

