@@ -13,6 +13,7 @@ stage fit.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import heapq
 import itertools
@@ -30,7 +31,7 @@ from shoal_planner.options import Floats, Ints, tp_degrees, usable_nodes
 from shoal_planner.parts import fastest_s, parts
 from shoal_planner.plan import Plan
 from shoal_planner.shape_exchange import After, Exchanges, Placed, Shape, placed_on
-from shoal_planner.shape_plan import have_ample_hosts, plan_of, rooms_of
+from shoal_planner.shape_plan import have_ample_hosts, most_host_bytes, plan_of, rooms_of
 from shoal_planner.shapes import Bounds, Chain, Frame, Rooms, Slots, chains, frames
 
 # Up to these, with one replica per stage; one device more than the clusters for which strictness is promised.
@@ -85,14 +86,27 @@ def search_exactly(
     plain = CrewSearch(costs, copies, nodes, better)
     plain.run(best[0])
     may_pay = plain.binds or any(costs.update_s(node.id, 1.0, 1.0) < costs.update_s(node.id, 1.0) for node in nodes)
-    if hosts and may_pay and costs.job.train.sharding != "none" and have_ample_hosts(nodes, costs, hosting=True):
-        for away in _AWAY:
-            CrewSearch(costs, copies, nodes, better, away).run(best[0])
+    if hosts and may_pay and costs.job.train.sharding != "none":
+        _search_hosts(costs, copies, best, better)
     if model.layers > SHARED_LAYERS or train.global_batch > SHARED_BATCH:
         return
     for part in parts(nodes, min(SHARED_DEVICES, num_devices(costs)), costs):
         if fastest_s(part, costs) < best[0]:
             Exact(costs, copies, part, better).run(best[0])
+
+
+def _search_hosts(costs: CostModel, copies: int, best: list[float], better: Callable[[Plan], float]) -> None:
+    """With state on hosts, on the nodes whose hosts have room for it."""
+    every = costs.snapshot.nodes
+    most_bytes = most_host_bytes(every, costs, hosting=True)
+    roomy = costs.snapshot.without(node.id for node in every if node.host_memory_bytes <= most_bytes)
+    nodes = usable_nodes(costs.job, roomy)
+    if not nodes:
+        return
+    fewer, most = CostModel(costs.job, roomy, costs.profile), min(copies, len(roomy.nodes) - 1)
+    for away in _AWAY:
+        search = CrewSearch(fewer, most, nodes, lambda plan: better(dataclasses.replace(plan, copies=copies)), away)
+        search.run(best[0])
 
 
 class Exact:

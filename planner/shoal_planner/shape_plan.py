@@ -65,16 +65,20 @@ def _with_hosts(first: int, count: int, again: tuple[int, int], away: int) -> tu
     return overrides(first, choices, counts)
 
 
-def have_ample_hosts(nodes: tuple[Node, ...], costs: CostModel, *, hosting: bool = False) -> bool:
-    """Whether every host has room for whatever a plan may keep there: all devices together own everything once, or each
-    owns everything where nothing is split, and no node keeps copies of more than that. `hosting`: the state itself, if
-    split, too."""
+def have_ample_hosts(nodes: tuple[Node, ...], costs: CostModel) -> bool:
+    """Whether every host has room for whatever a plan on these nodes may keep there."""
+    most_bytes = most_host_bytes(nodes, costs)
+    return all(node.host_memory_bytes > most_bytes for node in costs.snapshot.nodes)
+
+
+def most_host_bytes(nodes: tuple[Node, ...], costs: CostModel, *, hosting: bool = False) -> float:
+    """All devices together own everything once, or each owns everything where nothing is split, and no node keeps
+    copies of more than that. `hosting`: the state itself, if split, too."""
     model = costs.job.model
     elements = sum(unit_elements(model, unit, 1) for unit in range(model.layers + 2))
     owners = 1 if costs.job.train.sharding != "none" else sum(node.devices for node in nodes)
     most_bytes = snapshot_bytes(owners * elements) + (OPTIMIZER_BYTES * elements if hosting else 0)
-    most_bytes *= 2  # tp repeats a few small matrices
-    return all(node.host_memory_bytes > most_bytes for node in costs.snapshot.nodes)
+    return 2 * most_bytes  # tp repeats a few small matrices
 
 
 def rooms_of(nodes: tuple[Node, ...], costs: CostModel, *, apart: bool) -> Rooms:

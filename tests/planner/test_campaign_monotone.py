@@ -22,8 +22,8 @@ def judged(name: str, seeds: range, most_of_hundred: int = 0, **options: int) ->
 
 def test_small_clusters_on_a_sample() -> None:
     """Strictly none is worse, also where the search by itself once lost a plan."""
-    judged("monotone", range(25), processes=1)
-    for seed in (142, 194, 213, 255, 287, 320, 359, 365):
+    judged("monotone", range(15), processes=1)
+    for seed in (142, 194, 213, 255, 287, 320, 359, 365, 649, 712, 796, 875, 2170, 2318):
         judged("monotone", range(seed, seed + 1), processes=1)
 
 
