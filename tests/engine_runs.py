@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from waiting import eventually
 
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
@@ -264,8 +265,7 @@ def receive_part_of_a_message(seat: Seat) -> float:
         os.kill(os.getpid(), signal.SIGSTOP)
         sending.wait()
         return 0.0
-    while not bool(big[0]):  # until its first bytes are here
-        time.sleep(0)
+    eventually(lambda: bool(big[0]))  # its first bytes are here
     began_s: list[float] = []
 
     def abandon() -> None:

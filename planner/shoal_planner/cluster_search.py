@@ -82,8 +82,8 @@ class Search:
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
             if not (self.copies and isinstance(self.refusal, HostTooSmall)):  # else fewer copies may make room
                 self.refusal = refusal
-        elif is_proven(self.costs):
-            return  # with state on hosts
+        elif thorough and is_proven(self.costs):
+            return  # the proof has state on hosts itself
         elif thorough and previous is None and self.is_far() and any(map(recomputes, self.best(_FINALISTS))):
             # What is found where nothing fits must not be lost where something fits.
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
