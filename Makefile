@@ -20,9 +20,15 @@ $(VENV)/.installed: pyproject.toml
 demo: setup
 	$(BIN)/shoal demo $(DEMO_ARGS)
 
+# Searching for plans keeps one core busy and disturbs nobody, so those tests share the cores; clusters have theirs alone.
 test: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
+ifeq ($(TEST_ARGS),)
+	$(BIN)/python -m pytest -m "not long" --ignore=tests/planner
+	$(BIN)/python -m pytest -m "not long" -n 2 tests/planner
+else
 	$(BIN)/python -m pytest $(TEST_ARGS) -m "not long"
+endif
 
 test-long: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
