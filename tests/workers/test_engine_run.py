@@ -14,9 +14,10 @@ from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import GRADIENTS, OPTIMIZER, WEIGHTS
 from shoal_workers.processes import Processes, run_plan
+from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import STAGING
 from shoal_workers.solo import RunRequest, build_rank, solo_plan
-from shoal_workers.stage import ACTIVATIONS, PIPELINE
+from shoal_workers.stage import PIPELINE
 
 UNEVEN = LAYOUTS["3 stages beside 1"]
 

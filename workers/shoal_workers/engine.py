@@ -40,10 +40,11 @@ from shoal_workers.errors import StepRefused
 from shoal_workers.exchange import Exchange
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
-from shoal_workers.model import StageModel
+from shoal_workers.model import build_units
 from shoal_workers.optimizer import OwnedAdamW, learning_rate
+from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import STAGING, Sharing
-from shoal_workers.stage import ACTIVATIONS, PIPELINE, Shape, StageRun, feed
+from shoal_workers.stage import PIPELINE, Shape, StageRun, feed
 from shoal_workers.tensor_parallel import TensorGroup
 
 _NUM_COUNTS = 6  # on a ballot, before the ranges of samples
@@ -309,10 +310,10 @@ class Engine:
     def _build_stage(self, plan: Plan) -> StageRun:
         job, place, live = self._job, self._place, self._live
         group = TensorGroup(rank=place.tp_rank, size=place.tp, reducer=self._exchange)
-        units = stage_units(plan, place.pipeline, place.stage)
-        model = StageModel(job.model, units, live.parameter, group, job.train.seq_len, live.device)
+        numbers = stage_units(plan, place.pipeline, place.stage)
+        units = build_units(job.model, numbers, live.parameter, group, job.train.seq_len, live.device)
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, device=live.device)
-        return StageRun(model, self._feed, shape, self._program, self._exchange, self._memory)
+        return StageRun(units, self._feed, shape, self._program, self._exchange, self._memory)
 
 
 def _ranges(fed: list[list[float]]) -> tuple[tuple[int, int], ...]:

@@ -10,6 +10,7 @@ F inner rows of this rank, V vocabulary rows of this rank, C = N * D or K * D.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -106,51 +107,52 @@ class Head:
         return cross_entropy_sum(F.linear(x_TH, self._weight_VH), targets_BS.flatten(), self._first_row, self._group)
 
 
-class StageModel:
-    """Consecutive units, as one rank of a stage runs them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One unit of the model as a rank runs it; the last one needs the targets too, and gives the summed loss."""
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        units: Sequence[int],
-        lookup: Lookup,
-        group: TensorGroup,
-        seq_len: int,
-        device: torch.device,
-    ) -> None:
-        self._weights: dict[str, Tensor] = {}
-
-        def lookup_and_note(fqn: str) -> Tensor:
-            self._weights[fqn] = lookup(fqn)
-            return self._weights[fqn]
-
-        rotary = Rotary(model, seq_len, device)
-        self._embedding = Embedding(model, lookup_and_note, group) if 0 in units else None
-        self._blocks = tuple(
-            Block(model, unit - 1, lookup_and_note, group, rotary) for unit in units if 0 < unit <= model.layers
-        )
-        self._head = Head(model, lookup_and_note, group) if model.layers + 1 in units else None
-
-    def weights(self) -> tuple[Tensor, ...]:
-        return tuple(self._weights.values())
+    number: int
+    compute: Embedding | Block | Head
+    weights: tuple[Tensor, ...]
 
     @property
     def takes_tokens(self) -> bool:
-        return self._embedding is not None
+        return isinstance(self.compute, Embedding)
 
     @property
     def gives_loss(self) -> bool:
-        return self._head is not None
+        return isinstance(self.compute, Head)
 
     def __call__(self, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
-        """Activations out of tokens or activations; where the head is here, the summed loss against `targets_BS`."""
-        x_BSH = entering if self._embedding is None else self._embedding(entering)
-        for block in self._blocks:
-            x_BSH = block(x_BSH)
-        if self._head is None:
-            return x_BSH
+        if not isinstance(self.compute, Head):
+            return self.compute(entering)
         assert targets_BS is not None
-        return self._head(x_BSH, targets_BS)
+        return self.compute(entering, targets_BS)
+
+
+def build_units(
+    model: ModelSpec, numbers: Sequence[int], lookup: Lookup, group: TensorGroup, seq_len: int, device: torch.device
+) -> tuple[Unit, ...]:
+    """The units of these numbers, in their order."""
+    rotary = Rotary(model, seq_len, device)
+
+    def build(number: int) -> Unit:
+        weights: list[Tensor] = []
+
+        def lookup_and_note(fqn: str) -> Tensor:
+            weights.append(lookup(fqn))
+            return weights[-1]
+
+        compute: Embedding | Block | Head
+        if number == 0:
+            compute = Embedding(model, lookup_and_note, group)
+        elif number <= model.layers:
+            compute = Block(model, number - 1, lookup_and_note, group, rotary)
+        else:
+            compute = Head(model, lookup_and_note, group)
+        return Unit(number=number, compute=compute, weights=tuple(weights))
+
+    return tuple(map(build, numbers))
 
 
 def _norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:

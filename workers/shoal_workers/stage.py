@@ -1,16 +1,17 @@
 """One rank's part of a pipeline stage: micro-batches forward and backward, and what travels between stages.
 
-Owns activations and their gradients, from the first receive of a step to its last send, and their charges. All receives
-of a step are posted at its start, each into a buffer of its own, so no send ever waits for anything but the wire.
+Owns what travels, from the first receive of a step to its last send, and its charges. Receives are posted ahead, each
+into a buffer of its own, so no send ever waits for anything but the wire. Does not own what happens in between, from
+what enters the stage to what leaves it (`segments`).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,10 +29,10 @@ from shoal_planner.programs import (
 from shoal_workers.data import Samples
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.memory import DeviceMemory
-from shoal_workers.model import StageModel
+from shoal_workers.model import Unit
+from shoal_workers.segments import Segments
 from shoal_workers.tags import Purpose, tag
 
-ACTIVATIONS = "activations"
 PIPELINE = "buffers between stages"
 
 _GRADIENTS_AHEAD = 2  # receives of gradients that are posted before they are needed
@@ -90,21 +91,21 @@ class Shape:
         return num_samples * self.seq_len * self.hidden * self.dtype.itemsize
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A micro-batch between its forward and its backward."""
-
-    entering: Tensor  # token ids, or activations with a gradient to come
-    leaving: Tensor  # activations, or this micro-batch's part of the loss
-
-
 class StageRun:
     """Executes the instructions of one rank's program that concern its pipeline; `begin` before each step."""
 
     def __init__(
-        self, model: StageModel, feed: Feed, shape: Shape, program: Program, exchange: Exchange, memory: DeviceMemory
+        self,
+        units: Sequence[Unit],
+        feed: Feed,
+        shape: Shape,
+        program: Program,
+        exchange: Exchange,
+        memory: DeviceMemory,
     ) -> None:
-        self._model = model
+        self._takes_tokens = units[0].takes_tokens
+        self._gives_loss = units[-1].gives_loss
+        self._segments = Segments(units, feed.global_batch * shape.seq_len, memory)
         self._feed = feed
         self._shape = shape
         self._exchange = exchange
@@ -113,7 +114,6 @@ class StageRun:
         self._gradients = _by_micro_batch(item for item in program if isinstance(item, ReceiveGradient))
         self._in_flight = _most_in_flight(program)
         self._num_rows = feed.high - feed.low
-        self._activation_bytes: int | None = None  # of one micro-batch; measured in the first forward
         self._reset(0)
 
     def _reset(self, step: int) -> None:
@@ -127,7 +127,8 @@ class StageRun:
         self._inputs: dict[int, Tensor] = {}
         self._slopes: dict[int, Tensor] = {}  # gradients of what leaves, by micro-batch
         self._answers: dict[int, Tensor] = {}  # gradients of what entered
-        self._flights: dict[int, _Flight] = {}
+        self._segments.begin()
+        self._leaving: dict[int, Tensor] = {}
         self._sent_activations: dict[int, list[Pending]] = defaultdict(list)
         self._sent_gradients: dict[int, list[Pending]] = defaultdict(list)
 
@@ -158,44 +159,32 @@ class StageRun:
         self._pending.pop(item).wait()
 
     def forward(self, item: Forward) -> None:
-        entering, targets = self._entering(item.micro_batch)
-        if self._activation_bytes is None:
-            leaving = self._measured(entering, targets)
-        else:
-            self._memory.charge(ACTIVATIONS, self._activation_bytes)
-            leaving = self._model(entering, targets)
-        if self._model.gives_loss:
-            leaving = leaving / (self._feed.global_batch * self._shape.seq_len)
-            self._loss += leaving.detach().cpu()
+        leaving = self._segments.forward(item.micro_batch, *self._entering(item.micro_batch))
+        if self._gives_loss:
+            self._loss += leaving.cpu()
         else:
             self._charge(1)
-        self._flights[item.micro_batch] = _Flight(entering=entering, leaving=leaving)
+            self._leaving[item.micro_batch] = leaving
 
     def backward(self, item: Backward) -> None:
         """Gradients of this micro-batch add up in the live state."""
-        flight = self._flights.pop(item.micro_batch)
-        if self._model.gives_loss:
-            flight.leaving.backward()  # type: ignore[no-untyped-call]
-        else:
+        slope = None
+        if not self._gives_loss:
             slope = self._slopes.pop(item.micro_batch).to(self._shape.device)
-            flight.leaving.backward(slope)  # type: ignore[no-untyped-call]
+        answer = self._segments.backward(item.micro_batch, slope)
+        if not self._gives_loss:
             _wait(self._sent_activations.pop(item.micro_batch, []))  # long taken: its gradient came back
+            del self._leaving[item.micro_batch]
             self._release(2)
-        assert self._activation_bytes is not None
-        self._memory.release(ACTIVATIONS, self._activation_bytes)
-        if not self._model.takes_tokens:
-            assert flight.entering.grad is not None
-            self._answers[item.micro_batch] = flight.entering.grad  # takes over the charge of what entered
+        if not self._takes_tokens:
+            assert answer is not None
+            self._answers[item.micro_batch] = answer  # takes over the charge of what entered
         self._post(ReceiveActivation)
         self._post(ReceiveGradient)
 
     def send(self, item: SendActivation | SendGradient) -> None:
         if isinstance(item, SendActivation):
-            whole, purpose, sent = (
-                self._flights[item.micro_batch].leaving.detach(),
-                Purpose.ACTIVATION,
-                self._sent_activations,
-            )
+            whole, purpose, sent = self._leaving[item.micro_batch], Purpose.ACTIVATION, self._sent_activations
         else:
             whole, purpose, sent = self._answers[item.micro_batch], Purpose.GRADIENT, self._sent_gradients
             self._settle_gradients(item.micro_batch - self._in_flight)
@@ -223,30 +212,13 @@ class StageRun:
 
     def _entering(self, micro_batch: int) -> tuple[Tensor, Tensor | None]:
         tokens = None
-        if self._model.takes_tokens or self._model.gives_loss:
+        if self._takes_tokens or self._gives_loss:
             tokens = self._feed.samples.read(self._feed.numbers(self._step, micro_batch)).to(self._shape.device)
-        targets = tokens[:, 1:] if tokens is not None and self._model.gives_loss else None
-        if self._model.takes_tokens:
+        targets = tokens[:, 1:] if tokens is not None and self._gives_loss else None
+        if self._takes_tokens:
             assert tokens is not None
             return tokens[:, :-1], targets
         return self._inputs.pop(micro_batch).to(self._shape.device).requires_grad_(), targets
-
-    def _measured(self, entering: Tensor, targets: Tensor | None) -> Tensor:
-        """A forward that also finds out how much of it stays in memory until its backward."""
-        kept: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, _as_it_is):
-            leaving = self._model(entering, targets)
-        for elsewhere in (entering, *self._model.weights()):  # charged already
-            kept.pop(elsewhere.untyped_storage().data_ptr(), None)
-        self._activation_bytes = sum(kept.values())
-        self._memory.charge(ACTIVATIONS, self._activation_bytes)
-        return leaving
 
     def _rows(self, whole: Tensor, first: int, last: int) -> Tensor:
         """Rows of a micro-batch, of which this rank has [low, high)."""
@@ -276,7 +248,3 @@ def _most_in_flight(program: Program) -> int:
         now += isinstance(item, Forward) - isinstance(item, Backward)
         most = max(most, now)
     return most
-
-
-def _as_it_is(saved: Any) -> Any:
-    return saved
