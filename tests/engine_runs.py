@@ -20,12 +20,12 @@ from waiting import eventually
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.state import Kind, Span
-from shoal_workers.engine import StepReport
+from shoal_workers.engine import NoSnapshots, StepReport
 from shoal_workers.errors import EpochAbandoned, PeerLost, StepRefused
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.live import LiveState
 from shoal_workers.processes import PlanRun, Seat
-from shoal_workers.solo import RunRequest, WholeState, build_rank
+from shoal_workers.solo import RankRun, RunRequest, WholeState, build_rank
 from shoal_workers.tags import Purpose
 from shoal_workers.tensor_parallel import tp_groups
 
@@ -211,6 +211,34 @@ def run_poisoned(seat: Seat, request: RunRequest, poisoned_rank: int) -> Refusal
         changed = any(before[key].tobytes() != after[key].tobytes() for key in before)
         return Refusal(reason=str(error), tag=built.live.tag, num_votes=exchange.num_votes, changed=changed)
     raise AssertionError("the step was not refused")
+
+
+class PoisonedOnce:
+    """A SnapshotSink of one rank that makes a weight no number for as long as one step lasts."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._whole = torch.zeros(1)
+
+    def begin(self, step: int, live: LiveState) -> None:
+        weight = live.weight(next(span for span in live.state.holds if span.fqn == "layers.0.attention_norm.weight"))
+        if step == self._step - 1:
+            self._whole = weight.clone()
+            weight.fill_(float("nan"))
+        if step == self._step:
+            weight.copy_(self._whole)
+
+    def wait_safe(self, step: int) -> None:
+        pass
+
+
+def run_poisoned_once(seat: Seat, request: RunRequest, poisoned_rank: int, step: int) -> RankRun:
+    """The engine, with one weight of one rank not a number during one step."""
+    sink = PoisonedOnce(step) if seat.rank == poisoned_rank else NoSnapshots()
+    built = build_rank(request, seat.rank, seat.connect(tp_groups(request.plan)), sink)
+    reports: list[StepReport] = []
+    outcome = built.engine.run(until_step=request.until_step, report=reports.append, stop_after=lambda: None)
+    return built.finish(outcome, reports)
 
 
 class UnsafeOnce:

@@ -110,19 +110,26 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
-    """`global_batch` is in sequences, `seq_len` in tokens. The learning rate warms up linearly, then stays."""
+    """`global_batch` is in sequences, `seq_len` in tokens.
+
+    The learning rate warms up linearly to `lr`, and then follows `lr_schedule` down to `min_lr`, or stays. Gradients
+    whose norm over all weights is more than `clip_norm` are scaled down to it. Matrices decay, norms do not.
+    """
 
     global_batch: int
     seq_len: int
     steps: int
     lr: float = 3.0e-4
     warmup_steps: int = 0
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    min_lr: float = 0.0
+    clip_norm: float | None = None
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
-    on_nan: str = "fail"
+    on_nan: Literal["fail", "skip"] = "fail"
     sharding: Literal["auto", "none"] = "auto"
     recompute: Literal["auto", "none"] = "auto"
     overlap: Literal["auto", "none"] = "auto"
@@ -132,13 +139,23 @@ class TrainSpec:
         check_ranges(self, _TRAIN_RANGES)
         for name in ("lr", "eps"):
             _positive(name, getattr(self, name))
+        if self.clip_norm is not None:
+            _positive("clip_norm", self.clip_norm)
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise InvalidField("weight_decay", self.weight_decay, "must be zero or more")
+        self._check_schedule()
         for index, beta in enumerate(self.betas):
             if not 0 <= beta < 1:
                 raise InvalidField(f"betas[{index}]", beta, "must lie in [0, 1)")
-        if self.on_nan != "fail":
-            raise InvalidField("on_nan", self.on_nan, "only 'fail' is supported yet")
+
+    def _check_schedule(self) -> None:
+        if not 0 <= self.min_lr <= self.lr:
+            raise InvalidField("min_lr", self.min_lr, f"must be zero or more, and at most lr ({self.lr:g})")
+        if self.min_lr and self.lr_schedule == "constant":
+            raise InvalidField("min_lr", self.min_lr, "needs lr_schedule 'linear' or 'cosine': a constant rate stays")
+        if self.warmup_steps >= self.steps and self.lr_schedule != "constant":
+            problem = f"must be less than steps ({self.steps}), or the {self.lr_schedule} schedule never begins"
+            raise InvalidField("warmup_steps", self.warmup_steps, problem)
 
     @property
     def tokens_per_step(self) -> int:

@@ -72,8 +72,8 @@ class PlanAdopted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """Step `step` (the first is 1) was voted by all ranks and applied. `samples` are the half-open ranges of sample
-    numbers that first stages really fed."""
+    """Step `step` (the first is 1) was voted by all ranks and applied, or is done without an update (`skipped`).
+    `samples` are the half-open ranges of sample numbers that first stages really fed."""
 
     kind: ClassVar[str] = "step_done"
     epoch: int
@@ -84,6 +84,18 @@ class StepDone:
     tokens: int
     duration_s: float
     samples: tuple[tuple[int, int], ...]
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSkipped:
+    """What came out of step `step` is no finite number, twice, and the job's `train.on_nan` is `skip`: the step is done
+    without an update. Its StepDone follows."""
+
+    kind: ClassVar[str] = "step_skipped"
+    epoch: int
+    step: int
+    problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +189,7 @@ Event = (
     StateChanged
     | PlanAdopted
     | StepDone
+    | StepSkipped
     | NodeLost
     | NodeJoined
     | RecoveryDone
@@ -191,6 +204,7 @@ _EVENTS: Mapping[str, type[Event]] = {
         StateChanged,
         PlanAdopted,
         StepDone,
+        StepSkipped,
         NodeLost,
         NodeJoined,
         RecoveryDone,

@@ -73,6 +73,7 @@ def show_job(job: Mapping[str, Any]) -> None:
         ("since", status["since"]),
         ("step", f"{status['step']} of {status['steps']}"),
         ("loss", status["loss"]),
+        *([("skipped", f"{status['skipped_steps']} steps, done without an update")] if status["skipped_steps"] else []),
         ("tokens/s", status["tokens_per_s"]),
         ("seconds to go", status["eta_s"]),
         ("recoveries", f"{status['recoveries']} ({status['redone_steps']} steps redone, {status['lost_steps']} lost)"),
@@ -199,6 +200,8 @@ def event_line(event: Mapping[str, Any]) -> str:
             rest = f"{said['state']}: {said['reason']}"
         case "step_done":
             rest = f"step {said['step']}, loss {_loss(said['loss'])}, {said['duration_s']:.3g} s, epoch {said['epoch']}"
+        case "step_skipped":
+            rest = f"step {said['step']} is done without an update: {said['problem']}"
         case "plan_adopted":
             rest = f"plan {said['plan_id']} from step {said['step']}, epoch {said['epoch']}: {said['reason']}"
         case "node_lost":

@@ -61,6 +61,7 @@ def _point(row: StepRow) -> dict[str, Any]:
         "lr": row.lr,
         "tokens_per_s": row.tokens / row.duration_s if row.duration_s > 0 else None,
         "duration_s": row.duration_s,
+        "skipped": row.skipped,
         "at": rfc3339(row.at_s),
     }
 

@@ -204,6 +204,7 @@ def resource(row: JobRow) -> dict[str, Any]:
             "recoveries": row.num_recoveries,
             "redone_steps": row.redone_steps,
             "lost_steps": row.lost_steps,
+            "skipped_steps": row.skipped_steps,
             "last_seq": row.last_seq,
         },
     }

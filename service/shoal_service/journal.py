@@ -125,6 +125,7 @@ def _point_values(job_id: str, entry: Entry, event: StepDone) -> dict[str, Any]:
         "tokens": event.tokens,
         "duration_s": event.duration_s,
         "rolled_back": False,
+        "skipped": event.skipped,
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Float, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy import JSON, Float, ForeignKey, Index, String, Text, UniqueConstraint, false
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -46,6 +46,7 @@ class JobRow(Base):
     num_recoveries: Mapped[int]
     redone_steps: Mapped[int]
     lost_steps: Mapped[int]
+    skipped_steps: Mapped[int] = mapped_column(server_default="0")
 
 
 class JournalRow(Base):
@@ -62,7 +63,8 @@ class JournalRow(Base):
 
 
 class StepRow(Base):
-    """One point of the loss curve. Rolled-back points stay; `loss` is null where it was not a finite number.
+    """One point of the loss curve. Rolled-back points stay; `loss` is null where it was not a finite number. `skipped`
+    ones brought no update.
 
     Keyed by the journal's `seq`, since a step may be done once in each of several epochs.
     """
@@ -81,6 +83,7 @@ class StepRow(Base):
     tokens: Mapped[int]
     duration_s: Mapped[float] = mapped_column(Float)
     rolled_back: Mapped[bool]
+    skipped: Mapped[bool] = mapped_column(server_default=false())
 
 
 class ClusterRow(Base):

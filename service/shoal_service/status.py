@@ -22,6 +22,7 @@ from shoal_recovery.journal import (
     RecoveryDone,
     StateChanged,
     StepDone,
+    StepSkipped,
 )
 
 _NEWEST_SHARE = 0.2  # weight of the newest step in the smoothed step time: about five steps of memory
@@ -29,7 +30,8 @@ _NEWEST_SHARE = 0.2  # weight of the newest step in the smoothed step time: abou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """`step` is the newest done step of the branch that counts; `step_s` and `tokens_per_s` are smoothed."""
+    """`step` is the newest done step of the branch that counts, `loss` that of the newest one that was not skipped;
+    `step_s` and `tokens_per_s` are smoothed. `skipped_steps` counts those that were skipped, done again or not."""
 
     state: JobState
     state_code: str
@@ -46,6 +48,7 @@ class Status:
     num_recoveries: int = 0
     redone_steps: int = 0
     lost_steps: int = 0
+    skipped_steps: int = 0
 
     @property
     def terminal(self) -> bool:
@@ -97,6 +100,8 @@ def advance(status: Status, entry: Entry) -> Status:
                 redone_steps=status.redone_steps + event.redone_steps,
                 lost_steps=status.lost_steps + event.lost_steps,
             )
+        case StepSkipped():
+            return dataclasses.replace(status, skipped_steps=status.skipped_steps + 1)
         case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
             return status
         case FiguresMeasured() | PredictionChecked():
@@ -112,7 +117,7 @@ def _stepped(status: Status, event: StepDone) -> Status:
         status,
         step=event.step,
         epoch=event.epoch,
-        loss=finite(event.loss),
+        loss=status.loss if event.skipped else finite(event.loss),
         step_s=step_s,
         tokens_per_s=event.tokens / step_s if step_s > 0 else None,
     )

@@ -18,6 +18,7 @@ from shoal_service.spending import Spending, spending_of
 from shoal_service.timeline import Event, duration, num_bytes
 
 MAX_EVENTS = 60
+_OTHER_KINDS = ("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped")
 _GLYPHS = {
     "queued": "\u25f7",
     "starting": "\u25d4",
@@ -58,6 +59,7 @@ def summary(row: JobRow) -> dict[str, Any]:
         "recoveries": row.num_recoveries,
         "redone_steps": row.redone_steps,
         "lost_steps": row.lost_steps,
+        "skipped_steps": row.skipped_steps,
         "cluster_id": row.cluster_id,
         "can_cancel": not jobs.ended(row) and row.wish != jobs.WISH_CANCELLED,
         "ended": jobs.ended(row),
@@ -71,7 +73,7 @@ async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dic
     history = await journal.history(session, job_id)
     end_at_s = row.since_at_s if jobs.ended(row) else time.time()
     plans = [entry for entry in history if entry.kind == journal.PLAN_KIND]
-    kinds = (*timeline.KINDS, "checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked")
+    kinds = (*timeline.KINDS, *_OTHER_KINDS)
     return {
         "job": summary(row),
         "cost": _cost_view(spending_of(row, history)),
@@ -198,6 +200,8 @@ def _sentence(row: JournalRow) -> str:
             return f"step {said['step']} stands in {said['uri']}: {num_bytes(said['num_bytes'])} in {took}"
         case "checkpoint_failed":
             return f"step {said['step']} was not stored in {said['uri']}: {said['problem']}"
+        case "step_skipped":
+            return f"step {said['step']} is done without an update: {said['problem']}"
         case "figures_measured":
             return f"{'; '.join(measured_lines(said['profile']))}; took {duration(said['duration_s'])}"
         case "prediction_checked":

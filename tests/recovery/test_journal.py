@@ -25,6 +25,7 @@ from shoal_recovery.journal import (
     RecoveryDone,
     StateChanged,
     StepDone,
+    StepSkipped,
     entry_from_mapping,
     entry_to_mapping,
 )
@@ -59,6 +60,7 @@ EVENTS: tuple[Event, ...] = (
     CheckpointFailed(step=4, uri="s3://b/p", problem="does not answer"),
     FiguresMeasured(profile={"updates": [{"device": "T4"}]}, num_bytes=12, duration_s=0.1),
     PredictionChecked(epoch=3, step=9, num_steps=5, predicted_s=0.2, measured_s=0.3),
+    StepSkipped(epoch=2, step=5, problem="loss or gradients are not finite on rank 1 (b:0)"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 from control_plane import ALL_NODES, job_mapping, snapshot, story
@@ -11,7 +12,7 @@ from control_plane import ALL_NODES, job_mapping, snapshot, story
 from shoal_planner.cluster import Node, snapshot_to_mapping
 from shoal_planner.job import parse_job
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, plan_to_mapping
-from shoal_recovery.journal import TERMINAL, TRANSITIONS, JobState, entry_to_mapping
+from shoal_recovery.journal import TERMINAL, TRANSITIONS, Entry, JobState, StepDone, StepSkipped, entry_to_mapping
 from shoal_service.jobs import rfc3339
 from shoal_service.plan_map import LABEL_WIDTH, MAX_ROWS, plan_map
 from shoal_service.status import Status, advance, moved
@@ -126,6 +127,17 @@ def test_states_change_by_the_table_alone(before: JobState, after: JobState) -> 
         assert (result.state, result.state_code, result.since_at_s) == (after, "code", 2.0)
     else:
         assert result == fresh(before)
+
+
+def test_skipped_steps_are_counted_and_leave_the_loss_as_it_was() -> None:
+    told = story(job_mapping(), started_at_s=1000.0)
+    newest = [entry.event for entry in told.entries if isinstance(entry.event, StepDone)][-1]
+    before = dataclasses.replace(fresh(JobState.RUNNING), loss=2.5)
+    skipped = dataclasses.replace(newest, loss=math.nan, grad_norm=math.nan, skipped=True)
+    status = before
+    for event in (StepSkipped(epoch=3, step=60, problem="not finite on rank 1 (b:0)"), skipped):
+        status = advance(status, Entry(seq=1, at_s=1.0, event=event))
+    assert (status.step, status.loss, status.skipped_steps) == (60, 2.5, 1)
 
 
 def test_a_whole_journal_advances_a_status() -> None:

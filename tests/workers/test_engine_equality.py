@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from engine_runs import LAYOUTS, assert_holders_agree, assert_same_bits, job, part, plan, worst_difference
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 
-from shoal_planner.job import JobSpec, ModelSpec
+from shoal_planner.job import JobSpec, ModelSpec, TrainSpec
 from shoal_planner.parameters import parameters
 from shoal_workers.data import open_samples
 from shoal_workers.processes import Processes
@@ -20,6 +22,7 @@ from shoal_workers.solo import RunRequest, SoloRun, run_solo
 
 STEPS = 20
 BOUND = 1e-5
+CLIP_NORM = 0.3
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,32 @@ def test_one_process_equals_plain_pytorch(solo: dict[bool, SoloRun], tied: bool)
     losses = _train(reference, spec)
     np.testing.assert_allclose(solo[tied].losses, losses, rtol=1e-5)
     assert worst_difference(solo[tied].weights, reference.stored()) <= BOUND
+
+
+@pytest.mark.parametrize("layout", ["3 stages beside 1", "uneven state, head alone"])
+def test_gradients_are_clipped_by_the_norm_of_all_of_them_whoever_owns_them(processes: Processes, layout: str) -> None:
+    spec = clipped_job()
+    run = processes.run(RunRequest(job=spec, plan=LAYOUTS[layout], until_step=STEPS))
+    alone = run_solo(spec, STEPS)
+    assert worst_difference(run.weights, alone.weights) <= BOUND
+    assert all(report.grad_norm > CLIP_NORM for report in run.ranks[0].reports), "each step is clipped"
+    assert_holders_agree(run, spec)
+
+
+def test_clipping_and_schedules_are_those_of_plain_pytorch() -> None:
+    spec = clipped_job()
+    reference = _Reference(spec.model)
+    reference.load(run_solo(spec, 0))
+    losses = _train(reference, spec)
+    run = run_solo(spec, STEPS)
+    np.testing.assert_allclose(run.losses, losses, rtol=1e-5)
+    assert worst_difference(run.weights, reference.stored()) <= BOUND
+
+
+def clipped_job() -> JobSpec:
+    spec = job(tied=False)
+    train = replace(spec.train, clip_norm=CLIP_NORM, warmup_steps=4, lr_schedule="cosine", min_lr=1e-4)
+    return replace(spec, train=train)
 
 
 def test_bf16_learns_and_ranks_agree(processes: Processes) -> None:
@@ -179,6 +208,21 @@ def _turned(fqn: str) -> bool:
     return fqn.endswith(("attention.o.weight", "mlp.down.weight"))
 
 
+def _rate(train: TrainSpec, step: int) -> float:
+    """By the schedulers of torch, which count steps from 0."""
+    weight = nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([weight], lr=train.lr)
+    warm_up: Any = LinearLR(optimizer, 1 / train.warmup_steps, total_iters=train.warmup_steps - 1)
+    then: Any = LambdaLR(optimizer, lambda done: 1.0)
+    if train.lr_schedule == "cosine":
+        then = CosineAnnealingLR(optimizer, train.steps - train.warmup_steps, eta_min=train.min_lr)
+    schedule = SequentialLR(optimizer, [warm_up, then], [train.warmup_steps])
+    for _ in range(step - 1):
+        optimizer.step()
+        schedule.step()
+    return float(schedule.get_last_lr()[0])
+
+
 def _train(reference: _Reference, spec: JobSpec) -> list[float]:
     train = spec.train
     found = list(reference.named_parameters())
@@ -196,10 +240,12 @@ def _train(reference: _Reference, spec: JobSpec) -> list[float]:
     for step in range(1, STEPS + 1):
         rows = samples.read(range((step - 1) * train.global_batch, step * train.global_batch))
         for group in optimizer.param_groups:
-            group["lr"] = train.lr * min(1.0, step / train.warmup_steps)
+            group["lr"] = _rate(train, step)
         loss = F.cross_entropy(reference(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
+        if train.clip_norm is not None:
+            nn.utils.clip_grad_norm_(reference.parameters(), train.clip_norm)
         optimizer.step()
         losses.append(loss.item())
     return losses

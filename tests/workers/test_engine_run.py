@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 
 import pytest
-from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, run_poisoned
+from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, run_poisoned, run_poisoned_once
 
 from shoal_planner.errors import InvalidField
 from shoal_workers.engine import Finished, Outcome, StepReport, Stopped
@@ -16,7 +17,7 @@ from shoal_workers.live import GRADIENTS, OPTIMIZER, WEIGHTS
 from shoal_workers.processes import Processes, run_plan
 from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import STAGING
-from shoal_workers.solo import RunRequest, build_rank, solo_plan
+from shoal_workers.solo import RunRequest, build_rank, solo_plan, whole_state
 from shoal_workers.stage import PIPELINE
 
 UNEVEN = LAYOUTS["3 stages beside 1"]
@@ -75,6 +76,35 @@ def test_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(processes: P
         assert refusal.num_votes == 2, "tried once more, then given up"
         assert "step 1 was refused" in refusal.reason
         assert "not finite" in refusal.reason
+
+
+def test_a_step_that_is_skipped_is_done_without_an_update(processes: Processes) -> None:
+    spec = job()
+    spec = replace(spec, train=replace(spec.train, on_nan="skip"))
+    request = RunRequest(job=spec, plan=LAYOUTS["two equal pipelines"], until_step=3)
+    before = processes.run(replace(request, until_step=2))
+    skipped = processes.call(2, run_poisoned_once, request, 1, 3)
+    assert_same_bits(whole_state(spec, skipped), before.state)
+    for rank in processes.call(2, run_poisoned_once, replace(request, until_step=5), 1, 3):
+        assert rank.outcome == Finished(step=5)
+        assert [report.samples for report in rank.reports] == [((8 * step, 8 * step + 8),) for step in range(5)]
+        assert [report.step for report in rank.reports if report.skipped] == [3]
+        assert "not finite on ranks 0 (here:0), 1 (here:1)" in (rank.reports[2].skipped or "")
+        assert {report.tokens for report in rank.reports} == {spec.train.tokens_per_step}
+        assert [math.isfinite(report.loss) for report in rank.reports] == [True, True, False, True, True]
+
+
+def test_too_many_skipped_steps_in_a_row_are_refused(processes: Processes) -> None:
+    spec = job()
+    request = RunRequest(
+        job=replace(spec, train=replace(spec.train, on_nan="skip")),
+        plan=LAYOUTS["two equal pipelines"],
+        until_step=20,
+    )
+    for refusal in processes.call(2, run_poisoned, request, 1):
+        assert (refusal.tag, refusal.num_votes, refusal.changed) == (9, 20, False)
+        assert "step 10 was refused" in refusal.reason
+        assert "10 in a row" in refusal.reason
 
 
 def test_memory_limit_holds_exactly_and_names_device_and_bytes(processes: Processes) -> None:

@@ -22,6 +22,8 @@ from shoal_recovery.journal import (
     NodeLost,
     RecoveryDone,
     StateChanged,
+    StepDone,
+    StepSkipped,
 )
 from shoal_workers import messages as m
 from shoal_workers.keeper import Keeper
@@ -159,6 +161,18 @@ def test_a_fault_that_every_node_has_is_the_jobs(cluster: ProcessCluster, tmp_pa
         assert running.ends() is JobState.FAILED
         assert running.code == "rank_failed"
         assert "data.uri" in running.reason
+
+
+def test_steps_that_come_out_not_finite_are_told(cluster: ProcessCluster, text: str) -> None:
+    """The first update makes weights that no float can square; skipping does not help for ever."""
+    spec = tiny_job(text, steps=30, min_devices=3)
+    train = dataclasses.replace(spec.train, lr=1e30, warmup_steps=0, on_nan="skip")
+    with supervised(cluster, "skips", dataclasses.replace(spec, train=train)) as running:
+        assert running.ends() is JobState.FAILED
+        assert "step 11 was refused: loss or gradients are not finite" in running.reason
+        assert [event.step for event in running.events(StepSkipped)] == list(range(2, 11))
+        assert [done.step for done in running.events(StepDone) if done.skipped] == list(range(2, 11))
+        assert not running.events(RecoveryDone)
 
 
 def test_a_node_of_a_type_that_nobody_knows_is_left_out(tmp_path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from shoal_workers import errors
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.measure import measure_block, measure_embedding, measure_head
 from shoal_workers.memory import DeviceMemory
-from shoal_workers.optimizer import learning_rate
+from shoal_workers.optimizer import clip_scale, learning_rate
 from shoal_workers.processes import ProcessLost
 from shoal_workers.tags import Purpose, tag
 
@@ -73,6 +74,29 @@ def test_learning_rate_warms_up_linearly_then_stays() -> None:
     train = replace(job().train, lr=1.0, warmup_steps=4)
     assert [learning_rate(train, step) for step in range(1, 7)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert learning_rate(replace(train, warmup_steps=0), 1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("linear", [0.5, 1.0, 1.0, 0.775, 0.55, 0.325]),
+        ("cosine", [0.5, 1.0, 1.0, 0.868198, 0.55, 0.231802]),
+    ],
+)
+def test_learning_rate_falls_from_the_end_of_the_warm_up_on(schedule: Any, expected: list[float]) -> None:
+    """A step after the last one would have the least rate."""
+    train = replace(job().train, steps=6, lr=1.0, warmup_steps=2, lr_schedule=schedule, min_lr=0.1)
+    assert [learning_rate(train, step) for step in range(1, 7)] == pytest.approx(expected, abs=1e-6)
+    assert learning_rate(train, 7) == pytest.approx(0.1)
+    assert learning_rate(train, 1000) == pytest.approx(0.1)
+
+
+def test_only_norms_above_the_limit_are_clipped() -> None:
+    train = job().train
+    assert clip_scale(train, 1e9) == 1.0
+    train = replace(train, clip_norm=0.5)
+    assert clip_scale(train, 0.4) == 1.0
+    assert clip_scale(train, 2.0) == pytest.approx(0.25, rel=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -1,8 +1,8 @@
 """Runs one rank's program on tensors, step after step: forward, backward, reduce, vote, update, gather.
 
 Owns the vote and the tag of the live state. A step is done when every rank has voted for it: gradients are summed, and
-nothing is written, before the vote; a rank votes only when the state of the step before is safe. Does not own why an
-epoch ends (EpochAbandoned simply passes through) nor what happens then.
+nothing is written, before the vote; a rank votes only when the state of the step before is safe. Does not own what
+ballots say (`ballots`), why an epoch ends (EpochAbandoned simply passes through) nor what happens then.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from shoal_planner.programs import (
 )
 from shoal_planner.schedule import programs
 from shoal_recovery.state import ShardMap
+from shoal_workers.ballots import Ballot, Ranges, Verdict, count
 from shoal_workers.data import Samples
 from shoal_workers.errors import StepRefused
 from shoal_workers.exchange import Exchange
@@ -47,8 +48,8 @@ from shoal_workers.sharing import STAGING, Sharing
 from shoal_workers.stage import PIPELINE, Shape, StageRun, feed
 from shoal_workers.tensor_parallel import TensorGroup
 
-_NUM_COUNTS = 6  # on a ballot, before the ranges of samples
 _ATTEMPTS = 2  # a step that came out non-finite is tried once more: bits do flip
+_MOST_SKIPPED = 10  # in a row; what comes out non-finite that often does not get better by itself
 
 
 class SnapshotSink(Protocol):
@@ -77,6 +78,7 @@ class StepReport:
 
     `samples` are the half-open ranges of sample numbers that first stages fed, as they said on their ballots.
     `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces.
+    `skipped` says why no update was applied; then the weights are those of the step before.
     """
 
     step: int
@@ -86,7 +88,8 @@ class StepReport:
     tokens: int
     duration_s: float
     compute_s: float
-    samples: tuple[tuple[int, int], ...]
+    samples: Ranges
+    skipped: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +107,6 @@ class Stopped:
 
 
 Outcome = Finished | Stopped
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Verdict:
-    loss: float
-    grad_norm: float
-    stop_after: float  # infinity: no rank was told to stop
-    samples: tuple[tuple[int, int], ...]
 
 
 class Engine:
@@ -137,6 +132,7 @@ class Engine:
         check_plan_runs(plan)
         self._job = job
         self._place = next(place for place in plan.places() if place.rank == rank)
+        self._devices = tuple(str(place.device) for place in plan.places())
         self._program = programs(plan, job.model)[rank]
         self._live = live
         self._exchange = exchange
@@ -149,6 +145,8 @@ class Engine:
         self._sharing = Sharing(shards, job.model, rank, live, exchange, memory)
         self._optimizer = OwnedAdamW(job.train, live)
         self._compute_s = 0.0
+        self._num_skipped = 0  # in a row
+        self._verdict: Verdict | None = None  # of the step under way
 
     def run(
         self, *, until_step: int, report: Callable[[StepReport], None], stop_after: Callable[[], int | None]
@@ -178,7 +176,7 @@ class Engine:
         """The earliest step after which anyone is to stop."""
         began_s, self._compute_s = self._clock(), 0.0
         self._snapshots.begin(step - 1, self._live)
-        verdict = self._try(step, stop_after, attempts=_ATTEMPTS)
+        verdict = self._try(step, stop_after)
         report(
             StepReport(
                 step=step,
@@ -189,34 +187,50 @@ class Engine:
                 duration_s=self._clock() - began_s,
                 compute_s=self._compute_s,
                 samples=verdict.samples,
+                skipped=self._problem(verdict) if verdict.not_finite else None,
             )
         )
         return verdict.stop_after
 
-    def _try(self, step: int, stop_after: Callable[[], int | None], *, attempts: int) -> _Verdict:
-        """All ranks see the same votes, so all try again, or none."""
-        try:
-            return self._attempt(step, stop_after)
-        except StepRefused:
-            if attempts == 1:
-                raise
-        return self._try(step, stop_after, attempts=attempts - 1)
+    def _try(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
+        """All ranks come to the same verdict, so all try again, skip the step or refuse it, or none does."""
+        for _ in range(_ATTEMPTS):
+            verdict = self._attempt(step, stop_after)
+            if not verdict.not_finite:
+                self._num_skipped = 0
+                return verdict
+        self._num_skipped += 1
+        problem = self._problem(verdict)
+        if self._job.train.on_nan == "fail":
+            raise StepRefused(step, problem)
+        if self._num_skipped == _MOST_SKIPPED:
+            raise StepRefused(step, f"{problem}; it would be the step number {_MOST_SKIPPED} in a row to be skipped")
+        with self._exchange.commit():
+            self._live.tag = step  # the state of the step before, as nothing was written
+        return verdict
 
-    def _attempt(self, step: int, stop_after: Callable[[], int | None]) -> _Verdict:
+    def _problem(self, verdict: Verdict) -> str:
+        ranks = ", ".join(f"{rank} ({self._devices[rank]})" for rank in verdict.not_finite)
+        return f"loss or gradients are not finite on {'ranks' if len(verdict.not_finite) > 1 else 'rank'} {ranks}"
+
+    def _attempt(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
+        """Leaves the state as it is if the verdict says that something is not finite."""
         self._live.zero_gradients()
         self._sharing.begin()
         self._stage.begin(step)
-        verdict: _Verdict | None = None
+        self._verdict = None
         for instruction in self._program:
             if isinstance(instruction, Vote):
-                verdict = self._vote(step, stop_after)
+                self._verdict = self._vote(step, stop_after)
+                if self._verdict.not_finite:
+                    return self._verdict
             else:
                 self._execute(instruction, step)
         self._sharing.settle()
         with self._exchange.commit():
             self._live.tag = step
-        assert verdict is not None, "a program without a vote"
-        return verdict
+        assert self._verdict is not None, "a program without a vote"
+        return self._verdict
 
     def _execute(self, instruction: Instruction, step: int) -> None:
         match instruction:
@@ -247,34 +261,21 @@ class Engine:
         work()
         self._compute_s += self._clock() - began_s
 
-    def _vote(self, step: int, stop_after: Callable[[], int | None]) -> _Verdict:
+    def _vote(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
         """Raises StepRefused on all ranks or on none."""
         self._sharing.settle()
         loss, square = self._own_loss(), self._own_gradient_square()
         self._snapshots.wait_safe(step - 1)
         stop = stop_after()
-        ballot = [
-            float(math.isfinite(loss) and math.isfinite(square)),
-            loss,
-            square,
-            math.inf if stop is None else float(stop),
-            float(step),
-            float(self._exchange.epoch),
-            *self._fed_on_ballot(step),
-        ]
-        ballots = self._exchange.all_gather(torch.tensor(ballot, dtype=torch.float64))
-        finite, losses, squares, stops, steps, epochs = ballots[:, :_NUM_COUNTS].unbind(dim=1)
-        if bool((steps != step).any()) or bool((epochs != self._exchange.epoch).any()):
-            raise StepRefused(step, f"ranks are at steps {steps.tolist()} of epochs {epochs.tolist()}")
-        if not bool(finite.all()):
-            ranks = [rank for rank, vote in enumerate(finite.tolist()) if not vote]
-            raise StepRefused(step, f"loss or gradients are not finite on ranks {ranks}")
-        return _Verdict(
-            loss=float(losses.sum()),
-            grad_norm=float(squares.sum().sqrt()),
-            stop_after=float(stops.min()),
-            samples=_ranges(ballots[:, _NUM_COUNTS:].reshape(-1, 2).tolist()),
+        ballot = Ballot(
+            step=step,
+            epoch=self._exchange.epoch,
+            loss=loss,
+            grad_square=square,
+            stop_after=math.inf if stop is None else float(stop),
+            fed=self._fed(step),
         )
+        return count(self._exchange.all_gather(ballot.packed(self._max_ranges)), step, self._exchange.epoch)
 
     def _own_loss(self) -> float:
         """The ranks of a replica all have its loss: one of them counts it."""
@@ -285,16 +286,12 @@ class Engine:
         return float(torch.nn.utils.get_total_norm(gradients)) ** 2 if gradients else 0.0
 
     def _update(self, step: int) -> None:
+        assert self._verdict is not None, "an update before the vote"
         with self._exchange.commit():
             self._live.tag = None
-            self._optimizer.apply(step)
+            self._optimizer.apply(step, self._verdict.grad_norm)
 
-    def _fed_on_ballot(self, step: int) -> list[float]:
-        """The ranges that this rank fed, filled up with empty ones: ballots have one length."""
-        numbers = [float(number) for fed in self._fed(step) for number in fed]
-        return numbers + [0.0] * (2 * self._max_ranges - len(numbers))
-
-    def _fed(self, step: int) -> tuple[tuple[int, int], ...]:
+    def _fed(self, step: int) -> Ranges:
         if self._place.stage != 0 or self._place.tp_rank != 0:
             return ()
         ranges: list[tuple[int, int]] = []
@@ -314,14 +311,3 @@ class Engine:
         units = build_units(job.model, numbers, live.parameter, group, job.train.seq_len, live.device)
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, device=live.device)
         return StageRun(units, self._feed, shape, self._program, self._exchange, self._memory)
-
-
-def _ranges(fed: list[list[float]]) -> tuple[tuple[int, int], ...]:
-    """Half-open ranges in order, adjacent ones joined; what is repeated stays visible as ranges that overlap."""
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted((int(first), int(last)) for first, last in fed if first < last):
-        if joined and joined[-1][1] == first:
-            joined[-1] = (joined[-1][0], last)
-        else:
-            joined.append((first, last))
-    return tuple(joined)

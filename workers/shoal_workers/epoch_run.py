@@ -251,5 +251,6 @@ class EpochRun:
                 tokens=report.tokens,
                 duration_s=report.duration_s,
                 samples=[list(samples) for samples in report.samples],
+                skipped=report.skipped,
             )
         )

@@ -65,11 +65,11 @@ def measure_head(
 
 def measure_update(job: JobSpec, threads: int, repeats: int) -> float:
     """Elements of state in a second that the engine's optimizer updates with `threads` threads, on state like a rank's:
-    that of the model, or as much of it as is well more than what caches keep."""
+    that of the model, or as much of it as is well more than what caches keep. Where the job clips, it always does."""
     live = _state(job)
     optimizer = OwnedAdamW(job.train, live)
     with _threads(threads):
-        seconds = [_seconds(partial(optimizer.apply, step)) for step in range(1, repeats + 2)][1:]
+        seconds = [_seconds(partial(optimizer.apply, step, math.inf)) for step in range(1, repeats + 2)][1:]
     return sum(span.numel for span in live.state.owns) / min(seconds)
 
 

@@ -276,7 +276,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """A step was voted and applied, as this rank saw it."""
+    """A step was voted and applied, or (`skipped` says why) is done without an update, as this rank saw it."""
 
     epoch: int
     step: int
@@ -286,6 +286,7 @@ class Stepped:
     tokens: int
     duration_s: float
     samples: list[Row]
+    skipped: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import structlog
 
 from shoal_planner.job import JobSpec
 from shoal_recovery.decide import ChangePlan, Drain, End, Keep, Member, Observation, Rules, Wait, decide
-from shoal_recovery.journal import TERMINAL, Entry, JobState, NodeJoined, StepDone
+from shoal_recovery.journal import TERMINAL, Entry, JobState, NodeJoined, StepDone, StepSkipped
 from shoal_workers import messages as m
 from shoal_workers.change import Interrupted
 from shoal_workers.changer import Changer
@@ -257,6 +257,8 @@ class Supervisor:
             return
         epoch.last_step = message.step
         self._roster.after_step = message.step
+        if message.skipped is not None:
+            self._record.append(StepSkipped(epoch=message.epoch, step=message.step, problem=message.skipped))
         self._record.append(
             StepDone(
                 epoch=message.epoch,
@@ -267,6 +269,7 @@ class Supervisor:
                 tokens=message.tokens,
                 duration_s=message.duration_s,
                 samples=tuple((first, last) for first, last in message.samples),
+                skipped=message.skipped is not None,
             )
         )
         checked = epoch.timed(message)

@@ -72,7 +72,7 @@ function fillTable() {
     ...rows.map((point) => {
       const row = document.createElement("tr");
       const speed = point.tokens_per_s == null ? "-" : Math.round(point.tokens_per_s).toLocaleString("en");
-      const loss = point.loss == null ? "not a number" : point.loss.toFixed(4);
+      const loss = (point.loss == null ? "not a number" : point.loss.toFixed(4)) + (point.skipped ? ", skipped" : "");
       [point.step, point.epoch, loss, speed].forEach((value) => {
         const cell = row.insertCell();
         cell.className = "num";

@@ -1,0 +1,78 @@
+"""What a rank puts on its ballot, and what all ballots say together. Pure: every rank counts the same ballots, so all
+come to the same verdict.
+
+Does not own when to vote nor what follows from a verdict (the engine).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal_workers.errors import StepRefused
+
+Ranges = tuple[tuple[int, int], ...]  # half-open ranges of sample numbers
+
+_NUM_COUNTS = 5  # before the ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """`loss` and `grad_square` are this rank's parts of sums over all ranks: every token's loss and every interval's
+    gradient is on one ballot. `stop_after` is infinite where nobody told this rank to stop; `fed` is what it fed."""
+
+    step: int
+    epoch: int
+    loss: float
+    grad_square: float
+    stop_after: float
+    fed: Ranges
+
+    def packed(self, max_ranges: int) -> Tensor:
+        """Filled up with empty ranges: ballots have one length."""
+        numbers = [float(number) for fed in self.fed for number in fed]
+        counts = (self.step, self.epoch, self.loss, self.grad_square, self.stop_after)
+        padding = [0.0] * (2 * max_ranges - len(numbers))
+        return torch.tensor([*map(float, counts), *numbers, *padding], dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Of the whole step, the same on every rank. `not_finite` are the ranks whose loss or gradients are no finite
+    numbers: where there are any, nobody applies the step."""
+
+    loss: float
+    grad_norm: float
+    stop_after: float
+    samples: Ranges
+    not_finite: tuple[int, ...]
+
+
+def count(ballots: Tensor, step: int, epoch: int) -> Verdict:
+    """From all packed ballots, by rank. Raises StepRefused, on every rank, unless all are of this step and epoch."""
+    steps, epochs, losses, squares, stops = ballots[:, :_NUM_COUNTS].unbind(dim=1)
+    if bool((steps != step).any()) or bool((epochs != epoch).any()):
+        raise StepRefused(step, f"ranks are at steps {steps.tolist()} of epochs {epochs.tolist()}")
+    finite = (losses.isfinite() & squares.isfinite()).tolist()
+    return Verdict(
+        loss=float(losses.sum()),
+        grad_norm=math.sqrt(float(squares.sum())),
+        stop_after=float(stops.min()),
+        samples=_joined(ballots[:, _NUM_COUNTS:].reshape(-1, 2).tolist()),
+        not_finite=tuple(rank for rank, is_finite in enumerate(finite) if not is_finite),
+    )
+
+
+def _joined(fed: Sequence[Sequence[float]]) -> Ranges:
+    """In order, adjacent ones joined; what is repeated stays visible as ranges that overlap."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted((int(first), int(last)) for first, last in fed if first < last):
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return tuple(joined)
