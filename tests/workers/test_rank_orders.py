@@ -23,10 +23,13 @@ from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live, ShardKey, Tier, Transfer
 from shoal_workers import epoch_run
 from shoal_workers import messages as m
+from shoal_workers.exchange import SoloExchange
+from shoal_workers.live import WEIGHTS
 from shoal_workers.parts import in_parts
 from shoal_workers.rank import Rank
 from shoal_workers.rows import Row, transfer_rows
-from shoal_workers.solo import run_solo, solo_plan
+from shoal_workers.shortage import readable
+from shoal_workers.solo import RunRequest, run_rank, run_solo, solo_plan
 from shoal_workers.wire import Connection, connect
 
 M = TypeVar("M")
@@ -146,6 +149,24 @@ def test_it_steps_on_its_own_to_the_end(voice: Voice, agent: RunningAgent, spec:
     assert losses == pytest.approx(run_solo(spec, STEPS).losses, rel=1e-6)
     assert agent.held() == [("000001-0", STEPS - 1), ("000001-0", STEPS)]
     assert halt(voice, 2) == m.Halted(epoch=2, step=STEPS, layout_epoch=1, layout_rank=0)
+
+
+def test_out_of_memory_says_where_how_much_for_what_and_what_was_believed(
+    voice: Voice, agent: RunningAgent, spec: JobSpec
+) -> None:
+    run = run_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=1), 0, SoloExchange())
+    order = dataclasses.replace(assign(spec, agent), memory_limit_bytes=run.peak_bytes - 1)
+    order.plan["predicted"] = {"memory_bytes": {"n0:0": float(2**20)}}
+    halt(voice, 1)
+    voice.say(order)
+    trouble = voice.until(m.Trouble)
+    assert (trouble.local, trouble.fatal) == (True, False)
+    assert trouble.problem.startswith("out of memory on n0:0 in stage 0 of pipeline 0 (layers 0 to 3): ")
+    assert " MiB for activations, beside " in trouble.problem
+    assert "(activations " in trouble.problem
+    assert f"weights {readable(run.breakdown[WEIGHTS])}" in trouble.problem
+    assert f"make {readable(run.peak_bytes)}, and it may use {readable(run.peak_bytes - 1)}" in trouble.problem
+    assert trouble.problem.endswith("; 1.000 MiB were predicted for this device")
 
 
 def test_whoever_comes_later_hears_what_it_missed(

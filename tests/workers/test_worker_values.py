@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,9 @@ from shoal_workers.tags import Purpose, tag
 ERRORS = [
     errors.EpochAbandoned("epoch 3 was abandoned"),
     errors.PeerLost(3, "a receive", "Connection reset by peer"),
-    errors.OutOfDeviceMemory("t4-0:1", 17 * 1024**3, 16 * 1024**3, "activations"),
+    errors.OutOfDeviceMemory(
+        "t4-0:1", 17 * 1024**3, 16 * 1024**3, "activations", (("weights", 4096), ("gradients", 8192))
+    ),
     errors.StepRefused(7, "loss or gradients are not finite on ranks [2]"),
     ProcessLost(2),
 ]
@@ -35,7 +38,8 @@ def test_errors_pickle_and_say_everything(error: Exception) -> None:
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
     for argument in error.args:
-        assert str(argument) in str(error)
+        parts = itertools.chain.from_iterable(argument) if isinstance(argument, tuple) else (argument,)
+        assert all(str(part) in str(error) for part in parts)
 
 
 def test_every_error_is_tested_to_pickle() -> None:
@@ -50,6 +54,7 @@ def test_ledger_holds_its_limit_and_remembers_its_peak() -> None:
     with pytest.raises(OutOfDeviceMemory) as caught:
         memory.charge("staging", 1)
     assert (caught.value.device, caught.value.need_bytes, caught.value.limit_bytes) == ("t4-0:1", 101, 100)
+    assert caught.value.in_use == (("activations", 40), ("weights", 60))
     memory.release("activations", 40)
     memory.charge("staging", 30)
     assert memory.used_bytes == 90

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from shoal_planner.features import check_plan_runs
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, parse_plan
@@ -24,7 +26,7 @@ from shoal_recovery.store import open_store
 from shoal_workers import messages as m
 from shoal_workers.data import open_samples
 from shoal_workers.engine import Engine, Finished, StepReport
-from shoal_workers.errors import EpochAbandoned, PeerLost, StepRefused
+from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Fetcher, FetchFailed, Sources
 from shoal_workers.live import LiveState
@@ -33,6 +35,7 @@ from shoal_workers.parts import in_parts
 from shoal_workers.rendezvous import AgentStore
 from shoal_workers.rows import key_rows, transfers_from_rows
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.shortage import shortage
 from shoal_workers.snapshots import AgentSnapshots
 from shoal_workers.tensor_parallel import tp_groups
 from shoal_workers.wire import ConnectionClosed, connect
@@ -65,6 +68,7 @@ class EpochRun:
         self._order = order
         self._node = node
         self._device = device
+        self._memory = DeviceMemory(device, order.memory_limit_bytes)
         self._old = old if old is not None and old.step == order.step else None
         self._settings = settings
         self._say = say
@@ -112,8 +116,10 @@ class EpochRun:
             self._trouble(str(error))
         except StepRefused as error:
             self._trouble(str(error), fatal=True)
+        except (OutOfDeviceMemory, torch.OutOfMemoryError) as error:
+            self._trouble(self._shortage(error), local=True)  # another plan may ask less of this node
         except Exception as error:
-            # Missing data, a full disk, too little memory, or an error of ours: nothing that a peer did. If it is the
+            # Missing data, a full disk, or an error of ours: nothing that a peer did. If it is the
             # job's fault it shows on every node; the user must see where.
             self._trouble(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=8)}", local=True)
 
@@ -121,13 +127,16 @@ class EpochRun:
         if not self._abandoned.is_set():
             self._say(m.Trouble(epoch=self.epoch, problem=problem, fatal=fatal, local=local))
 
+    def _shortage(self, error: Exception) -> str:
+        plan = parse_plan(self._order.plan)
+        return shortage(error, self._memory, plan, self._order.rank, self._order.plan.get("predicted", {}))
+
     def _live_through(self) -> None:
         began_s = time.monotonic()
         job, plan = parse_job(self._order.spec), parse_plan(self._order.plan)
         check_plan_runs(plan)  # before anybody waits for this rank
         shards = shard_map(plan, job.model)
-        memory = DeviceMemory(self._device, self._order.memory_limit_bytes)
-        live = LiveState.build(job.model, shards.ranks[self._order.rank], job.train.precision, memory)
+        live = LiveState.build(job.model, shards.ranks[self._order.rank], job.train.precision, self._memory)
         self.live = live
         self._progress()
         taken = self._bring_state(job, live)
@@ -157,7 +166,7 @@ class EpochRun:
             exchange=exchange,
             samples=open_samples(job.data, job.train.seq_len, job.train.seed),
             snapshots=snapshots,
-            memory=memory,
+            memory=self._memory,
             clock=time.monotonic,
         )
         outcome = engine.run(until_step=job.train.steps, report=self._report, stop_after=lambda: self._stop_step)

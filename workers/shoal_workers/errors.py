@@ -37,18 +37,24 @@ class PeerLost(Exception):
 
 
 class OutOfDeviceMemory(Exception):
-    """`what` needs `need_bytes` in all on `device`, which may use `limit_bytes`."""
+    """With `what` it would be `need_bytes` in all on `device`, which may use `limit_bytes`. `in_use` is the rest of
+    these, by purpose."""
 
-    def __init__(self, device: str, need_bytes: int, limit_bytes: int, what: str) -> None:
-        super().__init__(device, need_bytes, limit_bytes, what)
+    def __init__(
+        self, device: str, need_bytes: int, limit_bytes: int, what: str, in_use: tuple[tuple[str, int], ...] = ()
+    ) -> None:
+        super().__init__(device, need_bytes, limit_bytes, what, in_use)
         self.device = device
         self.need_bytes = need_bytes
         self.limit_bytes = limit_bytes
         self.what = what
+        self.in_use = in_use
 
     def __str__(self) -> str:
+        rest = ", ".join(f"{what} {num_bytes}" for what, num_bytes in self.in_use) or "nothing"
         return (
-            f"{self.device} would need {self.need_bytes} bytes with {self.what}, but may use {self.limit_bytes} bytes"
+            f"{self.device} would need {self.need_bytes} bytes with {self.what} (in use: {rest}), "
+            f"but may use {self.limit_bytes} bytes"
         )
 
 

@@ -23,6 +23,11 @@ class DeviceMemory:
         self._at_peak: Counter[str] = Counter()
 
     @property
+    def in_use(self) -> tuple[tuple[str, int], ...]:
+        """Bytes by purpose, now."""
+        return tuple((what, count) for what, count in sorted(self._in_use.items()) if count)
+
+    @property
     def breakdown(self) -> Mapping[str, int]:
         """Bytes by purpose at the moment of the peak."""
         return {what: count for what, count in sorted(self._at_peak.items()) if count}
@@ -32,7 +37,7 @@ class DeviceMemory:
         assert num_bytes >= 0, num_bytes
         need_bytes = self.used_bytes + num_bytes
         if self.limit_bytes is not None and need_bytes > self.limit_bytes:
-            raise OutOfDeviceMemory(self.device, need_bytes, self.limit_bytes, what)
+            raise OutOfDeviceMemory(self.device, need_bytes, self.limit_bytes, what, self.in_use)
         self.used_bytes = need_bytes
         self._in_use[what] += num_bytes
         if need_bytes > self.peak_bytes:
