@@ -1,0 +1,105 @@
+"""The engine beside PyTorch's own ways to train the same model, step by step in the same processes.
+
+Usage: python -m benchmarks.throughput [--json] [--only NAME] [--pairs N]
+
+`ratio.*` are tokens per second, ours over the peer's, the median of paired steps; `memory_ratio.*` is what a process
+takes at most on top of what it had before the model was built, ours over the peer's. Peers: `benchmarks/peers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from functools import partial
+from typing import Any
+
+from benchmarks.duel import Duel, alternate, memory_bytes, ratio
+from benchmarks.peers.ddp import Ddp
+from benchmarks.peers.dtensor_tp import DTensorTp
+from benchmarks.peers.fsdp2 import Fsdp2
+from benchmarks.peers.pipeline_1f1b import Pipeline1F1B
+from benchmarks.peers.torch_loop import TorchLoop
+from benchmarks.reporting import answer
+from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_workers.processes import Processes
+
+MODEL = ModelSpec(layers=8, hidden=384, heads=6, kv_heads=2, ffn=1024, vocab=1024, tie_embeddings=False)
+SEQ_LEN = 256
+NUM_PAIRS = 15
+
+
+def job(global_batch: int) -> JobSpec:
+    train = TrainSpec(global_batch=global_batch, seq_len=SEQ_LEN, steps=1000)
+    return JobSpec(name="throughput", model=MODEL, data=DataSpec(uri="stdlib:"), train=train)
+
+
+def plan(micro_batches: int, *stages: Stage) -> Plan:
+    pipeline = Pipeline(micro_batch=stages[0].samples, micro_batches=micro_batches, stages=stages)
+    return Plan(pipelines=(pipeline,), copies=0)
+
+
+def stage(first: int, last: int, *replicas: Replica) -> Stage:
+    return Stage(layers=((first, last),), replicas=replicas)
+
+
+def replica(device: int, samples: int, *, tp: int = 1) -> Replica:
+    return Replica(node="here", devices=tuple(range(device, device + tp)), tp=tp, samples=samples)
+
+
+PAIR = stage(0, MODEL.layers, replica(0, 8), replica(1, 8))
+DUELS = (
+    Duel(
+        name="torch_loop",
+        size=1,
+        job=job(8),
+        plan=plan(1, stage(0, MODEL.layers, replica(0, 8))),
+        peer=TorchLoop,
+    ),
+    Duel(name="ddp", size=2, job=job(16), plan=plan(1, PAIR), peer=Ddp),
+    Duel(name="fsdp2", size=2, job=job(16), plan=plan(1, PAIR), peer=Fsdp2),
+    Duel(
+        name="pipeline_1f1b",
+        size=2,
+        job=job(16),
+        plan=plan(8, stage(0, 4, replica(0, 2)), stage(4, 8, replica(1, 2))),
+        peer=partial(Pipeline1F1B, layers=(4, 4), micro_batches=8),
+    ),
+    Duel(
+        name="dtensor_tp",
+        size=2,
+        job=job(16),
+        plan=plan(1, stage(0, MODEL.layers, replica(0, 16, tp=2))),
+        peer=DTensorTp,
+    ),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", choices=[duel.name for duel in DUELS])
+    parser.add_argument("--pairs", type=int, default=NUM_PAIRS)
+    parser.add_argument("--no-memory", action="store_true")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    results: dict[str, float | None] = {}
+    runs: dict[str, Any] = {}
+    for duel in DUELS:
+        if arguments.only not in (None, duel.name):
+            continue
+        with Processes(duel.size, timeout_s=600.0) as processes:
+            pairs = alternate(processes, duel, arguments.pairs)
+        results[f"ratio.{duel.name}"] = ratio(pairs)
+        runs[duel.name] = [dataclasses.asdict(pair) for pair in pairs]
+        if not arguments.no_memory:
+            ours, peer = memory_bytes(duel, ours=True), memory_bytes(duel, ours=False)
+            results[f"memory_ratio.{duel.name}"] = ours / peer
+            runs[f"memory.{duel.name}"] = {"ours": ours, "peer": peer}
+    answer("throughput", results, runs)
+
+
+if __name__ == "__main__":
+    main()
