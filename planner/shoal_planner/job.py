@@ -130,6 +130,7 @@ class TrainSpec:
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
     on_nan: Literal["fail", "skip"] = "fail"
+    deterministic: bool = False
     sharding: Literal["auto", "none"] = "auto"
     recompute: Literal["auto", "none"] = "auto"
     overlap: Literal["auto", "none"] = "auto"

@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
 from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, run_poisoned, run_poisoned_once
 
 from shoal_planner.errors import InvalidField
@@ -105,6 +106,22 @@ def test_too_many_skipped_steps_in_a_row_are_refused(processes: Processes) -> No
         assert (refusal.tag, refusal.num_votes, refusal.changed) == (9, 20, False)
         assert "step 10 was refused" in refusal.reason
         assert "10 in a row" in refusal.reason
+
+
+def test_deterministic_kernels_are_on_while_the_engine_runs_and_give_the_same_bits(processes: Processes) -> None:
+    spec = job(precision="bf16")
+    spec = replace(spec, train=replace(spec.train, deterministic=True))
+    request = RunRequest(job=spec, plan=LAYOUTS["replicas of 3 and 1"], until_step=4)
+    assert_same_bits(processes.run(request).state, processes.run(request).state)
+    alone = build_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=1), 0, SoloExchange())
+    seen: list[bool] = []
+    alone.engine.run(
+        until_step=1,
+        report=lambda report: seen.append(torch.are_deterministic_algorithms_enabled()),
+        stop_after=lambda: None,
+    )
+    assert seen == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_memory_limit_holds_exactly_and_names_device_and_bytes(processes: Processes) -> None:

@@ -37,6 +37,7 @@ from shoal_planner.schedule import programs
 from shoal_recovery.state import ShardMap
 from shoal_workers.ballots import Ballot, Ranges, Verdict, count
 from shoal_workers.data import Samples
+from shoal_workers.determinism import deterministic
 from shoal_workers.errors import StepRefused
 from shoal_workers.exchange import Exchange
 from shoal_workers.live import LiveState
@@ -155,18 +156,23 @@ class Engine:
         any rank (asked once per step). Raises EpochAbandoned, PeerLost, OutOfDeviceMemory, StepRefused.
         """
         assert self._live.tag is not None, "the live state is torn"
-        step = self._live.tag
         try:
-            while step < until_step:
-                step += 1
-                if self._run_step(step, report, stop_after) <= step < until_step:
-                    self._protect(step)
-                    return Stopped(step=step)
-            self._protect(step)
-            return Finished(step=step)
+            with deterministic(self._job.train.deterministic):
+                return self._run(self._live.tag, until_step, report, stop_after)
         finally:
             for what in (ACTIVATIONS, PIPELINE, STAGING):
                 self._memory.release_all(what)
+
+    def _run(
+        self, step: int, until_step: int, report: Callable[[StepReport], None], stop_after: Callable[[], int | None]
+    ) -> Outcome:
+        while step < until_step:
+            step += 1
+            if self._run_step(step, report, stop_after) <= step < until_step:
+                self._protect(step)
+                return Stopped(step=step)
+        self._protect(step)
+        return Finished(step=step)
 
     def _protect(self, step: int) -> None:
         self._snapshots.begin(step, self._live)
