@@ -104,9 +104,9 @@ def assert_same_bits(one: WholeState, other: WholeState) -> None:
 
 
 def assert_holders_agree(run: PlanRun, job: JobSpec) -> None:
-    """Every weight that any rank holds is, to the bit, the owners' master in the job's precision."""
+    """Every weight that any rank keeps is, to the bit, the owners' master in the job's precision."""
     for rank in run.ranks:
-        for key, values in rank.held.items():
+        for key, values in rank.kept.items():
             master = torch.from_numpy(run.state.values[Kind.MASTER][key.fqn].reshape(-1)[key.first : key.last])
             if job.train.precision == "bf16":
                 master = master.bfloat16().float()
@@ -184,7 +184,7 @@ def run_beside_stopped(seat: Seat, request: RunRequest, victim: int, purpose: Pu
 
 
 def held(live: LiveState) -> dict[tuple[str, int, int], np.ndarray]:
-    keys = (*live.held_keys(), *live.owned_keys())
+    keys = (*live.kept_keys(), *live.owned_keys())
     return {(f"{key.kind}:{key.fqn}", key.first, key.last): live.view(key).float().numpy().copy() for key in keys}
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
 
 from shoal_planner.job import ModelSpec
+from shoal_planner.levels import DeviceGroups, Level, Sharding
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import checksum
-from shoal_recovery.state import OWNED_KINDS, Kind, Live, Piece, RankState, ShardKey, ShardMap, Snapshot, StoredPiece
+from shoal_recovery.state import OWNED_KINDS, Kind, Live, Piece, RankState, ShardKey, Snapshot, Span, StoredPiece
 
 Arrays = dict[tuple[str, Kind], np.ndarray]
 NODES = tuple(f"n{index}" for index in range(5))
@@ -35,10 +37,20 @@ def models(draw: st.DrawFn) -> ModelSpec:
 
 @st.composite
 def plans(draw: st.DrawFn, model: ModelSpec) -> Plan:
-    """Different pipelines, stages, replicas, tp degrees and shares; devices of NODES, so that two plans overlap."""
+    """Different pipelines, stages, replicas, tp degrees, shares and levels of sharding; devices of NODES, so that two
+    plans overlap."""
     used: defaultdict[str, int] = defaultdict(int)
     pipelines = tuple(draw(_pipelines(model, used)) for _ in range(draw(st.integers(1, 3))))
-    return Plan(pipelines=pipelines)
+    groups = tuple(DeviceGroups(node=node, size=2) for node in NODES)
+    return Plan(pipelines=pipelines, sharding=draw(_shardings()), device_groups=groups)
+
+
+@st.composite
+def _shardings(draw: st.DrawFn) -> Sharding:
+    level: st.SearchStrategy[Level] = st.sampled_from(("none", "group", "node", "cluster"))
+    weights, gradients = draw(level), draw(level)
+    whole = gradients == "none" and draw(st.booleans())
+    return Sharding(weights=weights, gradients=gradients, optimizer="none" if whole else "cluster")
 
 
 @st.composite
@@ -55,11 +67,12 @@ def _pipelines(draw: st.DrawFn, model: ModelSpec, used: defaultdict[str, int]) -
 
 @st.composite
 def _replicas(draw: st.DrawFn, model: ModelSpec, micro_batch: int, used: defaultdict[str, int]) -> tuple[Replica, ...]:
-    count = draw(st.integers(1, min(2, micro_batch)))
-    samples = [1] * (count - 1) + [micro_batch - count + 1]
+    count = draw(st.integers(1, min(3, micro_batch)))
+    samples = [1] * (count - 1) + [micro_batch - count + 1] + [0] * draw(st.integers(0, 1))
+    near = draw(st.lists(st.sampled_from(NODES), min_size=1, max_size=2))  # so that some are on one node
     found = []
     for share in samples:
-        node, tp = draw(st.sampled_from(NODES)), draw(st.sampled_from((1, 2, model.num_kv_heads)))
+        node, tp = draw(st.sampled_from(near)), draw(st.sampled_from((1, 2, model.num_kv_heads)))
         devices = tuple(range(used[node], used[node] + tp))
         used[node] += tp
         state_share = draw(st.sampled_from((0.3, 1.0, 2.5)))
@@ -84,8 +97,12 @@ def owned_keys(state: RankState) -> tuple[ShardKey, ...]:
     return tuple(span.key(kind) for span in state.owns for kind in OWNED_KINDS)
 
 
+def vouched_keys(state: RankState) -> tuple[ShardKey, ...]:
+    return tuple(span.key(kind) for span in state.vouches for kind in OWNED_KINDS)
+
+
 def live(state: RankState, step: int) -> Live:
-    keys = (*owned_keys(state), *(span.key(Kind.WEIGHT) for span in state.holds))
+    keys = (*owned_keys(state), *(span.key(Kind.WEIGHT) for span in state.keeps))
     return Live(device=state.device, step=step, keys=keys)
 
 
@@ -101,7 +118,7 @@ class Shard:
 def shard(state: RankState, truth: Arrays) -> Shard:
     """With a gap before the first piece: offsets must be taken from the pieces."""
     content, pieces = bytearray(b"head"), []
-    for key in owned_keys(state):
+    for key in vouched_keys(state):
         data = truth[key.fqn, key.kind][key.first : key.last].tobytes()
         pieces.append(Piece(key=key, offset=len(content), num_bytes=len(data), checksum=checksum(data)))
         content += data
@@ -119,11 +136,10 @@ def stored_pieces(held: Shard, name: str) -> tuple[StoredPiece, ...]:
     )
 
 
-def owners_of(sharding: ShardMap, fqn: str, numel: int) -> np.ndarray:
-    """How many ranks own each element."""
-    count = np.zeros(numel, dtype=int)
-    for state in sharding.ranks:
-        for span in state.owns:
-            if span.fqn == fqn:
-                count[span.first : span.last] += 1
-    return count
+def count(spans: Iterable[Span], fqn: str, numel: int) -> np.ndarray:
+    """How often each element is in them."""
+    found = np.zeros(numel, dtype=int)
+    for span in spans:
+        if span.fqn == fqn:
+            found[span.first : span.last] += 1
+    return found

@@ -19,10 +19,12 @@ from shoal_planner.cluster import DeviceRef
 from shoal_planner.errors import InvalidField
 from shoal_planner.groups import Group, check_groups
 from shoal_planner.job import JobSpec, Schedule
+from shoal_planner.levels import OPTIMIZER_ALONE, DeviceGroups
+from shoal_planner.levels import Level as Level
+from shoal_planner.levels import Sharding as Sharding
 from shoal_planner.ranges import check_range
 from shoal_planner.strict import check_document, read
 
-Level = Literal["none", "group", "node", "cluster"]
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -162,25 +164,6 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """Over what each kind of state is split. Optimizer state: among all holders of a weight (cluster), or not at all.
-    Weights and gradients: among those replicas of one stage of one pipeline that share a device group, a node, or
-    just the stage (cluster), by their `state_share`."""
-
-    weights: Level = "none"
-    gradients: Level = "none"
-    optimizer: Level = "cluster"
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in ("cluster", "none"):
-            problem = "must be 'cluster' or 'none' (other levels are not supported yet)"
-            raise InvalidField("optimizer", self.optimizer, problem)
-        if self.gradients != "none" and self.optimizer == "none":
-            problem = "must be 'none' where sharding.optimizer is: who updates all weights needs all gradients"
-            raise InvalidField("gradients", self.gradients, problem)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """Where the predicted seconds of a step go; they add up to `step_s`."""
 
@@ -222,8 +205,9 @@ class Plan:
     pipelines: tuple[Pipeline, ...]
     schedule: Schedule = "1f1b"
     copies: int = 1
-    sharding: Sharding = Sharding()
+    sharding: Sharding = OPTIMIZER_ALONE
     groups: tuple[Group, ...] = ()
+    device_groups: tuple[DeviceGroups, ...] = ()
     prediction: Prediction | None = None
     unused: tuple[str, ...] = ()
     reason: str = ""
@@ -251,6 +235,9 @@ class Plan:
         if self.groups and (self.sharding.weights != "none" or self.sharding.gradients != "none"):
             problem = "must be left out where sharding splits weights or gradients: what is split is exchanged directly"
             raise InvalidField("groups", len(self.groups), problem)
+        named = [entry.node for entry in self.device_groups]
+        if len(set(named)) < len(named):
+            raise InvalidField("device_groups", named, "names a node twice")
 
     @property
     def num_layers(self) -> int:
@@ -288,6 +275,10 @@ class Plan:
     def num_devices(self) -> int:
         return sum(replica.tp for replica in self.replicas())
 
+    def group_size(self, node: str) -> int:
+        """Of the device groups of this node."""
+        return next((entry.size for entry in self.device_groups if entry.node == node), 1)
+
 
 def check_plan(plan: Plan, job: JobSpec) -> None:
     """Whether the plan is one of this job. Raises InvalidField."""
@@ -316,14 +307,15 @@ def plan_to_mapping(plan: Plan) -> dict[str, object]:
 
 
 def _structure(plan: Plan) -> dict[str, object]:
-    """Groups only where there are some, so that plans without any keep their ids."""
+    """Groups of either kind only where there are some, so that plans without any keep their ids."""
     found: dict[str, object] = {
         "schedule": plan.schedule,
         "copies": plan.copies,
         "sharding": _plain(plan.sharding),
         "pipelines": [_plain(pipeline) for pipeline in plan.pipelines],
     }
-    return found | {"groups": _plain(plan.groups)} if plan.groups else found
+    kinds = {"groups": plan.groups, "device_groups": plan.device_groups}
+    return found | {name: _plain(entries) for name, entries in kinds.items() if entries}
 
 
 def _plain(value: Any) -> object:
@@ -351,8 +343,9 @@ class _PlanDocument:
     pipelines: tuple[Pipeline, ...]
     schedule: Schedule = "1f1b"
     copies: int = 1
-    sharding: Sharding = Sharding()
+    sharding: Sharding = OPTIMIZER_ALONE
     groups: tuple[Group, ...] = ()
+    device_groups: tuple[DeviceGroups, ...] = ()
     unused: tuple[str, ...] = ()
     reason: str = ""
 
@@ -370,6 +363,7 @@ def parse_plan(value: object) -> Plan:
         copies=document.copies,
         sharding=document.sharding,
         groups=document.groups,
+        device_groups=document.device_groups,
         unused=document.unused,
         reason=document.reason,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
+from shoal_planner.circles import with_device_groups
 from shoal_planner.cluster import GIB, ClusterSnapshot
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
@@ -21,7 +22,8 @@ MIB = 1024**2
 def score(plan: Plan, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile | None = None) -> Plan:
     """The plan with its prediction. Raises InvalidField if it is not one of this job and cluster, and NoPlanFits if it
     needs more memory than a device or a host has."""
-    return score_with(plan, CostModel(job, snapshot, profile or Profile()))
+    scored = score_with(plan, CostModel(job, snapshot, profile or Profile()))
+    return with_device_groups(scored, snapshot)
 
 
 def score_with(plan: Plan, costs: CostModel) -> Plan:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from shoal_planner.circles import with_device_groups
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.cluster_search import Search, by_step, step_s
 from shoal_planner.costs import CostModel
@@ -91,7 +92,9 @@ def plan(
         return clock() - started_s > time_limit_s
 
     copies, why = _copies(job, snapshot), ""
-    before = dataclasses.replace(previous, groups=()) if previous is not None and _runs(previous, features) else None
+    before = None
+    if previous is not None and _runs(previous, features):
+        before = dataclasses.replace(previous, groups=(), device_groups=())
     try:
         search = _searched(costs, copies, before, late, features, thorough)
     except HostTooSmall as error:
@@ -107,6 +110,7 @@ def plan(
     change = None if running is None else choose(running, scored, costs, outlook, losses)
     found = losses.best(scored) if change is None else change.plan
     chosen, expected = losses.settled(found)
+    chosen = with_device_groups(chosen, snapshot)
     compared = [other for other in scored if other is not found]
     if job.train.schedule not in ("1f1b", "auto"):  # what the schedule brings is said all the same
         compared += [other for other in search.scored.values() if other.schedule == "1f1b"]

@@ -1,10 +1,9 @@
 """Who shares weights and gradients with whom inside a step, and what passing them round takes.
 
-The replicas of one stage of one pipeline that share a device group, a node or the whole stage are a circle: each of
-them keeps its part of what is sharded. Weights are gathered before a layer's forward and again before its backward, one
-layer ahead, and dropped after; gradients are scattered to their parts after each backward. Circles are replicas of one
-stage, because these run in step (docs/adr/0011). Owns circles and the seconds of these exchanges. Does not own what
-crosses between circles once a step (`predict`), nor what a rank keeps (`memory`).
+Each member of a circle (`circles`) keeps its part of what is sharded. Weights are gathered before a layer's forward and
+again before its backward, one layer ahead, and dropped after; gradients are scattered to their parts after each
+backward. Owns the parts, and the seconds of these exchanges. Does not own what crosses between circles once a step
+(`predict`), nor what a rank keeps (`memory`).
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import assert_never
 
+from shoal_planner.circles import Circle, circles, device_group
 from shoal_planner.costs import CostModel
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
 from shoal_planner.plan import Level, Plan, Replica, Stage
@@ -39,41 +38,9 @@ class Shards:
 WHOLE = Shards()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Circle:
-    """Replicas of a stage that share what each of them would hold, by their place in it, and their parts."""
-
-    members: tuple[int, ...]
-    parts: tuple[float, ...]
-
-
-def circles(stage: Stage, level: Level, costs: CostModel) -> tuple[Circle, ...]:
-    """Every replica is in one, perhaps alone."""
-    found: dict[tuple[object, ...], list[int]] = {}
-    for index, replica in enumerate(stage.replicas):
-        found.setdefault(_circle_key(index, replica, level, costs), []).append(index)
-    return tuple(_circle(stage, members) for members in found.values())
-
-
-def _circle_key(index: int, replica: Replica, level: Level, costs: CostModel) -> tuple[object, ...]:
-    match level:
-        case "none":
-            return ("alone", index)
-        case "group":
-            size = costs.node(replica.node).device_group
-            groups = {device // size for device in replica.devices}
-            return (replica.node, *groups) if len(groups) == 1 else ("alone", index)
-        case "node":
-            return (replica.node,)
-        case "cluster":
-            return ()
-        case _:
-            assert_never(level)
-
-
-def _circle(stage: Stage, members: list[int]) -> Circle:
-    total = sum(stage.replicas[member].state_share for member in members)
-    return Circle(members=tuple(members), parts=tuple(stage.replicas[member].state_share / total for member in members))
+def circles_of(stage: Stage, level: Level, costs: CostModel) -> tuple[Circle, ...]:
+    """By the device groups of the cluster. Raises KeyError for an unknown node."""
+    return circles(stage, level, lambda node: costs.node(node).device_group)
 
 
 def shares_inside(plan: Plan) -> bool:
@@ -112,7 +79,7 @@ def _by_replica(
 ) -> dict[int, tuple[float, float]]:
     """The part that each replica keeps, and the seconds of passing all layers round once."""
     found = {}
-    for circle in circles(stage, level, costs):
+    for circle in circles_of(stage, level, costs):
         replicas = tuple(stage.replicas[member] for member in circle.members)
         names = tuple((replica.node, replica.tp, _group(replica, costs)) for replica in replicas)
         key = (names, min(circle.parts), stage.num_layers, ends)
@@ -124,10 +91,7 @@ def _by_replica(
 
 
 def _group(replica: Replica, costs: CostModel) -> int | None:
-    """The device group that all its devices are in."""
-    size = costs.node(replica.node).device_group
-    groups = {device // size for device in replica.devices}
-    return groups.pop() if len(groups) == 1 else None
+    return device_group(replica, lambda node: costs.node(node).device_group)
 
 
 def _round_s(
@@ -177,7 +141,7 @@ def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
             ends = (s == 0, s + 1 == len(pipeline.stages))
             whole = sum(elements * times for elements, times in _units(stage.num_layers, ends, costs)) * size
             for level, rounds in zip(_levels(plan), (2, 1), strict=True):
-                for circle in circles(stage, level, costs):
+                for circle in circles_of(stage, level, costs):
                     nodes = {stage.replicas[member].node for member in circle.members}
                     if len(nodes) > 1:
                         moved = pipeline.micro_batches * rounds * whole * (1 - min(circle.parts))
@@ -202,7 +166,7 @@ def split_at(plan: Plan, level: Level, costs: CostModel) -> Split | None:
     count = 0
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            for circle in circles(stage, level, costs):
+            for circle in circles_of(stage, level, costs):
                 for member, its in zip(circle.members, circle.parts, strict=True):
                     number[p, s, member], part[p, s, member] = count, its
                 count += 1

@@ -78,7 +78,7 @@ def whole_steps(inventory: Inventory, manifests: tuple[Manifest, ...], model: Mo
 def plan_restore(
     wanted: ShardMap, inventory: Inventory, manifests: tuple[Manifest, ...], model: ModelSpec, precision: Precision
 ) -> RecoveryPlan:
-    """Every rank gets master and moments of what it owns and weights of what it holds, all of the newest whole step.
+    """Every rank gets master and moments of what it owns and weights of what it keeps, all of the newest whole step.
 
     Transfers are sorted by rank, and within a rank weights come last: one of tier own with source_kind MASTER is cast
     from the rank's own master, which must be there by then. A transfer never spans two shards of its source, and one
@@ -168,7 +168,7 @@ def _at_home(state: RankState, found: Holdings) -> tuple[list[_Part], list[_Part
             live = found.live_intervals(state.device, (span.fqn, kind))
             in_place.extend(_inside(state.rank, span, kind, kind, live))
             lacking.extend(_outside(state.rank, span, kind, kind, live))
-    for span in state.holds:
+    for span in state.keeps:
         live = found.live_intervals(state.device, (span.fqn, Kind.WEIGHT))
         in_place.extend(_inside(state.rank, span, Kind.WEIGHT, Kind.WEIGHT, live))
         owned = merge(masters[span.fqn])

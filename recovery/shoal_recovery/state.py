@@ -6,11 +6,13 @@ tensor-parallel degree ever appears in a key, so any layout restores into any ot
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from shoal_planner.cluster import DeviceRef
+from shoal_recovery.intervals import Interval, clip, subtract
 
 ELEMENT_BYTES = 4  # master and both moments are fp32 everywhere
 
@@ -63,21 +65,79 @@ class Span:
         return ShardKey(fqn=self.fqn, kind=kind, first=self.first, last=self.last)
 
 
+def common(some: tuple[Span, ...], others: tuple[Span, ...]) -> tuple[Span, ...]:
+    """What both have; each sorted and without neighbours."""
+    return _each(some, others, clip)
+
+
+def without(some: tuple[Span, ...], others: tuple[Span, ...]) -> tuple[Span, ...]:
+    """What the others lack of these; each sorted and without neighbours."""
+    return _each(some, others, subtract)
+
+
+def _each(
+    some: tuple[Span, ...],
+    others: tuple[Span, ...],
+    rule: Callable[[Interval, Sequence[Interval]], tuple[Interval, ...]],
+) -> tuple[Span, ...]:
+    by_name: defaultdict[str, list[Interval]] = defaultdict(list)
+    for span in others:
+        by_name[span.fqn].append((span.first, span.last))
+    return tuple(
+        Span(fqn=span.fqn, first=first, last=last)
+        for span in some
+        for first, last in rule((span.first, span.last), by_name.get(span.fqn, ()))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circles:
+    """With whom a rank shares each kind of state: who has the same number, among all ranks of the plan. Ranks of one
+    replica are in one circle, and `tp_rank` tells them apart."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    tp_rank: int = 0
+    tp: int = 1
+
+
+ALONE = Circles(weights=0, gradients=0, optimizer=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What one rank keeps under a plan: weights of `holds` (it computes with them), gradients that it `contributes`
-    (a subset: of a replicated parameter only tp rank 0), master and moments of `owns`. Each sorted."""
+    """What one rank keeps under a plan, each sorted.
+
+    It computes with the weights of `holds`, and gives gradients of `contributes` (a subset: of a replicated parameter
+    only tp rank 0). Between uses it keeps the weights of `keeps`: its part of what its circle holds. The gradients of
+    `sums` add up on it through a step. It has master and moments of `owns`; of each element one owner `vouches`: there
+    its gradient is summed over all circles, and is counted in the norm, and this copy of the state is snapshotted.
+    """
 
     rank: int
     device: DeviceRef
     holds: tuple[Span, ...]
+    keeps: tuple[Span, ...]
     contributes: tuple[Span, ...]
+    sums: tuple[Span, ...]
     owns: tuple[Span, ...]
+    vouches: tuple[Span, ...]
+    circles: Circles = ALONE
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether it has to gather weights before it computes, or keeps some for others."""
+        return self.keeps != self.holds
+
+    @property
+    def shares_gradients(self) -> bool:
+        return self.sums != self.contributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardMap:
-    """Who keeps what under one plan. Every element of every parameter is owned by exactly one rank, which holds it."""
+    """Who keeps what under one plan. For every element of every parameter exactly one rank vouches; it owns it, too."""
 
     ranks: tuple[RankState, ...]
 

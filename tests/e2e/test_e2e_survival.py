@@ -156,13 +156,13 @@ def _bytes_nobody_holds(before: dict[str, Any], after: dict[str, Any], gone: fro
     old, new = (shard_map(parse_plan(adopted["plan"]), job.model) for adopted in (before, after))
     copies = backups(snapshot_from_mapping(before["snapshot"]).nodes, before["plan"]["copies"])
     dead = {state.rank for state in old.ranks if state.device.node in gone and set(copies[state.device.node]) <= gone}
-    missing = {element for element in _elements(old, "owns", dead)}
+    missing = {element for element in _elements(old, "vouches", dead)}
     survivors = [state for state in old.ranks if state.device.node not in gone]
-    live = {state.device: set(_elements(old, "holds", {state.rank})) for state in survivors}
+    live = {state.device: set(_elements(old, "keeps", {state.rank})) for state in survivors}
     total = 0
     for state in new.ranks:
         owned = missing & set(_elements(new, "owns", {state.rank}))
-        computed = missing & set(_elements(new, "holds", {state.rank}))
+        computed = missing & set(_elements(new, "keeps", {state.rank}))
         kept = set() if gone_back else live.get(state.device, set())
         total += 12 * len(owned) + 4 * len(computed - owned - kept)
     return total

@@ -19,7 +19,7 @@ from shoal_planner.plan import Level, Plan, Sharding, parse_plan, plan_to_mappin
 from shoal_planner.predict import predict, synchronisation_s
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
-from shoal_planner.sharding import circles
+from shoal_planner.sharding import circles_of
 from shoal_planner.simulate import simulate
 
 # Two nodes of four devices, in groups of two (PAPERS 2.1, halved).
@@ -96,7 +96,7 @@ def at(plan: Plan, weights: Level, gradients: Level) -> Plan:
 def test_who_shares_follows_from_where_devices_are(level: Level, expected: list[tuple[int, ...]]) -> None:
     """A replica that spans two device groups shares with nobody in them."""
     plan = one_stage(replica(0, 0), replica(0, 2), replica(0, 3), replica(1, 1, 2), replica(1, 3))
-    found = circles(plan.pipelines[0].stages[0], level, costs_of(make_job()))
+    found = circles_of(plan.pipelines[0].stages[0], level, costs_of(make_job()))
     assert [circle.members for circle in found] == expected
     assert all(sum(circle.parts) == pytest.approx(1) for circle in found)
 

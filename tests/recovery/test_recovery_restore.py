@@ -138,7 +138,7 @@ def _expected_bytes(world: World, step: int) -> Counter[Tier] | None:
         for span in state.owns:
             owned[span.fqn, Kind.MASTER][span.first : span.last] = True
         needs = [(span, kind) for span in state.owns for kind in OWNED_KINDS]
-        needs += [(span, Kind.WEIGHT) for span in state.holds]
+        needs += [(span, Kind.WEIGHT) for span in state.keeps]
         for span, kind in needs:
             source = Kind.MASTER if kind is Kind.WEIGHT else kind
             own = live[span.fqn, kind].copy()
@@ -208,7 +208,7 @@ def _check_state(world: World, plan: RecoveryPlan) -> None:
     truth, memory = layouts.arrays(world.model, plan.step), _carry_out(world, plan)
     for state in world.wanted.ranks:
         needed = _masks(world.model)
-        for key in (*layouts.owned_keys(state), *(span.key(Kind.WEIGHT) for span in state.holds)):
+        for key in (*layouts.owned_keys(state), *(span.key(Kind.WEIGHT) for span in state.keeps)):
             needed[key.fqn, key.kind][key.first : key.last] = True
         for address, mask in needed.items():
             np.testing.assert_array_equal(memory[state.rank][address][mask], truth[address][mask])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import defaultdict
 
 import layouts
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,25 +21,30 @@ from shoal_recovery.state import RankState, Span
 
 
 @given(st.data())
-def test_every_element_is_owned_once_by_a_rank_that_contributes_it(data: st.DataObject) -> None:
+def test_somebody_vouches_for_every_element_and_has_its_gradient(data: st.DataObject) -> None:
     model = data.draw(layouts.models())
     plan = data.draw(layouts.plans(model))
     sharding = shard_map(plan, model)
     assert [state.rank for state in sharding.ranks] == list(range(len(sharding.ranks)))
     for parameter in parameters(model):
-        assert (layouts.owners_of(sharding, parameter.fqn, parameter.numel) == 1).all(), parameter.fqn
+        vouched = sum(layouts.count(state.vouches, parameter.fqn, parameter.numel) for state in sharding.ranks)
+        assert (vouched == 1).all(), parameter.fqn
     for state in sharding.ranks:
-        holds = {span.fqn: span for span in state.holds}
-        assert len(holds) == len(state.holds)
-        assert set(state.contributes) <= set(state.holds)
-        contributes = {span.fqn: span for span in state.contributes}
-        for span in state.owns:
-            held = contributes[span.fqn]
-            assert held.first <= span.first < span.last <= held.last
-        for spans in (state.holds, state.contributes, state.owns):
+        _check_within(state.vouches, state.owns)
+        _check_within(state.contributes, state.holds)
+        if plan.sharding.gradients != "none":
+            _check_within(state.owns, state.sums)
+        else:
+            assert state.sums == state.contributes
+        for spans in (state.holds, state.keeps, state.contributes, state.sums, state.owns, state.vouches):
             assert list(spans) == sorted(spans)
-        for one, other in zip(state.owns, state.owns[1:], strict=False):
-            assert one.fqn != other.fqn or one.last < other.first, "neighbours are one span"
+            for one, other in itertools.pairwise(spans):
+                assert one.fqn != other.fqn or one.last < other.first, "neighbours are one span"
+
+
+def _check_within(inner: tuple[Span, ...], outer: tuple[Span, ...]) -> None:
+    for span in inner:
+        assert any(one.fqn == span.fqn and one.first <= span.first and span.last <= one.last for one in outer), span
 
 
 @given(st.data())
@@ -46,6 +54,9 @@ def test_every_rank_holds_its_slices_of_its_units(data: st.DataObject) -> None:
     sharding = shard_map(plan, model)
     for place, state in zip(plan.places(), sharding.ranks, strict=True):
         assert (place.rank, place.device) == (state.rank, state.device)
+        if not plan.pipelines[place.pipeline].stages[place.stage].replicas[place.replica].samples:
+            assert state.holds == state.contributes == (), "it runs nothing"
+            continue
         units = set(stage_units(plan, place.pipeline, place.stage))
         mine = [parameter for parameter in parameters(model) if units & set(parameter.units)]
         expected = {parameter.fqn: parameter.interval(place.tp_rank, place.tp) for parameter in mine}
@@ -56,6 +67,34 @@ def test_every_rank_holds_its_slices_of_its_units(data: st.DataObject) -> None:
         assert {span.fqn for span in state.contributes} == {span.fqn for span in state.holds} - (
             replicated if place.tp_rank else set()
         )
+
+
+@given(st.data())
+def test_a_circle_has_everything_once_and_by_its_shares(data: st.DataObject) -> None:
+    """Weights: once among its replicas. Gradients: once among its ranks. What a rank keeps, sums or vouches for is its
+    share of what its replicas would have whole, but for an element wherever something is cut."""
+    model = data.draw(layouts.models())
+    plan = data.draw(layouts.plans(model))
+    sharding = shard_map(plan, model)
+    replicas = {place.rank: (place.pipeline, place.stage, place.replica) for place in plan.places()}
+    for name, level in (("weights", plan.sharding.weights), ("gradients", plan.sharding.gradients)):
+        field = "keeps" if name == "weights" else "sums"
+        members: dict[int, list[RankState]] = defaultdict(list)
+        for state in sharding.ranks if level != "none" else ():
+            members[getattr(state.circles, name)].append(state)
+        for states, parameter in itertools.product(members.values(), parameters(model)):
+            here = [layouts.count(getattr(state, field), parameter.fqn, parameter.numel) for state in states]
+            if not any(found.any() for found in here):
+                continue
+            by_replica: dict[tuple[int, int, int], np.ndarray] = {}
+            for state, found in zip(states, here, strict=True):
+                one = by_replica.setdefault(replicas[state.rank], found)
+                by_replica[replicas[state.rank]] = one | found
+            assert (sum(by_replica.values()) == 1).all(), (name, parameter.fqn)
+            share = {key: plan.pipelines[key[0]].stages[key[1]].replicas[key[2]].state_share / 1 for key in by_replica}
+            for key, found in by_replica.items():
+                wanted = parameter.numel * share[key] / sum(share.values())
+                assert abs(found.sum() - wanted) <= 8 * len(sharding.ranks), (name, parameter.fqn, key)
 
 
 def _stage(first: int, last: int, *replicas: Replica) -> Stage:

@@ -11,13 +11,13 @@ import torch
 from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, run_poisoned, run_poisoned_once
 
 from shoal_planner.errors import InvalidField
+from shoal_workers.courier import STAGING
 from shoal_workers.engine import Finished, Outcome, StepReport, Stopped
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import GRADIENTS, OPTIMIZER, WEIGHTS
 from shoal_workers.processes import Processes, run_plan
 from shoal_workers.segments import ACTIVATIONS
-from shoal_workers.sharing import STAGING
 from shoal_workers.solo import RunRequest, build_rank, solo_plan, whole_state
 from shoal_workers.stage import PIPELINE
 
@@ -139,7 +139,7 @@ def test_memory_limit_holds_exactly_and_names_device_and_bytes(processes: Proces
 def test_ledger_counts_what_is_there() -> None:
     built = build_rank(RunRequest(job=job(), plan=solo_plan(job()), until_step=1), 0, SoloExchange())
     built.engine.run(until_step=1, report=lambda report: None, stop_after=lambda: None)
-    numel = sum(key.numel for key in built.live.held_keys())
+    numel = sum(key.numel for key in built.live.kept_keys())
     breakdown = built.memory.breakdown
     assert breakdown[WEIGHTS] == breakdown[GRADIENTS] == numel * 4
     assert breakdown[OPTIMIZER] == numel * 12

@@ -35,7 +35,7 @@ def test_step_zero_is_the_same_in_every_layout(layout: str) -> None:
         assert live.tag is None
         live.initialise(0)
         assert live.tag == 0
-        for key in (*live.held_keys(), *live.owned_keys()):
+        for key in (*live.kept_keys(), *live.owned_keys()):
             expected = whole[key.fqn][key.first : key.last]
             if key.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
                 expected = np.zeros_like(expected)
@@ -62,7 +62,7 @@ def test_residual_projections_begin_smaller_and_norms_as_ones() -> None:
 def test_views_are_the_state_itself() -> None:
     live = _live(0)
     live.initialise(0)
-    key = next(key for key in live.held_keys() if key.fqn == "layers.0.attention.q.weight")
+    key = next(key for key in live.kept_keys() if key.fqn == "layers.0.attention.q.weight")
     live.view(key).fill_(2.5)
     assert torch.equal(live.parameter(key.fqn), torch.full((32, 64), 2.5))
     middle = ShardKey(fqn=key.fqn, kind=Kind.WEIGHT, first=key.first + 10, last=key.first + 20)
@@ -71,7 +71,7 @@ def test_views_are_the_state_itself() -> None:
 
 def test_what_is_not_here_is_a_key_error() -> None:
     live = _live(0)
-    held = next(key for key in live.held_keys() if key.fqn == "layers.0.attention.q.weight")
+    held = next(key for key in live.kept_keys() if key.fqn == "layers.0.attention.q.weight")
     outside = (
         ShardKey(fqn="layers.5.attention.q.weight", kind=Kind.WEIGHT, first=0, last=1),
         ShardKey(fqn=held.fqn, kind=Kind.WEIGHT, first=held.first, last=held.last + 1),

@@ -252,5 +252,5 @@ def _manifests(job: str, spec: JobSpec, history: History) -> tuple[Manifest, ...
 
 
 def _keys(state: RankState) -> tuple[ShardKey, ...]:
-    weights = tuple(span.key(Kind.WEIGHT) for span in state.holds)
+    weights = tuple(span.key(Kind.WEIGHT) for span in state.keeps)
     return weights + tuple(span.key(kind) for kind in OWNED_KINDS for span in state.owns)

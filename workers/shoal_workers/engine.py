@@ -36,6 +36,7 @@ from shoal_planner.programs import (
 from shoal_planner.schedule import programs
 from shoal_recovery.state import ShardMap
 from shoal_workers.ballots import Ballot, Ranges, Verdict, count
+from shoal_workers.courier import STAGING, Courier
 from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
 from shoal_workers.errors import StepRefused
@@ -45,7 +46,7 @@ from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import build_units
 from shoal_workers.optimizer import OwnedAdamW, learning_rate
 from shoal_workers.segments import ACTIVATIONS
-from shoal_workers.sharing import STAGING, Sharing
+from shoal_workers.sharing import Sharing
 from shoal_workers.stage import PIPELINE, Shape, StageRun, feed
 from shoal_workers.tensor_parallel import TensorGroup
 
@@ -143,7 +144,7 @@ class Engine:
         self._feed = feed(plan, self._place, samples)
         self._max_ranges = max(pipeline.micro_batches for pipeline in plan.pipelines)
         self._stage = self._build_stage(plan)
-        self._sharing = Sharing(shards, job.model, rank, live, exchange, memory)
+        self._sharing = Sharing(shards, job.model, rank, live, exchange, Courier(exchange, memory))
         self._optimizer = OwnedAdamW(job.train, live)
         self._compute_s = 0.0
         self._num_skipped = 0  # in a row
@@ -288,7 +289,7 @@ class Engine:
         return self._stage.loss if self._place.tp_rank == 0 else 0.0
 
     def _own_gradient_square(self) -> float:
-        gradients = [self._live.gradient(span) for span in self._live.state.owns]
+        gradients = [self._live.gradient(span) for span in self._live.state.vouches]
         return float(torch.nn.utils.get_total_norm(gradients)) ** 2 if gradients else 0.0
 
     def _update(self, step: int) -> None:

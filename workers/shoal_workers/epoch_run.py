@@ -198,7 +198,7 @@ class EpochRun:
         self._say(m.Progress(epoch=self.epoch))
 
     def _open_snapshots(self, job: JobSpec, live: LiveState, shards: ShardMap) -> AgentSnapshots:
-        keys = live.owned_keys()
+        keys = live.vouched_keys()
         host, port = self._order.agents[self._node]
         opened = m.OpenSlots(
             job=self._order.job,

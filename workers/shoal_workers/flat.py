@@ -1,9 +1,13 @@
-"""Spans of parameters laid side by side in one flat tensor, addressed by their global coordinates."""
+"""Spans of parameters laid side by side in flat tensors, addressed by their global coordinates.
+
+Owns the storage: what is needed only now and then is closed in between, and takes no memory. Does not own when that
+is, nor the charges.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +37,73 @@ class FlatBuffer:
                 return self.tensor[offset + span.first - first : offset + span.last - first]
         raise KeyError(span)
 
+    @property
+    def num_bytes(self) -> int:
+        """When open."""
+        return self.tensor.numel() * self.tensor.itemsize
+
+    def close(self) -> None:
+        """The elements are lost. Tensors that share the storage, those that autograd saved among them, stay valid for
+        when it is open again; nothing may be on its way into it."""
+        self.tensor.untyped_storage().resize_(0)
+
+    def open(self) -> None:
+        """With whatever the memory has."""
+        self.tensor.untyped_storage().resize_(self.num_bytes)
+
     @staticmethod
     def _end(interval: tuple[int, int, int]) -> int:
         first, last, offset = interval
         return offset + last - first
+
+
+class UnitBuffers:
+    """One kind of state, a buffer per unit: what is `kept`, and what is `whole` while it is used. These are one and the
+    same where all is kept; of other units the whole is closed at first."""
+
+    def __init__(
+        self,
+        whole: Mapping[int, Sequence[Span]],
+        kept: Mapping[int, Sequence[Span]],
+        split: frozenset[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.split = split
+        self._whole = {unit: FlatBuffer(spans, dtype, device) for unit, spans in whole.items()}
+        self._kept = dict(self._whole)
+        for unit in split:
+            self._kept.pop(unit, None)
+            if unit in kept:
+                self._kept[unit] = FlatBuffer(kept[unit], dtype, device)
+            if unit in self._whole:
+                self._whole[unit].close()
+
+    def kept(self, unit: int, span: Span) -> Tensor:
+        return self._kept[unit].view(span)
+
+    def whole(self, unit: int, span: Span) -> Tensor:
+        """The same tensor to autograd's eyes whatever is written: who writes sees to it that it fits."""
+        return self._whole[unit].view(span)
+
+    def open(self, unit: int) -> int:
+        """The bytes that it takes from now on."""
+        if unit not in self.split or unit not in self._whole:
+            return 0
+        self._whole[unit].open()
+        return self._whole[unit].num_bytes
+
+    def close(self, unit: int) -> int:
+        """The bytes that are free again."""
+        if unit not in self.split or unit not in self._whole:
+            return 0
+        self._whole[unit].close()
+        return self._whole[unit].num_bytes
+
+    def zero_kept(self) -> None:
+        for buffer in self._kept.values():
+            buffer.tensor.zero_()
+
+    def zero_whole(self, unit: int) -> None:
+        if unit in self._whole:
+            self._whole[unit].tensor.zero_()

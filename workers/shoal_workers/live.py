@@ -3,10 +3,15 @@
 Owns the buffers, their charges in the ledger, and the tag that says of which step they are. Does not own who holds what
 (ShardMap), nor who may write when: the engine clears the tag before the first write of an update, under the exchange's
 commit, and sets it after the last gathered weight. A recovery fills a fresh LiveState and sets its tag.
+
+The state is what is kept. Where weights or gradients are split, a unit's are whole only while they are open: buffers
+for what is computed from the state (`circulation` fills and empties them), not state themselves.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
@@ -15,17 +20,19 @@ from torch import Tensor
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter, parameters
-from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, RankState, ShardKey, Span
+from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, RankState, ShardKey, Span, common
 from shoal_workers.errors import OutOfDeviceMemory
-from shoal_workers.flat import FlatBuffer
+from shoal_workers.flat import FlatBuffer, UnitBuffers
 from shoal_workers.initial import initial_values
 from shoal_workers.memory import DeviceMemory
 
 Precision = Literal["fp32", "bf16"]
+_ByUnit = Mapping[int, list[Span]]
 
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
 OPTIMIZER = "optimizer state"
+GATHERED = "weights and gradients made whole"
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
@@ -41,8 +48,8 @@ class LiveState:
         state: RankState,
         memory: DeviceMemory,
         dtype: torch.dtype,
-        weights: dict[int, FlatBuffer],
-        gradients: dict[int, FlatBuffer],
+        weights: UnitBuffers,
+        gradients: UnitBuffers,
         owned: dict[Kind, FlatBuffer],
     ) -> None:
         self.model = model
@@ -55,6 +62,7 @@ class LiveState:
         self._owned = owned
         self._parameters = {parameter.fqn: parameter for parameter in parameters(model)}
         self._leaves: dict[str, Tensor] = {}
+        self._refreshed = common(state.keeps, state.owns)
         self._charges: tuple[tuple[str, int], ...] = ()
 
     @classmethod
@@ -69,22 +77,24 @@ class LiveState:
     ) -> LiveState:
         """Allocates everything, as zeros, with no tag. Raises OutOfDeviceMemory, having charged nothing."""
         dtype, device = weight_dtype(precision), torch.device(device)
-        num_held = sum(span.numel for span in state.holds)
+        holds, keeps, gives, sums = (
+            _spans_by_unit(model, spans) for spans in (state.holds, state.keeps, state.contributes, _summed(state))
+        )
+        split_weights, split_gradients = _differing(holds, keeps), _differing(gives, sums)
         num_owned = sum(span.numel for span in state.owns)
         charges = (
-            (WEIGHTS, num_held * dtype.itemsize),
-            (GRADIENTS, num_held * ELEMENT_BYTES),
+            (WEIGHTS, _num_kept(holds, keeps, split_weights) * dtype.itemsize),
+            (GRADIENTS, _num_kept(holds, sums, split_gradients) * ELEMENT_BYTES),
             (OPTIMIZER, num_owned * ELEMENT_BYTES * len(OWNED_KINDS)),
         )
         _charge_all(memory, charges)
-        spans = _spans_by_unit(model, state.holds)
         live = cls(
             model,
             state,
             memory,
             dtype,
-            {unit: FlatBuffer(held, dtype, device) for unit, held in spans.items()},
-            {unit: FlatBuffer(held, torch.float32, device) for unit, held in spans.items()},
+            UnitBuffers(holds, keeps, split_weights, dtype, device),
+            UnitBuffers(holds, sums, split_gradients, torch.float32, device),
             {kind: FlatBuffer(state.owns, torch.float32, device) for kind in OWNED_KINDS},
         )
         live._charges = charges
@@ -106,35 +116,70 @@ class LiveState:
         self._charges = ()
 
     def owned_keys(self) -> tuple[ShardKey, ...]:
-        """Master and moments of the owned spans: what a snapshot of this rank has."""
+        """Master and moments of the owned spans."""
         return tuple(span.key(kind) for kind in OWNED_KINDS for span in self.state.owns)
 
-    def held_keys(self) -> tuple[ShardKey, ...]:
-        """The weights that this rank computes with."""
-        return tuple(span.key(Kind.WEIGHT) for span in self.state.holds)
+    def vouched_keys(self) -> tuple[ShardKey, ...]:
+        """Those of them that no other rank speaks for: what a snapshot of this rank has."""
+        return tuple(span.key(kind) for kind in OWNED_KINDS for span in self.state.vouches)
 
-    def owned_spans(self, unit: int) -> tuple[Span, ...]:
-        """The owned spans of parameters whose home is this unit."""
-        return tuple(span for span in self.state.owns if home_unit(self._parameters[span.fqn]) == unit)
+    def kept_keys(self) -> tuple[ShardKey, ...]:
+        """The weights that this rank keeps."""
+        return tuple(span.key(Kind.WEIGHT) for span in self.state.keeps)
+
+    def vouched_spans(self, unit: int) -> tuple[Span, ...]:
+        """The spans that this rank vouches for, of parameters whose home is this unit."""
+        return tuple(span for span in self.state.vouches if self._home(span) == unit)
 
     def view(self, key: ShardKey) -> Tensor:
         """The elements of `key`, flat and contiguous; writing into it writes the state. Weights have the job's
         precision, all else is fp32. KeyError unless all of them lie here as one interval."""
         span = Span(fqn=key.fqn, first=key.first, last=key.last)
-        if key.kind is Kind.WEIGHT:
-            return self._buffer(self._weights, span).view(span)
-        return self._owned[key.kind].view(span)
+        return self.weight(span) if key.kind is Kind.WEIGHT else self._owned[key.kind].view(span)
 
     def weight(self, span: Span) -> Tensor:
-        return self._buffer(self._weights, span).view(span)
+        """The weights of kept elements."""
+        return self._weights.kept(self._home(span), span)
 
     def gradient(self, span: Span) -> Tensor:
-        """The fp32 gradient of held elements, summed over this rank's samples of the step so far."""
-        return self._buffer(self._gradients, span).view(span)
+        """The fp32 gradient of elements that add up here, summed over the samples of the step so far."""
+        return self._gradients.kept(self._home(span), span)
+
+    def whole_weight(self, span: Span) -> Tensor:
+        """The weights of held elements, while their units are open. Autograd does not notice what is written."""
+        return self._weights.whole(self._home(span), span).data
+
+    def whole_gradient(self, span: Span) -> Tensor:
+        """The fp32 gradient of held elements, while their units are open: of what ran since then."""
+        return self._gradients.whole(self._home(span), span)
+
+    def open_weights(self, unit: int) -> None:
+        """Makes room for what is split of the weights that a unit of the model uses. Raises OutOfDeviceMemory."""
+        for home in homes(self.model, unit):
+            self._memory.charge(GATHERED, self._weights.open(home))
+
+    def close_weights(self, unit: int) -> None:
+        for home in homes(self.model, unit):
+            self._memory.release(GATHERED, self._weights.close(home))
+
+    def open_gradients(self, unit: int) -> None:
+        """As `open_weights`, with zeros."""
+        for home in homes(self.model, unit):
+            if home in self._gradients.split:
+                self._memory.charge(GATHERED, self._gradients.open(home))
+                self._gradients.zero_whole(home)
+
+    def close_gradients(self, unit: int) -> None:
+        for home in homes(self.model, unit):
+            self._memory.release(GATHERED, self._gradients.close(home))
+
+    def refresh_weights(self) -> None:
+        """The kept weights of owned elements become what their master is."""
+        for span in self._refreshed:
+            self.weight(span).copy_(self.view(span.key(Kind.MASTER)))
 
     def zero_gradients(self) -> None:
-        for buffer in self._gradients.values():
-            buffer.tensor.zero_()
+        self._gradients.zero_kept()
 
     def parameter(self, fqn: str) -> Tensor:
         """The held rows of this parameter, as a leaf that autograd may use: a view of the weights, whose gradients
@@ -145,7 +190,7 @@ class LiveState:
 
     def initialise(self, seed: int) -> None:
         """Becomes step 0, the same in every layout."""
-        for span in self.state.holds:
+        for span in self.state.keeps:
             self.weight(span).copy_(self._initial(span, seed))
         for span in self.state.owns:
             self.view(span.key(Kind.MASTER)).copy_(self._initial(span, seed))
@@ -156,8 +201,8 @@ class LiveState:
     def _initial(self, span: Span, seed: int) -> Tensor:
         return initial_values(self._parameters[span.fqn], self.model, seed, span.first, span.last)
 
-    def _buffer(self, buffers: dict[int, FlatBuffer], span: Span) -> FlatBuffer:
-        return buffers[home_unit(self._parameters[span.fqn])]
+    def _home(self, span: Span) -> int:
+        return home_unit(self._parameters[span.fqn])
 
     def _leaf(self, fqn: str) -> Tensor:
         spans = [span for span in self.state.holds if span.fqn == fqn]
@@ -165,8 +210,9 @@ class LiveState:
             raise KeyError(fqn)
         span = Span(fqn=fqn, first=spans[0].first, last=spans[-1].last)
         shape = (-1, *self._parameters[fqn].shape[1:])
-        leaf = self.weight(span).view(shape).detach().requires_grad_()
-        gradient = self.gradient(span).view(shape)
+        home = self._home(span)
+        leaf = self._weights.whole(home, span).view(shape).detach().requires_grad_()
+        gradient = self._gradients.whole(home, span).view(shape)
         if leaf.dtype == gradient.dtype:
             leaf.grad = gradient
         else:
@@ -178,6 +224,28 @@ class LiveState:
 def home_unit(parameter: Parameter) -> int:
     """The unit under which a parameter is kept and synchronised: a tied embedding has two, and lives in the first."""
     return parameter.units[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def homes(model: ModelSpec, unit: int) -> tuple[int, ...]:
+    """The units under which the parameters that this one uses are kept."""
+    return tuple(sorted({home_unit(parameter) for parameter in parameters(model) if unit in parameter.units}))
+
+
+def _summed(state: RankState) -> tuple[Span, ...]:
+    """Who runs nothing and shares with nobody still needs the gradient of what it owns."""
+    return state.sums or state.owns
+
+
+def _num_kept(whole: _ByUnit, kept: _ByUnit, split: frozenset[int]) -> int:
+    """Elements. Of a replicated parameter each rank has a gradient, though only one of them contributes it."""
+    units = {*whole, *kept}
+    spans = (span for unit in units for span in (kept if unit in split else whole).get(unit, ()))
+    return sum(span.numel for span in spans)
+
+
+def _differing(one: _ByUnit, other: _ByUnit) -> frozenset[int]:
+    return frozenset(unit for unit in {*one, *other} if one.get(unit) != other.get(unit))
 
 
 def _spans_by_unit(model: ModelSpec, held: tuple[Span, ...]) -> dict[int, list[Span]]:

@@ -80,7 +80,16 @@ def _state(job: JobSpec) -> LiveState:
             spans.append(Span(fqn=parameter.fqn, first=0, last=min(parameter.numel, room)))
             room -= spans[-1].numel
     held = tuple(sorted(spans))
-    state = RankState(rank=0, device=DeviceRef(node="here", index=0), holds=held, contributes=held, owns=held)
+    state = RankState(
+        rank=0,
+        device=DeviceRef(node="here", index=0),
+        holds=held,
+        keeps=held,
+        contributes=held,
+        sums=held,
+        owns=held,
+        vouches=held,
+    )
     live = LiveState.build(job.model, state, job.train.precision, DeviceMemory("here:0", None))
     for span in held:
         live.view(span.key(Kind.MASTER)).normal_(std=_STD)

@@ -69,8 +69,7 @@ class OwnedAdamW:
             for span in self._live.state.owns:
                 self._live.gradient(span).mul_(scale)
         self._optimizer.step()
-        for span in self._live.state.owns:
-            self._live.weight(span).copy_(self._live.view(span.key(Kind.MASTER)))
+        self._live.refresh_weights()
 
     def _build(self) -> torch.optim.AdamW:
         decays = {parameter.fqn: parameter.decay for parameter in parameters(self._live.model)}

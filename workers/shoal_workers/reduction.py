@@ -1,21 +1,25 @@
-"""Who sends which gradients and which weights to whom: a pure function of the ShardMap.
+"""Who sends which gradients and which weights to whom: pure functions of the ShardMap.
 
 Every rank derives the messages that concern it from the map of the whole world, so that each send has its receive, with
-the same spans in the same order, by construction. Gradients go from whoever contributes an interval to its owner,
-weights from the owner to whoever holds it. A parameter travels with its first unit. Owners sum contributions in the
-order of ranks.
+the same spans in the same order, by construction.
+
+Once a step: gradients go from whoever summed an interval to the rank that vouches for it, who sums them in the order of
+ranks; from there to the other owners; and updated weights from an owner to whoever keeps them. A parameter travels with
+its first unit. Within a step, among the members of a circle and with whichever unit uses a parameter: weights go from
+whoever keeps them to whoever computes with them, gradients from whoever made them to whoever sums them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import parameters
-from shoal_recovery.intervals import Interval, clip, merge
-from shoal_recovery.state import RankState, ShardMap, Span
+from shoal_recovery.state import RankState, ShardMap, Span, common, without
+
+_Spans = tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,33 +44,87 @@ class UnitRoutes:
     receives: tuple[Message, ...]
 
 
+NO_ROUTES = UnitRoutes(sends=(), receives=())
 Routes = Mapping[int, UnitRoutes]
-_Side = Mapping[str, tuple[Interval, ...]]  # what a rank gives or takes, by parameter
+_Between = Callable[[RankState, RankState], _Spans]  # what the first one gives the second
 
 
 def reduce_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
-    """The gradients that `rank` sends to owners, and receives as one; by unit, for units with any."""
-    return _routes(shards, model, rank, gives=lambda state: state.contributes, takes=lambda state: state.owns)
+    """The gradients that `rank` sends to those who vouch, and receives as one; by unit, for units with any."""
+    return _routes(shards, rank, _homes(model), lambda giver, taker: common(giver.sums, taker.vouches))
+
+
+def spread_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
+    """The summed gradients that `rank` sends to other owners, and receives as one."""
+    return _routes(shards, rank, _homes(model), lambda giver, taker: common(giver.vouches, taker.owns))
 
 
 def gather_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
-    """The weights that `rank` sends as their owner, and receives as a holder; by unit, for units with any."""
-    return _routes(shards, model, rank, gives=lambda state: state.owns, takes=lambda state: state.holds)
+    """The updated weights that `rank` sends to who keeps them, and receives; each from the owner in its circle."""
+
+    def between(giver: RankState, taker: RankState) -> _Spans:
+        if giver.circles.optimizer != taker.circles.optimizer:
+            return ()
+        return without(common(giver.owns, taker.keeps), taker.owns)
+
+    return _routes(shards, rank, _homes(model), between)
 
 
-_Choice = Callable[[RankState], tuple[Span, ...]]
+def fetch_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
+    """The weights of each unit that `rank` gives its circle before they are used, and takes. Of a replicated parameter
+    all ranks of a replica keep the same; they take turns in giving it."""
+    replicated = frozenset(parameter.fqn for parameter in parameters(model) if not parameter.cut)
+
+    def between(giver: RankState, taker: RankState) -> _Spans:
+        if giver.circles.weights != taker.circles.weights:
+            return ()
+        found = without(common(giver.keeps, taker.holds), taker.keeps)
+        turn = giver.circles.tp_rank == taker.circles.tp_rank % giver.circles.tp
+        return tuple(span for span in found if turn or span.fqn not in replicated)
+
+    return _routes(shards, rank, _users(model), between)
 
 
-def _routes(shards: ShardMap, model: ModelSpec, rank: int, *, gives: _Choice, takes: _Choice) -> Routes:
-    order = {parameter.fqn: (parameter.units[0], index) for index, parameter in enumerate(parameters(model))}
+def scatter_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
+    """The gradients of each unit that `rank` gives its circle after they are made, and takes."""
+
+    def between(giver: RankState, taker: RankState) -> _Spans:
+        if giver.circles.gradients != taker.circles.gradients or not taker.shares_gradients:
+            return ()
+        return common(giver.contributes, taker.sums)
+
+    return _routes(shards, rank, _users(model), between)
+
+
+def own_spans(spans: _Spans, model: ModelSpec) -> Mapping[int, _Spans]:
+    """These spans by the units that use them, in the order of messages."""
+    return _by_unit(spans, _order(model), _users(model))
+
+
+_Units = Mapping[str, tuple[int, ...]]
+
+
+def _homes(model: ModelSpec) -> _Units:
+    return {parameter.fqn: parameter.units[:1] for parameter in parameters(model)}
+
+
+def _users(model: ModelSpec) -> _Units:
+    return {parameter.fqn: parameter.units for parameter in parameters(model)}
+
+
+def _order(model: ModelSpec) -> Mapping[str, int]:
+    return {parameter.fqn: index for index, parameter in enumerate(parameters(model))}
+
+
+def _routes(shards: ShardMap, rank: int, units: _Units, between: _Between) -> Routes:
+    order = {fqn: index for index, fqn in enumerate(units)}
     own = next(state for state in shards.ranks if state.rank == rank)
-    own_gives, own_takes = _side(gives(own)), _side(takes(own))
     sends: defaultdict[int, list[Message]] = defaultdict(list)
     receives: defaultdict[int, list[Message]] = defaultdict(list)
     for other in sorted((state for state in shards.ranks if state.rank != rank), key=lambda state: state.rank):
-        for unit, spans in _common(own_gives, _side(takes(other)), order).items():
+        for unit, spans in _by_unit(between(own, other), order, units).items():
             sends[unit].append(Message(unit=unit, source=rank, destination=other.rank, spans=spans))
-        for unit, spans in _common(_side(gives(other)), own_takes, order).items():
+        for unit, spans in _by_unit(between(other, own), order, units).items():
             receives[unit].append(Message(unit=unit, source=other.rank, destination=rank, spans=spans))
     return {
         unit: UnitRoutes(sends=tuple(sends[unit]), receives=tuple(receives[unit]))
@@ -74,22 +132,10 @@ def _routes(shards: ShardMap, model: ModelSpec, rank: int, *, gives: _Choice, ta
     }
 
 
-def _side(spans: tuple[Span, ...]) -> _Side:
-    found: defaultdict[str, list[Interval]] = defaultdict(list)
-    for span in spans:
-        found[span.fqn].append((span.first, span.last))
-    return {fqn: merge(intervals) for fqn, intervals in found.items()}
-
-
-def _common(gives: _Side, takes: _Side, order: Mapping[str, tuple[int, int]]) -> dict[int, tuple[Span, ...]]:
-    """What one side gives and the other takes, by unit; spans in the order of the model, then of elements."""
+def _by_unit(spans: _Spans, order: Mapping[str, int], units: _Units) -> dict[int, _Spans]:
+    """In the order of the model, then of elements."""
     found: defaultdict[int, list[Span]] = defaultdict(list)
-    for fqn in sorted(gives.keys() & takes.keys(), key=order.__getitem__):
-        found[order[fqn][0]].extend(_spans(fqn, gives[fqn], takes[fqn]))
-    return {unit: tuple(spans) for unit, spans in found.items() if spans}
-
-
-def _spans(fqn: str, gives: tuple[Interval, ...], takes: tuple[Interval, ...]) -> Iterator[Span]:
-    for interval in gives:
-        for first, last in clip(interval, takes):
-            yield Span(fqn=fqn, first=first, last=last)
+    for span in sorted(spans, key=lambda span: (order[span.fqn], span.first)):
+        for unit in units[span.fqn]:
+            found[unit].append(span)
+    return {unit: tuple(some) for unit, some in found.items()}

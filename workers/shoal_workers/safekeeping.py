@@ -15,7 +15,7 @@ from shoal_workers.shards import epoch_of, snapshot_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeStep:
-    """`snapshots` of `step`, one of each rank of `epoch` that owns state, each with one of the nodes that keep it."""
+    """`snapshots` of `step`, one of each rank of `epoch` that vouches for state, each with a node that keeps it."""
 
     epoch: int
     step: int
@@ -28,7 +28,7 @@ class WholeStep:
 
 def owners(epoch: int, plan: Plan, model: ModelSpec) -> frozenset[str]:
     """The names of the snapshots that together are a whole step of this epoch."""
-    return frozenset(snapshot_name(epoch, state.rank) for state in shard_map(plan, model).ranks if state.owns)
+    return frozenset(snapshot_name(epoch, state.rank) for state in shard_map(plan, model).ranks if state.vouches)
 
 
 def newest_whole(snapshots: Iterable[Snapshot], plans: Mapping[int, Plan], model: ModelSpec) -> WholeStep | None:

@@ -1,148 +1,127 @@
-"""Gradients to their owners, updated weights to their holders: the routes of `reduction`, executed on tensors.
+"""Once a step: gradients to their owners, updated weights to those who keep them, by the routes of `reduction`.
 
-Owns the buffers of the wire and their charges. Nothing is received into live state: gradients are summed and weights
-copied from buffers, weights under the exchange's commit. Units come in the same order on all ranks; while one is on the
-wire the one before it is finished, so two units' buffers exist at most.
+Nothing is received into live state: gradients are summed and weights copied from buffers, weights under the exchange's
+commit. Units come in the same order on all ranks; while one is on the wire the one before it is finished, so two units'
+buffers exist at most. Does not own what passes within a step (`circulation`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from shoal_planner.job import ModelSpec
 from shoal_recovery.state import ShardMap, Span
-from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.courier import Courier, UnderWay
+from shoal_workers.exchange import Exchange
 from shoal_workers.flat import FlatBuffer
+from shoal_workers.forms import Parts, Plain
 from shoal_workers.live import LiveState
-from shoal_workers.memory import DeviceMemory
-from shoal_workers.reduction import Message, Routes, UnitRoutes, gather_routes, reduce_routes
+from shoal_workers.reduction import NO_ROUTES, Routes, gather_routes, reduce_routes, spread_routes
 from shoal_workers.tags import Purpose, tag
 
-STAGING = "buffers for gradients and weights"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Arrival:
-    message: Message
-    buffer: Tensor
-    pending: Pending
-
-    def parts(self) -> Iterator[tuple[Span, Tensor]]:
-        sizes = [span.numel for span in self.message.spans]
-        yield from zip(self.message.spans, torch.split(self.buffer, sizes), strict=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UnitUnderWay:
-    arrivals: tuple[_Arrival, ...]
-    sends: tuple[Pending, ...]
-    finish: Callable[[tuple[_Arrival, ...]], None]
-    num_bytes: int
+class _Task:
+    unit: int
+    started: UnderWay
+    finish: Callable[[int, UnderWay], None]
 
 
 class Sharing:
     """`reduce` and `gather` start a unit; `settle` returns when all that was started is done."""
 
     def __init__(
-        self,
-        shards: ShardMap,
-        model: ModelSpec,
-        rank: int,
-        live: LiveState,
-        exchange: Exchange,
-        memory: DeviceMemory,
+        self, shards: ShardMap, model: ModelSpec, rank: int, live: LiveState, exchange: Exchange, courier: Courier
     ) -> None:
         self._rank = rank
         self._live = live
         self._exchange = exchange
-        self._memory = memory
+        self._courier = courier
+        self._form = Plain(live.dtype)  # gradients travel in the job's precision, and are summed in fp32
         self._reduces = reduce_routes(shards, model, rank)
+        self._spreads = spread_routes(shards, model, rank)
         self._gathers = gather_routes(shards, model, rank)
-        self._under_way: _UnitUnderWay | None = None
+        self._tasks: list[_Task] = []
 
     def begin(self) -> None:
         """Before each step: forgets what a refused one left behind."""
-        self._under_way = None
+        self._tasks.clear()
 
     def reduce(self, unit: int) -> None:
-        """Afterwards the gradient of owned spans is the sum over all who contribute to them."""
-        self._start(self._reduces, unit, Purpose.REDUCE, self._live.gradient, self._add)
+        """Afterwards the gradient of owned spans is the sum over all who have a part of it."""
+        self._start(self._reduces, unit, Purpose.REDUCE, self._live.gradient, self._sum)
 
     def gather(self, unit: int) -> None:
-        """Afterwards all held weights are what their owners have."""
+        """Afterwards all kept weights are what their owners have."""
         self._start(self._gathers, unit, Purpose.GATHER, self._live.weight, self._take)
 
     def settle(self) -> None:
-        started, self._under_way = self._under_way, None
-        if started is None:
-            return
-        for arrival in started.arrivals:
-            arrival.pending.wait()
-        started.finish(started.arrivals)
-        for sent in started.sends:
-            sent.wait()
-        self._memory.release(STAGING, started.num_bytes)
+        while self._tasks:
+            self._finish_first()
 
     def _start(
         self,
         routes: Routes,
         unit: int,
         purpose: Purpose,
-        source: Callable[[Span], Tensor],
-        finish: Callable[[tuple[_Arrival, ...]], None],
+        source: Callable[[Span], torch.Tensor],
+        finish: Callable[[int, UnderWay], None],
     ) -> None:
-        wanted = routes.get(unit, UnitRoutes(sends=(), receives=()))
-        dtype = self._live.dtype  # gradients travel in the job's precision, and are summed in fp32
-        num_bytes = sum(message.numel for message in (*wanted.sends, *wanted.receives)) * dtype.itemsize
-        self._memory.charge(STAGING, num_bytes)
-        number = tag(purpose, unit)
-        arrivals = tuple(self._receive(message, number, dtype) for message in wanted.receives)
-        sends = tuple(
-            self._exchange.isend(_pack([source(span) for span in message.spans], dtype), message.destination, number)
-            for message in wanted.sends
-        )
-        self.settle()
-        self._under_way = _UnitUnderWay(arrivals=arrivals, sends=sends, finish=finish, num_bytes=num_bytes)
+        """What was started before is finished while this is on the wire."""
+        before = len(self._tasks)
+        started = self._courier.start(routes.get(unit, NO_ROUTES), tag(purpose, unit), self._form, source)
+        self._tasks.append(_Task(unit=unit, started=started, finish=finish))
+        for _ in range(before):
+            self._finish_first()
 
-    def _receive(self, message: Message, number: int, dtype: torch.dtype) -> _Arrival:
-        buffer = torch.empty(message.numel, dtype=dtype)
-        return _Arrival(message=message, buffer=buffer, pending=self._exchange.irecv(buffer, message.source, number))
+    def _finish_first(self) -> None:
+        task = self._tasks.pop(0)
+        task.finish(task.unit, task.started)
 
-    def _add(self, arrivals: tuple[_Arrival, ...]) -> None:
+    def _sum(self, unit: int, started: UnderWay) -> None:
+        self._add(unit, list(self._courier.arrived(started)))
+        self._courier.finish(started)
+        routes = self._spreads.get(unit, NO_ROUTES)
+        for span in {span for message in routes.sends for span in message.spans}:
+            gradient = self._live.gradient(span)  # all owners must have the same one, to the bit
+            gradient.copy_(gradient.to(self._live.dtype))
+        if routes != NO_ROUTES:
+            number = tag(Purpose.SPREAD, unit)
+            spread = self._courier.start(routes, number, self._form, self._live.gradient)
+            self._tasks.append(_Task(unit=unit, started=spread, finish=self._take_sums))
+
+    def _add(self, unit: int, arrivals: list[tuple[int, Parts]]) -> None:
         """Sums in the order of ranks, this one's own contribution in its place. Where that comes first, or second of
         two (a sum of two has no order), it is already where the sum belongs."""
         if not arrivals:
             return
-        if len(arrivals) == 1 or self._rank < arrivals[0].message.source:
-            for arrival in arrivals:
-                for span, part in arrival.parts():
-                    self._live.gradient(span).add_(part.to(self._live.device))
-            return
-        spans = self._live.owned_spans(arrivals[0].message.unit)
-        total = FlatBuffer(spans, torch.float32, self._live.device)
-        for arrival in arrivals:
-            if arrival.message.source > self._rank:
-                break
-            for span, part in arrival.parts():
-                total.view(span).add_(part.to(self._live.device))
-        for span in spans:
-            self._live.gradient(span).copy_(total.view(span).add_(self._live.gradient(span)))
-        for arrival in arrivals:
-            if arrival.message.source > self._rank:
-                for span, part in arrival.parts():
-                    self._live.gradient(span).add_(part.to(self._live.device))
+        first = [parts for source, parts in arrivals if source < self._rank]
+        if first and len(arrivals) > 1:
+            spans = self._live.vouched_spans(unit)
+            total = FlatBuffer(spans, torch.float32, self._live.device)
+            for parts in first:
+                for span, part in parts:
+                    total.view(span).add_(part.to(self._live.device))
+            for span in spans:
+                self._live.gradient(span).copy_(total.view(span).add_(self._live.gradient(span)))
+            arrivals = arrivals[len(first) :]
+        for _, parts in arrivals:
+            for span, part in parts:
+                self._live.gradient(span).add_(part.to(self._live.device))
 
-    def _take(self, arrivals: tuple[_Arrival, ...]) -> None:
+    def _take_sums(self, unit: int, started: UnderWay) -> None:
+        for _, parts in self._courier.arrived(started):
+            for span, part in parts:
+                self._live.gradient(span).copy_(part)
+        self._courier.finish(started)
+
+    def _take(self, unit: int, started: UnderWay) -> None:
+        arrivals = list(self._courier.arrived(started))
         with self._exchange.commit():
-            for arrival in arrivals:
-                for span, part in arrival.parts():
+            for _, parts in arrivals:
+                for span, part in parts:
                     self._live.weight(span).copy_(part)
-
-
-def _pack(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """One contiguous tensor on the host; the part itself where it is that already."""
-    return (parts[0] if len(parts) == 1 else torch.cat(list(parts))).to(device="cpu", dtype=dtype)
+        self._courier.finish(started)

@@ -39,14 +39,14 @@ class WholeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
-    """What one rank did, and what it holds at the end: `owned` master and moments, `held` weights as fp32."""
+    """What one rank did, and what it holds at the end: `owned` master and moments, `kept` weights as fp32."""
 
     outcome: Outcome
     reports: tuple[StepReport, ...]
     peak_bytes: int
     breakdown: Mapping[str, int]
     owned: Mapping[ShardKey, Array]
-    held: Mapping[ShardKey, Array]
+    kept: Mapping[ShardKey, Array]
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -81,7 +81,7 @@ class BuiltRank:
             peak_bytes=self.memory.peak_bytes,
             breakdown=self.memory.breakdown,
             owned=_copy(self.live, self.live.owned_keys()),
-            held=_copy(self.live, self.live.held_keys()),
+            kept=_copy(self.live, self.live.kept_keys()),
         )
 
 
@@ -157,7 +157,7 @@ def whole_state(job: JobSpec, runs: Iterable[RankRun]) -> WholeState:
 
 
 def _load(live: LiveState, start: WholeState) -> None:
-    for key in (*live.owned_keys(), *live.held_keys()):
+    for key in (*live.owned_keys(), *live.kept_keys()):
         kind = Kind.MASTER if key.kind is Kind.WEIGHT else key.kind
         live.view(key).copy_(torch.from_numpy(start.values[kind][key.fqn].reshape(-1)[key.first : key.last]))
     live.tag = start.step

@@ -11,8 +11,12 @@ class Purpose(IntEnum):
     GRADIENT = 1
     REDUCE = 2
     GATHER = 3
+    SPREAD = 4
+    FETCH = 5
+    SCATTER = 6
+    RELAY = 7
 
 
 def tag(purpose: Purpose, number: int) -> int:
-    """`number` is the micro-batch or the unit."""
+    """`number` is the micro-batch, the unit, or which use of a unit within the step it is for."""
     return number * len(Purpose) + purpose

@@ -1,0 +1,47 @@
+"""Over what a plan splits weights, gradients and optimizer state, and how its nodes' devices form groups.
+
+Owns the values and their invariants. Who shares with whom follows from them in `circles`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal_planner.errors import InvalidField
+
+Level = Literal["none", "group", "node", "cluster"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Over what each kind of state is split. Optimizer state: among all holders of a weight (cluster), or not at all.
+    Weights and gradients: among those replicas of one stage of one pipeline that share a device group, a node, or
+    just the stage (cluster), by their `state_share`."""
+
+    weights: Level = "none"
+    gradients: Level = "none"
+    optimizer: Level = "cluster"
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("cluster", "none"):
+            problem = "must be 'cluster' or 'none' (other levels are not supported yet)"
+            raise InvalidField("optimizer", self.optimizer, problem)
+        if self.gradients != "none" and self.optimizer == "none":
+            problem = "must be 'none' where sharding.optimizer is: who updates all weights needs all gradients"
+            raise InvalidField("gradients", self.gradients, problem)
+
+
+OPTIMIZER_ALONE = Sharding()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroups:
+    """Devices 0 to `size` - 1 of a node are a device group, the next `size` another one, and so on."""
+
+    node: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InvalidField("size", self.size, "must be at least 1")

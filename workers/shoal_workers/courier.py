@@ -1,0 +1,78 @@
+"""Messages of routes on their way: packed, sent, received into buffers of the wire, and handed over.
+
+Owns these buffers and their charges. Nothing is received into anything else; what becomes of it is up to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal_recovery.state import Span
+from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.forms import Form, Parts, Source
+from shoal_workers.memory import DeviceMemory
+from shoal_workers.reduction import Message, UnitRoutes
+
+STAGING = "buffers for gradients and weights"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrival:
+    message: Message
+    buffer: Tensor
+    pending: Pending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """What was sent and will be received for one unit, until it is finished."""
+
+    form: Form
+    arrivals: tuple[_Arrival, ...]
+    sends: tuple[Pending, ...]
+    num_bytes: int
+
+
+class Courier:
+    """All ranks start the same units in the same order, and finish what they started."""
+
+    def __init__(self, exchange: Exchange, memory: DeviceMemory) -> None:
+        self._exchange = exchange
+        self._memory = memory
+
+    def start(self, routes: UnitRoutes, number: int, form: Form, source: Source) -> UnderWay:
+        """`number` is the tag of these messages. What has the same spans is packed once."""
+        packed: dict[tuple[Span, ...], Tensor] = {}
+        for message in routes.sends:
+            if message.spans not in packed:
+                packed[message.spans] = form.pack(message.spans, source)
+        buffers = [form.buffer(message.spans) for message in routes.receives]
+        num_bytes = sum(tensor.nbytes for tensor in (*packed.values(), *buffers))
+        self._memory.charge(STAGING, num_bytes)
+        return UnderWay(
+            form=form,
+            arrivals=tuple(
+                _Arrival(message=message, buffer=buffer, pending=self._exchange.irecv(buffer, message.source, number))
+                for message, buffer in zip(routes.receives, buffers, strict=True)
+            ),
+            sends=tuple(
+                self._exchange.isend(packed[message.spans], message.destination, number) for message in routes.sends
+            ),
+            num_bytes=num_bytes,
+        )
+
+    def arrived(self, started: UnderWay) -> Iterator[tuple[int, Parts]]:
+        """Once everything is here: from whom, and what, in the order of ranks."""
+        for arrival in started.arrivals:
+            arrival.pending.wait()
+        for arrival in started.arrivals:
+            yield arrival.message.source, started.form.unpack(arrival.buffer, arrival.message.spans)
+
+    def finish(self, started: UnderWay) -> None:
+        """After everything that arrived was used: returns when all that was sent has been taken."""
+        for sent in started.sends:
+            sent.wait()
+        self._memory.release(STAGING, started.num_bytes)
