@@ -18,13 +18,11 @@ _NOT_YET = "is planned and scored, but not run by the engine of this version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """`recompute`: blocks that are run again in their backward, in part or all. `offload`: optimizer state in host
-    memory. `idle_holders`: devices that run no samples and only hold state. `whole_optimizer`: optimizer state that is
-    not split (sharding none). `sharded`: weights and gradients that are split within a step. `plain_mlp`: models whose
-    MLP is not gated. `collectives`: algorithms other than the direct exchange. `schedules`: in which stages may take
-    turns."""
+    """`offload`: optimizer state in host memory. `idle_holders`: devices that run no samples and only hold state.
+    `whole_optimizer`: optimizer state that is not split (sharding none). `sharded`: weights and gradients that are
+    split within a step. `plain_mlp`: models whose MLP is not gated. `collectives`: algorithms other than the direct
+    exchange. `schedules`: in which stages may take turns."""
 
-    recompute: bool
     offload: bool
     idle_holders: bool
     whole_optimizer: bool
@@ -36,15 +34,12 @@ class Features:
     def planning_job(self, job: JobSpec) -> JobSpec:
         """The job as a search is to read it, so that no plan asks for more than this."""
         train = job.train
-        if not self.recompute:
-            train = dataclasses.replace(train, recompute="none")
         if train.schedule == "auto" and self.schedules == ("1f1b",):
             train = dataclasses.replace(train, schedule="1f1b")
         return job if train == job.train else dataclasses.replace(job, train=train)
 
 
 ALL = Features(
-    recompute=True,
     offload=True,
     idle_holders=True,
     whole_optimizer=True,
@@ -54,7 +49,6 @@ ALL = Features(
     schedules=("1f1b", "interleaved", "zero_bubble"),
 )
 ENGINE = Features(
-    recompute=False,
     offload=False,
     idle_holders=False,
     whole_optimizer=False,
@@ -98,11 +92,7 @@ def check_plan_runs(plan: Plan, features: Features = ENGINE) -> None:
 
 
 def _check_layers(stage: Stage, path: str, features: Features) -> None:
-    if stage.recompute != "none" and not features.recompute:
-        raise InvalidField(f"{path}.recompute", stage.recompute, _NOT_YET)
     for index, override in enumerate(stage.overrides):
-        if override.recompute not in (None, "none") and not features.recompute:
-            raise InvalidField(f"{path}.overrides[{index}].recompute", override.recompute, _NOT_YET)
         if override.offload != "none" and not features.offload:
             raise InvalidField(f"{path}.overrides[{index}].offload", override.offload, _NOT_YET)
 

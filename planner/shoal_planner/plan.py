@@ -120,6 +120,15 @@ class Stage:
                 found[override.recompute or self.recompute] += count
         return found
 
+    def recompute_of(self, layer: int) -> Recompute:
+        """How this block is recomputed; what is no block of this stage (the model's ends) never is."""
+        if not any(first <= layer < last for first, last in self.layers):
+            return "none"
+        for override in self.overrides:
+            if override.layers[0] <= layer < override.layers[1]:
+                return override.recompute or self.recompute
+        return self.recompute
+
     def offloaded(self) -> int:
         """How many of its layers keep their optimizer state in the host's memory."""
         return sum(entry.layers[1] - entry.layers[0] for entry in self.overrides if entry.offload == "optimizer")

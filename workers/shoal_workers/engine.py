@@ -43,7 +43,7 @@ from shoal_workers.errors import StepRefused
 from shoal_workers.exchange import Exchange
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
-from shoal_workers.model import build_units
+from shoal_workers.model import Builder
 from shoal_workers.optimizer import OwnedAdamW, learning_rate
 from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import Sharing
@@ -314,7 +314,9 @@ class Engine:
     def _build_stage(self, plan: Plan) -> StageRun:
         job, place, live = self._job, self._place, self._live
         group = TensorGroup(rank=place.tp_rank, size=place.tp, reducer=self._exchange)
+        builder = Builder(job.model, live.parameter, group, job.train.seq_len, live.device)
+        stage = plan.pipelines[place.pipeline].stages[place.stage]
         numbers = stage_units(plan, place.pipeline, place.stage)
-        units = build_units(job.model, numbers, live.parameter, group, job.train.seq_len, live.device)
+        units = [builder.unit(number, stage.recompute_of(number - 1)) for number in numbers]
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, device=live.device)
         return StageRun(units, self._feed, shape, self._program, self._exchange, self._memory)

@@ -9,8 +9,9 @@ F inner rows of this rank, V vocabulary rows of this rank, C = N * D or K * D.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter, parameters
+from shoal_planner.plan import Recompute
+from shoal_workers.remaking import Making, Remaking, keeping
 from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, embed, enter, leave
 
 Lookup = Callable[[str], Tensor]
@@ -50,14 +53,18 @@ class Embedding:
 
 
 class Block:
-    """Attention and gated MLP, each behind a norm and around a residual."""
+    """Attention and gated MLP, each behind a norm and around a residual. Norms and activation functions are made by
+    `make`, as they cost little and their results are large."""
 
-    def __init__(self, model: ModelSpec, layer: int, lookup: Lookup, group: TensorGroup, rotary: Rotary) -> None:
+    def __init__(
+        self, model: ModelSpec, layer: int, lookup: Lookup, group: TensorGroup, rotary: Rotary, make: Making
+    ) -> None:
         prefix = f"layers.{layer}"
-        self._eps = model.norm_eps
+        self._norm = partial(_norm, eps=model.norm_eps)
         self._head_dim = model.head_dim
         self._group = group
         self._rotary = rotary
+        self._make = make
         self._attention_norm_H = lookup(f"{prefix}.attention_norm.weight")
         self._q = lookup(f"{prefix}.attention.q.weight")
         self._k = lookup(f"{prefix}.attention.k.weight")
@@ -69,8 +76,10 @@ class Block:
         self._down_FH = lookup(f"{prefix}.mlp.down.weight")
 
     def __call__(self, x_BSH: Tensor) -> Tensor:
-        x_BSH = x_BSH + self._attention(_norm(x_BSH, self._attention_norm_H, self._eps))
-        return x_BSH + self._mlp(_norm(x_BSH, self._mlp_norm_H, self._eps))
+        with self._make(self._norm, x_BSH, self._attention_norm_H) as normed_BSH:
+            x_BSH = x_BSH + self._attention(normed_BSH)
+        with self._make(self._norm, x_BSH, self._mlp_norm_H) as normed_BSH:
+            return x_BSH + self._mlp(normed_BSH)
 
     def _attention(self, x_BSH: Tensor) -> Tensor:
         x_BSH = enter(x_BSH, self._group)
@@ -87,8 +96,9 @@ class Block:
 
     def _mlp(self, x_BSH: Tensor) -> Tensor:
         x_BSH = enter(x_BSH, self._group)
-        inner_BSF = F.silu(F.linear(x_BSH, self._gate_FH)) * F.linear(x_BSH, self._up_FH)
-        return leave(inner_BSF @ self._down_FH, self._group)
+        gate_BSF, up_BSF = F.linear(x_BSH, self._gate_FH), F.linear(x_BSH, self._up_FH)
+        with self._make(_gated, gate_BSF, up_BSF) as inner_BSF:
+            return leave(inner_BSF @ self._down_FH, self._group)
 
 
 class Head:
@@ -109,11 +119,14 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One unit of the model as a rank runs it; the last one needs the targets too, and gives the summed loss."""
+    """One unit of the model as a rank runs it; the last one needs the targets too, and gives the summed loss. `lasting`
+    are the tensors that are there whether it runs or not: weights, tables. `remaking` if it recomputes selectively."""
 
     number: int
     compute: Embedding | Block | Head
-    weights: tuple[Tensor, ...]
+    lasting: tuple[Tensor, ...]
+    recompute: Recompute
+    remaking: Remaking | None
 
     @property
     def takes_tokens(self) -> bool:
@@ -130,33 +143,41 @@ class Unit:
         return self.compute(entering, targets_BS)
 
 
-def build_units(
-    model: ModelSpec, numbers: Sequence[int], lookup: Lookup, group: TensorGroup, seq_len: int, device: torch.device
-) -> tuple[Unit, ...]:
-    """The units of these numbers, in their order."""
-    rotary = Rotary(model, seq_len, device)
+class Builder:
+    """Builds the units that a rank runs. What is given holds for all of them."""
 
-    def build(number: int) -> Unit:
-        weights: list[Tensor] = []
+    def __init__(
+        self, model: ModelSpec, lookup: Lookup, group: TensorGroup, seq_len: int, device: torch.device
+    ) -> None:
+        self._model = model
+        self._lookup = lookup
+        self._group = group
+        self._rotary = Rotary(model, seq_len, device)
 
-        def lookup_and_note(fqn: str) -> Tensor:
-            weights.append(lookup(fqn))
-            return weights[-1]
+    def unit(self, number: int, recompute: Recompute) -> Unit:
+        lasting = [self._rotary.cos_SD, self._rotary.sin_SD]
+        remaking = Remaking() if recompute == "selective" else None
+
+        def lookup(fqn: str) -> Tensor:
+            lasting.append(self._lookup(fqn))
+            return lasting[-1]
 
         compute: Embedding | Block | Head
         if number == 0:
-            compute = Embedding(model, lookup_and_note, group)
-        elif number <= model.layers:
-            compute = Block(model, number - 1, lookup_and_note, group, rotary)
+            compute = Embedding(self._model, lookup, self._group)
+        elif number <= self._model.layers:
+            compute = Block(self._model, number - 1, lookup, self._group, self._rotary, remaking or keeping)
         else:
-            compute = Head(model, lookup_and_note, group)
-        return Unit(number=number, compute=compute, weights=tuple(weights))
-
-    return tuple(map(build, numbers))
+            compute = Head(self._model, lookup, self._group)
+        return Unit(number=number, compute=compute, lasting=tuple(lasting), recompute=recompute, remaking=remaking)
 
 
 def _norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x_BSH, weight_H.shape, weight_H, eps)
+
+
+def _gated(gate_BSF: Tensor, up_BSF: Tensor) -> Tensor:
+    return F.silu(gate_BSF) * up_BSF
 
 
 def _first_row(model: ModelSpec, fqn: str, group: TensorGroup) -> int:

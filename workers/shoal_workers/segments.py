@@ -3,13 +3,14 @@
 Owns what is kept of a unit between its forward and its backward, and its charge. Between two units activations are
 detached, which copies nothing. So there is plain code before and after each unit in both directions: a unit's weights
 are needed in `_forward` and in `_backward` and nowhere else, and when the latter returns for the last micro-batch of a
-step, its gradients are complete. Does not own what travels between stages (`stage`).
+step, its gradients are complete. A unit that is recomputed in full keeps its input alone, and its graph is made in
+`_backward`. Does not own what travels between stages (`stage`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Unit
+from shoal_workers.remaking import Remaking
 
 ACTIVATIONS = "activations"
 
@@ -49,8 +51,9 @@ class Segments:
         """Activations, or this micro-batch's part of the loss; detached."""
         flights = self._flights[micro_batch] = []
         for unit in self._units:
-            flights.append(self._forward(unit, entering, targets_BS))
-            entering = flights[-1].leaving.detach()
+            leaving = self._forward(unit, entering, targets_BS)
+            flights.append(_Flight(entering=entering, leaving=leaving))
+            entering = leaving.detach()
             if unit is not self._units[-1]:
                 entering.requires_grad_()
         return entering
@@ -63,48 +66,61 @@ class Segments:
             slope = self._backward(unit, flights.pop(), slope)
         return slope
 
-    def _forward(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> _Flight:
-        if unit.number not in self._kept_bytes:
-            return self._measured(unit, entering, targets_BS)
-        self._memory.charge(ACTIVATIONS, self._kept_bytes[unit.number])
-        return self._run(unit, entering, targets_BS)
+    def _forward(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
+        if unit.recompute != "full":
+            return self._graph(unit, entering, targets_BS)
+        self._memory.charge(ACTIVATIONS, self._input_bytes(unit, entering))
+        with torch.no_grad():
+            return unit(entering, targets_BS)
 
     def _backward(self, unit: Unit, flight: _Flight, slope: Tensor | None) -> Tensor | None:
-        torch.autograd.backward(flight.leaving, slope)
+        leaving = flight.leaving
+        if unit.recompute == "full":
+            self._memory.release(ACTIVATIONS, self._input_bytes(unit, flight.entering))
+            leaving = self._graph(unit, flight.entering, None)
+        torch.autograd.backward(leaving, slope)
         self._memory.release(ACTIVATIONS, self._kept_bytes[unit.number])
         return flight.entering.grad
 
-    def _run(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> _Flight:
-        leaving = unit(entering, targets_BS)
-        if unit.gives_loss:
-            leaving = leaving / self._num_tokens
-        return _Flight(entering=entering, leaving=leaving)
-
-    def _measured(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> _Flight:
-        """A forward that also finds out how much of it stays in memory until its backward."""
-        kept: dict[int, int] = {}
-        with _noting(kept):
-            flight = self._run(unit, entering, targets_BS)
-        elsewhere = unit.weights if unit is not self._units[0] else (entering, *unit.weights)
+    def _graph(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
+        """A forward that autograd can go back through; the first one of a unit finds out how much it keeps for that."""
+        num_bytes = self._kept_bytes.get(unit.number)
+        if num_bytes is not None:
+            self._memory.charge(ACTIVATIONS, num_bytes)
+            return self._run(unit, entering, targets_BS)
+        noted: dict[int, int] = {}
+        leaving = self._run(unit, entering, targets_BS, noted)
+        elsewhere = unit.lasting if unit is not self._units[0] else (entering, *unit.lasting)
         for tensor in elsewhere:  # charged already
-            kept.pop(tensor.untyped_storage().data_ptr(), None)
-        self._kept_bytes[unit.number] = sum(kept.values())
+            noted.pop(tensor.untyped_storage().data_ptr(), None)
+        self._kept_bytes[unit.number] = sum(noted.values())
         self._memory.charge(ACTIVATIONS, self._kept_bytes[unit.number])
-        return flight
+        return leaving
+
+    def _run(
+        self, unit: Unit, entering: Tensor, targets_BS: Tensor | None, noted: dict[int, int] | None = None
+    ) -> Tensor:
+        with _hooks(unit.remaking, noted):
+            leaving = unit(entering, targets_BS)
+        return leaving / self._num_tokens if unit.gives_loss else leaving
+
+    def _input_bytes(self, unit: Unit, entering: Tensor) -> int:
+        """What enters the first unit is charged as what travels."""
+        return 0 if unit is self._units[0] else entering.untyped_storage().nbytes()
 
 
-@contextmanager
-def _noting(kept: dict[int, int]) -> Iterator[None]:
-    """Into `kept` go the storages that autograd saves inside, by address, with their bytes."""
+def _hooks(remaking: Remaking | None, noted: dict[int, int] | None) -> AbstractContextManager[object]:
+    """On what autograd saves inside; into `noted` go the storages that it keeps so, by address, with their bytes."""
+    if noted is None:
+        if remaking is None:
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(remaking.pack, Remaking.unpack)
 
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    def pack(tensor: Tensor) -> Any:
+        saved = tensor if remaking is None else remaking.pack(tensor)
+        if saved is tensor:
+            storage = tensor.untyped_storage()
+            noted[storage.data_ptr()] = storage.nbytes()
+        return saved
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, _as_it_is):
-        yield
-
-
-def _as_it_is(saved: Any) -> Any:
-    return saved
+    return torch.autograd.graph.saved_tensors_hooks(pack, Remaking.unpack)
