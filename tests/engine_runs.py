@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -24,6 +25,7 @@ from shoal_workers.engine import NoSnapshots, StepReport
 from shoal_workers.errors import EpochAbandoned, PeerLost, StepRefused
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.live import LiveState
+from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import PlanRun, Seat
 from shoal_workers.solo import RankRun, RunRequest, WholeState, build_rank
 from shoal_workers.tags import Purpose
@@ -60,6 +62,21 @@ def plan(*pipelines: tuple[int, tuple[Part, ...]]) -> Plan:
     """From (number of micro-batches, stages) of each pipeline; every device is another."""
     devices = itertools.count()
     return Plan(pipelines=tuple(_pipeline(number, parts, devices) for number, parts in pipelines))
+
+
+def on_nodes(plan: Plan, *nodes: str) -> Plan:
+    """With its replicas, in the order of ranks, on these nodes."""
+    names = iter(nodes)
+    pipelines = tuple(
+        dataclasses.replace(pipeline, stages=tuple(_on_nodes(stage, names) for stage in pipeline.stages))
+        for pipeline in plan.pipelines
+    )
+    return dataclasses.replace(plan, pipelines=pipelines)
+
+
+def _on_nodes(stage: Stage, names: Iterator[str]) -> Stage:
+    replicas = tuple(dataclasses.replace(replica, node=next(names)) for replica in stage.replicas)
+    return dataclasses.replace(stage, replicas=replicas)
 
 
 def _pipeline(micro_batches: int, parts: tuple[Part, ...], devices: Iterator[int]) -> Pipeline:
@@ -121,6 +138,9 @@ class Wrapped:
         self.rank, self.size, self.epoch = exchange.rank, exchange.size, exchange.epoch
         self.num_votes = 0
 
+    def connect(self) -> None:
+        self.inner.connect()
+
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         return self.inner.isend(tensor, peer, tag)
 
@@ -171,7 +191,7 @@ class Interrupted:
 
 def run_beside_stopped(seat: Seat, request: RunRequest, victim: int, purpose: Purpose, after_votes: int) -> Interrupted:
     """The engine, with a `victim` that stops itself; ends when this rank's epoch does."""
-    exchange = seat.connect(tp_groups(request.plan))
+    exchange = seat.connect(tp_groups(request.plan), nodes=nodes_of(request.plan))
     if seat.rank == victim:
         exchange = StopsItself(exchange, purpose, after_votes)
     built = build_rank(request, seat.rank, exchange)
@@ -198,7 +218,7 @@ class Refusal:
 
 def run_poisoned(seat: Seat, request: RunRequest, poisoned_rank: int) -> Refusal:
     """The engine, with one weight of one rank not a number."""
-    exchange = Wrapped(seat.connect(tp_groups(request.plan)))
+    exchange = Wrapped(seat.connect(tp_groups(request.plan), nodes=nodes_of(request.plan)))
     built = build_rank(request, seat.rank, exchange)
     if seat.rank == poisoned_rank:
         span = next(span for span in built.live.state.holds if span.fqn == "layers.0.attention_norm.weight")
@@ -261,9 +281,9 @@ class UnsafeOnce:
             assert self.released.wait(timeout=30.0)
 
 
-def receive_until_abandoned(seat: Seat) -> tuple[str, float]:
+def receive_until_abandoned(seat: Seat, nodes: tuple[str, ...]) -> tuple[str, float]:
     """Waits for what the other rank never sends; the error, and the seconds from abandoning to waking."""
-    exchange = seat.connect()
+    exchange = seat.connect(nodes=nodes)
     exchange.all_gather(torch.zeros(1))
     pending = exchange.irecv(torch.zeros(4), 1 - seat.rank, 1)
     began_s: list[float] = []
@@ -284,7 +304,7 @@ def receive_until_abandoned(seat: Seat) -> tuple[str, float]:
 
 def receive_part_of_a_message(seat: Seat) -> float:
     """Rank 1 stops in the middle of sending; rank 0 waits for the rest, and returns how long waking took."""
-    exchange = seat.connect()
+    exchange = seat.connect(nodes=("a", "b"))
     big = torch.zeros(1 << 24)  # 64 MiB, far more than any socket buffers
     pending = exchange.irecv(big, 1, 1) if seat.rank == 0 else None
     exchange.all_gather(torch.zeros(1))
@@ -308,9 +328,9 @@ def receive_part_of_a_message(seat: Seat) -> float:
     raise AssertionError("the message came whole from a stopped process")
 
 
-def fail_on_rank(seat: Seat, failing: int) -> None:
+def fail_on_rank(seat: Seat, nodes: tuple[str, ...], failing: int) -> None:
     """One rank raises; the others wait for it."""
-    exchange = seat.connect()
+    exchange = seat.connect(nodes=nodes)
     exchange.all_gather(torch.zeros(1))
     if seat.rank == failing:
         raise ZeroDivisionError
@@ -322,11 +342,14 @@ def die_on_rank(seat: Seat, dying: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def reduce_in_groups(seat: Seat, groups: tuple[tuple[int, ...], ...]) -> tuple[float, float]:
-    """Sum and maximum of the ranks of this rank's group."""
-    exchange = seat.connect(groups)
-    total, top = torch.tensor([float(seat.rank)]), torch.tensor([float(seat.rank)])
-    exchange.all_reduce_sum(total)
-    exchange.all_reduce_max(top)
+def reduce_in_groups(
+    seat: Seat, nodes: tuple[str, ...], groups: tuple[tuple[int, ...], ...], numel: int
+) -> tuple[set[float], set[float]]:
+    """Sums and maxima of the ranks of this rank's group, several in a row."""
+    exchange = seat.connect(groups, nodes=nodes)
+    for _ in range(4):
+        total, top = torch.full((numel,), float(seat.rank)), torch.full((numel,), float(seat.rank))
+        exchange.all_reduce_sum(total)
+        exchange.all_reduce_max(top)
     exchange.all_gather(torch.zeros(1))
-    return total.item(), top.item()
+    return set(total.tolist()), set(top.tolist())

@@ -19,6 +19,7 @@ from engine_runs import (
     die_on_rank,
     fail_on_rank,
     job,
+    on_nodes,
     part,
     plan,
     receive_part_of_a_message,
@@ -37,6 +38,8 @@ from shoal_workers.tags import Purpose
 
 THREE = plan((2, (part(6, (1, 1), (1, 1), (1, 2)),)))
 VICTIM = 2
+# Who shares a node with whom: all through shared memory, all over gloo, or both.
+TOGETHER, APART, MIXED = ("a", "a", "a", "a", "a"), ("a", "b", "c", "d", "e"), ("b", "a", "a", "c", "c")
 STEP = 3  # the victim stops in the middle of it
 
 
@@ -54,13 +57,22 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.parametrize(("purpose", "tag"), [(Purpose.REDUCE, STEP - 1), (Purpose.GATHER, None)])
+@pytest.mark.parametrize(
+    ("purpose", "tag", "nodes"),
+    [
+        (Purpose.REDUCE, STEP - 1, TOGETHER),
+        (Purpose.REDUCE, STEP - 1, MIXED),
+        (Purpose.GATHER, None, TOGETHER),
+        (Purpose.GATHER, None, APART),
+    ],
+)
 def test_survivors_of_a_stopped_peer(
-    processes: Processes, eventually: Callable[..., Any], purpose: Purpose, tag: int | None
+    processes: Processes, eventually: Callable[..., Any], purpose: Purpose, tag: int | None, nodes: tuple[str, ...]
 ) -> None:
     """Stopped in a reduce or in a gather, continued when the survivors are steps ahead in the next epoch."""
-    request = RunRequest(job=job(), plan=THREE, until_step=20)
-    before = processes.run(RunRequest(job=job(), plan=THREE, until_step=STEP - 1))
+    three = on_nodes(THREE, *nodes)
+    request = RunRequest(job=job(), plan=three, until_step=20)
+    before = processes.run(RunRequest(job=job(), plan=three, until_step=STEP - 1))
     onward = RunRequest(job=job(), plan=LAYOUTS["two equal pipelines"], until_step=STEP + 5, start=before.state)
     undisturbed = processes.run(onward)
 
@@ -101,8 +113,9 @@ def _assert_state(held: dict[tuple[str, int, int], Any], expected: WholeState) -
         assert values.tobytes() == expected.values[source][fqn].reshape(-1)[first:last].tobytes(), name
 
 
-def test_blocked_wait_wakes_at_once(processes: Processes) -> None:
-    for message, seconds_s in processes.call(2, receive_until_abandoned):
+@pytest.mark.parametrize("nodes", [TOGETHER, APART])
+def test_blocked_wait_wakes_at_once(processes: Processes, nodes: tuple[str, ...]) -> None:
+    for message, seconds_s in processes.call(2, receive_until_abandoned, nodes[:2]):
         assert "abandoned" in message
         assert seconds_s < 1.0, "milliseconds, but the machine may be busy"
 
@@ -117,9 +130,10 @@ def test_wait_for_the_rest_of_a_message_wakes_at_once(processes: Processes, even
         call.answer(1)
 
 
-def test_rank_that_fails_does_not_leave_the_others_waiting(processes: Processes) -> None:
+@pytest.mark.parametrize("nodes", [TOGETHER, APART, MIXED])
+def test_rank_that_fails_does_not_leave_the_others_waiting(processes: Processes, nodes: tuple[str, ...]) -> None:
     with pytest.raises(ZeroDivisionError):
-        processes.call(3, fail_on_rank, 1)
+        processes.call(3, fail_on_rank, nodes[:3], 1)
 
 
 def test_process_that_dies_is_named() -> None:
@@ -127,9 +141,11 @@ def test_process_that_dies_is_named() -> None:
         two.call(2, die_on_rank, 1)
 
 
-def test_collectives_over_replicas(processes: Processes) -> None:
-    found = processes.call(5, reduce_in_groups, ((0,), (1, 2), (3, 4)))
-    assert found == [(0.0, 0.0), (3.0, 2.0), (3.0, 2.0), (7.0, 4.0), (7.0, 4.0)]
+@pytest.mark.parametrize("numel", [1, 5000])
+@pytest.mark.parametrize("nodes", [TOGETHER, MIXED])
+def test_collectives_over_replicas(processes: Processes, nodes: tuple[str, ...], numel: int) -> None:
+    found = processes.call(5, reduce_in_groups, nodes, ((0,), (1, 2), (3, 4)), numel)
+    assert found == [({0.0}, {0.0}), ({3.0}, {2.0}), ({3.0}, {2.0}), ({7.0}, {4.0}), ({7.0}, {4.0})]
 
 
 def test_peer_that_never_comes_is_lost_after_the_timeout(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Fetcher, FetchFailed, Sources
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
+from shoal_workers.node_exchange import nodes_of, open_exchange
 from shoal_workers.parts import in_parts
 from shoal_workers.rendezvous import AgentStore
 from shoal_workers.rows import key_rows, transfers_from_rows
@@ -217,21 +218,21 @@ class EpochRun:
         return snapshots
 
     def _meet(self, plan: Plan) -> Exchange:
-        places = tuple(plan.places())
-        if len(places) == 1:
+        nodes = nodes_of(plan)
+        if len(nodes) == 1:
             alone = SoloExchange(self.epoch)
             self._on_abandon(alone.abandon)
             return alone
         host, port = self._order.rendezvous
         store = AgentStore((host, port), self._settings.group_timeout_s)
         self._on_abandon(store.close)
-        exchange = GlooExchange(
+        exchange = open_exchange(
             store,
-            prefix=f"{self._order.job}/{self.epoch}",
-            rank=self._order.rank,
-            size=len(places),
-            tp_groups=tp_groups(plan),
-            timeout_s=self._settings.group_timeout_s,
+            f"{self._order.job}/{self.epoch}",
+            self._order.rank,
+            nodes,
+            tp_groups(plan),
+            self._settings.group_timeout_s,
             epoch=self.epoch,
             host=self._order.agents[self._node][0],
         )

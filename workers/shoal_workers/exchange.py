@@ -55,6 +55,9 @@ class Exchange(Protocol):
     @property
     def epoch(self) -> int: ...
 
+    def connect(self) -> None:
+        """Waits for the other ranks; the first use does it otherwise. Raises EpochAbandoned or PeerLost."""
+
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """The tensor, contiguous and on the host, is read any time until `wait` returns: leave it as it is."""
 
@@ -87,6 +90,9 @@ class SoloExchange:
         self.epoch = epoch
         self._fence = Fence(epoch)
 
+    def connect(self) -> None:
+        self._fence.check()
+
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         raise AssertionError(f"a single rank has no peer {peer}")
 
@@ -115,7 +121,7 @@ class GlooExchange:
     used before. `tp_groups` are the ranks of each tensor-parallel replica, in tp order; groups of one may be left out.
 
     `timeout_s` is the last net under every wait. `host` is the address of this node that gloo binds to, by default what
-    the host's name resolves to. `connect()` builds the groups; the first use does it otherwise.
+    the host's name resolves to. `fence` is that of an exchange that this one is a part of.
     """
 
     _graveyard: ClassVar[list[GlooExchange]] = []
@@ -131,6 +137,7 @@ class GlooExchange:
         *,
         epoch: int = 0,
         host: str | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -139,7 +146,7 @@ class GlooExchange:
         self._tp_groups = tp_groups
         self._timeout_s = timeout_s
         self._host = host
-        self._fence = Fence(epoch)
+        self._fence = Fence(epoch) if fence is None else fence
         self._hand = Hand()
         self._world: Any = None
         self._tp: Any = None
@@ -154,7 +161,6 @@ class GlooExchange:
         cls._graveyard[:] = [exchange for exchange in cls._graveyard if exchange._hand.busy]
 
     def connect(self) -> None:
-        """Waits for the other ranks and builds the groups. Raises EpochAbandoned or PeerLost."""
         device, self._own_ports = _open_device(self._host)
         self._store.set(f"{_LISTENERS}/{self.rank}", ",".join(map(str, sorted(self._own_ports))))
         self._peer_ports = self._await_peers()

@@ -27,7 +27,8 @@ from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_recovery.state import Kind
 from shoal_workers.errors import EpochAbandoned, PeerLost
-from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
+from shoal_workers.exchange import Exchange, GlooExchange
+from shoal_workers.node_exchange import nodes_of, open_exchange
 from shoal_workers.solo import Array, RankRun, RunRequest, WholeState, run_rank, whole_state
 from shoal_workers.tensor_parallel import tp_groups
 
@@ -49,16 +50,21 @@ class Seat:
     timeout_s: float
     _exchanges: list[Exchange] = field(default_factory=list)
 
-    def connect(self, groups: tuple[tuple[int, ...], ...] = (), *, name: str = "main") -> Exchange:
-        """A new exchange among the ranks of this call; `name` tells several of one call apart."""
-        exchange: Exchange
-        if self.size == 1:
-            exchange = SoloExchange(self.epoch)
-        else:
-            prefix = f"epoch-{self.epoch}-{name}"
-            exchange = GlooExchange(
-                self.store, prefix, self.rank, self.size, groups, self.timeout_s, epoch=self.epoch, host=_HOST
-            )
+    def connect(
+        self, groups: tuple[tuple[int, ...], ...] = (), *, nodes: tuple[str, ...] | None = None, name: str = "main"
+    ) -> Exchange:
+        """A new exchange among the ranks of this call; `name` tells several of one call apart. They pose as being on
+        these nodes, one for each rank; by default all are on one."""
+        exchange = open_exchange(
+            self.store,
+            f"epoch-{self.epoch}-{name}",
+            self.rank,
+            ("here",) * self.size if nodes is None else nodes,
+            groups,
+            self.timeout_s,
+            epoch=self.epoch,
+            host=_HOST,
+        )
         self._exchanges.append(exchange)
         return exchange
 
@@ -217,7 +223,8 @@ def run_plan(job: JobSpec, plan: Plan, steps: int, *, limits_bytes: int | None =
 
 def run_seat(seat: Seat, request: RunRequest) -> RankRun:
     """The engine on this seat's rank of the plan."""
-    return run_rank(request, seat.rank, seat.connect(tp_groups(request.plan)))
+    plan = request.plan
+    return run_rank(request, seat.rank, seat.connect(tp_groups(plan), nodes=nodes_of(plan)))
 
 
 def _serve(connection: Connection, index: int, path: str, threads: int, timeout_s: float) -> None:

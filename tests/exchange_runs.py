@@ -1,0 +1,55 @@
+"""What runs in the processes of the tests of shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+
+from shoal_workers.errors import PeerLost
+from shoal_workers.processes import Seat
+
+MANY = 1500
+
+
+def exchange_many(seat: Seat) -> bool:
+    """Both send more than a socket keeps before they receive anything; small ones and large ones in turn."""
+    exchange = seat.connect()
+    peer = 1 - seat.rank
+    sizes = [1 if number % 50 else 3000 for number in range(MANY)]
+    for number, size in enumerate(sizes):
+        exchange.isend(torch.full((size,), float(number)), peer, number).wait()
+    right = True
+    for number, size in reversed(list(enumerate(sizes))):
+        found = torch.empty(size)
+        exchange.irecv(found, peer, number).wait()
+        right = right and bool((found == number).all())
+    exchange.all_gather(torch.zeros(1))
+    return right
+
+
+def sum_of_three(seat: Seat, numel: int) -> list[float]:
+    """A sum of which rounding shows the order."""
+    exchange = seat.connect(((0, 1, 2),))
+    total = torch.full((numel,), (1e8, 1.0, -1e8)[seat.rank])
+    exchange.all_reduce_sum(total)
+    return sorted(set(total.tolist()))
+
+
+def receive_from_the_dead(seat: Seat) -> tuple[float, str, float]:
+    """Rank 1 sends a message and is killed; rank 0 asks for that message, then for another one."""
+    exchange = seat.connect()
+    exchange.all_gather(torch.zeros(1))
+    if seat.rank == 1:
+        exchange.isend(torch.full((100_000,), 7.0), 0, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = torch.empty(100_000)
+    exchange.irecv(found, 1, 1).wait()
+    began_s = time.perf_counter()
+    try:
+        exchange.irecv(found, 1, 2).wait()
+    except PeerLost as error:
+        return found.sum().item(), str(error), time.perf_counter() - began_s
+    raise AssertionError("a message came from a process that is dead")

@@ -1,0 +1,180 @@
+"""The exchange of ranks on one node: through memory that they map, instead of sockets.
+
+Owns what is copied when. A sender copies a tensor into its own arena and tells where; the receiver copies it from there
+into its buffer when it waits for it. So no send waits for anything, nobody ever writes into another process, and a
+receiver that was called away has written nothing it was not waiting for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed has them too, but untyped
+
+from shoal_workers.errors import PeerLost
+from shoal_workers.exchange import Pending
+from shoal_workers.fence import Fence
+from shoal_workers.neighbours import INLINE_BYTES, Kind, Letter, Neighbours
+
+# Tags of messages are not negative.
+_ALL_GATHER = -1
+_ALL_REDUCE = -2
+
+_Combine = Callable[[Tensor, Tensor], Tensor]
+
+
+class SharedExchange:
+    """Among `ranks`, all on this node, of a world of `size`. The other arguments are those of GlooExchange; `fence` is
+    that of an exchange that this one is a part of."""
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        rank: int,
+        size: int,
+        ranks: tuple[int, ...],
+        tp_groups: tuple[tuple[int, ...], ...],
+        timeout_s: float,
+        *,
+        epoch: int = 0,
+        fence: Fence | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.epoch = epoch
+        self._fence = Fence(epoch) if fence is None else fence
+        self._ranks = ranks
+        self._group = next((group for group in tp_groups if rank in group), (rank,))
+        self._neighbours = Neighbours(rank, ranks, PrefixStore(prefix, store), timeout_s, self._fence)
+        self._connected = False
+        self._reduced: int | None = None  # the block of the last all-reduce, which others may still read
+        weakref.finalize(self, self._neighbours.close)
+
+    def connect(self) -> None:
+        """Waits for the other ranks. Raises EpochAbandoned or PeerLost."""
+        self._fence.check()
+        self._neighbours.connect()
+        self._connected = True
+        if self._fence.fallen:  # abandoned before the last socket was there: nobody else will shut it
+            self._neighbours.wake()
+        self._fence.check()
+
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        self._send(tensor, (peer,), tag, Kind.KEPT, "a send")
+        return _Sent()
+
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        assert tensor.is_contiguous() and tensor.device.type == "cpu"
+        self._ready()
+        return _Receiving(self, tensor, peer, tag)
+
+    def all_gather(self, vector: Tensor) -> Tensor:
+        assert len(self._ranks) == self.size, "an all-gather is among all ranks of the world"
+        matrix = torch.empty(self.size, vector.numel(), dtype=vector.dtype)
+        matrix[self.rank] = vector
+        others = [rank for rank in self._ranks if rank != self.rank]
+        for rank in others:
+            self._send(vector, (rank,), _ALL_GATHER, Kind.KEPT, "an all-gather")
+        for rank in others:
+            self._receive(matrix[rank], rank, _ALL_GATHER, "an all-gather")
+        return matrix
+
+    def all_reduce_sum(self, tensor: Tensor) -> None:
+        self._all_reduce(tensor, torch.Tensor.add_)
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        self._all_reduce(tensor, lambda total, part: torch.maximum(total, part, out=total))
+
+    def commit(self) -> AbstractContextManager[None]:
+        return self._fence.commit()
+
+    def abandon(self) -> None:
+        self._fence.fall()
+        self._neighbours.wake()
+
+    def _all_reduce(self, tensor: Tensor, combine: _Combine) -> None:
+        """Every rank combines all parts, in the order of ranks, so that all have the same bits."""
+        others = tuple(rank for rank in self._group if rank != self.rank)
+        if not others:
+            self._fence.check()
+            return
+        during = "an all-reduce"
+        host = tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else tensor.cpu().contiguous()
+        offset = self._send(host, others, _ALL_REDUCE, Kind.LENT, during)
+        parts = {
+            rank: self._content(rank, self._neighbours.take(rank, _ALL_REDUCE, during), host, during) for rank in others
+        }
+        total = host.view(-1)
+        if self.rank != min(self._group) and len(parts) > 1:  # a sum of two has no order
+            parts[self.rank] = total.clone()
+            total.copy_(parts.pop(min(parts)))
+        for rank in sorted(parts):
+            combine(total, parts[rank])
+        if host is not tensor:
+            tensor.copy_(host)
+        # Whoever has begun this one has read all of the one before.
+        if self._reduced is not None:
+            self._neighbours.arena.free(self._reduced)
+        self._reduced = offset
+
+    def _send(self, tensor: Tensor, ranks: tuple[int, ...], tag: int, kind: Kind, during: str) -> int | None:
+        """The block of the arena, if it took one."""
+        assert tensor.is_contiguous() and tensor.device.type == "cpu", during
+        self._ready()
+        flat, offset = tensor.detach().view(-1), None
+        num_bytes = flat.numel() * flat.itemsize
+        if num_bytes <= INLINE_BYTES:
+            letter = Letter(
+                kind=Kind.INLINE, tag=tag, num_bytes=num_bytes, content=flat.view(torch.uint8).numpy().tobytes()
+            )
+        else:
+            offset = self._neighbours.arena.allocate(num_bytes)
+            self._neighbours.arena.view(offset, flat).copy_(flat)
+            letter = Letter(kind=kind, tag=tag, offset=offset, num_bytes=num_bytes)
+        for rank in ranks:
+            self._neighbours.send(rank, letter, during)
+        return offset
+
+    def _receive(self, tensor: Tensor, rank: int, tag: int, during: str) -> None:
+        letter = self._neighbours.take(rank, tag, during)
+        flat = tensor.view(-1)
+        flat.copy_(self._content(rank, letter, flat, during))
+        if letter.kind is Kind.KEPT:
+            try:
+                self._neighbours.send(rank, Letter(kind=Kind.TAKEN, tag=tag, offset=letter.offset), during)
+            except PeerLost:
+                pass  # it left after its last message, and needs the memory no longer
+
+    def _content(self, rank: int, letter: Letter, like: Tensor, during: str) -> Tensor:
+        assert letter.num_bytes == like.numel() * like.itemsize, (during, rank, letter)
+        if letter.kind is Kind.INLINE:
+            return torch.frombuffer(bytearray(letter.content), dtype=like.dtype) if letter.content else like.view(-1)
+        return self._neighbours.lent(rank).view(letter.offset, like)
+
+    def _ready(self) -> None:
+        self._fence.check()
+        if not self._connected:
+            self.connect()
+
+
+class _Sent:
+    def wait(self) -> None:
+        """The tensor was copied when it was sent."""
+
+
+class _Receiving:
+    def __init__(self, exchange: SharedExchange, tensor: Tensor, peer: int, tag: int) -> None:
+        self._exchange = exchange
+        self._tensor: Tensor | None = tensor
+        self._peer = peer
+        self._tag = tag
+
+    def wait(self) -> None:
+        if self._tensor is not None:
+            self._exchange._receive(self._tensor, self._peer, self._tag, "a receive")
+            self._tensor = None
