@@ -221,7 +221,7 @@ def run_poisoned(seat: Seat, request: RunRequest, poisoned_rank: int) -> Refusal
     exchange = Wrapped(seat.connect(tp_groups(request.plan), nodes=nodes_of(request.plan)))
     built = build_rank(request, seat.rank, exchange)
     if seat.rank == poisoned_rank:
-        span = next(span for span in built.live.state.holds if span.fqn == "layers.0.attention_norm.weight")
+        span = next(span for span in built.live.state.holds if span.fqn.endswith(".attention_norm.weight"))
         built.live.weight(Span(fqn=span.fqn, first=0, last=1)).fill_(float("nan"))
     before = held(built.live)
     try:

@@ -13,6 +13,7 @@ from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, 
 from shoal_planner.errors import InvalidField
 from shoal_planner.plan import Override
 from shoal_workers.courier import STAGING
+from shoal_workers.diagnosis import FirstFault, told
 from shoal_workers.engine import Finished, Outcome, StepReport, Stopped
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.exchange import SoloExchange
@@ -70,15 +71,39 @@ def test_first_stages_feed_every_sample_once_whatever_the_plan(processes: Proces
             assert [report.samples for report in rank.reports] == [((0, 8),), ((8, 16),)], layout
 
 
-@pytest.mark.parametrize("poisoned_rank", [0, 1])
-def test_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(processes: Processes, poisoned_rank: int) -> None:
-    request = RunRequest(job=job(), plan=LAYOUTS["two equal pipelines"], until_step=3)
-    for refusal in processes.call(2, run_poisoned, request, poisoned_rank):
+@pytest.mark.parametrize(
+    ("layout", "poisoned_rank", "where"),
+    [
+        ("two equal pipelines", 0, "layer 0, on rank 0 (here:0)"),
+        ("two equal pipelines", 1, "layer 0, on rank 1 (here:1)"),
+        ("3 stages beside 1", 1, "layer 0, on ranks 0 (here:0), 1 (here:1)"),
+        ("3 stages beside 1", 3, "layer 4, on rank 3 (here:3)"),
+    ],
+)
+def test_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(
+    processes: Processes, layout: str, poisoned_rank: int, where: str
+) -> None:
+    """And is told by the layer. The ranks of a replica see the same activations."""
+    request = RunRequest(job=job(), plan=LAYOUTS[layout], until_step=3)
+    for refusal in processes.call(request.plan.num_devices, run_poisoned, request, poisoned_rank):
         assert refusal.tag == 0
         assert not refusal.changed
-        assert refusal.num_votes == 2, "tried once more, then given up"
-        assert "step 1 was refused" in refusal.reason
-        assert "not finite" in refusal.reason
+        assert refusal.num_votes == 3, "tried once more, then asked where it went wrong"
+        assert "step 1 was refused: loss or gradients are not finite on rank" in refusal.reason
+        assert refusal.reason.endswith(f"the first value that is not finite comes out of {where}")
+
+
+def test_a_gradient_that_is_not_finite_is_told_by_its_layer() -> None:
+    spec = job()
+    live = build_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=0), 0, SoloExchange()).live
+    for fqn in ("layers.1.mlp.up.weight", "layers.3.attention_norm.weight"):
+        live.gradient(next(span for span in live.state.owns if span.fqn == fqn)).fill_(math.inf)
+    answers = torch.stack([FirstFault().answer(live, spec.model.layers), torch.tensor([math.inf, -1.0])])
+    said = told(answers, (0,), ("a:0", "b:0"), spec.model.layers)
+    assert said.endswith("activations are finite, but the gradient of layer 3 is not, on rank 0 (a:0)")
+    live.zero_gradients()
+    answers = FirstFault().answer(live, spec.model.layers).unsqueeze(0)
+    assert told(answers, (0,), ("a:0",), spec.model.layers).endswith("only sums of them are not")
 
 
 def test_a_step_that_is_skipped_is_done_without_an_update(processes: Processes) -> None:
@@ -92,7 +117,7 @@ def test_a_step_that_is_skipped_is_done_without_an_update(processes: Processes) 
         assert rank.outcome == Finished(step=5)
         assert [report.samples for report in rank.reports] == [((8 * step, 8 * step + 8),) for step in range(5)]
         assert [report.step for report in rank.reports if report.skipped] == [3]
-        assert "not finite on ranks 0 (here:0), 1 (here:1)" in (rank.reports[2].skipped or "")
+        assert (rank.reports[2].skipped or "").endswith("comes out of layer 0, on rank 1 (here:1)")
         assert {report.tokens for report in rank.reports} == {spec.train.tokens_per_step}
         assert [math.isfinite(report.loss) for report in rank.reports] == [True, True, False, True, True]
 
@@ -105,7 +130,7 @@ def test_too_many_skipped_steps_in_a_row_are_refused(processes: Processes) -> No
         until_step=20,
     )
     for refusal in processes.call(2, run_poisoned, request, 1):
-        assert (refusal.tag, refusal.num_votes, refusal.changed) == (9, 20, False)
+        assert (refusal.tag, refusal.num_votes, refusal.changed) == (9, 30, False)
         assert "step 10 was refused" in refusal.reason
         assert "10 in a row" in refusal.reason
 

@@ -39,8 +39,10 @@ from shoal_workers.ballots import Ballot, Ranges, Verdict, count
 from shoal_workers.courier import STAGING, Courier
 from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
+from shoal_workers.diagnosis import FirstFault, told
 from shoal_workers.errors import StepRefused
 from shoal_workers.exchange import Exchange
+from shoal_workers.forward_only import ForwardOnly
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Builder
@@ -144,6 +146,10 @@ class Engine:
         self._feed = feed(plan, self._place, samples)
         self._max_ranges = max(pipeline.micro_batches for pipeline in plan.pipelines)
         self._stage = self._build_stage(plan)
+        self._samples = samples
+        self._forward_only = ForwardOnly(
+            self._stage.segments, self._feed, self._stage.shape, self._program, exchange, memory
+        )
         self._sharing = Sharing(shards, job.model, rank, live, exchange, Courier(exchange, memory))
         self._optimizer = OwnedAdamW(job.train, live)
         self._compute_s = 0.0
@@ -183,7 +189,7 @@ class Engine:
         """The earliest step after which anyone is to stop."""
         began_s, self._compute_s = self._clock(), 0.0
         self._snapshots.begin(step - 1, self._live)
-        verdict = self._try(step, stop_after)
+        verdict, skipped = self._try(step, stop_after)
         report(
             StepReport(
                 step=step,
@@ -194,31 +200,34 @@ class Engine:
                 duration_s=self._clock() - began_s,
                 compute_s=self._compute_s,
                 samples=verdict.samples,
-                skipped=self._problem(verdict) if verdict.not_finite else None,
+                skipped=skipped,
             )
         )
         return verdict.stop_after
 
-    def _try(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
-        """All ranks come to the same verdict, so all try again, skip the step or refuse it, or none does."""
+    def _try(self, step: int, stop_after: Callable[[], int | None]) -> tuple[Verdict, str | None]:
+        """The verdict, and why the step was skipped if it was. All ranks come to the same verdict, so all try again,
+        skip the step or refuse it, or none does."""
         for _ in range(_ATTEMPTS):
             verdict = self._attempt(step, stop_after)
             if not verdict.not_finite:
                 self._num_skipped = 0
-                return verdict
+                return verdict, None
         self._num_skipped += 1
-        problem = self._problem(verdict)
+        problem = self._diagnosed(step, verdict)
         if self._job.train.on_nan == "fail":
             raise StepRefused(step, problem)
         if self._num_skipped == _MOST_SKIPPED:
             raise StepRefused(step, f"{problem}; it would be the step number {_MOST_SKIPPED} in a row to be skipped")
         with self._exchange.commit():
             self._live.tag = step  # the state of the step before, as nothing was written
-        return verdict
+        return verdict, problem
 
-    def _problem(self, verdict: Verdict) -> str:
-        ranks = ", ".join(f"{rank} ({self._devices[rank]})" for rank in verdict.not_finite)
-        return f"loss or gradients are not finite on {'ranks' if len(verdict.not_finite) > 1 else 'rank'} {ranks}"
+    def _diagnosed(self, step: int, verdict: Verdict) -> str:
+        first, layers = FirstFault(), self._job.model.layers
+        self._forward_only.run(step, self._samples, first)
+        answers = self._exchange.all_gather(first.answer(self._live, layers))
+        return told(answers, verdict.not_finite, self._devices, layers)
 
     def _attempt(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
         """Leaves the state as it is if the verdict says that something is not finite."""

@@ -9,7 +9,7 @@ step, its gradients are complete. A unit that is recomputed in full keeps its in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +43,14 @@ class Segments:
         self._kept_bytes: dict[int, int] = {}  # of one micro-batch, by unit; measured in its first forward
         self._flights: dict[int, list[_Flight]] = {}
 
+    @property
+    def takes_tokens(self) -> bool:
+        return self._units[0].takes_tokens
+
+    @property
+    def gives_loss(self) -> bool:
+        return self._units[-1].gives_loss
+
     def begin(self) -> None:
         """Before each step: forgets what a refused one left behind."""
         self._flights.clear()
@@ -65,6 +73,14 @@ class Segments:
         for unit in reversed(self._units):
             slope = self._backward(unit, flights.pop(), slope)
         return slope
+
+    def forward_only(self, entering: Tensor, targets_BS: Tensor | None, seen: Callable[[int, Tensor], None]) -> Tensor:
+        """As `forward`, with no backward to come: nothing is kept. `seen` is told what comes out of each unit."""
+        with torch.no_grad():
+            for unit in self._units:
+                entering = unit(entering, targets_BS)
+                seen(unit.number, entering)
+        return entering / self._num_tokens if self.gives_loss else entering
 
     def _forward(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
         if unit.recompute != "full":

@@ -105,9 +105,9 @@ class StageRun:
     ) -> None:
         self._takes_tokens = units[0].takes_tokens
         self._gives_loss = units[-1].gives_loss
-        self._segments = Segments(units, feed.global_batch * shape.seq_len, memory)
+        self.segments = Segments(units, feed.global_batch * shape.seq_len, memory)
         self._feed = feed
-        self._shape = shape
+        self.shape = shape
         self._exchange = exchange
         self._memory = memory
         self._activations = _by_micro_batch(item for item in program if isinstance(item, ReceiveActivation))
@@ -127,7 +127,7 @@ class StageRun:
         self._inputs: dict[int, Tensor] = {}
         self._slopes: dict[int, Tensor] = {}  # gradients of what leaves, by micro-batch
         self._answers: dict[int, Tensor] = {}  # gradients of what entered
-        self._segments.begin()
+        self.segments.begin()
         self._leaving: dict[int, Tensor] = {}
         self._sent_activations: dict[int, list[Pending]] = defaultdict(list)
         self._sent_gradients: dict[int, list[Pending]] = defaultdict(list)
@@ -150,7 +150,7 @@ class StageRun:
         if kind is ReceiveGradient:
             buffers, purpose = self._slopes, Purpose.GRADIENT
         self._charge(1)
-        buffer = buffers[items[0].micro_batch] = self._shape.buffer(self._num_rows)
+        buffer = buffers[items[0].micro_batch] = self.shape.buffer(self._num_rows)
         for item in items:
             part = self._rows(buffer, item.first, item.last)
             self._pending[item] = self._exchange.irecv(part, item.peer, tag(purpose, item.micro_batch))
@@ -159,7 +159,7 @@ class StageRun:
         self._pending.pop(item).wait()
 
     def forward(self, item: Forward) -> None:
-        leaving = self._segments.forward(item.micro_batch, *self._entering(item.micro_batch))
+        leaving = self.segments.forward(item.micro_batch, *self._entering(item.micro_batch))
         if self._gives_loss:
             self._loss += leaving.cpu()
         else:
@@ -170,8 +170,8 @@ class StageRun:
         """Gradients of this micro-batch add up in the live state."""
         slope = None
         if not self._gives_loss:
-            slope = self._slopes.pop(item.micro_batch).to(self._shape.device)
-        answer = self._segments.backward(item.micro_batch, slope)
+            slope = self._slopes.pop(item.micro_batch).to(self.shape.device)
+        answer = self.segments.backward(item.micro_batch, slope)
         if not self._gives_loss:
             _wait(self._sent_activations.pop(item.micro_batch, []))  # long taken: its gradient came back
             del self._leaving[item.micro_batch]
@@ -213,22 +213,22 @@ class StageRun:
     def _entering(self, micro_batch: int) -> tuple[Tensor, Tensor | None]:
         tokens = None
         if self._takes_tokens or self._gives_loss:
-            tokens = self._feed.samples.read(self._feed.numbers(self._step, micro_batch)).to(self._shape.device)
+            tokens = self._feed.samples.read(self._feed.numbers(self._step, micro_batch)).to(self.shape.device)
         targets = tokens[:, 1:] if tokens is not None and self._gives_loss else None
         if self._takes_tokens:
             assert tokens is not None
             return tokens[:, :-1], targets
-        return self._inputs.pop(micro_batch).to(self._shape.device).requires_grad_(), targets
+        return self._inputs.pop(micro_batch).to(self.shape.device).requires_grad_(), targets
 
     def _rows(self, whole: Tensor, first: int, last: int) -> Tensor:
         """Rows of a micro-batch, of which this rank has [low, high)."""
         return whole[first - self._feed.low : last - self._feed.low]
 
     def _charge(self, num_buffers: int) -> None:
-        self._memory.charge(PIPELINE, num_buffers * self._shape.num_bytes(self._num_rows))
+        self._memory.charge(PIPELINE, num_buffers * self.shape.num_bytes(self._num_rows))
 
     def _release(self, num_buffers: int) -> None:
-        self._memory.release(PIPELINE, num_buffers * self._shape.num_bytes(self._num_rows))
+        self._memory.release(PIPELINE, num_buffers * self.shape.num_bytes(self._num_rows))
 
 
 def _wait(sent: Iterable[Pending]) -> None:

@@ -1,0 +1,126 @@
+"""The forwards of a step's program without its backwards, on any samples: for evaluations, and to find out where a step
+that came out not finite first went wrong.
+
+Every rank has to run them at once. Nothing is kept of a micro-batch once the next stage has it, so they need no more
+memory than a step: of what enters a stage and of what leaves it, two buffers each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shoal_planner.programs import Forward, Program, ReceiveActivation, SendActivation
+from shoal_workers.data import Samples
+from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.memory import DeviceMemory
+from shoal_workers.segments import Segments
+from shoal_workers.stage import PIPELINE, Feed, Shape
+from shoal_workers.tags import Purpose, tag
+
+_AHEAD = 2  # receives that are posted, and outputs that are not yet taken
+
+Seen = Callable[[int, Tensor], None]  # told the number of each unit, and what came out of it
+
+
+class ForwardOnly:
+    """Of one rank. `run` leaves nothing behind, neither in the live state nor on the wire."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        feed: Feed,
+        shape: Shape,
+        program: Program,
+        exchange: Exchange,
+        memory: DeviceMemory,
+    ) -> None:
+        self._segments = segments
+        self._feed = feed
+        self._shape = shape
+        self._exchange = exchange
+        self._memory = memory
+        self._num_rows = feed.high - feed.low
+        self._program = tuple(
+            item for item in program if isinstance(item, ReceiveActivation | Forward | SendActivation)
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        receives = (item for item in self._program if isinstance(item, ReceiveActivation))
+        self._unposted = deque(tuple(group) for _, group in itertools.groupby(receives, lambda item: item.micro_batch))
+        self._pending: dict[ReceiveActivation, Pending] = {}
+        self._inputs: dict[int, Tensor] = {}
+        self._outputs: deque[tuple[Tensor, list[Pending]]] = deque()
+
+    def run(self, step: int, samples: Samples, seen: Seen) -> float:
+        """This rank's part of the loss over those of `samples` that a step of this number takes, as the step would
+        report it; zero where the head is elsewhere."""
+        self._begin()
+        loss = torch.zeros((), dtype=torch.float64)
+        for _ in range(_AHEAD):
+            self._post()
+        for item in self._program:
+            match item:
+                case ReceiveActivation():
+                    self._pending.pop(item).wait()
+                case Forward():
+                    loss += self._forward(self._feed.numbers(step, item.micro_batch), item, samples, seen)
+                case SendActivation():
+                    self._send(item)
+        self._settle(0)
+        return float(loss)
+
+    def _post(self) -> None:
+        """The receives of one more micro-batch, if there is one."""
+        if not self._unposted:
+            return
+        items = self._unposted.popleft()
+        self._charge()
+        buffer = self._inputs[items[0].micro_batch] = self._shape.buffer(self._num_rows)
+        for item in items:
+            part = buffer[item.first - self._feed.low : item.last - self._feed.low]
+            number = tag(Purpose.ACTIVATION, item.micro_batch)
+            self._pending[item] = self._exchange.irecv(part, item.peer, number)
+
+    def _forward(self, numbers: range, item: Forward, samples: Samples, seen: Seen) -> Tensor:
+        """What it adds to the loss."""
+        segments, tokens = self._segments, None
+        if segments.takes_tokens or segments.gives_loss:
+            tokens = samples.read(numbers).to(self._shape.device)
+        targets = tokens[:, 1:] if tokens is not None and segments.gives_loss else None
+        if segments.takes_tokens:
+            assert tokens is not None
+            out = segments.forward_only(tokens[:, :-1], targets, seen)
+        else:
+            out = segments.forward_only(self._inputs.pop(item.micro_batch).to(self._shape.device), targets, seen)
+            self._release()
+            self._post()
+        if segments.gives_loss:
+            return out.cpu()
+        self._settle(_AHEAD - 1)
+        self._charge()
+        self._outputs.append((out, []))
+        return torch.zeros(())
+
+    def _send(self, item: SendActivation) -> None:
+        out, sends = self._outputs[-1]
+        part = out[item.first - self._feed.low : item.last - self._feed.low].cpu().contiguous()
+        sends.append(self._exchange.isend(part, item.peer, tag(Purpose.ACTIVATION, item.micro_batch)))
+
+    def _settle(self, left: int) -> None:
+        """Waits until no more outputs than these are still to be taken."""
+        while len(self._outputs) > left:
+            for send in self._outputs.popleft()[1]:
+                send.wait()
+            self._release()
+
+    def _charge(self) -> None:
+        self._memory.charge(PIPELINE, self._shape.num_bytes(self._num_rows))
+
+    def _release(self) -> None:
+        self._memory.release(PIPELINE, self._shape.num_bytes(self._num_rows))
