@@ -99,8 +99,8 @@ def test_survivors_of_a_stopped_peer(
     again = processes.run(onward)
     for run, expected in zip(ranks, undisturbed.ranks, strict=True):
         assert run.losses == expected.losses
-        assert {key: values.tobytes() for key, values in run.held.items()} == {
-            key: values.tobytes() for key, values in expected.held.items()
+        assert {key: values.tobytes() for key, values in run.kept.items()} == {
+            key: values.tobytes() for key, values in expected.kept.items()
         }
     assert_same_bits(again.state, undisturbed.state)
     assert_holders_agree(again, job())
