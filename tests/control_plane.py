@@ -24,6 +24,7 @@ from shoal_planner.score import score
 from shoal_recovery.journal import (
     CheckpointCommitted,
     Entry,
+    EvaluationDone,
     Event,
     NodeJoined,
     NodeLost,
@@ -188,6 +189,9 @@ class Story:
                 step_s,
             )
 
+    def evaluate(self, loss: float) -> None:
+        self.add(EvaluationDone(epoch=self.epoch, step=self.step, loss=loss, tokens=1024, duration_s=0.2), 0.2)
+
     def recover(self, cause: str, reason: str, *, redone: int, lost: tuple[str, ...], joined: tuple[str, ...]) -> None:
         self.add(
             RecoveryDone(
@@ -233,6 +237,7 @@ def story(job: dict[str, Any], *, started_at_s: float) -> Story:
     told.recover("node_joined", "node spot-1 joined", redone=0, lost=(), joined=("spot-1",))
     told.state("running", "stepping", "training on all 4 nodes again")
     told.train(steps - told.step)
+    told.evaluate(2.25)
     told.state("succeeded", "all_steps_done", f"all {steps} steps are done")
     return told
 

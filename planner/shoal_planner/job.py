@@ -32,6 +32,8 @@ _TRAIN_RANGES: dict[str, Range] = {
     "steps": (1, _MANY),
     "warmup_steps": (0, _MANY),
     "seed": (0, 2**63 - 1),
+    "eval_every": (1, _MANY),
+    "eval_batches": (1, _MANY),
 }
 _CHECKPOINT_RANGES: dict[str, Range] = {"every_steps": (1, _MANY), "keep": (1, _MANY)}
 
@@ -46,6 +48,7 @@ Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 NUM_BYTE_TOKENS = 256
 EVERY_STEPS = 100
 KEEP = 3
+EVAL_BATCHES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +94,27 @@ class ModelSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
     """Where the training text is. `stdlib:` is the source of the running Python's standard library, read as bytes;
-    `file:///path` one text file or a folder of text files."""
+    `file:///path` one text file or a folder of text files. Evaluations are on `eval_uri`, or else on sequences of `uri`
+    that training leaves out."""
 
     uri: str
+    eval_uri: str | None = None
     tokenizer: str = "bytes"
 
     def __post_init__(self) -> None:
-        scheme = urlsplit(self.uri).scheme
-        if scheme not in ("stdlib", "file"):
-            raise InvalidField(
-                "uri", self.uri, "must begin with stdlib: or file:// (other places are not supported yet)"
-            )
-        if scheme == "stdlib" and self.uri != "stdlib:":
-            raise InvalidField("uri", self.uri, "must be exactly 'stdlib:'")
+        _check_text("uri", self.uri)
+        if self.eval_uri is not None:
+            _check_text("eval_uri", self.eval_uri)
         if self.tokenizer != "bytes":
             raise InvalidField("tokenizer", self.tokenizer, "only 'bytes' is supported yet")
+
+
+def _check_text(name: str, uri: str) -> None:
+    scheme = urlsplit(uri).scheme
+    if scheme not in ("stdlib", "file"):
+        raise InvalidField(name, uri, "must begin with stdlib: or file:// (other places are not supported yet)")
+    if scheme == "stdlib" and uri != "stdlib:":
+        raise InvalidField(name, uri, "must be exactly 'stdlib:'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +122,8 @@ class TrainSpec:
     """`global_batch` is in sequences, `seq_len` in tokens.
 
     The learning rate warms up linearly to `lr`, and then follows `lr_schedule` down to `min_lr`, or stays. Gradients
-    whose norm over all weights is more than `clip_norm` are scaled down to it. Matrices decay, norms do not.
+    whose norm over all weights is more than `clip_norm` are scaled down to it. Matrices decay, norms do not. After each
+    `eval_every` steps, and after the last one, the loss over the same `eval_batches` global batches is evaluated.
     """
 
     global_batch: int
@@ -131,6 +141,8 @@ class TrainSpec:
     seed: int = 0
     on_nan: Literal["fail", "skip"] = "fail"
     deterministic: bool = False
+    eval_every: int | None = None
+    eval_batches: int = EVAL_BATCHES
     sharding: Literal["auto", "none"] = "auto"
     recompute: Literal["auto", "none"] = "auto"
     overlap: Literal["auto", "none"] = "auto"
@@ -145,6 +157,10 @@ class TrainSpec:
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise InvalidField("weight_decay", self.weight_decay, "must be zero or more")
         self._check_schedule()
+        if self.eval_every is None and self.eval_batches != EVAL_BATCHES:
+            raise InvalidField(
+                "eval_batches", self.eval_batches, "needs train.eval_every: nothing is evaluated without"
+            )
         for index, beta in enumerate(self.betas):
             if not 0 <= beta < 1:
                 raise InvalidField(f"betas[{index}]", beta, "must lie in [0, 1)")
@@ -161,6 +177,11 @@ class TrainSpec:
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.seq_len
+
+    def evaluates_after(self, step: int) -> bool:
+        if self.eval_every is None or step == 0:
+            return False
+        return step % self.eval_every == 0 or step == self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +250,20 @@ class JobSpec:
         if self.model.vocab < NUM_BYTE_TOKENS:
             problem = f"must be at least {NUM_BYTE_TOKENS} where the tokens are bytes"
             raise InvalidField("model.vocab", self.model.vocab, problem)
+        if self.data.eval_uri is not None and self.train.eval_every is None:
+            raise InvalidField(
+                "data.eval_uri", self.data.eval_uri, "needs train.eval_every: nothing is evaluated without"
+            )
+
+    @property
+    def eval_sequences(self) -> int:
+        """That each evaluation is on."""
+        return 0 if self.train.eval_every is None else self.train.eval_batches * self.train.global_batch
+
+    @property
+    def held_out_sequences(self) -> int:
+        """Of the text that is trained on, which training leaves out."""
+        return self.eval_sequences if self.data.eval_uri is None else 0
 
 
 def parse_job(value: object) -> JobSpec:

@@ -99,6 +99,19 @@ class StepSkipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationDone:
+    """The mean loss over `tokens` held-out tokens, the same ones each time, with the weights of step `step`. Once for
+    each step after which one is due."""
+
+    kind: ClassVar[str] = "evaluation_done"
+    epoch: int
+    step: int
+    loss: float = field(metadata=ANY_FLOAT)
+    tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
     kind: ClassVar[str] = "node_lost"
     node: str
@@ -190,6 +203,7 @@ Event = (
     | PlanAdopted
     | StepDone
     | StepSkipped
+    | EvaluationDone
     | NodeLost
     | NodeJoined
     | RecoveryDone
@@ -205,6 +219,7 @@ _EVENTS: Mapping[str, type[Event]] = {
         PlanAdopted,
         StepDone,
         StepSkipped,
+        EvaluationDone,
         NodeLost,
         NodeJoined,
         RecoveryDone,

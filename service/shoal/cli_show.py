@@ -73,6 +73,7 @@ def show_job(job: Mapping[str, Any]) -> None:
         ("since", status["since"]),
         ("step", f"{status['step']} of {status['steps']}"),
         ("loss", status["loss"]),
+        *([("evaluation", _evaluation(status["evaluation"]))] if status["evaluation"] else []),
         *([("skipped", f"{status['skipped_steps']} steps, done without an update")] if status["skipped_steps"] else []),
         ("tokens/s", status["tokens_per_s"]),
         ("seconds to go", status["eta_s"]),
@@ -82,6 +83,13 @@ def show_job(job: Mapping[str, Any]) -> None:
         *_cost(job["cost"]),
     ]
     table(("", ""), rows)
+
+
+def _evaluation(found: Mapping[str, Any]) -> str:
+    """A loss that is no number is null."""
+    if found["loss"] is None:
+        return f"not a number, at step {found['step']}"
+    return f"loss {found['loss']:.4f}, perplexity {_cell(found['perplexity'])}, at step {found['step']}"
 
 
 def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str | None]]:
@@ -200,6 +208,8 @@ def event_line(event: Mapping[str, Any]) -> str:
             rest = f"{said['state']}: {said['reason']}"
         case "step_done":
             rest = f"step {said['step']}, loss {_loss(said['loss'])}, {said['duration_s']:.3g} s, epoch {said['epoch']}"
+        case "evaluation_done":
+            rest = f"step {said['step']}, loss {_loss(said['loss'])} over {said['tokens']:,} held-out tokens"
         case "step_skipped":
             rest = f"step {said['step']} is done without an update: {said['problem']}"
         case "plan_adopted":

@@ -8,24 +8,28 @@ from typing import Any
 from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_recovery.journal import RecoveryDone
-from shoal_service import journal
+from shoal_recovery.journal import EvaluationDone, RecoveryDone
+from shoal_service import jobs, journal
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JournalRow, StepRow
+from shoal_service.status import finite
 
 MAX_MARKERS = 500
 
 
 async def curve(session: AsyncSession, job_id: str, max_points: int) -> dict[str, Any]:
-    """`points` is the branch that counts, `rolled_back` what was done and undone, `markers` what happened when."""
+    """`points` is the branch that counts, `rolled_back` what was done and undone, `markers` what happened when, and
+    `evaluations` the newest `max_points` of these."""
     live, num_live = await _points(session, job_id, False, max_points)
     undone, num_undone = await _points(session, job_id, True, max_points)
     events = await journal.newest(session, job_id, MAX_MARKERS, (RecoveryDone.kind,))
+    evaluations = await journal.newest(session, job_id, max_points, (EvaluationDone.kind,))
     return {
         "job_id": job_id,
         "points": [_point(row) for row in live],
         "rolled_back": [_point(row) for row in undone],
         "markers": [_marker(row) for row in reversed(events)],
+        "evaluations": [_evaluation(row) for row in reversed(evaluations)],
         "num_points": num_live,
         "num_rolled_back": num_undone,
         "downsampled": num_live > len(live) or num_undone > len(undone),
@@ -62,6 +66,18 @@ def _point(row: StepRow) -> dict[str, Any]:
         "tokens_per_s": row.tokens / row.duration_s if row.duration_s > 0 else None,
         "duration_s": row.duration_s,
         "skipped": row.skipped,
+        "at": rfc3339(row.at_s),
+    }
+
+
+def _evaluation(row: JournalRow) -> dict[str, Any]:
+    loss = finite(float(row.payload["loss"]))  # what is no number stands there as text
+    return {
+        "step": row.payload["step"],
+        "loss": loss,
+        "perplexity": jobs.perplexity(loss),
+        "tokens": row.payload["tokens"],
+        "duration_s": row.payload["duration_s"],
         "at": rfc3339(row.at_s),
     }
 

@@ -8,6 +8,7 @@ import binascii
 import dataclasses
 import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from shoal_recovery.journal import TERMINAL, JobState
 from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.models import JobRow
 from shoal_service.status import Status, moved
+
+_LARGEST_EXPONENT = 700.0  # a little less than what floats can carry
 
 WISH_RUN = "run"
 WISH_CANCELLED = "cancelled"
@@ -174,6 +177,18 @@ def eta_s(row: JobRow) -> float | None:
     return max(0, num_steps(row) - row.step) * row.step_s
 
 
+def evaluation(row: JobRow) -> dict[str, Any] | None:
+    """The newest one; None where there was none yet."""
+    if row.eval_step is None:
+        return None
+    return {"step": row.eval_step, "loss": row.eval_loss, "perplexity": perplexity(row.eval_loss)}
+
+
+def perplexity(loss: float | None) -> float | None:
+    """None where it is no number that JSON can carry."""
+    return None if loss is None or loss > _LARGEST_EXPONENT else math.exp(loss)
+
+
 def ended(row: JobRow) -> bool:
     return JobState(row.state) in TERMINAL
 
@@ -197,6 +212,7 @@ def resource(row: JobRow) -> dict[str, Any]:
             "steps": num_steps(row),
             "epoch": row.epoch,
             "loss": row.loss,
+            "evaluation": evaluation(row),
             "plan_id": row.plan_id,
             "tokens_per_s": row.tokens_per_s,
             "step_s": row.step_s,

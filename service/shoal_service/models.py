@@ -39,6 +39,8 @@ class JobRow(Base):
     step: Mapped[int]
     epoch: Mapped[int]
     loss: Mapped[float | None] = mapped_column(Float)
+    eval_step: Mapped[int | None]
+    eval_loss: Mapped[float | None] = mapped_column(Float)
     step_s: Mapped[float | None] = mapped_column(Float)
     tokens_per_s: Mapped[float | None] = mapped_column(Float)
     plan_id: Mapped[str | None] = mapped_column(String(40))

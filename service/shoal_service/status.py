@@ -13,6 +13,7 @@ from shoal_recovery.journal import (
     CheckpointCommitted,
     CheckpointFailed,
     Entry,
+    EvaluationDone,
     FiguresMeasured,
     JobState,
     NodeJoined,
@@ -31,7 +32,8 @@ _NEWEST_SHARE = 0.2  # weight of the newest step in the smoothed step time: abou
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """`step` is the newest done step of the branch that counts, `loss` that of the newest one that was not skipped;
-    `step_s` and `tokens_per_s` are smoothed. `skipped_steps` counts those that were skipped, done again or not."""
+    `eval_step` and `eval_loss` are of the newest evaluation. `step_s` and `tokens_per_s` are smoothed. `skipped_steps`
+    counts those that were skipped, done again or not."""
 
     state: JobState
     state_code: str
@@ -41,6 +43,8 @@ class Status:
     step: int = 0
     epoch: int = 0
     loss: float | None = None
+    eval_step: int | None = None
+    eval_loss: float | None = None
     step_s: float | None = None
     tokens_per_s: float | None = None
     plan_id: str | None = None
@@ -100,6 +104,8 @@ def advance(status: Status, entry: Entry) -> Status:
                 redone_steps=status.redone_steps + event.redone_steps,
                 lost_steps=status.lost_steps + event.lost_steps,
             )
+        case EvaluationDone():
+            return dataclasses.replace(status, eval_step=event.step, eval_loss=finite(event.loss))
         case StepSkipped():
             return dataclasses.replace(status, skipped_steps=status.skipped_steps + 1)
         case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():

@@ -40,31 +40,37 @@ async def check_surroundings(job: JobSpec, store_check_s: float) -> None:
 
 
 def _check_data(job: JobSpec) -> None:
-    uri = job.data.uri
+    _check_text("data.uri", job.data.uri, job, job.held_out_sequences + 1)
+    if job.data.eval_uri is not None:
+        _check_text("data.eval_uri", job.data.eval_uri, job, job.eval_sequences)
+
+
+def _check_text(field: str, uri: str, job: JobSpec, num_sequences: int) -> None:
     parts = urlsplit(uri)
     if parts.scheme != "file":
         return
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InvalidField("data.uri", uri, "must be file:// and an absolute path, as in file:///data/text")
-    found = _readable_bytes(uri, Path(unquote(parts.path)))
-    needed = job.train.seq_len + 1  # a sequence and the token after it
+        raise InvalidField(field, uri, "must be file:// and an absolute path, as in file:///data/text")
+    found = _readable_bytes(field, uri, Path(unquote(parts.path)))
+    needed = num_sequences * job.train.seq_len + 1  # sequences and the token after them
     if found < needed:
-        raise InvalidField(
-            "data.uri", uri, f"holds {found} bytes; train.seq_len = {job.train.seq_len} needs at least {needed}"
-        )
+        why = f"train.seq_len = {job.train.seq_len}"
+        if job.eval_sequences:
+            why += f" and evaluations on {job.eval_sequences} sequences"
+        raise InvalidField(field, uri, f"holds {found} bytes; {why} needs at least {needed}")
 
 
-def _readable_bytes(uri: str, path: Path) -> int:
+def _readable_bytes(field: str, uri: str, path: Path) -> int:
     try:
         if not path.exists():
-            raise InvalidField("data.uri", uri, f"cannot be read: {path} does not exist")
+            raise InvalidField(field, uri, f"cannot be read: {path} does not exist")
         files = [path] if path.is_file() else _first_files(path)
         if files:
             with files[0].open("rb") as file:
                 file.read(1)
         return sum(file.stat().st_size for file in files)
     except OSError as error:
-        raise InvalidField("data.uri", uri, f"cannot be read: {error.strerror or error}") from error
+        raise InvalidField(field, uri, f"cannot be read: {error.strerror or error}") from error
 
 
 def _first_files(folder: Path) -> list[Path]:

@@ -18,7 +18,10 @@ from shoal_service.spending import Spending, spending_of
 from shoal_service.timeline import Event, duration, num_bytes
 
 MAX_EVENTS = 60
-_OTHER_KINDS = ("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped")
+_OTHER_KINDS = (
+    *("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped"),
+    "evaluation_done",
+)
 _GLYPHS = {
     "queued": "\u25f7",
     "starting": "\u25d4",
@@ -51,6 +54,7 @@ def summary(row: JobRow) -> dict[str, Any]:
         "steps": steps,
         "percent": round(100 * row.step / steps, 1) if steps else 0.0,
         "loss": None if row.loss is None else f"{row.loss:.4f}",
+        "evaluation": _evaluation(row),
         "tokens_per_s": None if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
         "step_s": None if row.step_s is None else duration(row.step_s),
         "eta": None if eta is None else duration(round(eta)),
@@ -65,6 +69,17 @@ def summary(row: JobRow) -> dict[str, Any]:
         "ended": jobs.ended(row),
         "version": row.version,
     }
+
+
+def _evaluation(row: JobRow) -> dict[str, Any] | None:
+    found = jobs.evaluation(row)
+    if found is None:
+        return None
+    return {"step": found["step"], "loss": _figure(found["loss"]), "perplexity": _figure(found["perplexity"])}
+
+
+def _figure(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:,.4f}" if value < 1000 else f"{value:,.0f}"
 
 
 async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dict[str, Any]:
@@ -200,6 +215,9 @@ def _sentence(row: JournalRow) -> str:
             return f"step {said['step']} stands in {said['uri']}: {num_bytes(said['num_bytes'])} in {took}"
         case "checkpoint_failed":
             return f"step {said['step']} was not stored in {said['uri']}: {said['problem']}"
+        case "evaluation_done":
+            loss, took = float(said["loss"]), duration(said["duration_s"])
+            return f"step {said['step']}: loss {loss:.4f} over {said['tokens']:,} held-out tokens; took {took}"
         case "step_skipped":
             return f"step {said['step']} is done without an update: {said['problem']}"
         case "figures_measured":

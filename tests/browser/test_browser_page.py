@@ -98,6 +98,8 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     expect(page.locator("#part-head .chip")).to_contain_text("succeeded")
     expect(page.locator("#curve")).to_have_attribute("data-points", "60")
     expect(page.locator("#curve")).to_have_attribute("data-markers", "2")
+    expect(page.locator("#curve")).to_have_attribute("data-evaluations", "1")
+    expect(page.locator("#part-head")).to_contain_text("perplexity 9.4877, step 60")
     expect(page.locator("#live")).to_have_text("ended")
     expect(page.locator("#part-cost")).to_contain_text("no nodes")
     assert page.evaluate("window.stays")
@@ -105,6 +107,7 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     page.locator("#curve-details summary").click()
     expect(page.locator("#curve-table tbody tr")).to_have_count(61)
     expect(page.locator("#curve-table")).to_contain_text("rolled back")
+    expect(page.locator("#curve-table")).to_contain_text("2.2500")
     page.get_by_role("link", name="epoch 2").click()
     expect(page.locator("#part-plan")).to_contain_text("not the current plan")
 

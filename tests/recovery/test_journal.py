@@ -15,6 +15,7 @@ from shoal_recovery.journal import (
     CheckpointCommitted,
     CheckpointFailed,
     Entry,
+    EvaluationDone,
     Event,
     FiguresMeasured,
     JobState,
@@ -60,6 +61,7 @@ EVENTS: tuple[Event, ...] = (
     CheckpointFailed(step=4, uri="s3://b/p", problem="does not answer"),
     FiguresMeasured(profile={"updates": [{"device": "T4"}]}, num_bytes=12, duration_s=0.1),
     PredictionChecked(epoch=3, step=9, num_steps=5, predicted_s=0.2, measured_s=0.3),
+    EvaluationDone(epoch=2, step=5, loss=5.4, tokens=256, duration_s=0.1),
     StepSkipped(epoch=2, step=5, problem="loss or gradients are not finite on rank 1 (b:0)"),
 )
 

@@ -12,8 +12,17 @@ from control_plane import ALL_NODES, job_mapping, snapshot, story
 from shoal_planner.cluster import Node, snapshot_to_mapping
 from shoal_planner.job import parse_job
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, plan_to_mapping
-from shoal_recovery.journal import TERMINAL, TRANSITIONS, Entry, JobState, StepDone, StepSkipped, entry_to_mapping
-from shoal_service.jobs import rfc3339
+from shoal_recovery.journal import (
+    TERMINAL,
+    TRANSITIONS,
+    Entry,
+    EvaluationDone,
+    JobState,
+    StepDone,
+    StepSkipped,
+    entry_to_mapping,
+)
+from shoal_service.jobs import perplexity, rfc3339
 from shoal_service.plan_map import LABEL_WIDTH, MAX_ROWS, plan_map
 from shoal_service.status import Status, advance, moved
 from shoal_service.timeline import Event, duration, num_bytes, recoveries, timeline
@@ -127,6 +136,18 @@ def test_states_change_by_the_table_alone(before: JobState, after: JobState) -> 
         assert (result.state, result.state_code, result.since_at_s) == (after, "code", 2.0)
     else:
         assert result == fresh(before)
+
+
+def test_the_newest_evaluation_is_the_one_that_is_shown() -> None:
+    status = fresh(JobState.RUNNING)
+    for step, loss in ((10, 3.0), (20, math.inf)):
+        event = EvaluationDone(epoch=1, step=step, loss=loss, tokens=64, duration_s=0.1)
+        status = advance(status, Entry(seq=step, at_s=1.0, event=event))
+        assert (status.eval_step, status.eval_loss) == (step, loss if math.isfinite(loss) else None)
+    assert perplexity(0.0) == 1.0
+    assert perplexity(math.log(20)) == pytest.approx(20)
+    assert perplexity(1e4) is None
+    assert perplexity(None) is None
 
 
 def test_skipped_steps_are_counted_and_leave_the_loss_as_it_was() -> None:

@@ -153,10 +153,12 @@ def test_the_whole_story_of_a_job(api: httpx.Client, connector: Connector) -> No
     assert (job["state"], job["code"], job["step"], job["epoch"]) == ("succeeded", "all_steps_done", 60, 3)
     assert (job["recoveries"], job["redone_steps"], job["lost_steps"]) == (2, 1, 0)
     assert job["loss"] is not None and job["eta_s"] is None
+    assert job["evaluation"] == {"step": 60, "loss": 2.25, "perplexity": math.exp(2.25)}
 
     curve = ok(api.get(f"/v1/jobs/{job_id}/metrics"))
     assert [point["step"] for point in curve["points"]] == list(range(1, 61))
     assert [(point["step"], point["epoch"]) for point in curve["rolled_back"]] == [(20, 1)]
+    assert [(found["step"], found["loss"], found["tokens"]) for found in curve["evaluations"]] == [(60, 2.25, 1024)]
     assert [(mark["cause"], mark["step"]) for mark in curve["markers"]] == [("node_lost", 19), ("node_joined", 39)]
 
     plan = ok(api.get(f"/v1/jobs/{job_id}/plan"))

@@ -92,6 +92,11 @@ def test_data_must_be_there_readable_and_large_enough(api: httpx.Client, tmp_pat
         assert str(path) in problem["detail"] and words in problem["detail"]
     problem = refusal(api.post("/v1/jobs", json=job_mapping(data={"uri": "file://relative/path"})))
     assert "absolute path" in problem["detail"]
+    evaluates = {"eval_every": 5, "eval_batches": 1}
+    data = {"uri": "stdlib:", "eval_uri": small.as_uri()}
+    problem = refusal(api.post("/v1/jobs", json=job_mapping(data=data, train=evaluates)))
+    assert problem["param"] == "data.eval_uri"
+    assert "holds 5 bytes; train.seq_len = 32 and evaluations on 8 sequences needs at least 257" in problem["detail"]
     assert no_jobs(api)
     small.write_text("long enough " * 10)
     assert ok(api.post("/v1/jobs", json=job_mapping(data={"uri": small.as_uri()})))["id"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from engine_runs import job
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_planner.errors import InvalidField
-from shoal_planner.job import DataSpec
-from shoal_workers.data import Permutation, open_samples
+from shoal_planner.job import DataSpec, JobSpec
+from shoal_workers.data import Permutation, evaluation_samples, open_samples, training_samples
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**64))
@@ -72,6 +74,46 @@ def test_standard_library_is_enough_to_train_on() -> None:
     again = open_samples(DataSpec(uri="stdlib:"), 128, seed=0)
     assert again.digest == samples.digest
     assert torch.equal(again.read(range(64)), rows)
+
+
+def evaluating(uri: str, *, batches: int, eval_uri: str | None = None) -> JobSpec:
+    spec = job()
+    train = replace(spec.train, global_batch=2, seq_len=9, eval_every=1, eval_batches=batches, seed=3)
+    return replace(spec, data=DataSpec(uri=uri, eval_uri=eval_uri), train=train)
+
+
+def test_what_is_held_out_is_always_the_same_and_never_trained_on(tmp_path: Path) -> None:
+    text = bytes(range(1, 201))
+    path = tmp_path / "text"
+    path.write_bytes(text)
+    spec = evaluating(path.as_uri(), batches=3)
+    held_out = evaluation_samples(spec)
+    assert held_out is not None
+    held = Counter(bytes(row.tolist()) for row in held_out.read(range(6)))
+    whole = Counter(text[place * 9 : place * 9 + 10] for place in range(22))
+    samples = training_samples(spec)
+    passes = [Counter(bytes(row.tolist()) for row in samples.read(range(turn * 16, turn * 16 + 16))) for turn in (0, 1)]
+    assert passes == [whole - held] * 2
+    assert len(held) == 6
+    assert any(a != b + 1 for a, b in itertools.pairwise(sorted(row[0] // 9 for row in held))), "not one piece of text"
+
+
+def test_a_text_of_its_own_to_evaluate_on_leaves_training_as_it_is(tmp_path: Path) -> None:
+    for name, size in (("train", 200), ("eval", 55)):
+        (tmp_path / name).write_bytes(bytes(range(1, size + 1)))
+    spec = evaluating((tmp_path / "train").as_uri(), batches=3, eval_uri=(tmp_path / "eval").as_uri())
+    held_out = evaluation_samples(spec)
+    assert held_out is not None
+    assert sorted(int(row[0]) for row in held_out.read(range(6))) == [1, 10, 19, 28, 37, 46]
+    plain = open_samples(spec.data, 9, seed=3)
+    assert torch.equal(training_samples(spec).read(range(30)), plain.read(range(30)))
+    more = replace(spec, train=replace(spec.train, eval_batches=4))
+    with pytest.raises(InvalidField, match="has too little text for 8 sequences of 9 tokens") as caught:
+        evaluation_samples(more)
+    assert caught.value.field == "data.eval_uri"
+    with pytest.raises(InvalidField, match="has too little text for 23 sequences of 9 tokens") as caught:
+        training_samples(evaluating((tmp_path / "train").as_uri(), batches=11))
+    assert caught.value.field == "data.uri"
 
 
 @pytest.mark.parametrize(

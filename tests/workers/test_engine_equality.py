@@ -14,11 +14,13 @@ from engine_runs import LAYOUTS, assert_holders_agree, assert_same_bits, job, pa
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 
-from shoal_planner.job import JobSpec, ModelSpec, TrainSpec
+from shoal_planner.job import EVAL_BATCHES, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.parameters import parameters
-from shoal_workers.data import open_samples
+from shoal_recovery.state import Kind
+from shoal_workers.data import evaluation_samples, open_samples
+from shoal_workers.exchange import SoloExchange
 from shoal_workers.processes import Processes
-from shoal_workers.solo import RunRequest, SoloRun, run_solo
+from shoal_workers.solo import RunRequest, SoloRun, run_rank, run_solo, solo_plan, whole_state
 
 STEPS = 20
 BOUND = 1e-5
@@ -101,6 +103,47 @@ def clipped_job() -> JobSpec:
     spec = job(tied=False)
     train = replace(spec.train, clip_norm=CLIP_NORM, warmup_steps=4, lr_schedule="cosine", min_lr=1e-4)
     return replace(spec, train=train)
+
+
+@pytest.mark.parametrize("layout", ["3 stages beside 1", "uneven state, head alone"])
+def test_evaluations_are_the_same_whatever_the_plan_and_take_no_more_memory(processes: Processes, layout: str) -> None:
+    spec = evaluated_job()
+    request = RunRequest(job=spec, plan=LAYOUTS[layout], until_step=5)
+    run = processes.run(request)
+    alone = run_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=5), 0, SoloExchange())
+    for rank in run.ranks:
+        assert [(found.step, found.tokens) for found in rank.evaluations] == [(2, 768), (4, 768), (5, 768)]
+        np.testing.assert_allclose(
+            [found.loss for found in rank.evaluations], [found.loss for found in alone.evaluations], rtol=1e-5
+        )
+    assert len({tuple(found.loss for found in rank.evaluations) for rank in run.ranks}) == 1
+    never = replace(spec, train=replace(spec.train, eval_every=None, eval_batches=EVAL_BATCHES))
+    without = processes.run(replace(request, job=never))
+    assert [rank.peak_bytes for rank in run.ranks] == [rank.peak_bytes for rank in without.ranks]
+
+
+def test_an_evaluation_is_the_mean_loss_over_what_is_held_out() -> None:
+    """Also where an epoch begins at the step, and has not had a forward yet."""
+    spec = evaluated_job()
+    held_out = evaluation_samples(spec)
+    assert held_out is not None
+    rows = held_out.read(range(24))
+    whole = run_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=5), 0, SoloExchange())
+    first = run_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=4), 0, SoloExchange())
+    reference = _Reference(spec.model)
+    reference.load(SoloRun((), whole_state(spec, [first]).values[Kind.MASTER], ()))
+    loss = F.cross_entropy(reference(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+    assert whole.evaluations[1].loss == pytest.approx(loss.item(), rel=1e-5)
+    start = whole_state(spec, [first])
+    rest = run_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=5, start=start), 0, SoloExchange())
+    assert [(found.step, found.loss) for found in rest.evaluations] == [
+        (found.step, found.loss) for found in whole.evaluations[1:]
+    ]
+
+
+def evaluated_job() -> JobSpec:
+    spec = job(tied=False, steps=5)
+    return replace(spec, train=replace(spec.train, eval_every=2, eval_batches=3))
 
 
 def test_bf16_learns_and_ranks_agree(processes: Processes) -> None:

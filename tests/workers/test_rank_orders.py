@@ -18,6 +18,7 @@ from supervised import tiny_job
 
 from shoal_planner.job import JobSpec, job_to_mapping
 from shoal_planner.plan import Plan, plan_to_mapping
+from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live, ShardKey, Tier, Transfer
@@ -189,6 +190,24 @@ def test_a_connection_that_is_served_late_takes_nothing_from_the_others(voices: 
     late = voices.pop()
     late.connection.close()
     assert halt(voices[0], 3).epoch == 3
+
+
+def test_evaluations_are_told_and_heard_by_whoever_comes_later(
+    voice: Voice, voices: list[Voice], rank: Rank, agent: RunningAgent, spec: JobSpec
+) -> None:
+    """One who knows of a step may not know of its evaluation, which comes after."""
+    spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, eval_every=2, eval_batches=1))
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    voice.until(m.Ready)
+    told = [voice.next() for _ in range(STEPS + 3)]
+    found = [message for message in told if isinstance(message, EvaluationDone)]
+    assert [type(message) is EvaluationDone for message in told] == [False, False, True] * 3
+    assert [(message.epoch, message.step, message.tokens) for message in found] == [(1, 2, 64), (1, 4, 64), (1, 6, 64)]
+    assert isinstance(voice.next(), m.Left)
+    voices.append(Voice(rank, after_step=4))
+    voices[1].until(m.Hello)
+    assert [voices[1].next() for _ in range(4)] == told[5:]
 
 
 def test_orders_of_older_epochs_are_ignored(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:

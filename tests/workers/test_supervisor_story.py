@@ -17,6 +17,7 @@ from shoal_planner.job import CheckpointSpec, JobSpec, LimitsSpec
 from shoal_recovery.journal import (
     CheckpointCommitted,
     CheckpointFailed,
+    EvaluationDone,
     JobState,
     NodeJoined,
     NodeLost,
@@ -26,10 +27,11 @@ from shoal_recovery.journal import (
     StepSkipped,
 )
 from shoal_workers import messages as m
+from shoal_workers.exchange import SoloExchange
 from shoal_workers.keeper import Keeper
 from shoal_workers.record import JobRecord
 from shoal_workers.roster import Contact
-from shoal_workers.solo import run_solo
+from shoal_workers.solo import RunRequest, run_rank, run_solo, solo_plan
 from shoal_workers.wire import connect
 
 SHAPES = {"a": ("cpu-2t", 1), "b": ("cpu-1t", 2), "c": ("cpu-1t", 1), "d": ("cpu-1t", 1)}
@@ -92,6 +94,22 @@ def test_a_killed_rank_costs_at_most_one_step(cluster: ProcessCluster, text: str
         joined = [joined.node for joined in running.events(NodeJoined)]
         assert joined.count(victim) == 2
         assert sorted(set(joined)) == sorted(SHAPES)
+
+
+def test_each_evaluation_is_told_once_although_plans_change(cluster: ProcessCluster, text: str) -> None:
+    """And says what one process finds."""
+    spec = tiny_job(text, steps=30, min_devices=3)
+    spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, eval_every=1, eval_batches=2))
+    with supervised(cluster, "evaluates", spec) as running:
+        running.reaches(5)
+        cluster.kill_rank("evaluates", min(running.devices() - {"b"}))
+        running.recovers()
+        running.succeeds()
+        found = running.events(EvaluationDone)
+        assert [done.step for done in found] == list(range(1, 31))
+        alone = run_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=30), 0, SoloExchange())
+        for done, expected in zip(found, alone.evaluations, strict=True):
+            assert done.loss == pytest.approx(expected.loss, rel=1e-4)
 
 
 def test_a_node_that_vanishes_in_the_middle_of_the_recovery_from_another(cluster: ProcessCluster, text: str) -> None:

@@ -2,7 +2,8 @@
 
 Owns reading bytes from files and the order of samples. Sample numbers count through the whole training: step s takes
 [(s - 1) * global_batch, s * global_batch). Each pass over the data is a permutation of its sequences that is computed
-number by number, never stored. Neither plan, rank nor machine has a part in it.
+number by number, never stored. Neither plan, rank nor machine has a part in it. What is held out for evaluations is the
+same random choice of sequences in every pass, and of as many, in every run with that seed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import torch
 from torch import Tensor
 
 from shoal_planner.errors import InvalidField
-from shoal_planner.job import DataSpec
+from shoal_planner.job import DataSpec, JobSpec
 
 # Folders of the standard library's folder that differ between machines, or that many machines lack.
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests"})
 _ROUNDS = 4
 _MASK = (1 << 64) - 1
+_SPLIT = -1  # in the place of a pass: the order of sequences of which the first are held out
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,18 @@ def _scramble(mixed: int) -> int:
 
 
 class Samples:
-    """Sequences of seq_len tokens and the token after them: sequence j begins at byte j * seq_len of the whole text."""
+    """Sequences of seq_len tokens and the token after them: sequence j begins at byte j * seq_len of the whole text.
+    Those that are `held_out` are never read; or, with `evaluation`, they alone are, in one order for ever."""
 
-    def __init__(self, texts: Sequence[Tensor], seq_len: int, seed: int) -> None:
+    def __init__(
+        self, texts: Sequence[Tensor], seq_len: int, seed: int, *, held_out: int = 0, evaluation: bool = False
+    ) -> None:
         self._texts = texts  # uint8, none of them empty
         self._starts = tuple(accumulate((len(text) for text in texts), initial=0))
         self._seq_len = seq_len
         self._seed = seed
+        self._held_out = held_out
+        self._evaluation = evaluation
 
     @property
     def num_sequences(self) -> int:
@@ -92,8 +99,16 @@ class Samples:
         return torch.stack([self._sequence(self._place(number)) for number in numbers]).long()
 
     def _place(self, number: int) -> int:
-        turn, within = divmod(number, self.num_sequences)
-        return Permutation(self.num_sequences, _mix(self._seed, turn))(within)
+        if self._evaluation:
+            assert number < self._held_out, number
+            return self._split(number)
+        num_read = self.num_sequences - self._held_out
+        turn, within = divmod(number, num_read)
+        place = Permutation(num_read, _mix(self._seed, turn))(within)
+        return self._split(self._held_out + place) if self._held_out else place
+
+    def _split(self, number: int) -> int:
+        return Permutation(self.num_sequences, _mix(self._seed, _SPLIT))(number)
 
     def _sequence(self, place: int) -> Tensor:
         first = place * self._seq_len
@@ -111,16 +126,36 @@ class Samples:
 
 def open_samples(data: DataSpec, seq_len: int, seed: int) -> Samples:
     """Maps the text of `data`. Raises InvalidField("data.uri") if there is none to read, or too little."""
+    return Samples(_open("data.uri", data.uri, seq_len, 1), seq_len, seed)
+
+
+def training_samples(job: JobSpec) -> Samples:
+    """Raises InvalidField as `open_samples` does."""
+    seq_len, held_out = job.train.seq_len, job.held_out_sequences
+    return Samples(_open("data.uri", job.data.uri, seq_len, held_out + 1), seq_len, job.train.seed, held_out=held_out)
+
+
+def evaluation_samples(job: JobSpec) -> Samples | None:
+    """None where the job evaluates nothing. Raises InvalidField("data.eval_uri"), or "data.uri" where that is read."""
+    if not job.eval_sequences:
+        return None
+    seq_len, num = job.train.seq_len, job.eval_sequences
+    if job.data.eval_uri is None:
+        texts = _open("data.uri", job.data.uri, seq_len, num + 1)
+    else:
+        texts = _open("data.eval_uri", job.data.eval_uri, seq_len, num)
+    return Samples(texts, seq_len, job.train.seed, held_out=num, evaluation=True)
+
+
+def _open(field: str, uri: str, seq_len: int, num_sequences: int) -> list[Tensor]:
     try:
-        texts = [_map_text(path) for path in _paths(data.uri) if path.stat().st_size]
+        texts = [_map_text(path) for path in _paths(field, uri) if path.stat().st_size]
     except (OSError, RuntimeError) as error:  # torch says RuntimeError for what it cannot map
-        raise InvalidField("data.uri", data.uri, f"cannot be read: {error}") from error
-    samples = Samples(texts, seq_len, seed)
-    if not samples.num_sequences:
-        raise InvalidField(
-            "data.uri", data.uri, f"has too little text for one sequence of {seq_len} tokens and the next"
-        )
-    return samples
+        raise InvalidField(field, uri, f"cannot be read: {error}") from error
+    if sum(map(len, texts)) < num_sequences * seq_len + 1:
+        wanted = "one sequence" if num_sequences == 1 else f"{num_sequences} sequences"
+        raise InvalidField(field, uri, f"has too little text for {wanted} of {seq_len} tokens and the next")
+    return texts
 
 
 def _map_text(path: Path) -> Tensor:
@@ -128,16 +163,16 @@ def _map_text(path: Path) -> Tensor:
     return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
 
 
-def _paths(uri: str) -> list[Path]:
+def _paths(field: str, uri: str) -> list[Path]:
     """In an order that is the same on every machine: by relative path."""
     parts = urlsplit(uri)
     if parts.scheme == "stdlib":
         return _walk(Path(sysconfig.get_path("stdlib")), suffix=".py", left_out=_LEFT_OUT)
     root = Path(unquote(parts.path))
     if parts.netloc not in ("", "localhost") or not root.is_absolute():
-        raise InvalidField("data.uri", uri, "must name a place on every node: file:///absolute/path")
+        raise InvalidField(field, uri, "must name a place on every node: file:///absolute/path")
     if not root.exists():
-        raise InvalidField("data.uri", uri, "does not exist")
+        raise InvalidField(field, uri, "does not exist")
     return _walk(root, suffix="", left_out=frozenset()) if root.is_dir() else [root]
 
 

@@ -41,6 +41,7 @@ from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
 from shoal_workers.diagnosis import FirstFault, told
 from shoal_workers.errors import StepRefused
+from shoal_workers.evaluation import Evaluation, EvaluationReport
 from shoal_workers.exchange import Exchange
 from shoal_workers.forward_only import ForwardOnly
 from shoal_workers.live import LiveState
@@ -116,7 +117,8 @@ Outcome = Finished | Stopped
 class Engine:
     """One rank of one epoch. `live` is whole (it has a tag) and belongs to `rank` of `shards`, the map of `plan`.
 
-    `clock` counts seconds, from anywhere. Raises InvalidField for a job or plan that asks for what it does not run.
+    `clock` counts seconds, from anywhere; `held_out` is what evaluations are on. Raises InvalidField for a job or plan
+    that asks for what it does not run.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Engine:
         snapshots: SnapshotSink,
         memory: DeviceMemory,
         clock: Callable[[], float],
+        held_out: Samples | None = None,
     ) -> None:
         check_job_runs(job)
         check_plan_runs(plan)
@@ -152,17 +155,26 @@ class Engine:
         )
         self._sharing = Sharing(shards, job.model, rank, live, exchange, Courier(exchange, memory))
         self._optimizer = OwnedAdamW(job.train, live)
+        counts = self._place.tp_rank == 0
+        self._evaluation = Evaluation(job.train, held_out, self._forward_only, exchange, counts=counts, clock=clock)
+        self._evaluated: Callable[[EvaluationReport], None] | None = None
         self._compute_s = 0.0
         self._num_skipped = 0  # in a row
         self._verdict: Verdict | None = None  # of the step under way
 
     def run(
-        self, *, until_step: int, report: Callable[[StepReport], None], stop_after: Callable[[], int | None]
+        self,
+        *,
+        until_step: int,
+        report: Callable[[StepReport], None],
+        stop_after: Callable[[], int | None],
+        evaluated: Callable[[EvaluationReport], None] | None = None,
     ) -> Outcome:
         """Steps from the one after the live state's to `until_step`, or to the earliest step that `stop_after` names on
         any rank (asked once per step). Raises EpochAbandoned, PeerLost, OutOfDeviceMemory, StepRefused.
         """
         assert self._live.tag is not None, "the live state is torn"
+        self._evaluated = evaluated
         try:
             with deterministic(self._job.train.deterministic):
                 return self._run(self._live.tag, until_step, report, stop_after)
@@ -179,16 +191,27 @@ class Engine:
                 self._protect(step)
                 return Stopped(step=step)
         self._protect(step)
+        self._evaluate(step)
         return Finished(step=step)
 
     def _protect(self, step: int) -> None:
         self._snapshots.begin(step, self._live)
         self._snapshots.wait_safe(step)
 
+    def _evaluate(self, step: int) -> float:
+        """If it is due. The seconds that it took."""
+        found = self._evaluation.after(step)
+        if found is None:
+            return 0.0
+        if self._evaluated is not None:
+            self._evaluated(found)
+        return found.duration_s
+
     def _run_step(self, step: int, report: Callable[[StepReport], None], stop_after: Callable[[], int | None]) -> float:
-        """The earliest step after which anyone is to stop."""
+        """The earliest step after which anyone is to stop. The step before is evaluated while its state is copied."""
         began_s, self._compute_s = self._clock(), 0.0
         self._snapshots.begin(step - 1, self._live)
+        began_s += self._evaluate(step - 1)
         verdict, skipped = self._try(step, stop_after)
         report(
             StepReport(

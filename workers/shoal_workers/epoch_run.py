@@ -20,13 +20,15 @@ from shoal_planner.features import check_plan_runs
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, parse_plan
 from shoal_recovery.errors import StoreError
+from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import ShardMap
 from shoal_recovery.store import open_store
 from shoal_workers import messages as m
-from shoal_workers.data import open_samples
+from shoal_workers.data import evaluation_samples, training_samples
 from shoal_workers.engine import Engine, Finished, StepReport
 from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
+from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Fetcher, FetchFailed, Sources
 from shoal_workers.live import LiveState
@@ -165,12 +167,18 @@ class EpochRun:
             shards=shards,
             live=live,
             exchange=exchange,
-            samples=open_samples(job.data, job.train.seq_len, job.train.seed),
+            samples=training_samples(job),
+            held_out=evaluation_samples(job),
             snapshots=snapshots,
             memory=self._memory,
             clock=time.monotonic,
         )
-        outcome = engine.run(until_step=job.train.steps, report=self._report, stop_after=lambda: self._stop_step)
+        outcome = engine.run(
+            until_step=job.train.steps,
+            report=self._report,
+            stop_after=lambda: self._stop_step,
+            evaluated=self._report_evaluation,
+        )
         self._say(m.Left(epoch=self.epoch, step=outcome.step, finished=isinstance(outcome, Finished)))
 
     def _bring_state(self, job: JobSpec, live: LiveState) -> dict[str, int]:
@@ -246,6 +254,17 @@ class EpochRun:
         if self._abandoned.is_set():
             close()
             raise EpochAbandoned(f"epoch {self.epoch} was abandoned before it began")
+
+    def _report_evaluation(self, report: EvaluationReport) -> None:
+        self._say(
+            EvaluationDone(
+                epoch=self.epoch,
+                step=report.step,
+                loss=report.loss,
+                tokens=report.tokens,
+                duration_s=report.duration_s,
+            )
+        )
 
     def _report(self, report: StepReport) -> None:
         if report.step == self._order.step + 1:

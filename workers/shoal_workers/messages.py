@@ -1,7 +1,7 @@
 """What agents, ranks and supervisors say to each other: one frozen dataclass per message, and its wire form.
 
-Fields are plain JSON values; layouts, snapshots and transfers travel as the compact rows of `rows.py`. An unknown kind
-or field raises ProtocolError.
+Fields are plain JSON values; layouts, snapshots and transfers travel as the compact rows of `rows.py`. Of evaluations
+ranks speak in the journal's words. An unknown kind or field raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from shoal_recovery.journal import EvaluationDone
 from shoal_workers.rows import Row
 
 M = TypeVar("M")
@@ -369,7 +370,7 @@ _KINDS: dict[str, type[Any]] = {
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
         *(Probe, Probed, ProbeLink, LinkProbed),
-        *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, Left, Trouble, Measured),
+        *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, EvaluationDone, Left, Trouble, Measured),
         *(Halt, Assign, StopAfter, Measure),
     )
 }

@@ -16,6 +16,7 @@ import structlog
 import torch
 
 from shoal_planner.job import parse_job
+from shoal_recovery.journal import EvaluationDone
 from shoal_workers import messages as m
 from shoal_workers.epoch_run import EpochRun, WholeState
 from shoal_workers.settings import WorkerSettings
@@ -38,7 +39,7 @@ class Rank:
         self._epoch = 0
         self._run: EpochRun | None = None
         self._whole: WholeState | None = None
-        self._reports: deque[m.Stepped] = deque(maxlen=_KEPT_REPORTS)
+        self._reports: deque[m.Stepped | EvaluationDone] = deque(maxlen=_KEPT_REPORTS)
         self._endings: deque[m.Left | m.Trouble] = deque(maxlen=1)
         self._outboxes: list[queue.SimpleQueue[Any]] = []
         self._lock = threading.RLock()
@@ -58,7 +59,8 @@ class Rank:
             stepping = self._run is not None and self._run.alive
             outbox.put(m.Hello(pid=os.getpid(), epoch=self._epoch, stepping=stepping))
             for report in self._reports:
-                if report.step > watch.after_step:
+                # An evaluation of that step comes after its report, so it may have been missed.
+                if report.step + isinstance(report, EvaluationDone) > watch.after_step:
                     outbox.put(report)
             for ending in self._endings:
                 outbox.put(ending)
@@ -159,7 +161,7 @@ class Rank:
 
     def _say(self, message: Any) -> None:
         with self._lock:
-            if isinstance(message, m.Stepped):
+            if isinstance(message, m.Stepped | EvaluationDone):
                 self._reports.append(message)
             if isinstance(message, m.Left | m.Trouble):
                 self._endings.append(message)

@@ -16,6 +16,7 @@ from shoal_recovery.journal import (
     TRANSITIONS,
     CheckpointCommitted,
     Entry,
+    EvaluationDone,
     Event,
     FiguresMeasured,
     JobState,
@@ -43,6 +44,7 @@ class JobRecord:
         self.starts: dict[int, int] = {}
         self.last_steps: dict[int, int] = {}
         self.checkpoints: set[int] = set()
+        self.evaluated_steps: set[int] = set()
         self.present: set[str] = set()
         self.profile = Profile()
         self.checked_epochs: set[int] = set()
@@ -105,6 +107,8 @@ class JobRecord:
                 lost = self._there.pop(event.node, None)
                 if lost is not None:
                     self._sightings.append(Sighting(at_s=self._newest_s, node=lost, there=False))
+            case EvaluationDone():
+                self.evaluated_steps.add(event.step)
             case CheckpointCommitted():
                 self.checkpoints.add(event.step)
             case FiguresMeasured():

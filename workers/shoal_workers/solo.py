@@ -19,8 +19,9 @@ from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Kind, ShardKey
-from shoal_workers.data import open_samples
+from shoal_workers.data import evaluation_samples, training_samples
 from shoal_workers.engine import Engine, NoSnapshots, Outcome, SnapshotSink, StepReport
+from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, SoloExchange
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
@@ -43,6 +44,7 @@ class RankRun:
 
     outcome: Outcome
     reports: tuple[StepReport, ...]
+    evaluations: tuple[EvaluationReport, ...]
     peak_bytes: int
     breakdown: Mapping[str, int]
     owned: Mapping[ShardKey, Array]
@@ -74,10 +76,13 @@ class BuiltRank:
     live: LiveState
     memory: DeviceMemory
 
-    def finish(self, outcome: Outcome, reports: Iterable[StepReport]) -> RankRun:
+    def finish(
+        self, outcome: Outcome, reports: Iterable[StepReport], evaluations: Iterable[EvaluationReport] = ()
+    ) -> RankRun:
         return RankRun(
             outcome=outcome,
             reports=tuple(reports),
+            evaluations=tuple(evaluations),
             peak_bytes=self.memory.peak_bytes,
             breakdown=self.memory.breakdown,
             owned=_copy(self.live, self.live.owned_keys()),
@@ -99,8 +104,8 @@ def build_rank(
         live.initialise(job.train.seed)
     else:
         _load(live, request.start)
-    samples = open_samples(job.data, job.train.seq_len, job.train.seed)
-    engine = Engine(job, plan, rank, shards, live, exchange, samples, snapshots, memory, time.perf_counter)
+    samples, held_out = training_samples(job), evaluation_samples(job)
+    engine = Engine(job, plan, rank, shards, live, exchange, samples, snapshots, memory, time.perf_counter, held_out)
     return BuiltRank(engine=engine, live=live, memory=memory)
 
 
@@ -108,8 +113,14 @@ def run_rank(request: RunRequest, rank: int, exchange: Exchange) -> RankRun:
     built = build_rank(request, rank, exchange)
     reports: list[StepReport] = []
     stop = (request.stop_after or {}).get(rank)
-    outcome = built.engine.run(until_step=request.until_step, report=reports.append, stop_after=lambda: stop)
-    return built.finish(outcome, reports)
+    evaluations: list[EvaluationReport] = []
+    outcome = built.engine.run(
+        until_step=request.until_step,
+        report=reports.append,
+        stop_after=lambda: stop,
+        evaluated=evaluations.append,
+    )
+    return built.finish(outcome, reports, evaluations)
 
 
 def solo_plan(job: JobSpec) -> Plan:

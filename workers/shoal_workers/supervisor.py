@@ -16,7 +16,7 @@ import structlog
 
 from shoal_planner.job import JobSpec
 from shoal_recovery.decide import ChangePlan, Drain, End, Keep, Member, Observation, Rules, Wait, decide
-from shoal_recovery.journal import TERMINAL, Entry, JobState, NodeJoined, StepDone, StepSkipped
+from shoal_recovery.journal import TERMINAL, Entry, EvaluationDone, JobState, NodeJoined, StepDone, StepSkipped
 from shoal_workers import messages as m
 from shoal_workers.change import Interrupted
 from shoal_workers.changer import Changer
@@ -232,6 +232,8 @@ class Supervisor:
                 pass  # that it was said is all: the contact knows when
             case m.Stepped():
                 self._stepped(message)
+            case EvaluationDone():
+                self._evaluated(message)
             case m.Uploaded():
                 self._commits.uploaded(message)
             case m.Hello():
@@ -277,6 +279,13 @@ class Supervisor:
             self._record.append(checked)
         self._commits.safe(message.step - 1)  # every rank voted, so every rank knew the step before to be safe
         self._changer.stepped(message.epoch)
+
+    def _evaluated(self, message: EvaluationDone) -> None:
+        """All ranks say the same, and those of an epoch that begins there say it again: the first word counts."""
+        epoch = self._changer.epoch
+        if epoch is None or message.epoch != epoch.number or message.step in self._record.evaluated_steps:
+            return
+        self._record.append(message)
 
     # --- observing ---
 

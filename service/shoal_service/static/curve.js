@@ -1,4 +1,5 @@
-// Draws the loss curve of a job: the branch that counts, rolled-back points pale, a vertical line at each change of plan.
+// Draws the loss curve of a job: the branch that counts, rolled-back points pale, evaluations, a vertical line at each
+// change of plan.
 const box = document.getElementById("curve");
 const table = document.querySelector("#curve-table tbody");
 const details = document.getElementById("curve-details");
@@ -9,15 +10,18 @@ let metrics = null;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// uPlot wants one ascending x for all series, so both branches share the union of their steps.
-function columns({ points, rolled_back: undone }) {
-  const steps = [...new Set([...points, ...undone].map((point) => point.step))].sort((a, b) => a - b);
+// uPlot wants one ascending x for all series, so all of them share the union of their steps.
+function columns({ points, rolled_back: undone, evaluations }) {
+  const all = [...points, ...undone, ...evaluations];
+  const steps = [...new Set(all.map((point) => point.step))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, index) => [step, index]));
   const live = Array(steps.length).fill(null);
   const pale = Array(steps.length).fill(null);
+  const evaluated = Array(steps.length).fill(null);
   for (const point of points) live[place.get(point.step)] = point.loss;
   for (const point of undone) pale[place.get(point.step)] = point.loss;
-  return [steps, pale, live];
+  for (const point of evaluations) evaluated[place.get(point.step)] = point.loss;
+  return [steps, pale, live, evaluated];
 }
 
 function drawMarkers(chart) {
@@ -54,6 +58,10 @@ function build(data) {
         { label: "step" },
         { label: "rolled back", stroke: colour("--undone"), width: 2, points: { show: true, size: 9 }, value: shown },
         { label: "loss", stroke: colour("--loss"), width: 2, spanGaps: true, value: shown },
+        {
+          label: "evaluation", stroke: colour("--evaluation"), width: 2, spanGaps: true, value: shown,
+          points: { show: true, size: 6 },
+        },
       ],
       hooks: { draw: [drawMarkers] },
     },
@@ -68,12 +76,14 @@ function fillTable() {
     ...metrics.points.map((point) => ({ ...point, counts: "yes" })),
     ...metrics.rolled_back.map((point) => ({ ...point, counts: "rolled back" })),
   ].sort((a, b) => b.step - a.step || b.epoch - a.epoch);
+  const evaluations = new Map(metrics.evaluations.map((found) => [found.step, found.loss]));
   table.replaceChildren(
     ...rows.map((point) => {
       const row = document.createElement("tr");
       const speed = point.tokens_per_s == null ? "-" : Math.round(point.tokens_per_s).toLocaleString("en");
       const loss = (point.loss == null ? "not a number" : point.loss.toFixed(4)) + (point.skipped ? ", skipped" : "");
-      [point.step, point.epoch, loss, speed].forEach((value) => {
+      const evaluated = evaluations.get(point.step)?.toFixed(4) ?? "";
+      [point.step, point.epoch, loss, evaluated, speed].forEach((value) => {
         const cell = row.insertCell();
         cell.className = "num";
         cell.textContent = value;
@@ -92,6 +102,7 @@ async function load() {
   if (plot) plot.setData(data);
   else build(data);
   box.dataset.points = metrics.num_points;
+  box.dataset.evaluations = metrics.evaluations.length;
   box.dataset.markers = metrics.markers.length;
   fillTable();
 }

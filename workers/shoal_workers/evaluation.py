@@ -1,0 +1,69 @@
+"""Evaluations: the loss over the same held-out samples again and again, the same under any plan.
+
+Owns when they are due and what they report. All ranks take part, with the weights of a done step, between two steps; so
+an epoch that begins at a step after which one is due has it again, since nobody knows whether it was told before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal_planner.job import TrainSpec
+from shoal_workers.data import Samples
+from shoal_workers.exchange import Exchange
+from shoal_workers.forward_only import ForwardOnly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """`loss` is the mean over `tokens` tokens with the weights of `step`, the same on every rank."""
+
+    step: int
+    loss: float
+    tokens: int
+    duration_s: float
+
+
+class Evaluation:
+    """Of one rank. `samples` None: the job evaluates nothing. `counts`: whether the loss that this rank finds is
+    counted, for the ranks of a replica all have it."""
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        samples: Samples | None,
+        forward_only: ForwardOnly,
+        exchange: Exchange,
+        *,
+        counts: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._train = train
+        self._samples = samples
+        self._forward_only = forward_only
+        self._exchange = exchange
+        self._counts = counts
+        self._clock = clock
+
+    def after(self, step: int) -> EvaluationReport | None:
+        """None unless one is due. Raises EpochAbandoned, PeerLost, OutOfDeviceMemory."""
+        if self._samples is None or not self._train.evaluates_after(step):
+            return None
+        began_s = self._clock()
+        batches = range(1, self._train.eval_batches + 1)
+        found = sum(self._forward_only.run(batch, self._samples, _ignore) for batch in batches)
+        losses = self._exchange.all_gather(torch.tensor([found if self._counts else 0.0], dtype=torch.float64))
+        return EvaluationReport(
+            step=step,
+            loss=float(losses.sum()) / len(batches),
+            tokens=len(batches) * self._train.tokens_per_step,
+            duration_s=self._clock() - began_s,
+        )
+
+
+def _ignore(unit: int, out: Tensor) -> None:
+    pass
