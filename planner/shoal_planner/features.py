@@ -5,12 +5,11 @@ Owns the list of differences, and the words in which jobs and plans are refused 
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from shoal_planner.algorithms import DIRECT
 from shoal_planner.errors import InvalidField
-from shoal_planner.job import JobSpec, Schedule
+from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan, Replica, Stage
 
 _NOT_YET = "is planned and scored, but not run by the engine of this version"
@@ -21,7 +20,7 @@ class Features:
     """`offload`: optimizer state in host memory. `idle_holders`: devices that run no samples and only hold state.
     `whole_optimizer`: optimizer state that is not split (sharding none). `sharded`: weights and gradients that are
     split within a step. `plain_mlp`: models whose MLP is not gated. `collectives`: algorithms other than the direct
-    exchange. `schedules`: in which stages may take turns."""
+    exchange."""
 
     offload: bool
     idle_holders: bool
@@ -29,14 +28,6 @@ class Features:
     sharded: bool
     plain_mlp: bool
     collectives: bool
-    schedules: tuple[Schedule, ...]
-
-    def planning_job(self, job: JobSpec) -> JobSpec:
-        """The job as a search is to read it, so that no plan asks for more than this."""
-        train = job.train
-        if train.schedule == "auto" and self.schedules == ("1f1b",):
-            train = dataclasses.replace(train, schedule="1f1b")
-        return job if train == job.train else dataclasses.replace(job, train=train)
 
 
 ALL = Features(
@@ -46,7 +37,6 @@ ALL = Features(
     sharded=True,
     plain_mlp=True,
     collectives=True,
-    schedules=("1f1b", "interleaved", "zero_bubble"),
 )
 ENGINE = Features(
     offload=False,
@@ -55,7 +45,6 @@ ENGINE = Features(
     sharded=False,
     plain_mlp=False,
     collectives=False,
-    schedules=("1f1b",),
 )
 
 
@@ -65,15 +54,10 @@ def check_job_runs(job: JobSpec, features: Features = ENGINE) -> None:
         raise InvalidField("train.sharding", "none", f"{_NOT_YET}; leave it out or say 'auto'")
     if not job.model.gated_mlp and not features.plain_mlp:
         raise InvalidField("model.gated_mlp", False, f"{_NOT_YET}; leave it out or say true")
-    wanted = job.train.schedule
-    if wanted != "auto" and wanted not in features.schedules:
-        raise InvalidField("train.schedule", wanted, f"{_NOT_YET}; leave it out or say '1f1b'")
 
 
 def check_plan_runs(plan: Plan, features: Features = ENGINE) -> None:
     """Raises InvalidField, naming the first field of the plan that goes beyond these features."""
-    if plan.schedule not in features.schedules:
-        raise InvalidField("schedule", plan.schedule, _NOT_YET)
     if plan.sharding.optimizer == "none" and not features.whole_optimizer:
         raise InvalidField("sharding.optimizer", "none", _NOT_YET)
     for name in ("weights", "gradients"):

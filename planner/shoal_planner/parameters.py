@@ -91,10 +91,15 @@ def num_parameters(model: ModelSpec) -> int:
 
 def stage_units(plan: Plan, pipeline: int, stage: int) -> tuple[int, ...]:
     """The units that the ranks of this stage hold, ascending."""
+    return tuple(unit for units in chunk_units(plan, pipeline, stage) for unit in units)
+
+
+def chunk_units(plan: Plan, pipeline: int, stage: int) -> tuple[tuple[int, ...], ...]:
+    """The same, by chunk."""
     stages = plan.pipelines[pipeline].stages
-    units = [block + 1 for first, last in stages[stage].layers for block in range(first, last)]
+    chunks = [[block + 1 for block in range(first, last)] for first, last in stages[stage].layers]
     if stage == 0:
-        units.insert(0, 0)
+        chunks[0].insert(0, 0)
     if stage == len(stages) - 1:
-        units.append(plan.num_layers + 1)
-    return tuple(units)
+        chunks[-1].append(plan.num_layers + 1)
+    return tuple(map(tuple, chunks))

@@ -84,7 +84,7 @@ def plan(
     """
     started_s = clock()
     check_job_runs(job, features)
-    costs = CostModel(features.planning_job(job), snapshot, profile or Profile())
+    costs = CostModel(job, snapshot, profile or Profile())
     for node in snapshot.nodes:
         costs.device(node.id)
 

@@ -16,7 +16,7 @@ import torch
 
 from shoal_planner.features import check_job_runs, check_plan_runs
 from shoal_planner.job import JobSpec
-from shoal_planner.parameters import stage_units
+from shoal_planner.parameters import chunk_units
 from shoal_planner.plan import Plan
 from shoal_planner.programs import (
     Backward,
@@ -151,7 +151,7 @@ class Engine:
         self._stage = self._build_stage(plan)
         self._samples = samples
         self._forward_only = ForwardOnly(
-            self._stage.segments, self._feed, self._stage.shape, self._program, exchange, memory
+            self._stage.chunks, self._feed, self._stage.shape, self._program, exchange, memory
         )
         self._sharing = Sharing(shards, job.model, rank, live, exchange, Courier(exchange, memory))
         self._optimizer = OwnedAdamW(job.train, live)
@@ -275,8 +275,10 @@ class Engine:
         match instruction:
             case Forward():
                 self._timed(lambda: self._stage.forward(instruction))
-            case Backward():
+            case Backward() | InputGradient():
                 self._timed(lambda: self._stage.backward(instruction))
+            case WeightGradient():
+                self._timed(lambda: self._stage.weight_gradients(instruction))
             case ReceiveActivation() | ReceiveGradient():
                 self._stage.receive(instruction)
             case SendActivation() | SendGradient():
@@ -290,8 +292,6 @@ class Engine:
                 self._sharing.gather(instruction.unit)
             case Vote():
                 raise AssertionError("a vote is not executed, it is asked")
-            case InputGradient() | WeightGradient():
-                raise AssertionError(f"{instruction}: plans with split backwards are refused before they run")
             case _:
                 assert_never(instruction)
 
@@ -335,7 +335,7 @@ class Engine:
             return ()
         ranges: list[tuple[int, int]] = []
         for instruction in self._program:
-            if isinstance(instruction, Forward):
+            if isinstance(instruction, Forward) and instruction.chunk == 0:
                 numbers = self._feed.numbers(step, instruction.micro_batch)
                 if ranges and ranges[-1][1] == numbers.start:
                     ranges[-1] = (ranges[-1][0], numbers.stop)
@@ -346,9 +346,12 @@ class Engine:
     def _build_stage(self, plan: Plan) -> StageRun:
         job, place, live = self._job, self._place, self._live
         group = TensorGroup(rank=place.tp_rank, size=place.tp, reducer=self._exchange)
-        builder = Builder(job.model, live.parameter, group, job.train.seq_len, live.device)
+        split = plan.schedule == "zero_bubble"
+        builder = Builder(job.model, live.parameter, group, job.train.seq_len, live.device, split=split)
         stage = plan.pipelines[place.pipeline].stages[place.stage]
-        numbers = stage_units(plan, place.pipeline, place.stage)
-        units = [builder.unit(number, stage.recompute_of(number - 1)) for number in numbers]
+        chunks = [
+            [builder.unit(number, stage.recompute_of(number - 1)) for number in numbers]
+            for numbers in chunk_units(plan, place.pipeline, place.stage)
+        ]
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, device=live.device)
-        return StageRun(units, self._feed, shape, self._program, self._exchange, self._memory)
+        return StageRun(chunks, self._feed, shape, self._program, self._exchange, self._memory)

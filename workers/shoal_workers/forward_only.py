@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from shoal_workers.data import Samples
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.segments import Segments
-from shoal_workers.stage import PIPELINE, Feed, Shape
-from shoal_workers.tags import Purpose, tag
+from shoal_workers.stage import PIPELINE, Feed, Shape, message_tag
 
 _AHEAD = 2  # receives that are posted, and outputs that are not yet taken
 
@@ -32,14 +31,14 @@ class ForwardOnly:
 
     def __init__(
         self,
-        segments: Segments,
+        chunks: Sequence[Segments],
         feed: Feed,
         shape: Shape,
         program: Program,
         exchange: Exchange,
         memory: DeviceMemory,
     ) -> None:
-        self._segments = segments
+        self._chunks = chunks
         self._feed = feed
         self._shape = shape
         self._exchange = exchange
@@ -52,9 +51,9 @@ class ForwardOnly:
 
     def _begin(self) -> None:
         receives = (item for item in self._program if isinstance(item, ReceiveActivation))
-        self._unposted = deque(tuple(group) for _, group in itertools.groupby(receives, lambda item: item.micro_batch))
+        self._unposted = deque(tuple(group) for _, group in itertools.groupby(receives, _key))
         self._pending: dict[ReceiveActivation, Pending] = {}
-        self._inputs: dict[int, Tensor] = {}
+        self._inputs: dict[tuple[int, int], Tensor] = {}
         self._outputs: deque[tuple[Tensor, list[Pending]]] = deque()
 
     def run(self, step: int, samples: Samples, seen: Seen) -> float:
@@ -81,15 +80,14 @@ class ForwardOnly:
             return
         items = self._unposted.popleft()
         self._charge()
-        buffer = self._inputs[items[0].micro_batch] = self._shape.buffer(self._num_rows)
+        buffer = self._inputs[_key(items[0])] = self._shape.buffer(self._num_rows)
         for item in items:
             part = buffer[item.first - self._feed.low : item.last - self._feed.low]
-            number = tag(Purpose.ACTIVATION, item.micro_batch)
-            self._pending[item] = self._exchange.irecv(part, item.peer, number)
+            self._pending[item] = self._exchange.irecv(part, item.peer, message_tag(item, len(self._chunks)))
 
     def _forward(self, numbers: range, item: Forward, samples: Samples, seen: Seen) -> Tensor:
         """What it adds to the loss."""
-        segments, tokens = self._segments, None
+        segments, tokens = self._chunks[item.chunk], None
         if segments.takes_tokens or segments.gives_loss:
             tokens = samples.read(numbers).to(self._shape.device)
         targets = tokens[:, 1:] if tokens is not None and segments.gives_loss else None
@@ -97,7 +95,7 @@ class ForwardOnly:
             assert tokens is not None
             out = segments.forward_only(tokens[:, :-1], targets, seen)
         else:
-            out = segments.forward_only(self._inputs.pop(item.micro_batch).to(self._shape.device), targets, seen)
+            out = segments.forward_only(self._inputs.pop(_key(item)).to(self._shape.device), targets, seen)
             self._release()
             self._post()
         if segments.gives_loss:
@@ -110,7 +108,7 @@ class ForwardOnly:
     def _send(self, item: SendActivation) -> None:
         out, sends = self._outputs[-1]
         part = out[item.first - self._feed.low : item.last - self._feed.low].cpu().contiguous()
-        sends.append(self._exchange.isend(part, item.peer, tag(Purpose.ACTIVATION, item.micro_batch)))
+        sends.append(self._exchange.isend(part, item.peer, message_tag(item, len(self._chunks))))
 
     def _settle(self, left: int) -> None:
         """Waits until no more outputs than these are still to be taken."""
@@ -124,3 +122,7 @@ class ForwardOnly:
 
     def _release(self) -> None:
         self._memory.release(PIPELINE, self._shape.num_bytes(self._num_rows))
+
+
+def _key(item: ReceiveActivation | Forward) -> tuple[int, int]:
+    return item.chunk, item.micro_batch

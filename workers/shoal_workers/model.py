@@ -20,6 +20,7 @@ from torch import Tensor
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.plan import Recompute
+from shoal_workers.products import AtOnce, Products, PutOff
 from shoal_workers.remaking import Making, Remaking, keeping
 from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, embed, enter, leave
 
@@ -54,10 +55,17 @@ class Embedding:
 
 class Block:
     """Attention and gated MLP, each behind a norm and around a residual. Norms and activation functions are made by
-    `make`, as they cost little and their results are large."""
+    `make`, as they cost little and their results are large; products with weights by `products`."""
 
     def __init__(
-        self, model: ModelSpec, layer: int, lookup: Lookup, group: TensorGroup, rotary: Rotary, make: Making
+        self,
+        model: ModelSpec,
+        layer: int,
+        lookup: Lookup,
+        group: TensorGroup,
+        rotary: Rotary,
+        make: Making,
+        products: Products,
     ) -> None:
         prefix = f"layers.{layer}"
         self._norm = partial(_norm, eps=model.norm_eps)
@@ -65,6 +73,7 @@ class Block:
         self._group = group
         self._rotary = rotary
         self._make = make
+        self._products = products
         self._attention_norm_H = lookup(f"{prefix}.attention_norm.weight")
         self._q = lookup(f"{prefix}.attention.q.weight")
         self._k = lookup(f"{prefix}.attention.k.weight")
@@ -88,17 +97,17 @@ class Block:
         v_BKSD = self._heads(x_BSH, self._v)
         grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
         mixed_BNSD = F.scaled_dot_product_attention(q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
-        return leave(mixed_BNSD.transpose(1, 2).flatten(2) @ self._o, self._group)
+        return leave(self._products.matmul(mixed_BNSD.transpose(1, 2).flatten(2), self._o), self._group)
 
     def _heads(self, x_BSH: Tensor, weight: Tensor) -> Tensor:
-        heads_BSC = F.linear(x_BSH, weight)
+        heads_BSC = self._products.linear(x_BSH, weight)
         return heads_BSC.view(*heads_BSC.shape[:2], -1, self._head_dim).transpose(1, 2)
 
     def _mlp(self, x_BSH: Tensor) -> Tensor:
         x_BSH = enter(x_BSH, self._group)
-        gate_BSF, up_BSF = F.linear(x_BSH, self._gate_FH), F.linear(x_BSH, self._up_FH)
+        gate_BSF, up_BSF = self._products.linear(x_BSH, self._gate_FH), self._products.linear(x_BSH, self._up_FH)
         with self._make(_gated, gate_BSF, up_BSF) as inner_BSF:
-            return leave(inner_BSF @ self._down_FH, self._group)
+            return leave(self._products.matmul(inner_BSF, self._down_FH), self._group)
 
 
 class Head:
@@ -120,13 +129,15 @@ class Head:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """One unit of the model as a rank runs it; the last one needs the targets too, and gives the summed loss. `lasting`
-    are the tensors that are there whether it runs or not: weights, tables. `remaking` if it recomputes selectively."""
+    are the tensors that are there whether it runs or not: weights, tables. `remaking` if it recomputes selectively,
+    `put_off` if gradients of its weights are."""
 
     number: int
     compute: Embedding | Block | Head
     lasting: tuple[Tensor, ...]
     recompute: Recompute
     remaking: Remaking | None
+    put_off: PutOff | None
 
     @property
     def takes_tokens(self) -> bool:
@@ -144,19 +155,30 @@ class Unit:
 
 
 class Builder:
-    """Builds the units that a rank runs. What is given holds for all of them."""
+    """Builds the units that a rank runs. What is given holds for all of them; with `split`, the backward of blocks is
+    in two parts, and the gradients of weights are the second."""
 
     def __init__(
-        self, model: ModelSpec, lookup: Lookup, group: TensorGroup, seq_len: int, device: torch.device
+        self,
+        model: ModelSpec,
+        lookup: Lookup,
+        group: TensorGroup,
+        seq_len: int,
+        device: torch.device,
+        *,
+        split: bool = False,
     ) -> None:
         self._model = model
         self._lookup = lookup
         self._group = group
         self._rotary = Rotary(model, seq_len, device)
+        self._split = split
 
     def unit(self, number: int, recompute: Recompute) -> Unit:
         lasting = [self._rotary.cos_SD, self._rotary.sin_SD]
+        is_block = 0 < number <= self._model.layers
         remaking = Remaking() if recompute == "selective" else None
+        put_off = PutOff() if self._split and is_block else None
 
         def lookup(fqn: str) -> Tensor:
             lasting.append(self._lookup(fqn))
@@ -165,11 +187,19 @@ class Builder:
         compute: Embedding | Block | Head
         if number == 0:
             compute = Embedding(self._model, lookup, self._group)
-        elif number <= self._model.layers:
-            compute = Block(self._model, number - 1, lookup, self._group, self._rotary, remaking or keeping)
+        elif is_block:
+            ways = (remaking or keeping, put_off or AtOnce())
+            compute = Block(self._model, number - 1, lookup, self._group, self._rotary, *ways)
         else:
             compute = Head(self._model, lookup, self._group)
-        return Unit(number=number, compute=compute, lasting=tuple(lasting), recompute=recompute, remaking=remaking)
+        return Unit(
+            number=number,
+            compute=compute,
+            lasting=tuple(lasting),
+            recompute=recompute,
+            remaking=remaking,
+            put_off=put_off,
+        )
 
 
 def _norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:

@@ -2,9 +2,10 @@
 
 Owns what is kept of a unit between its forward and its backward, and its charge. Between two units activations are
 detached, which copies nothing. So there is plain code before and after each unit in both directions: a unit's weights
-are needed in `_forward` and in `_backward` and nowhere else, and when the latter returns for the last micro-batch of a
-step, its gradients are complete. A unit that is recomputed in full keeps its input alone, and its graph is made in
-`_backward`. Does not own what travels between stages (`stage`).
+are needed in `_forward` and in `_backward` and nowhere else. When the latter returns for the last micro-batch of a
+step, its gradients are complete, but for those of weights that are put off: they are with `weight_gradients`. A unit
+that is recomputed in full keeps its input alone, and its graph is made in `_backward`. Does not own what travels
+between stages (`stage`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Unit
+from shoal_workers.products import WeightProduct
 from shoal_workers.remaking import Remaking
 
 ACTIVATIONS = "activations"
@@ -41,7 +43,9 @@ class Segments:
         self._num_tokens = num_tokens
         self._memory = memory
         self._kept_bytes: dict[int, int] = {}  # of one micro-batch, by unit; measured in its first forward
+        self._later_bytes: dict[int, int] = {}  # the same, for gradients of weights that are put off
         self._flights: dict[int, list[_Flight]] = {}
+        self._later: dict[int, list[tuple[int, tuple[WeightProduct, ...]]]] = {}  # with the number of their unit
 
     @property
     def takes_tokens(self) -> bool:
@@ -54,6 +58,7 @@ class Segments:
     def begin(self) -> None:
         """Before each step: forgets what a refused one left behind."""
         self._flights.clear()
+        self._later.clear()
 
     def forward(self, micro_batch: int, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
         """Activations, or this micro-batch's part of the loss; detached."""
@@ -68,10 +73,14 @@ class Segments:
 
     def backward(self, micro_batch: int, slope: Tensor | None) -> Tensor | None:
         """From the gradient of what left (none where that is the loss) to that of what entered (none where that is
-        tokens). Gradients of weights add up in the live state."""
+        tokens). Gradients of weights that are not put off add up in the live state."""
         flights = self._flights.pop(micro_batch)
         for unit in reversed(self._units):
             slope = self._backward(unit, flights.pop(), slope)
+            if unit.put_off is not None:
+                products = unit.put_off.take()
+                self._charge_later(unit, products)
+                self._later.setdefault(micro_batch, []).append((unit.number, products))
         return slope
 
     def forward_only(self, entering: Tensor, targets_BS: Tensor | None, seen: Callable[[int, Tensor], None]) -> Tensor:
@@ -81,6 +90,13 @@ class Segments:
                 entering = unit(entering, targets_BS)
                 seen(unit.number, entering)
         return entering / self._num_tokens if self.gives_loss else entering
+
+    def weight_gradients(self, micro_batch: int) -> None:
+        """What was put off in the backward of this micro-batch, in the same order."""
+        for number, products in self._later.pop(micro_batch, []):
+            for product in products:
+                product.add()
+            self._memory.release(ACTIVATIONS, self._later_bytes[number])
 
     def _forward(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
         if unit.recompute != "full":
@@ -112,6 +128,12 @@ class Segments:
         self._kept_bytes[unit.number] = sum(noted.values())
         self._memory.charge(ACTIVATIONS, self._kept_bytes[unit.number])
         return leaving
+
+    def _charge_later(self, unit: Unit, products: tuple[WeightProduct, ...]) -> None:
+        if unit.number not in self._later_bytes:
+            kept = [tensor.untyped_storage() for product in products for tensor in (product.left_TR, product.right_TC)]
+            self._later_bytes[unit.number] = sum({entry.data_ptr(): entry.nbytes() for entry in kept}.values())
+        self._memory.charge(ACTIVATIONS, self._later_bytes[unit.number])
 
     def _run(
         self, unit: Unit, entering: Tensor, targets_BS: Tensor | None, noted: dict[int, int] | None = None

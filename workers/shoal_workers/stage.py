@@ -20,11 +20,13 @@ from shoal_planner.plan import Plan, RankPlace
 from shoal_planner.programs import (
     Backward,
     Forward,
+    InputGradient,
     Program,
     ReceiveActivation,
     ReceiveGradient,
     SendActivation,
     SendGradient,
+    WeightGradient,
 )
 from shoal_workers.data import Samples
 from shoal_workers.exchange import Exchange, Pending
@@ -36,10 +38,11 @@ from shoal_workers.tags import Purpose, tag
 PIPELINE = "buffers between stages"
 
 _GRADIENTS_AHEAD = 2  # receives of gradients that are posted before they are needed
-_ALL = 2**62
 
 _Receive = ReceiveActivation | ReceiveGradient
+_Send = SendActivation | SendGradient
 _R = TypeVar("_R", ReceiveActivation, ReceiveGradient)
+_Key = tuple[int, int]  # chunk, micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,27 +95,26 @@ class Shape:
 
 
 class StageRun:
-    """Executes the instructions of one rank's program that concern its pipeline; `begin` before each step."""
+    """Executes the instructions of one rank's program that concern its pipeline; `begin` before each step. `chunks` are
+    the units of each chunk of its layers."""
 
     def __init__(
         self,
-        units: Sequence[Unit],
+        chunks: Sequence[Sequence[Unit]],
         feed: Feed,
         shape: Shape,
         program: Program,
         exchange: Exchange,
         memory: DeviceMemory,
     ) -> None:
-        self._takes_tokens = units[0].takes_tokens
-        self._gives_loss = units[-1].gives_loss
-        self.segments = Segments(units, feed.global_batch * shape.seq_len, memory)
+        self.chunks = tuple(Segments(units, feed.global_batch * shape.seq_len, memory) for units in chunks)
         self._feed = feed
         self.shape = shape
         self._exchange = exchange
         self._memory = memory
-        self._activations = _by_micro_batch(item for item in program if isinstance(item, ReceiveActivation))
-        self._gradients = _by_micro_batch(item for item in program if isinstance(item, ReceiveGradient))
-        self._in_flight = _most_in_flight(program)
+        self._activations = _by_key(item for item in program if isinstance(item, ReceiveActivation))
+        self._gradients = _by_key(item for item in program if isinstance(item, ReceiveGradient))
+        self._received = _most_received(program)
         self._num_rows = feed.high - feed.low
         self._reset(0)
 
@@ -124,19 +126,20 @@ class StageRun:
             ReceiveGradient: deque(self._gradients),
         }
         self._pending: dict[_Receive, Pending] = {}
-        self._inputs: dict[int, Tensor] = {}
-        self._slopes: dict[int, Tensor] = {}  # gradients of what leaves, by micro-batch
-        self._answers: dict[int, Tensor] = {}  # gradients of what entered
-        self.segments.begin()
-        self._leaving: dict[int, Tensor] = {}
-        self._sent_activations: dict[int, list[Pending]] = defaultdict(list)
-        self._sent_gradients: dict[int, list[Pending]] = defaultdict(list)
+        self._inputs: dict[_Key, Tensor] = {}
+        self._slopes: dict[_Key, Tensor] = {}  # gradients of what leaves
+        self._answers: dict[_Key, Tensor] = {}  # gradients of what entered, oldest first
+        self._leaving: dict[_Key, Tensor] = {}
+        self._sent_activations: dict[_Key, list[Pending]] = defaultdict(list)
+        self._sent_gradients: dict[_Key, list[Pending]] = defaultdict(list)
+        for segments in self.chunks:
+            segments.begin()
 
     def begin(self, step: int) -> None:
         """Posts the receives of as many micro-batches as can be in flight, and one more: a sender never finds nobody
         there, and buffers do not grow with the number of micro-batches."""
         self._reset(step)
-        for _ in range(self._in_flight + 1):
+        for _ in range(self._received + 1):
             self._post(ReceiveActivation)
         for _ in range(_GRADIENTS_AHEAD):
             self._post(ReceiveGradient)
@@ -146,56 +149,59 @@ class StageRun:
         if not self._unposted[kind]:
             return
         items = self._unposted[kind].popleft()
-        buffers, purpose = self._inputs, Purpose.ACTIVATION
-        if kind is ReceiveGradient:
-            buffers, purpose = self._slopes, Purpose.GRADIENT
+        buffers = self._slopes if kind is ReceiveGradient else self._inputs
         self._charge(1)
-        buffer = buffers[items[0].micro_batch] = self.shape.buffer(self._num_rows)
+        buffer = buffers[_key(items[0])] = self.shape.buffer(self._num_rows)
         for item in items:
             part = self._rows(buffer, item.first, item.last)
-            self._pending[item] = self._exchange.irecv(part, item.peer, tag(purpose, item.micro_batch))
+            self._pending[item] = self._exchange.irecv(part, item.peer, message_tag(item, len(self.chunks)))
 
     def receive(self, item: _Receive) -> None:
         self._pending.pop(item).wait()
 
     def forward(self, item: Forward) -> None:
-        leaving = self.segments.forward(item.micro_batch, *self._entering(item.micro_batch))
-        if self._gives_loss:
+        segments = self.chunks[item.chunk]
+        leaving = segments.forward(item.micro_batch, *self._entering(_key(item)))
+        if segments.gives_loss:
             self._loss += leaving.cpu()
         else:
             self._charge(1)
-            self._leaving[item.micro_batch] = leaving
+            self._leaving[_key(item)] = leaving
 
-    def backward(self, item: Backward) -> None:
-        """Gradients of this micro-batch add up in the live state."""
-        slope = None
-        if not self._gives_loss:
-            slope = self._slopes.pop(item.micro_batch).to(self.shape.device)
-        answer = self.segments.backward(item.micro_batch, slope)
-        if not self._gives_loss:
-            _wait(self._sent_activations.pop(item.micro_batch, []))  # long taken: its gradient came back
-            del self._leaving[item.micro_batch]
+    def backward(self, item: Backward | InputGradient) -> None:
+        """Gradients of this micro-batch, but for those that are put off, add up in the live state."""
+        key, segments = _key(item), self.chunks[item.chunk]
+        slope = None if segments.gives_loss else self._slopes.pop(key).to(self.shape.device)
+        answer = segments.backward(item.micro_batch, slope)
+        if not segments.gives_loss:
+            _wait(self._sent_activations.pop(key, []))  # long taken: its gradient came back
+            del self._leaving[key]
             self._release(2)
-        if not self._takes_tokens:
+            self._post(ReceiveGradient)
+        if not segments.takes_tokens:
             assert answer is not None
-            self._answers[item.micro_batch] = answer  # takes over the charge of what entered
-        self._post(ReceiveActivation)
-        self._post(ReceiveGradient)
+            self._answers[key] = answer  # takes over the charge of what entered
+            self._post(ReceiveActivation)
 
-    def send(self, item: SendActivation | SendGradient) -> None:
+    def weight_gradients(self, item: WeightGradient) -> None:
+        """Those that the micro-batch's backward has put off."""
+        self.chunks[item.chunk].weight_gradients(item.micro_batch)
+
+    def send(self, item: _Send) -> None:
         if isinstance(item, SendActivation):
-            whole, purpose, sent = self._leaving[item.micro_batch], Purpose.ACTIVATION, self._sent_activations
+            whole, sent = self._leaving[_key(item)], self._sent_activations
         else:
-            whole, purpose, sent = self._answers[item.micro_batch], Purpose.GRADIENT, self._sent_gradients
-            self._settle_gradients(item.micro_batch - self._in_flight)
+            whole, sent = self._answers[_key(item)], self._sent_gradients
+            self._settle_gradients(self._received + 1)
         part = self._rows(whole, item.first, item.last).cpu().contiguous()
-        sent[item.micro_batch].append(self._exchange.isend(part, item.peer, tag(purpose, item.micro_batch)))
+        sent[_key(item)].append(self._exchange.isend(part, item.peer, message_tag(item, len(self.chunks))))
 
-    def _settle_gradients(self, before: int) -> None:
-        """Gradients of earlier micro-batches than this one have been taken; their buffers go."""
-        for micro_batch in [number for number in self._answers if number < before]:
-            _wait(self._sent_gradients.pop(micro_batch, []))
-            del self._answers[micro_batch]
+    def _settle_gradients(self, left: int) -> None:
+        """Waits until all but the last so many gradients have been taken; their buffers go."""
+        while len(self._answers) > left:
+            key = next(iter(self._answers))
+            _wait(self._sent_gradients.pop(key, []))
+            del self._answers[key]
             self._release(1)
 
     def end(self) -> None:
@@ -203,22 +209,23 @@ class StageRun:
         for sent in self._sent_activations.values():
             _wait(sent)
         self._sent_activations.clear()
-        self._settle_gradients(_ALL)
+        self._settle_gradients(0)
 
     @property
     def loss(self) -> float:
         """This rank's part of the step's loss; zero where the head is elsewhere."""
         return float(self._loss)
 
-    def _entering(self, micro_batch: int) -> tuple[Tensor, Tensor | None]:
-        tokens = None
-        if self._takes_tokens or self._gives_loss:
+    def _entering(self, key: _Key) -> tuple[Tensor, Tensor | None]:
+        chunk, micro_batch = key
+        segments, tokens = self.chunks[chunk], None
+        if segments.takes_tokens or segments.gives_loss:
             tokens = self._feed.samples.read(self._feed.numbers(self._step, micro_batch)).to(self.shape.device)
-        targets = tokens[:, 1:] if tokens is not None and self._gives_loss else None
-        if self._takes_tokens:
+        targets = tokens[:, 1:] if tokens is not None and segments.gives_loss else None
+        if segments.takes_tokens:
             assert tokens is not None
             return tokens[:, :-1], targets
-        return self._inputs.pop(micro_batch).to(self.shape.device).requires_grad_(), targets
+        return self._inputs.pop(key).to(self.shape.device).requires_grad_(), targets
 
     def _rows(self, whole: Tensor, first: int, last: int) -> Tensor:
         """Rows of a micro-batch, of which this rank has [low, high)."""
@@ -231,20 +238,34 @@ class StageRun:
         self._memory.release(PIPELINE, num_buffers * self.shape.num_bytes(self._num_rows))
 
 
+def message_tag(item: _Receive | _Send, num_chunks: int) -> int:
+    """Made of the sender's chunk, which both ends know."""
+    receives = isinstance(item, ReceiveActivation | ReceiveGradient)
+    is_activation = isinstance(item, ReceiveActivation | SendActivation)
+    number = item.micro_batch * num_chunks + (item.peer_chunk if receives else item.chunk)
+    return tag(Purpose.ACTIVATION if is_activation else Purpose.GRADIENT, number)
+
+
 def _wait(sent: Iterable[Pending]) -> None:
     for pending in sent:
         pending.wait()
 
 
-def _by_micro_batch(items: Iterable[_R]) -> tuple[tuple[_R, ...], ...]:
-    """In the order of the program, which is that of micro-batches for each direction."""
-    return tuple(tuple(group) for _, group in itertools.groupby(items, key=lambda item: item.micro_batch))
+def _key(item: Forward | Backward | InputGradient | _Receive | _Send) -> _Key:
+    return item.chunk, item.micro_batch
 
 
-def _most_in_flight(program: Program) -> int:
-    """Micro-batches between their forward and their backward, at the fullest moment."""
+def _by_key(items: Iterable[_R]) -> tuple[tuple[_R, ...], ...]:
+    """In the order of the program."""
+    return tuple(tuple(group) for _, group in itertools.groupby(items, key=_key))
+
+
+def _most_received(program: Program) -> int:
+    """Micro-batches that were received, between their forward and their backward, at the fullest moment."""
+    received = {_key(item) for item in program if isinstance(item, ReceiveActivation)}
     now = most = 0
     for item in program:
-        now += isinstance(item, Forward) - isinstance(item, Backward)
-        most = max(most, now)
+        if isinstance(item, Forward | Backward | InputGradient) and _key(item) in received:
+            now += 1 if isinstance(item, Forward) else -1
+            most = max(most, now)
     return most

@@ -18,5 +18,5 @@ class Purpose(IntEnum):
 
 
 def tag(purpose: Purpose, number: int) -> int:
-    """`number` is the micro-batch, the unit, or which use of a unit within the step it is for."""
+    """`number` is the micro-batch and the sender's chunk, the unit, or which use of a unit in the step it is."""
     return number * len(Purpose) + purpose
