@@ -19,14 +19,13 @@ _NOT_YET = "is planned and scored, but not run by the engine of this version"
 class Features:
     """`offload`: optimizer state in host memory. `idle_holders`: devices that run no samples and only hold state.
     `whole_optimizer`: optimizer state that is not split (sharding none). `sharded`: weights and gradients that are
-    split within a step. `plain_mlp`: models whose MLP is not gated. `collectives`: algorithms other than the direct
+    split within a step. `collectives`: algorithms other than the direct
     exchange."""
 
     offload: bool
     idle_holders: bool
     whole_optimizer: bool
     sharded: bool
-    plain_mlp: bool
     collectives: bool
 
 
@@ -35,7 +34,6 @@ ALL = Features(
     idle_holders=True,
     whole_optimizer=True,
     sharded=True,
-    plain_mlp=True,
     collectives=True,
 )
 ENGINE = Features(
@@ -43,7 +41,6 @@ ENGINE = Features(
     idle_holders=False,
     whole_optimizer=False,
     sharded=False,
-    plain_mlp=False,
     collectives=False,
 )
 
@@ -52,8 +49,6 @@ def check_job_runs(job: JobSpec, features: Features = ENGINE) -> None:
     """Raises InvalidField, naming the field of the job that no plan within these features can serve."""
     if job.train.sharding == "none" and not features.whole_optimizer:
         raise InvalidField("train.sharding", "none", f"{_NOT_YET}; leave it out or say 'auto'")
-    if not job.model.gated_mlp and not features.plain_mlp:
-        raise InvalidField("model.gated_mlp", False, f"{_NOT_YET}; leave it out or say true")
 
 
 def check_plan_runs(plan: Plan, features: Features = ENGINE) -> None:

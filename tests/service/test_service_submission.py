@@ -62,7 +62,6 @@ def test_yaml_is_the_same_job(api: httpx.Client) -> None:
         ({"train": {"lr": -1}}, "train.lr", ("-1", "more than zero")),
         ({"limits": {"deadline": "tomorrow"}}, "limits.deadline", ("tomorrow", "not supported yet")),
         ({"train": {"sharding": "none"}}, "train.sharding", ("'none'", "not run by the engine of this version")),
-        ({"model": {"gated_mlp": False}}, "model.gated_mlp", ("False", "not run by the engine of this version")),
         ({"data": {"uri": "s3://b/x"}}, "data.uri", ("s3://b/x", "not supported yet")),
         ({"name": ""}, "name", ("1 to 100",)),
     ],

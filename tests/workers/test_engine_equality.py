@@ -146,6 +146,20 @@ def evaluated_job() -> JobSpec:
     return replace(spec, train=replace(spec.train, eval_every=2, eval_batches=3))
 
 
+def test_a_plain_mlp_equals_plain_pytorch_under_a_plan_of_everything(processes: Processes) -> None:
+    gated = job(tied=False)
+    spec = replace(gated, model=replace(gated.model, gated_mlp=False))
+    whole = LAYOUTS["3 stages beside 1"]
+    stages = tuple(replace(stage, recompute="selective") for stage in whole.pipelines[0].stages)
+    pipelines = (replace(whole.pipelines[0], stages=stages), *whole.pipelines[1:])
+    given = replace(whole, schedule="zero_bubble", pipelines=pipelines)
+    run = processes.run(RunRequest(job=spec, plan=given, until_step=STEPS))
+    reference = _Reference(spec.model)
+    reference.load(run_solo(spec, 0))
+    np.testing.assert_allclose(run.losses, _train(reference, spec), rtol=1e-5)
+    assert worst_difference(run.weights, reference.stored()) <= BOUND
+
+
 def test_bf16_learns_and_ranks_agree(processes: Processes) -> None:
     spec = job(precision="bf16", lr=2e-3)
     run = processes.run(RunRequest(job=spec, plan=LAYOUTS["tp 1 beside tp 2"], until_step=STEPS))
@@ -203,18 +217,16 @@ class _Layer(nn.Module):
         self.attention_norm = _Norm(model.hidden, model.norm_eps)
         self.attention = _Attention(model)
         self.mlp_norm = _Norm(model.hidden, model.norm_eps)
-        self.mlp = nn.ModuleDict(
-            {
-                "gate": nn.Linear(model.hidden, model.ffn, bias=False),
-                "up": nn.Linear(model.hidden, model.ffn, bias=False),
-                "down": nn.Linear(model.ffn, model.hidden, bias=False),
-            }
-        )
+        self.mlp = nn.ModuleDict({name: nn.Linear(model.hidden, model.ffn, bias=False) for name in ("gate", "up")})
+        if not model.gated_mlp:
+            del self.mlp["gate"]
+        self.mlp["down"] = nn.Linear(model.ffn, model.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         y = self.mlp_norm(x)
-        return x + self.mlp["down"](F.silu(self.mlp["gate"](y)) * self.mlp["up"](y))
+        inner = F.silu(self.mlp["gate"](y)) * self.mlp["up"](y) if "gate" in self.mlp else F.gelu(self.mlp["up"](y))
+        return x + self.mlp["down"](inner)
 
 
 class _Reference(nn.Module):

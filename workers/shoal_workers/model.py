@@ -54,7 +54,7 @@ class Embedding:
 
 
 class Block:
-    """Attention and gated MLP, each behind a norm and around a residual. Norms and activation functions are made by
+    """Attention and MLP, each behind a norm and around a residual. Norms and activation functions are made by
     `make`, as they cost little and their results are large; products with weights by `products`."""
 
     def __init__(
@@ -80,8 +80,9 @@ class Block:
         self._v = lookup(f"{prefix}.attention.v.weight")
         self._o = lookup(f"{prefix}.attention.o.weight")
         self._mlp_norm_H = lookup(f"{prefix}.mlp_norm.weight")
-        self._gate_FH = lookup(f"{prefix}.mlp.gate.weight")
-        self._up_FH = lookup(f"{prefix}.mlp.up.weight")
+        self._activation = _gated if model.gated_mlp else F.gelu
+        inner = ("gate", "up") if model.gated_mlp else ("up",)
+        self._inner = tuple(lookup(f"{prefix}.mlp.{name}.weight") for name in inner)
         self._down_FH = lookup(f"{prefix}.mlp.down.weight")
 
     def __call__(self, x_BSH: Tensor) -> Tensor:
@@ -105,8 +106,9 @@ class Block:
 
     def _mlp(self, x_BSH: Tensor) -> Tensor:
         x_BSH = enter(x_BSH, self._group)
-        gate_BSF, up_BSF = self._products.linear(x_BSH, self._gate_FH), self._products.linear(x_BSH, self._up_FH)
-        with self._make(_gated, gate_BSF, up_BSF) as inner_BSF:
+        with self._make(
+            self._activation, *(self._products.linear(x_BSH, weight) for weight in self._inner)
+        ) as inner_BSF:
             return leave(self._products.matmul(inner_BSF, self._down_FH), self._group)
 
 
