@@ -9,7 +9,18 @@ from pathlib import Path
 HERE = Path(__file__).parent
 # What several benchmarks share, or a benchmark starts.
 NOT_RUN = frozenset(
-    {"reporting", "baselines", "duel", "measured_runs", "planner_cases", "planner_child", "planner_clusters", "rescore"}
+    {
+        "reporting",
+        "baselines",
+        "cores",
+        "duel",
+        "overhead",
+        "measured_runs",
+        "planner_cases",
+        "planner_child",
+        "planner_clusters",
+        "rescore",
+    }
 )
 
 

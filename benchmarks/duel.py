@@ -21,6 +21,7 @@ from benchmarks.peers.contender import Contender, process_group
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_workers.exchange import Exchange
+from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import Processes, Seat
 from shoal_workers.solo import RunRequest, build_rank
 from shoal_workers.tensor_parallel import tp_groups
@@ -59,11 +60,11 @@ class Pair:
 class Ours:
     """The engine, as a contender. Its reports are of the whole step; rank 0 says the loss for all."""
 
-    def __init__(self, seat: Seat, job: JobSpec, plan: Plan, exchange: Exchange | None = None) -> None:
+    def __init__(self, seat: Seat, job: JobSpec, plan: Plan, *, name: str = "ours") -> None:
         self._rank = seat.rank
-        groups = tp_groups(plan)
         request = RunRequest(job=job, plan=plan, until_step=job.train.steps)
-        self._engine = build_rank(request, seat.rank, exchange or seat.connect(groups, name="ours")).engine
+        exchange = seat.connect(tp_groups(plan), nodes=nodes_of(plan), name=name)
+        self._engine = build_rank(request, seat.rank, exchange).engine
         self._losses: list[float] = []
 
     def step(self, number: int) -> float:
@@ -77,7 +78,7 @@ def alternate(processes: Processes, duel: Duel, num_pairs: int) -> tuple[Pair, .
     """The first steps of both only warm up."""
     rounds = zip(*processes.call(duel.size, _alternate, duel, num_pairs), strict=True)
     return tuple(
-        Pair(ours=_whole([part.ours for part in parts]), peer=_whole([part.peer for part in parts])) for parts in rounds
+        Pair(ours=whole([part.ours for part in parts]), peer=whole([part.peer for part in parts])) for parts in rounds
     )
 
 
@@ -92,7 +93,7 @@ def ratio(pairs: tuple[Pair, ...]) -> float:
     return statistics.median(pair.peer.step_s / pair.ours.step_s for pair in pairs)
 
 
-def _whole(parts: Sequence[Lap]) -> Lap:
+def whole(parts: Sequence[Lap]) -> Lap:
     return Lap(
         step_s=max(part.step_s for part in parts),
         cpu_s=sum(part.cpu_s for part in parts),
@@ -107,14 +108,14 @@ def _alternate(seat: Seat, duel: Duel, num_pairs: int) -> list[Pair]:
         ours, peer = Ours(seat, duel.job, duel.plan), duel.peer(seat, duel.job)
         for number in range(1, WARM_UP + num_pairs + 1):
             if number % 2:  # whoever comes second finds other things in the caches
-                our_lap, peer_lap = _timed(ours, number, gate), _timed(peer, number, gate)
+                our_lap, peer_lap = timed(ours, number, gate), timed(peer, number, gate)
             else:
-                peer_lap, our_lap = _timed(peer, number, gate), _timed(ours, number, gate)
+                peer_lap, our_lap = timed(peer, number, gate), timed(ours, number, gate)
             pairs.append(Pair(ours=our_lap, peer=peer_lap))
     return pairs[WARM_UP:]
 
 
-def _timed(side: Contender, number: int, gate: Exchange) -> Lap:
+def timed(side: Contender, number: int, gate: Exchange) -> Lap:
     gate.all_gather(torch.zeros(1))
     began_s, cpu_began_s = time.perf_counter(), time.process_time()
     loss = side.step(number)

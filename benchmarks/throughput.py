@@ -4,6 +4,7 @@ Usage: python -m benchmarks.throughput [--json] [--only NAME] [--pairs N]
 
 `ratio.*` are tokens per second, ours over the peer's, the median of paired steps; `memory_ratio.*` is what a process
 takes at most on top of what it had before the model was built, ours over the peer's. Peers: `benchmarks/peers`.
+`overhead_share` is what of the engine's step goes into neither kernels nor communication, the largest of all layouts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import os
 from functools import partial
 from typing import Any
 
+from benchmarks.cores import free_cores
 from benchmarks.duel import Duel, alternate, memory_bytes, ratio
+from benchmarks.overhead import overhead_share, profiled
 from benchmarks.peers.ddp import Ddp
 from benchmarks.peers.dtensor_tp import DTensorTp
 from benchmarks.peers.fsdp2 import Fsdp2
@@ -81,23 +84,24 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", choices=[duel.name for duel in DUELS])
     parser.add_argument("--pairs", type=int, default=NUM_PAIRS)
-    parser.add_argument("--no-memory", action="store_true")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    chosen = [duel for duel in DUELS if arguments.only in (None, duel.name)]
     results: dict[str, float | None] = {}
-    runs: dict[str, Any] = {}
-    for duel in DUELS:
-        if arguments.only not in (None, duel.name):
-            continue
-        with Processes(duel.size, timeout_s=600.0) as processes:
+    runs: dict[str, Any] = {"free_cores.before": free_cores()}
+    for duel in chosen:
+        with Processes(duel.size, timeout_s=900.0) as processes:
             pairs = alternate(processes, duel, arguments.pairs)
-        results[f"ratio.{duel.name}"] = ratio(pairs)
-        runs[duel.name] = [dataclasses.asdict(pair) for pair in pairs]
-        if not arguments.no_memory:
-            ours, peer = memory_bytes(duel, ours=True), memory_bytes(duel, ours=False)
-            results[f"memory_ratio.{duel.name}"] = ours / peer
-            runs[f"memory.{duel.name}"] = {"ours": ours, "peer": peer}
+        ours, peer = memory_bytes(duel, ours=True), memory_bytes(duel, ours=False)
+        results |= {f"ratio.{duel.name}": ratio(pairs), f"memory_ratio.{duel.name}": ours / peer}
+        runs[duel.name] = {
+            "pairs": [dataclasses.asdict(pair) for pair in pairs],
+            "memory_bytes": {"ours": ours, "peer": peer},
+        }
+    with Processes(2, timeout_s=900.0) as processes:
+        accounts = {duel.name: processes.call(duel.size, profiled, duel.job, duel.plan) for duel in chosen}
+    results["overhead_share"] = max(map(overhead_share, accounts.values()))
+    runs |= {"profiled": accounts, "free_cores.after": free_cores()}
     answer("throughput", results, runs)
 
 

@@ -12,6 +12,7 @@ import signal
 
 import ray
 
+from shoal_workers.allocator import keep_memory
 from shoal_workers.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
@@ -53,6 +54,7 @@ class RankActor:
         from shoal_workers.rank import Rank  # torch is heavy; only the process that needs it loads it
 
         _die_with_parent()
+        keep_memory()
         settings = WorkerSettings()
         self._rank = Rank(node=node, index=index, settings=settings)
         self._rank.start()

@@ -25,6 +25,7 @@ from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import ShardMap
 from shoal_recovery.store import open_store
 from shoal_workers import messages as m
+from shoal_workers.allocator import return_memory
 from shoal_workers.data import evaluation_samples, training_samples
 from shoal_workers.engine import Engine, Finished, StepReport
 from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
@@ -160,6 +161,7 @@ class EpochRun:
                 num_bytes=taken,
             )
         )
+        return_memory()
         engine = Engine(
             job=job,
             plan=plan,

@@ -1,0 +1,136 @@
+"""What of a step of the engine is neither kernel nor communication, by torch's profiler.
+
+Owns what counts as what. A kernel is an operator of PyTorch that has a kernel of its own, unlike those that only call
+others; communication is every call of the exchange, waits and copies included. All else of the thread that steps is
+overhead: Python, autograd, operators that only call others, and what the profiler itself takes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from shoal_planner.job import JobSpec
+from shoal_planner.plan import Plan
+from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.node_exchange import nodes_of
+from shoal_workers.processes import Seat
+from shoal_workers.solo import RunRequest, build_rank
+from shoal_workers.tensor_parallel import tp_groups
+
+_WARM_UP = 2
+_STEP = "benchmark: step"
+_EXCHANGE = "exchange"
+_SHOWN = 12
+
+
+class Noted:
+    """An exchange whose calls the profiler sees."""
+
+    def __init__(self, inner: Exchange) -> None:
+        self._inner = inner
+        self.rank, self.size, self.epoch = inner.rank, inner.size, inner.epoch
+
+    def connect(self) -> None:
+        self._inner.connect()
+
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        return _NotedPending(_noted(self._inner.isend, tensor, peer, tag))
+
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        return _NotedPending(_noted(self._inner.irecv, tensor, peer, tag))
+
+    def all_gather(self, vector: Tensor) -> Tensor:
+        return _noted(self._inner.all_gather, vector)
+
+    def all_reduce_sum(self, tensor: Tensor) -> None:
+        _noted(self._inner.all_reduce_sum, tensor)
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        _noted(self._inner.all_reduce_max, tensor)
+
+    def commit(self) -> AbstractContextManager[None]:
+        return self._inner.commit()
+
+    def abandon(self) -> None:
+        self._inner.abandon()
+
+
+class _NotedPending:
+    def __init__(self, inner: Pending) -> None:
+        self._inner = inner
+
+    def wait(self) -> None:
+        _noted(self._inner.wait)
+
+
+def _noted(call: Callable[..., Any], *arguments: Any) -> Any:
+    with record_function(_EXCHANGE):
+        return call(*arguments)
+
+
+def profiled(seat: Seat, job: JobSpec, plan: Plan) -> dict[str, Any]:
+    """Seconds of one step in this process by what they went into, and the operators that took most."""
+    exchange = Noted(seat.connect(tp_groups(plan), nodes=nodes_of(plan)))
+    engine = build_rank(RunRequest(job=job, plan=plan, until_step=job.train.steps), seat.rank, exchange).engine
+
+    def step(number: int) -> None:
+        engine.run(until_step=number, report=lambda report: None, stop_after=lambda: None)
+
+    for number in range(1, _WARM_UP + 1):
+        step(number)
+    with profile(activities=[ProfilerActivity.CPU]) as watched, record_function(_STEP):
+        step(_WARM_UP + 1)
+    return _account(watched.events())
+
+
+def overhead_share(accounts: Iterable[dict[str, Any]]) -> float:
+    """Of the process with the most."""
+    return max(account["overhead_s"] / account["step_s"] for account in accounts)
+
+
+def _account(events: Iterable[Any]) -> dict[str, Any]:
+    found = list(events)
+    step = next(event for event in found if event.name == _STEP)
+    within = [event for event in found if event.thread == step.thread and event is not step]
+    exchanges = [event for event in within if event.name == _EXCHANGE]
+    kernels = [event for event in within if _is_kernel(event.name)]
+    seconds: Counter[str] = Counter()
+    for event in kernels:  # those within others count twice here, though not below
+        seconds[event.name] += event.time_range.elapsed_us() / 1e6
+    step_s = step.time_range.elapsed_us() / 1e6
+    counted_s = _union_s([*kernels, *exchanges])
+    return {
+        "step_s": step_s,
+        "exchange_s": _union_s(exchanges),
+        "kernels_s": counted_s - _union_s(exchanges),
+        "overhead_s": step_s - counted_s,
+        "num_kernels": len(kernels),
+        "kernels": dict(seconds.most_common(_SHOWN)),
+        "threads": torch.get_num_threads(),
+    }
+
+
+@functools.cache
+def _is_kernel(name: str) -> bool:
+    if not name.startswith("aten::"):
+        return False
+    try:
+        return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    except RuntimeError:  # it has several forms and no default one, as arithmetic has
+        return True
+
+
+def _union_s(events: list[Any]) -> float:
+    total_us, reached_us = 0.0, 0.0
+    for first_us, last_us in sorted((event.time_range.start, event.time_range.end) for event in events):
+        total_us += max(0.0, last_us - max(first_us, reached_us))
+        reached_us = max(reached_us, last_us)
+    return total_us / 1e6

@@ -1,0 +1,204 @@
+"""Two processes, one with half a core: what planning by measured speed gains over dealing samples out equally.
+
+Usage: python -m benchmarks.uneven [--json] [--rounds N]
+
+Each process times the parts of the model as it would on a cluster, and the planner plans by these figures. In every
+round come a step of that plan, one of the equal split, and one of each process alone. `uneven_gain` is the planned
+split's tokens per second over the equal one's (1.5 is ideal), `uneven_efficiency` over the sum of what both do alone,
+`prediction_error` how far the planned step is from its prediction; all are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.cores import free_cores, part_of_a_core
+from benchmarks.duel import Ours, timed
+from benchmarks.reporting import answer
+from shoal_planner.cluster import ClusterSnapshot, parse_cluster
+from shoal_planner.features import ENGINE
+from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.profile import LinkFigure, Profile, joined
+from shoal_planner.search import plan as search
+from shoal_workers.exchange import Exchange
+from shoal_workers.measurements import figures
+from shoal_workers.messages import Measured
+from shoal_workers.processes import Processes, Seat
+from shoal_workers.timing import time_parts, time_update
+
+PART = 0.5
+NUM_ROUNDS = 11
+WARM_UP = 1
+RESULTS = ("uneven_gain", "uneven_efficiency", "prediction_error")
+# A block takes several of the quota's periods even for one sample: what fits into one would be timed at full speed.
+SEQ_LEN = 512
+GLOBAL_BATCH = 6
+TOKENS = GLOBAL_BATCH * SEQ_LEN
+ALONE = 1  # micro-batches that each process runs alone
+NODES = ("whole-0", "part-0")
+DEVICES = ("whole-core", "part-core")
+MODEL = ModelSpec(layers=8, hidden=384, heads=6, kv_heads=2, ffn=1024, vocab=1024, tie_embeddings=False)
+_TRIPS = 20
+_LINK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Seconds of a step, of the slower process, and the tokens a second of both when neither waits for the other."""
+
+    planned_s: float
+    equal_s: float
+    alone_tokens_per_s: float
+
+
+def job(global_batch: int) -> JobSpec:
+    train = TrainSpec(global_batch=global_batch, seq_len=SEQ_LEN, steps=1000)
+    return JobSpec(name="uneven", model=MODEL, data=DataSpec(uri="stdlib:"), train=train)
+
+
+def cluster() -> ClusterSnapshot:
+    """As if both were equal: what they differ in is only measured."""
+    nodes = [
+        {"name": node.removesuffix("-0"), "device": device, "count": 1, "host_memory_gib": 8}
+        for node, device in zip(NODES, DEVICES, strict=True)
+    ]
+    return parse_cluster({"nodes": nodes, "devices": {device: _FIGURES for device in DEVICES}})
+
+
+_FIGURES = {
+    "memory_gib": 8,
+    "tflops_fp32": 0.1,
+    "tflops_bf16": 0.1,
+    "memory_gb_per_s": 10,
+    "efficiency": 0.8,
+    "threads": 1,
+}
+
+
+def alone(node: str, micro_batch: int, micro_batches: int) -> Pipeline:
+    replica = Replica(node=node, devices=(0,), samples=micro_batch)
+    stage = Stage(layers=((0, MODEL.layers),), replicas=(replica,))
+    return Pipeline(micro_batch=micro_batch, micro_batches=micro_batches, stages=(stage,))
+
+
+def equal_split(spec: JobSpec, micro_batch: int) -> Plan:
+    """In micro-batches of the planned size, or single samples where that does not divide them."""
+    each = spec.train.global_batch // len(NODES)
+    micro_batch = micro_batch if each % micro_batch == 0 else 1
+    return Plan(pipelines=tuple(alone(node, micro_batch, each // micro_batch) for node in NODES), copies=0)
+
+
+def measure(seat: Seat, spec: JobSpec) -> tuple[Measured, float, float]:
+    """The figures of this process, and the latency and rate of a message to the other one."""
+    answered = Measured(rows=list(time_parts(spec, 1)), updates_per_s=time_update(spec, 1))
+    exchange = seat.connect(nodes=NODES)
+    exchange.connect()
+    trip_s = statistics.median(_trip_s(seat, exchange, 1) for _ in range(_TRIPS))
+    large_s = statistics.median(_trip_s(seat, exchange, _LINK_ELEMENTS) for _ in range(_TRIPS))
+    return answered, trip_s / 2, _LINK_ELEMENTS * 4 / max(large_s / 2 - trip_s / 2, large_s / 20)
+
+
+def _trip_s(seat: Seat, exchange: Exchange, numel: int) -> float:
+    """There and back."""
+    tensor = torch.zeros(numel)
+    began_s = time.perf_counter()
+    for turn in (0, 1):
+        if seat.rank == turn:
+            exchange.isend(tensor, 1 - seat.rank, turn).wait()
+        else:
+            exchange.irecv(tensor, 1 - seat.rank, turn).wait()
+    return time.perf_counter() - began_s
+
+
+def profile(spec: JobSpec, found: list[tuple[Measured, float, float]]) -> Profile:
+    profiles = [
+        figures(spec, device, answered, "benchmark") for device, (answered, _, _) in zip(DEVICES, found, strict=True)
+    ]
+    link = LinkFigure(
+        from_node=NODES[0],
+        to_node=NODES[1],
+        latency_s=max(latency_s for _, latency_s, _ in found),
+        bytes_per_s=min(bytes_per_s for _, _, bytes_per_s in found),
+        source="benchmark",
+    )
+    return joined(joined(*profiles), Profile(links=(link,)))
+
+
+def step_in_turn(
+    seat: Seat, spec: JobSpec, planned: Plan, equal: Plan, micro_batch: int, num_rounds: int
+) -> list[tuple[float, float, float]]:
+    """Seconds of each round: the planned split, the equal one, and this process alone on a part of the samples."""
+    gate = seat.connect(name="gate")
+    own = job(ALONE * micro_batch)
+    solo = Plan(pipelines=(alone("alone", micro_batch, ALONE),), copies=0)
+    lone = Seat(rank=0, size=1, epoch=seat.epoch, store=seat.store, timeout_s=seat.timeout_s)
+    sides = (Ours(seat, spec, planned, name="planned"), Ours(seat, spec, equal, name="equal"), Ours(lone, own, solo))
+    rounds = []
+    for number in range(1, WARM_UP + num_rounds + 1):
+        laps = [timed(side, number, gate).step_s for side in sides]
+        rounds.append((laps[0], laps[1], laps[2]))
+    return rounds[WARM_UP:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS)
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    free = free_cores()
+    with Processes(len(NODES), timeout_s=900.0) as processes:
+        try:
+            planned, rounds = run(processes, arguments.rounds)
+        except OSError as error:
+            answer("uneven", dict.fromkeys(RESULTS), {"why": f"no quota can be set: {error}"})
+            return
+    assert planned.prediction is not None
+    predicted_s = planned.prediction.step_s
+    results = {
+        "uneven_gain": statistics.median(lap.equal_s / lap.planned_s for lap in rounds),
+        "uneven_efficiency": statistics.median(TOKENS / lap.planned_s / lap.alone_tokens_per_s for lap in rounds),
+        "prediction_error": abs(predicted_s / statistics.median(lap.planned_s for lap in rounds) - 1),
+    }
+    samples = {pipeline.stages[0].replicas[0].node: pipeline.samples for pipeline in planned.pipelines}
+    runs = {
+        "free_cores": {"before": free, "after": free_cores()},
+        "samples": samples,
+        "plan": planned.reason,
+        "predicted_s": predicted_s,
+        "rounds": [dataclasses.asdict(lap) for lap in rounds],
+    }
+    answer("uneven", results, runs)
+
+
+def run(processes: Processes, num_rounds: int) -> tuple[Plan, list[Round]]:
+    spec = job(GLOBAL_BATCH)
+    processes.call(len(NODES), measure, job(1))  # imports and first touches are not the device's speed
+    with part_of_a_core(PART, [processes.pid(1)]):
+        found = processes.call(len(NODES), measure, spec)
+        planned = search(spec, cluster(), profile(spec, found), features=ENGINE).plan
+        micro_batch = planned.pipelines[0].micro_batch
+        equal = equal_split(spec, micro_batch)
+        by_rank = processes.call(len(NODES), step_in_turn, spec, planned, equal, micro_batch, num_rounds)
+    return planned, [_whole(parts, micro_batch) for parts in zip(*by_rank, strict=True)]
+
+
+def _whole(parts: tuple[tuple[float, float, float], ...], micro_batch: int) -> Round:
+    tokens = ALONE * micro_batch * SEQ_LEN
+    return Round(
+        planned_s=max(planned_s for planned_s, _, _ in parts),
+        equal_s=max(equal_s for _, equal_s, _ in parts),
+        alone_tokens_per_s=sum(tokens / alone_s for _, _, alone_s in parts),
+    )
+
+
+if __name__ == "__main__":
+    main()
