@@ -170,6 +170,33 @@ def test_bf16_learns_and_ranks_agree(processes: Processes) -> None:
     assert_holders_agree(run, spec)
 
 
+def test_bf16_stays_within_a_hundredth_of_fp32_for_200_steps() -> None:
+    """Weights and activations are in bf16; masters, moments and sums of gradients are not."""
+    spec = bf16_job()
+    small = ModelSpec(layers=2, hidden=32, heads=2, ffn=64, vocab=256)
+    spec = replace(spec, model=small, train=replace(spec.train, seq_len=16))
+    assert_close_to_fp32(run_solo(spec, 200).losses, spec)
+
+
+@pytest.mark.long
+def test_bf16_does_in_a_mixed_plan_too() -> None:
+    spec = bf16_job()
+    with Processes(3, timeout_s=1200.0) as processes:
+        run = processes.run(RunRequest(job=spec, plan=LAYOUTS["tp 1 beside tp 2"], until_step=200))
+    assert_close_to_fp32(run.losses, spec)
+
+
+def bf16_job() -> JobSpec:
+    """At twice that rate the loss jumps up around step 135, and not by as much in both."""
+    return job(precision="bf16", steps=200, lr=1e-3)
+
+
+def assert_close_to_fp32(losses: tuple[float, ...], spec: JobSpec) -> None:
+    full = run_solo(replace(spec, train=replace(spec.train, precision="fp32")), 200).losses
+    assert full[-1] < full[0] - 1.5
+    np.testing.assert_allclose(losses, full, rtol=0.01)
+
+
 class _Norm(nn.Module):
     def __init__(self, hidden: int, eps: float) -> None:
         super().__init__()

@@ -102,6 +102,7 @@ def assign(
     *,
     epoch: int = 1,
     step: int = 0,
+    evaluated: bool = False,
     transfers: list[Row] | None = None,
     backups: tuple[tuple[str, int], ...] = (),
     others: dict[str, tuple[str, int]] | None = None,
@@ -114,6 +115,7 @@ def assign(
         plan=plan_to_mapping(on_n0(spec)),
         rank=0,
         step=step,
+        evaluated=evaluated,
         transfers=transfers,
         agents={node: list(address) for node, address in addresses.items()},
         rendezvous=list(agent.address),
@@ -208,6 +210,15 @@ def test_evaluations_are_told_and_heard_by_whoever_comes_later(
     voices.append(Voice(rank, after_step=4))
     voices[1].until(m.Hello)
     assert [voices[1].next() for _ in range(4)] == told[5:]
+    for epoch, evaluated in ((2, True), (3, False)):
+        halt(voice, epoch)
+        voice.say(assign(spec, agent, epoch=epoch, step=STEPS, evaluated=evaluated, transfers=_restore(spec)))
+        voice.until(m.Ready)
+        again = voice.next()
+        assert isinstance(again, m.Left if evaluated else EvaluationDone)
+        if isinstance(again, EvaluationDone):
+            assert again == dataclasses.replace(found[-1], epoch=epoch, duration_s=again.duration_s)
+            assert isinstance(voice.next(), m.Left)
 
 
 def test_orders_of_older_epochs_are_ignored(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:

@@ -171,6 +171,7 @@ def assignments(
     snapshot: ClusterSnapshot,
     restore: RecoveryPlan | None,
     step: int,
+    evaluated: bool,
     agents: Mapping[str, tuple[str, int]],
 ) -> tuple[m.Assign, ...]:
     """One order per rank, in the order of ranks."""
@@ -196,6 +197,7 @@ def assignments(
                 plan=plan_mapping,
                 rank=place.rank,
                 step=step,
+                evaluated=evaluated,
                 transfers=None if restore is None else rows[place.rank],
                 agents=addresses,
                 rendezvous=addresses[places[0].device.node],

@@ -328,6 +328,7 @@ class Changer:
             snapshot=snapshot,
             restore=restore,
             step=step,
+            evaluated=step in self._record.evaluated_steps,
             agents={agent.node: agent.address for agent in agents},
         )
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.

@@ -117,8 +117,8 @@ Outcome = Finished | Stopped
 class Engine:
     """One rank of one epoch. `live` is whole (it has a tag) and belongs to `rank` of `shards`, the map of `plan`.
 
-    `clock` counts seconds, from anywhere; `held_out` is what evaluations are on. Raises InvalidField for a job or plan
-    that asks for what it does not run.
+    `clock` counts seconds, from anywhere; `held_out` is what evaluations are on; that of `evaluated_step` is known.
+    Raises InvalidField for a job or plan that asks for what it does not run.
     """
 
     def __init__(
@@ -134,6 +134,7 @@ class Engine:
         memory: DeviceMemory,
         clock: Callable[[], float],
         held_out: Samples | None = None,
+        evaluated_step: int | None = None,
     ) -> None:
         check_job_runs(job)
         check_plan_runs(plan)
@@ -155,8 +156,15 @@ class Engine:
         )
         self._sharing = Sharing(shards, job.model, rank, live, exchange, Courier(exchange, memory))
         self._optimizer = OwnedAdamW(job.train, live)
-        counts = self._place.tp_rank == 0
-        self._evaluation = Evaluation(job.train, held_out, self._forward_only, exchange, counts=counts, clock=clock)
+        self._evaluation = Evaluation(
+            job.train,
+            held_out,
+            self._forward_only,
+            exchange,
+            known_step=evaluated_step,
+            counts=self._place.tp_rank == 0,
+            clock=clock,
+        )
         self._evaluated: Callable[[EvaluationReport], None] | None = None
         self._compute_s = 0.0
         self._num_skipped = 0  # in a row

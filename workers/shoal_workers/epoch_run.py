@@ -171,6 +171,7 @@ class EpochRun:
             exchange=exchange,
             samples=training_samples(job),
             held_out=evaluation_samples(job),
+            evaluated_step=self._order.step if self._order.evaluated else None,
             snapshots=snapshots,
             memory=self._memory,
             clock=time.monotonic,

@@ -1,7 +1,7 @@
 """Evaluations: the loss over the same held-out samples again and again, the same under any plan.
 
-Owns when they are due and what they report. All ranks take part, with the weights of a done step, between two steps; so
-an epoch that begins at a step after which one is due has it again, since nobody knows whether it was told before.
+Owns when they are due and what they report. All ranks take part, with the weights of a done step, between two steps. An
+epoch that begins at a step after which one is due has it too, unless it was told.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class EvaluationReport:
 
 
 class Evaluation:
-    """Of one rank. `samples` None: the job evaluates nothing. `counts`: whether the loss that this rank finds is
-    counted, for the ranks of a replica all have it."""
+    """Of one rank. `samples` None: the job evaluates nothing. `known_step`: one that was evaluated before. `counts`:
+    whether the loss that this rank finds is counted, for the ranks of a replica all have it."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Evaluation:
         forward_only: ForwardOnly,
         exchange: Exchange,
         *,
+        known_step: int | None,
         counts: bool,
         clock: Callable[[], float],
     ) -> None:
@@ -46,12 +47,13 @@ class Evaluation:
         self._samples = samples
         self._forward_only = forward_only
         self._exchange = exchange
+        self._known_step = known_step
         self._counts = counts
         self._clock = clock
 
     def after(self, step: int) -> EvaluationReport | None:
         """None unless one is due. Raises EpochAbandoned, PeerLost, OutOfDeviceMemory."""
-        if self._samples is None or not self._train.evaluates_after(step):
+        if self._samples is None or step == self._known_step or not self._train.evaluates_after(step):
             return None
         began_s = self._clock()
         batches = range(1, self._train.eval_batches + 1)

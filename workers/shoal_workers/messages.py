@@ -331,8 +331,8 @@ class Halt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Become `rank` of `plan` in `epoch`, with the state of `step` brought by `transfers` (rows; None: initialise).
-    `agents` maps nodes to addresses; `rendezvous` is the agent where this epoch's ranks find each other."""
+    """Become `rank` of `plan` in `epoch`, with the state of `step` brought by `transfers` (rows; None: initialise);
+    `evaluated`: it is known. `agents` maps nodes to addresses; `rendezvous` is the one where the epoch's ranks meet."""
 
     epoch: int
     job: str
@@ -340,6 +340,7 @@ class Assign:
     plan: dict[str, Any]
     rank: int
     step: int
+    evaluated: bool
     transfers: list[Row] | None
     agents: dict[str, Row]
     rendezvous: Row
