@@ -38,9 +38,9 @@ ALL = Features(
 )
 ENGINE = Features(
     offload=False,
-    idle_holders=False,
-    whole_optimizer=False,
-    sharded=False,
+    idle_holders=True,
+    whole_optimizer=True,
+    sharded=True,
     collectives=False,
 )
 

@@ -17,11 +17,19 @@ Level = Literal["none", "group", "node", "cluster"]
 class Sharding:
     """Over what each kind of state is split. Optimizer state: among all holders of a weight (cluster), or not at all.
     Weights and gradients: among those replicas of one stage of one pipeline that share a device group, a node, or
-    just the stage (cluster), by their `state_share`."""
+    just the stage (cluster), by their `state_share`.
+
+    Within a step weights come together as they are or in blocks of 8 bits (`gather`), and gradients go to their parts
+    as they are or in blocks of 4 bits, inside nodes first and then between them (`scatter`). With `secondary` weights
+    each node keeps what it gathered, split among its replicas, so that a backward asks no other node for it.
+    """
 
     weights: Level = "none"
     gradients: Level = "none"
     optimizer: Level = "cluster"
+    gather: Literal["plain", "int8"] = "plain"
+    scatter: Literal["plain", "int4"] = "plain"
+    secondary: bool = False
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("cluster", "none"):
@@ -30,6 +38,20 @@ class Sharding:
         if self.gradients != "none" and self.optimizer == "none":
             problem = "must be 'none' where sharding.optimizer is: who updates all weights needs all gradients"
             raise InvalidField("gradients", self.gradients, problem)
+        if self.gather != "plain" and self.weights == "none":
+            problem = "must be 'plain' where sharding.weights is 'none': nothing is gathered within a step"
+            raise InvalidField("gather", self.gather, problem)
+        if self.scatter != "plain" and self.gradients == "none":
+            problem = "must be 'plain' where sharding.gradients is 'none': nothing is scattered within a step"
+            raise InvalidField("scatter", self.scatter, problem)
+        if self.secondary and self.weights != "cluster":
+            problem = f"must be false where sharding.weights is {self.weights!r}: only 'cluster' gathers between nodes"
+            raise InvalidField("secondary", self.secondary, problem)
+
+    @property
+    def relayed(self) -> bool:
+        """Whether gradients go to their parts in two hops."""
+        return self.scatter != "plain" and self.gradients == "cluster"
 
 
 OPTIMIZER_ALONE = Sharding()

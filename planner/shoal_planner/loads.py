@@ -213,6 +213,7 @@ def _memory(
         fused=costs.fused(replica.node),
         weights=its.weights,
         gradients=its.gradients,
+        near=its.near,
     )
     if plain:
         return found

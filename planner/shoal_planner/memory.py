@@ -226,10 +226,11 @@ def stage_memory(
     fused: bool = False,
     weights: float = 1.0,
     gradients: float = 1.0,
+    near: float = 0.0,
 ) -> StageMemory:
     """Peak bytes of a rank that owns the optimizer state of `owned` elements, `offloaded` of them on the host, and runs
     `layers` blocks with each kind of recomputation. It keeps these parts of its `weights` and `gradients`; the rest is
-    made whole one unit at a time.
+    made whole one unit at a time. `near` is what it keeps besides of the weights that its node gathered.
 
     Linear in `layers`: the largest unit counts a block even where a stage holds none.
     """
@@ -240,7 +241,7 @@ def stage_memory(
     again = line.again if layers.get("full", 0) or layers.get("selective", 0) else 0.0
     whole = line.largest * (GATHERED_UNITS * size * (weights < 1) + SCATTERED_UNITS * GRADIENT_BYTES * (gradients < 1))
     return StageMemory(
-        weights=held * size * weights,
+        weights=held * size * (weights + near),
         gradients=held * GRADIENT_BYTES * gradients,
         optimizer=(owned - offloaded) * OPTIMIZER_BYTES,
         staging=line.staging + whole,

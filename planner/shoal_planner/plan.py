@@ -320,11 +320,18 @@ def _structure(plan: Plan) -> dict[str, object]:
     found: dict[str, object] = {
         "schedule": plan.schedule,
         "copies": plan.copies,
-        "sharding": _plain(plan.sharding),
+        "sharding": _levels(plan.sharding),
         "pipelines": [_plain(pipeline) for pipeline in plan.pipelines],
     }
     kinds = {"groups": plan.groups, "device_groups": plan.device_groups}
     return found | {name: _plain(entries) for name, entries in kinds.items() if entries}
+
+
+def _levels(sharding: Sharding) -> dict[str, object]:
+    """What is no level only where it is not the default, for the same reason."""
+    levels = {name: getattr(sharding, name) for name in ("weights", "gradients", "optimizer")}
+    rest = {name: getattr(sharding, name) for name in ("gather", "scatter", "secondary")}
+    return levels | {name: value for name, value in rest.items() if value != getattr(OPTIMIZER_ALONE, name)}
 
 
 def _plain(value: Any) -> object:

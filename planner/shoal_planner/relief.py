@@ -251,7 +251,7 @@ class _Relief:
         size, stage = ELEMENT_BYTES[costs.job.train.precision], stages[s]
         in_flight = min(len(stages) - s, pipeline.micro_batches)
         own = load.owned / _held(load, pipeline, stage, costs)  # as if all it holds were shared alike
-        state = size * load.shards.weights + GRADIENT_BYTES * load.shards.gradients
+        state = size * (load.shards.weights + load.shards.near) + GRADIENT_BYTES * load.shards.gradients
         fixed = load.memory.staging + line.fixed + in_flight * line.flight
         fixed += line.end_elements * (state + OPTIMIZER_BYTES * own)
         elements, node, tp = line.block_elements, replica.node, replica.tp
@@ -266,7 +266,7 @@ class _Relief:
             again_bytes=line.again,
             selective_s=costs.part("block", node, tp, samples, "selective").total_s - plain_s,
             full_s=costs.part("block", node, tp, samples, "full").total_s - plain_s,
-            weight_bytes=elements * size * load.shards.weights,
+            weight_bytes=elements * size * (load.shards.weights + load.shards.near),
             gradient_bytes=elements * GRADIENT_BYTES * load.shards.gradients,
             optimizer_bytes=elements * OPTIMIZER_BYTES * own,
             host_s=costs.update_s(node, elements * own, elements * own) - costs.update_s(node, elements * own),

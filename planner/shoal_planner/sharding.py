@@ -11,22 +11,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal_planner.circles import Circle, circles, device_group
 from shoal_planner.costs import CostModel
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
 from shoal_planner.plan import Level, Plan, Replica, Stage
 
+INT8_BYTES, INT4_BYTES = 1.0, 0.5  # scales come to 0.2 and 1.6 per cent more
 Place = tuple[int, int, int]  # pipeline, stage and replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """What a replica keeps of its weights and gradients, as parts of the whole, and the seconds that passing them round
-    adds to each micro-batch's forward and backward."""
+    """What a replica keeps of its weights and gradients, as parts of the whole, `near` of the weights that its node has
+    gathered, and the seconds that passing them round adds to each micro-batch's forward and backward."""
 
     weights: float = 1.0
     gradients: float = 1.0
+    near: float = 0.0
     forward_s: float = 0.0
     backward_s: float = 0.0
 
@@ -54,37 +57,51 @@ def shards(plan: Plan, costs: CostModel) -> dict[Place, Shards]:
     if not shares_inside(plan):
         return found
     known: dict[tuple[object, ...], float] = {}
+    rounds = _rounds(plan, costs)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             ends = (s == 0, s + 1 == len(pipeline.stages))
-            by_level = [_by_replica(stage, level, ends, costs, known) for level in _levels(plan)]
+            forward, backward, scatter = (_by_replica(stage, one, ends, costs, known) for one in rounds)
             for r, replica in enumerate(stage.replicas):
-                (weights, gather_s), (gradients, scatter_s) = by_level[0][r], by_level[1][r]
                 busy = bool(replica.samples)  # who runs nothing sends its parts beside what the others do
                 found[p, s, r] = Shards(
-                    weights=weights,
-                    gradients=gradients,
-                    forward_s=gather_s if busy else 0.0,
-                    backward_s=gather_s + scatter_s if busy else 0.0,
+                    weights=forward[r][0],
+                    gradients=scatter[r][0],
+                    near=backward[r][0] if plan.sharding.secondary else 0.0,
+                    forward_s=forward[r][1] if busy else 0.0,
+                    backward_s=backward[r][1] + scatter[r][1] if busy else 0.0,
                 )
     return found
 
 
-def _levels(plan: Plan) -> tuple[Level, Level]:
-    return plan.sharding.weights, plan.sharding.gradients
+class _Round(NamedTuple):
+    """All layers are passed round once: among whom, and the bytes of an element on the way."""
+
+    level: Level
+    element_bytes: float
+    hops: bool = False  # inside nodes first, so that each of them sends its sum once
+
+
+def _rounds(plan: Plan, costs: CostModel) -> tuple[_Round, _Round, _Round]:
+    """Weights for a forward, weights for a backward, and gradients."""
+    sharding, size = plan.sharding, ELEMENT_BYTES[costs.job.train.precision]
+    forward = _Round(sharding.weights, size if sharding.gather == "plain" else INT8_BYTES)
+    backward = _Round("node", size) if sharding.secondary else forward
+    scattered = size if sharding.scatter == "plain" else INT4_BYTES
+    return forward, backward, _Round(sharding.gradients, scattered, sharding.relayed)
 
 
 def _by_replica(
-    stage: Stage, level: Level, ends: tuple[bool, bool], costs: CostModel, known: dict[tuple[object, ...], float]
+    stage: Stage, one: _Round, ends: tuple[bool, bool], costs: CostModel, known: dict[tuple[object, ...], float]
 ) -> dict[int, tuple[float, float]]:
     """The part that each replica keeps, and the seconds of passing all layers round once."""
     found = {}
-    for circle in circles_of(stage, level, costs):
+    for circle in circles_of(stage, one.level, costs):
         replicas = tuple(stage.replicas[member] for member in circle.members)
         names = tuple((replica.node, replica.tp, _group(replica, costs)) for replica in replicas)
-        key = (names, min(circle.parts), stage.num_layers, ends)
+        key = (names, min(circle.parts), stage.num_layers, ends, one.element_bytes)
         if key not in known:
-            known[key] = _round_s(replicas, min(circle.parts), stage.num_layers, ends, costs)
+            known[key] = _round_s(replicas, min(circle.parts), stage.num_layers, ends, one.element_bytes, costs)
         for member, part in zip(circle.members, circle.parts, strict=True):
             found[member] = (part, known[key])
     return found
@@ -95,7 +112,7 @@ def _group(replica: Replica, costs: CostModel) -> int | None:
 
 
 def _round_s(
-    replicas: tuple[Replica, ...], least: float, layers: int, ends: tuple[bool, bool], costs: CostModel
+    replicas: tuple[Replica, ...], least: float, layers: int, ends: tuple[bool, bool], size: float, costs: CostModel
 ) -> float:
     """Each layer by itself, the parts from hand to hand: everybody sends all of them but one."""
     count = len(replicas)
@@ -104,7 +121,6 @@ def _round_s(
     members = frozenset((replica.node, replica.tp) for replica in replicas)
     # As if there were fewer bytes, where the circle has faster links or uneven parts than the exchange is made for.
     scale = (1 - least) / (1 - 1 / count) / _faster(replicas, costs)
-    size = ELEMENT_BYTES[costs.job.train.precision]
     return sum(
         times * costs.half_exchange_s(members, count, elements * size * scale)
         for elements, times in _units(layers, ends, costs)
@@ -126,8 +142,8 @@ def _units(layers: int, ends: tuple[bool, bool], costs: CostModel) -> Iterator[t
     model, (first, last) = costs.job.model, ends
     if layers:
         yield unit_elements(model, 1, 1), layers
-    if first or (last and model.tie_embeddings):
-        yield unit_elements(model, 0, 1), 1
+    if first or (last and model.tie_embeddings):  # where it is both, once for each of them
+        yield unit_elements(model, 0, 1), first + (last and model.tie_embeddings)
     if last:
         yield unit_elements(model, model.layers + 1, 1), 1
 
@@ -135,16 +151,16 @@ def _units(layers: int, ends: tuple[bool, bool], costs: CostModel) -> Iterator[t
 def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
     """By node, what leaves it in a step when parts are passed round: once for all its members of a circle."""
     found: Counter[str] = Counter()
-    size = ELEMENT_BYTES[costs.job.train.precision]
     for pipeline in plan.pipelines if shares_inside(plan) else ():
         for s, stage in enumerate(pipeline.stages):
             ends = (s == 0, s + 1 == len(pipeline.stages))
-            whole = sum(elements * times for elements, times in _units(stage.num_layers, ends, costs)) * size
-            for level, rounds in zip(_levels(plan), (2, 1), strict=True):
-                for circle in circles_of(stage, level, costs):
+            elements = sum(count * times for count, times in _units(stage.num_layers, ends, costs))
+            for one in _rounds(plan, costs):
+                for circle in circles_of(stage, one.level, costs):
                     nodes = {stage.replicas[member].node for member in circle.members}
                     if len(nodes) > 1:
-                        moved = pipeline.micro_batches * rounds * whole * (1 - min(circle.parts))
+                        kept = 1 / len(nodes) if one.hops else min(circle.parts)
+                        moved = pipeline.micro_batches * elements * one.element_bytes * (1 - kept)
                         found.update({node: moved for node in nodes})
     return dict(found)
 

@@ -229,6 +229,7 @@ class _Teams:
                 fused=self.costs.fused(replica.node),
                 weights=its.weights,
                 gradients=its.gradients,
+                near=its.near,
             ).total
             for samples in (0, 1)
         )

@@ -34,6 +34,7 @@ from shoal_recovery.intervals import Interval, merge
 from shoal_recovery.state import Circles, RankState, ShardMap, Span
 
 _ORDER: tuple[Level, ...] = ("none", "group", "node", "cluster")
+_NODE: tuple[Level] = ("node",)
 _Parts = Mapping[int, tuple[Interval, ...]]  # by rank
 _Place = tuple[int, int, int]  # pipeline, stage and replica
 
@@ -72,7 +73,7 @@ def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
     )
 
 
-_FIELDS = ("holds", "keeps", "contributes", "sums", "owns", "vouches")
+_FIELDS = ("holds", "keeps", "contributes", "sums", "owns", "vouches", "near", "relays")
 
 
 class _Division:
@@ -83,9 +84,11 @@ class _Division:
         self._shares = _integer_shares(plan)
         self._busy = {place.rank: _replica(plan, place).samples > 0 for place in plan.places()}
         wanted = {self._sharding.weights, self._sharding.gradients}
+        if self._sharding.secondary or self._sharding.relayed:
+            wanted.add("node")
         self._levels = tuple(level for level in _ORDER if level in wanted and level != "none")
         used: tuple[Level, ...] = ("none", *self._levels)
-        self._circle = {level: _numbers(plan, level) for level in used}
+        self._circle = {level: _numbers(plan, level) for level in {*used, *_NODE}}
 
     def circles(self, place: RankPlace) -> Circles:
         sharding, key = self._sharding, _key(place)
@@ -94,6 +97,7 @@ class _Division:
             weights=self._circle[sharding.weights][key],
             gradients=self._circle[sharding.gradients][key],
             optimizer=self._circle["none"][key] if alone else 0,
+            node=self._circle["node"][key],
             tp_rank=place.tp_rank,
             tp=place.tp,
         )
@@ -119,6 +123,8 @@ class _Division:
             "sums": sums,
             "owns": owns,
             "vouches": vouches,
+            "near": _for_replicas(slices, by_level["node"]) if self._sharding.secondary else {},
+            "relays": by_level["node"] if self._sharding.relayed else {},
         }
 
     def _by_level(self, leading: Sequence[_Slice]) -> tuple[dict[Level, _Parts], _Parts]:

@@ -98,6 +98,7 @@ class Circles:
     weights: int
     gradients: int
     optimizer: int
+    node: int = 0  # of one stage, who shares a node
     tp_rank: int = 0
     tp: int = 1
 
@@ -113,6 +114,9 @@ class RankState:
     only tp rank 0). Between uses it keeps the weights of `keeps`: its part of what its circle holds. The gradients of
     `sums` add up on it through a step. It has master and moments of `owns`; of each element one owner `vouches`: there
     its gradient is summed over all circles, and is counted in the norm, and this copy of the state is snapshotted.
+
+    Where the plan asks for that, nodes hold together within a step: the rank has `near` of the weights that its node
+    gathered, and sums gradients of `relays` for its node before they go on to others.
     """
 
     rank: int
@@ -123,6 +127,8 @@ class RankState:
     sums: tuple[Span, ...]
     owns: tuple[Span, ...]
     vouches: tuple[Span, ...]
+    near: tuple[Span, ...] = ()
+    relays: tuple[Span, ...] = ()
     circles: Circles = ALONE
 
     @property

@@ -30,6 +30,8 @@ def a_plan(stage: Stage, sharding: Sharding | None = None) -> Plan:
 
 
 PLAIN = Stage(layers=((4, 8),), replicas=(Replica(node="b-0", devices=(0,)),))
+# An engine that keeps all of its state on each device that computes with it.
+WHOLE = dataclasses.replace(ENGINE, idle_holders=False, whole_optimizer=False, sharded=False, offload=False)
 IDLE = Replica(node="c-0", devices=(0,), samples=0)
 
 
@@ -52,7 +54,7 @@ IDLE = Replica(node="c-0", devices=(0,), samples=0)
 )
 def test_a_plan_that_the_engine_does_not_run_is_refused_by_name(given: Plan, message: str) -> None:
     with pytest.raises(InvalidField) as caught:
-        check_plan_runs(given)
+        check_plan_runs(given, WHOLE)
     assert message in str(caught.value)
     check_plan_runs(given, ALL)
 
@@ -65,7 +67,7 @@ def test_what_changes_nothing_is_not_refused() -> None:
 def test_a_job_that_the_engine_does_not_run_is_refused_by_name() -> None:
     job, cluster = with_train(JOB, sharding="none"), make_cluster(("a", "cpu-2t", 2, 1), memory_mib={})
     with pytest.raises(InvalidField) as caught:
-        plan(job, cluster, features=ENGINE)
+        plan(job, cluster, features=WHOLE)
     assert "train.sharding = 'none': is planned and scored, but not run by the engine" in str(caught.value)
     assert plan(job, cluster).plan.prediction is not None
     check_job_runs(job, ALL)
@@ -85,7 +87,7 @@ def offloads(found: Plan) -> bool:
 
 
 def test_no_state_on_hosts_is_planned_for_the_engine() -> None:
-    everything, engine = plan(WITHOUT, TIGHT), plan(WITHOUT, TIGHT, features=ENGINE)
+    everything, engine = plan(WITHOUT, TIGHT), plan(WITHOUT, TIGHT, features=WHOLE)
     assert offloads(everything.plan) and not offloads(engine.plan)
     assert step_s(everything.plan) < step_s(engine.plan)
     check_plan_runs(engine.plan)
@@ -94,7 +96,7 @@ def test_no_state_on_hosts_is_planned_for_the_engine() -> None:
 def test_a_running_plan_beyond_the_features_does_not_come_back() -> None:
     previous = plan(WITHOUT, TIGHT).plan
     assert plan(WITHOUT, TIGHT, previous=previous).plan.plan_id == previous.plan_id
-    assert not offloads(plan(WITHOUT, TIGHT, previous=previous, features=ENGINE).plan)
+    assert not offloads(plan(WITHOUT, TIGHT, previous=previous, features=WHOLE).plan)
 
 
 def test_recomputation_is_planned_for_the_engine() -> None:

@@ -80,11 +80,13 @@ def test_teams_win_where_stages_would_wait() -> None:
     assert score(found, job, TWO_NODES) == found
     used = recount.device_bytes(found, job, TWO_NODES)
     assert all(size <= recount.room_bytes(TWO_NODES, device.rsplit(":")[0]) for device, size in used.items())
-    for held in (plan(job, TWO_NODES, features=ENGINE).plan, plan(make_job(batch=16, sharding="none"), TWO_NODES).plan):
+    whole = dataclasses.replace(ENGINE, sharded=False)
+    for held in (plan(job, TWO_NODES, features=whole).plan, plan(make_job(batch=16, sharding="none"), TWO_NODES).plan):
         assert (held.sharding.weights, held.sharding.gradients) == ("none", "none")
         assert step_s(held) > 1.05 * step_s(found)
     with pytest.raises(InvalidField, match="not run by the engine"):
-        check_plan_runs(found)
+        check_plan_runs(found, whole)
+    check_plan_runs(found)
 
 
 def test_samples_go_by_speed_within_a_team_of_all_nodes_and_between_teams() -> None:

@@ -8,7 +8,7 @@ ballots say (`ballots`), why an epoch ends (EpochAbandoned simply passes through
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -36,6 +36,7 @@ from shoal_planner.programs import (
 from shoal_planner.schedule import programs
 from shoal_recovery.state import ShardMap
 from shoal_workers.ballots import Ballot, Ranges, Verdict, count
+from shoal_workers.circulation import Circulation, uses
 from shoal_workers.courier import STAGING, Courier
 from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
@@ -44,7 +45,8 @@ from shoal_workers.errors import StepRefused
 from shoal_workers.evaluation import Evaluation, EvaluationReport
 from shoal_workers.exchange import Exchange
 from shoal_workers.forward_only import ForwardOnly
-from shoal_workers.live import LiveState
+from shoal_workers.idle import IdleForwards, IdleRun
+from shoal_workers.live import GATHERED, LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Builder
 from shoal_workers.optimizer import OwnedAdamW, learning_rate
@@ -52,7 +54,9 @@ from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import Sharing
 from shoal_workers.stage import PIPELINE, Shape, StageRun, feed
 from shoal_workers.tensor_parallel import TensorGroup
+from shoal_workers.traffic import Metered, Moved, links
 
+_ONE_ZONE: Mapping[str, str] = {}
 _ATTEMPTS = 2  # a step that came out non-finite is tried once more: bits do flip
 _MOST_SKIPPED = 10  # in a row; what comes out non-finite that often does not get better by itself
 
@@ -82,6 +86,7 @@ class StepReport:
     """A done step as one rank saw it; `loss` and `grad_norm` are of the whole step, the same on every rank.
 
     `samples` are the half-open ranges of sample numbers that first stages fed, as they said on their ballots.
+    `moved` is what this rank sent and received.
     `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces.
     `skipped` says why no update was applied; then the weights are those of the step before.
     """
@@ -94,6 +99,7 @@ class StepReport:
     duration_s: float
     compute_s: float
     samples: Ranges
+    moved: tuple[Moved, ...] = ()
     skipped: str | None = None
 
 
@@ -117,8 +123,8 @@ Outcome = Finished | Stopped
 class Engine:
     """One rank of one epoch. `live` is whole (it has a tag) and belongs to `rank` of `shards`, the map of `plan`.
 
-    `clock` counts seconds, from anywhere; `held_out` is what evaluations are on; that of `evaluated_step` is known.
-    Raises InvalidField for a job or plan that asks for what it does not run.
+    `clock` counts seconds, from anywhere; `held_out` is what evaluations are on; that of `evaluated_step` is known;
+    `zones` are those of nodes. Raises InvalidField for a job or plan that asks for what it does not run.
     """
 
     def __init__(
@@ -135,6 +141,7 @@ class Engine:
         clock: Callable[[], float],
         held_out: Samples | None = None,
         evaluated_step: int | None = None,
+        zones: Mapping[str, str] = _ONE_ZONE,
     ) -> None:
         check_job_runs(job)
         check_plan_runs(plan)
@@ -143,18 +150,19 @@ class Engine:
         self._devices = tuple(str(place.device) for place in plan.places())
         self._program = programs(plan, job.model)[rank]
         self._live = live
-        self._exchange = exchange
+        self._exchange = exchange = Metered(exchange, links(plan, rank, zones))
         self._snapshots = snapshots
         self._memory = memory
         self._clock = clock
         self._feed = feed(plan, self._place, samples)
         self._max_ranges = max(pipeline.micro_batches for pipeline in plan.pipelines)
-        self._stage = self._build_stage(plan)
+        courier, chunks = Courier(exchange, memory), chunk_units(plan, self._place.pipeline, self._place.stage)
+        self._circulation = Circulation(shards, job.model, rank, live, courier, memory, plan.sharding)
+        self._uses = uses(self._program, chunks)
+        self._stage = self._build_stage(plan, chunks)
         self._samples = samples
-        self._forward_only = ForwardOnly(
-            self._stage.chunks, self._feed, self._stage.shape, self._program, exchange, memory
-        )
-        self._sharing = Sharing(shards, job.model, rank, live, exchange, Courier(exchange, memory))
+        self._forward_only = self._build_forward_only()
+        self._sharing = Sharing(shards, job.model, rank, live, exchange, courier)
         self._optimizer = OwnedAdamW(job.train, live)
         self._evaluation = Evaluation(
             job.train,
@@ -187,7 +195,7 @@ class Engine:
             with deterministic(self._job.train.deterministic):
                 return self._run(self._live.tag, until_step, report, stop_after)
         finally:
-            for what in (ACTIVATIONS, PIPELINE, STAGING):
+            for what in (ACTIVATIONS, PIPELINE, STAGING, GATHERED):
                 self._memory.release_all(what)
 
     def _run(
@@ -231,6 +239,7 @@ class Engine:
                 duration_s=self._clock() - began_s,
                 compute_s=self._compute_s,
                 samples=verdict.samples,
+                moved=self._exchange.take(),
                 skipped=skipped,
             )
         )
@@ -263,6 +272,7 @@ class Engine:
     def _attempt(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
         """Leaves the state as it is if the verdict says that something is not finite."""
         self._live.zero_gradients()
+        self._circulation.begin(self._uses)
         self._sharing.begin()
         self._stage.begin(step)
         self._verdict = None
@@ -293,6 +303,7 @@ class Engine:
                 self._stage.send(instruction)
             case Reduce():
                 self._stage.end()
+                self._circulation.settle()
                 self._sharing.reduce(instruction.unit)
             case Update():
                 self._timed(lambda: self._update(step))
@@ -351,15 +362,22 @@ class Engine:
                     ranges.append((numbers.start, numbers.stop))
         return tuple(ranges)
 
-    def _build_stage(self, plan: Plan) -> StageRun:
+    def _build_forward_only(self) -> ForwardOnly | IdleForwards:
+        wanted = tuple(use for use in self._uses if not use.backward)
+        if isinstance(self._stage, IdleRun):
+            return IdleForwards(wanted, self._circulation)
+        return ForwardOnly(
+            self._stage, self._feed, self._program, self._exchange, self._memory, self._circulation, wanted
+        )
+
+    def _build_stage(self, plan: Plan, chunks: tuple[tuple[int, ...], ...]) -> StageRun | IdleRun:
+        split = plan.schedule == "zero_bubble"
+        if self._feed.low == self._feed.high:
+            return IdleRun(chunks, self._circulation, split=split)
         job, place, live = self._job, self._place, self._live
         group = TensorGroup(rank=place.tp_rank, size=place.tp, reducer=self._exchange)
-        split = plan.schedule == "zero_bubble"
         builder = Builder(job.model, live.parameter, group, job.train.seq_len, live.device, split=split)
         stage = plan.pipelines[place.pipeline].stages[place.stage]
-        chunks = [
-            [builder.unit(number, stage.recompute_of(number - 1)) for number in numbers]
-            for numbers in chunk_units(plan, place.pipeline, place.stage)
-        ]
+        units = [[builder.unit(number, stage.recompute_of(number - 1)) for number in numbers] for numbers in chunks]
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, device=live.device)
-        return StageRun(chunks, self._feed, shape, self._program, self._exchange, self._memory)
+        return StageRun(units, self._feed, shape, self._program, self._exchange, self._memory, self._circulation)

@@ -16,6 +16,7 @@ from shoal_planner.job import TrainSpec
 from shoal_workers.data import Samples
 from shoal_workers.exchange import Exchange
 from shoal_workers.forward_only import ForwardOnly
+from shoal_workers.idle import IdleForwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Evaluation:
         self,
         train: TrainSpec,
         samples: Samples | None,
-        forward_only: ForwardOnly,
+        forward_only: ForwardOnly | IdleForwards,
         exchange: Exchange,
         *,
         known_step: int | None,

@@ -86,6 +86,18 @@ class UnitBuffers:
         """The same tensor to autograd's eyes whatever is written: who writes sees to it that it fits."""
         return self._whole[unit].view(span)
 
+    def whole_now_or_later(self, unit: int, span: Span) -> Tensor:
+        """As `whole`, also of a unit that is closed: the tensor may be used when it is open. (A view of no memory can
+        not be made, but one may lose its memory.)"""
+        buffer = self._whole[unit]
+        closed = not buffer.tensor.untyped_storage().nbytes()
+        if closed:
+            buffer.open()
+        view = buffer.view(span)
+        if closed:
+            buffer.close()
+        return view
+
     def open(self, unit: int) -> int:
         """The bytes that it takes from now on."""
         if unit not in self.split or unit not in self._whole:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from shoal_planner.programs import Forward, Program, ReceiveActivation, SendActivation
+from shoal_workers.circulation import Circulation, Use
 from shoal_workers.data import Samples
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.memory import DeviceMemory
-from shoal_workers.segments import Segments
-from shoal_workers.stage import PIPELINE, Feed, Shape, message_tag
+from shoal_workers.stage import PIPELINE, Feed, StageRun, message_tag
 
 _AHEAD = 2  # receives that are posted, and outputs that are not yet taken
 
@@ -31,16 +31,19 @@ class ForwardOnly:
 
     def __init__(
         self,
-        chunks: Sequence[Segments],
+        stage: StageRun,
         feed: Feed,
-        shape: Shape,
         program: Program,
         exchange: Exchange,
         memory: DeviceMemory,
+        circulation: Circulation,
+        wanted: tuple[Use, ...],
     ) -> None:
-        self._chunks = chunks
+        self._chunks = stage.chunks
         self._feed = feed
-        self._shape = shape
+        self._shape = stage.shape
+        self._circulation = circulation
+        self._wanted = wanted
         self._exchange = exchange
         self._memory = memory
         self._num_rows = feed.high - feed.low
@@ -60,6 +63,7 @@ class ForwardOnly:
         """This rank's part of the loss over those of `samples` that a step of this number takes, as the step would
         report it; zero where the head is elsewhere."""
         self._begin()
+        self._circulation.begin(self._wanted)
         loss = torch.zeros((), dtype=torch.float64)
         for _ in range(_AHEAD):
             self._post()

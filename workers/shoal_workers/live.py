@@ -32,6 +32,7 @@ _ByUnit = Mapping[int, list[Span]]
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
 OPTIMIZER = "optimizer state"
+SECONDARY = "secondary weights"
 GATHERED = "weights and gradients made whole"
 
 
@@ -51,6 +52,7 @@ class LiveState:
         weights: UnitBuffers,
         gradients: UnitBuffers,
         owned: dict[Kind, FlatBuffer],
+        secondary: dict[int, FlatBuffer],
     ) -> None:
         self.model = model
         self.state = state
@@ -60,6 +62,7 @@ class LiveState:
         self._weights = weights
         self._gradients = gradients
         self._owned = owned
+        self._secondary = secondary
         self._parameters = {parameter.fqn: parameter for parameter in parameters(model)}
         self._leaves: dict[str, Tensor] = {}
         self._refreshed = common(state.keeps, state.owns)
@@ -86,6 +89,7 @@ class LiveState:
             (WEIGHTS, _num_kept(holds, keeps, split_weights) * dtype.itemsize),
             (GRADIENTS, _num_kept(holds, sums, split_gradients) * ELEMENT_BYTES),
             (OPTIMIZER, num_owned * ELEMENT_BYTES * len(OWNED_KINDS)),
+            (SECONDARY, sum(span.numel for span in state.near) * dtype.itemsize),
         )
         _charge_all(memory, charges)
         live = cls(
@@ -96,6 +100,7 @@ class LiveState:
             UnitBuffers(holds, keeps, split_weights, dtype, device),
             UnitBuffers(holds, sums, split_gradients, torch.float32, device),
             {kind: FlatBuffer(state.owns, torch.float32, device) for kind in OWNED_KINDS},
+            {unit: FlatBuffer(spans, dtype, device) for unit, spans in _spans_by_unit(model, state.near).items()},
         )
         live._charges = charges
         return live
@@ -141,6 +146,21 @@ class LiveState:
         """The weights of kept elements."""
         return self._weights.kept(self._home(span), span)
 
+    def secondary_weight(self, span: Span) -> Tensor:
+        """What the node keeps of the weights that it gathered in this step; no state either."""
+        return self._secondary[self._home(span)].view(span)
+
+    def split_weights(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+        """Those of which more is held than kept: they lie in two places while their units are open."""
+        return tuple(span for span in spans if self._home(span) in self._weights.split)
+
+    def split_gradients(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+        return tuple(span for span in spans if self._home(span) in self._gradients.split)
+
+    def master(self, span: Span) -> Tensor:
+        """The fp32 weights of owned elements. An owner need not keep the weights that it makes of them."""
+        return self.view(span.key(Kind.MASTER))
+
     def gradient(self, span: Span) -> Tensor:
         """The fp32 gradient of elements that add up here, summed over the samples of the step so far."""
         return self._gradients.kept(self._home(span), span)
@@ -176,7 +196,7 @@ class LiveState:
     def refresh_weights(self) -> None:
         """The kept weights of owned elements become what their master is."""
         for span in self._refreshed:
-            self.weight(span).copy_(self.view(span.key(Kind.MASTER)))
+            self.weight(span).copy_(self.master(span))
 
     def zero_gradients(self) -> None:
         self._gradients.zero_kept()
@@ -211,8 +231,8 @@ class LiveState:
         span = Span(fqn=fqn, first=spans[0].first, last=spans[-1].last)
         shape = (-1, *self._parameters[fqn].shape[1:])
         home = self._home(span)
-        leaf = self._weights.whole(home, span).view(shape).detach().requires_grad_()
-        gradient = self._gradients.whole(home, span).view(shape)
+        leaf = self._weights.whole_now_or_later(home, span).view(shape).detach().requires_grad_()
+        gradient = self._gradients.whole_now_or_later(home, span).view(shape)
         if leaf.dtype == gradient.dtype:
             leaf.grad = gradient
         else:

@@ -12,8 +12,8 @@ whoever keeps them to whoever computes with them, gradients from whoever made th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import parameters
@@ -31,9 +31,8 @@ class Message:
     destination: int
     spans: tuple[Span, ...]
 
-    @property
-    def numel(self) -> int:
-        return sum(span.numel for span in self.spans)
+    def only(self, wanted: Callable[[Span], bool]) -> Message:
+        return replace(self, spans=tuple(filter(wanted, self.spans)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +41,15 @@ class UnitRoutes:
 
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
+
+    def only(self, wanted: Callable[[Span], bool]) -> UnitRoutes:
+        """Of these spans; messages without any are left out at both ends."""
+        sends, receives = ([message.only(wanted) for message in some] for some in (self.sends, self.receives))
+        return UnitRoutes(sends=_with_spans(sends), receives=_with_spans(receives))
+
+
+def _with_spans(messages: Iterable[Message]) -> tuple[Message, ...]:
+    return tuple(message for message in messages if message.spans)
 
 
 NO_ROUTES = UnitRoutes(sends=(), receives=())
@@ -71,16 +79,26 @@ def gather_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
 
 
 def fetch_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
-    """The weights of each unit that `rank` gives its circle before they are used, and takes. Of a replicated parameter
-    all ranks of a replica keep the same; they take turns in giving it."""
-    replicated = frozenset(parameter.fqn for parameter in parameters(model) if not parameter.cut)
+    """The weights of each unit that `rank` gives its circle before they are used, and takes: what it computes with, or
+    where it runs nothing, what it is to keep near."""
+    turn = _Turns(model)
 
     def between(giver: RankState, taker: RankState) -> _Spans:
         if giver.circles.weights != taker.circles.weights:
             return ()
-        found = without(common(giver.keeps, taker.holds), taker.keeps)
-        turn = giver.circles.tp_rank == taker.circles.tp_rank % giver.circles.tp
-        return tuple(span for span in found if turn or span.fqn not in replicated)
+        return turn.taken(without(common(giver.keeps, taker.holds or taker.near), taker.keeps), giver, taker)
+
+    return _routes(shards, rank, _users(model), between)
+
+
+def near_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
+    """As `fetch_routes`, of what the node has gathered before."""
+    turn = _Turns(model)
+
+    def between(giver: RankState, taker: RankState) -> _Spans:
+        if giver.circles.node != taker.circles.node:
+            return ()
+        return turn.taken(without(common(giver.near, taker.holds), taker.near), giver, taker)
 
     return _routes(shards, rank, _users(model), between)
 
@@ -96,9 +114,35 @@ def scatter_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
     return _routes(shards, rank, _users(model), between)
 
 
-def own_spans(spans: _Spans, model: ModelSpec) -> Mapping[int, _Spans]:
+def hop_routes(shards: ShardMap, model: ModelSpec, rank: int) -> tuple[Routes, Routes]:
+    """As `scatter_routes`, in two hops: inside the node to whoever sums for it, and from there between nodes."""
+
+    def inside(giver: RankState, taker: RankState) -> _Spans:
+        return common(giver.contributes, taker.relays) if giver.circles.node == taker.circles.node else ()
+
+    def onward(giver: RankState, taker: RankState) -> _Spans:
+        return common(giver.relays, taker.sums) if giver.circles.gradients == taker.circles.gradients else ()
+
+    users = _users(model)
+    return _routes(shards, rank, users, inside), _routes(shards, rank, users, onward)
+
+
+class _Turns:
+    """Of a replicated parameter all ranks of a replica keep the same: each gives it to some."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        self._replicated = frozenset(parameter.fqn for parameter in parameters(model) if not parameter.cut)
+
+    def taken(self, spans: _Spans, giver: RankState, taker: RankState) -> _Spans:
+        if giver.circles.tp_rank == taker.circles.tp_rank % giver.circles.tp:
+            return spans
+        return tuple(span for span in spans if span.fqn not in self._replicated)
+
+
+def by_user(spans: _Spans, model: ModelSpec) -> Mapping[int, _Spans]:
     """These spans by the units that use them, in the order of messages."""
-    return _by_unit(spans, _order(model), _users(model))
+    users = _users(model)
+    return _by_unit(spans, {fqn: index for index, fqn in enumerate(users)}, users)
 
 
 _Units = Mapping[str, tuple[int, ...]]
@@ -110,10 +154,6 @@ def _homes(model: ModelSpec) -> _Units:
 
 def _users(model: ModelSpec) -> _Units:
     return {parameter.fqn: parameter.units for parameter in parameters(model)}
-
-
-def _order(model: ModelSpec) -> Mapping[str, int]:
-    return {parameter.fqn: index for index, parameter in enumerate(parameters(model))}
 
 
 def _routes(shards: ShardMap, rank: int, units: _Units, between: _Between) -> Routes:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal_workers.circulation import Circulation, Part
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Unit
 from shoal_workers.products import WeightProduct
@@ -36,9 +37,10 @@ class _Flight:
 
 class Segments:
     """`units` follow each other. The last of them, if it is the model's last, gives its summed loss divided by
-    `num_tokens`."""
+    `num_tokens`. Their weights come and their gradients go by way of `circulation`."""
 
-    def __init__(self, units: Sequence[Unit], num_tokens: int, memory: DeviceMemory) -> None:
+    def __init__(self, units: Sequence[Unit], num_tokens: int, memory: DeviceMemory, circulation: Circulation) -> None:
+        self._circulation = circulation
         self._units = tuple(units)
         self._num_tokens = num_tokens
         self._memory = memory
@@ -64,7 +66,8 @@ class Segments:
         """Activations, or this micro-batch's part of the loss; detached."""
         flights = self._flights[micro_batch] = []
         for unit in self._units:
-            leaving = self._forward(unit, entering, targets_BS)
+            with self._circulation.weights(unit.number):
+                leaving = self._forward(unit, entering, targets_BS)
             flights.append(_Flight(entering=entering, leaving=leaving))
             entering = leaving.detach()
             if unit is not self._units[-1]:
@@ -76,7 +79,9 @@ class Segments:
         tokens). Gradients of weights that are not put off add up in the live state."""
         flights = self._flights.pop(micro_batch)
         for unit in reversed(self._units):
-            slope = self._backward(unit, flights.pop(), slope)
+            part = Part.ALL if unit.put_off is None else Part.VECTORS
+            with self._circulation.weights(unit.number), self._circulation.gradients(unit.number, part):
+                slope = self._backward(unit, flights.pop(), slope)
             if unit.put_off is not None:
                 products = unit.put_off.take()
                 self._charge_later(unit, products)
@@ -87,15 +92,17 @@ class Segments:
         """As `forward`, with no backward to come: nothing is kept. `seen` is told what comes out of each unit."""
         with torch.no_grad():
             for unit in self._units:
-                entering = unit(entering, targets_BS)
+                with self._circulation.weights(unit.number):
+                    entering = unit(entering, targets_BS)
                 seen(unit.number, entering)
         return entering / self._num_tokens if self.gives_loss else entering
 
     def weight_gradients(self, micro_batch: int) -> None:
         """What was put off in the backward of this micro-batch, in the same order."""
         for number, products in self._later.pop(micro_batch, []):
-            for product in products:
-                product.add()
+            with self._circulation.gradients(number, Part.MATRICES):
+                for product in products:
+                    product.add()
             self._memory.release(ACTIVATIONS, self._later_bytes[number])
 
     def _forward(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> Tensor:

@@ -56,7 +56,7 @@ class Sharing:
 
     def gather(self, unit: int) -> None:
         """Afterwards all kept weights are what their owners have."""
-        self._start(self._gathers, unit, Purpose.GATHER, self._live.weight, self._take)
+        self._start(self._gathers, unit, Purpose.GATHER, self._live.master, self._take)
 
     def settle(self) -> None:
         while self._tasks:

@@ -28,6 +28,7 @@ from shoal_planner.programs import (
     SendGradient,
     WeightGradient,
 )
+from shoal_workers.circulation import Circulation
 from shoal_workers.data import Samples
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.memory import DeviceMemory
@@ -106,8 +107,10 @@ class StageRun:
         program: Program,
         exchange: Exchange,
         memory: DeviceMemory,
+        circulation: Circulation,
     ) -> None:
-        self.chunks = tuple(Segments(units, feed.global_batch * shape.seq_len, memory) for units in chunks)
+        tokens = feed.global_batch * shape.seq_len
+        self.chunks = tuple(Segments(units, tokens, memory, circulation) for units in chunks)
         self._feed = feed
         self.shape = shape
         self._exchange = exchange

@@ -20,3 +20,7 @@ class Purpose(IntEnum):
 def tag(purpose: Purpose, number: int) -> int:
     """`number` is the micro-batch and the sender's chunk, the unit, or which use of a unit in the step it is."""
     return number * len(Purpose) + purpose
+
+
+def purpose_of(tag: int) -> Purpose:
+    return Purpose(tag % len(Purpose))
