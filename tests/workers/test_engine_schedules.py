@@ -17,8 +17,9 @@ from shoal_planner.job import Schedule
 from shoal_planner.plan import Override, Pipeline, Plan, Recompute, Stage
 from shoal_planner.predict import predict
 from shoal_planner.profile import Profile
+from shoal_workers.exchange import SoloExchange
 from shoal_workers.processes import Processes
-from shoal_workers.solo import RunRequest, SoloRun, run_solo
+from shoal_workers.solo import RunRequest, SoloRun, run_rank, run_solo, solo_plan
 
 STEPS = 20
 BOUND = 1e-5
@@ -111,6 +112,24 @@ def test_bf16_gradients_that_are_put_off_are_added_up_in_fp32(processes: Process
         for schedule in ("1f1b", "zero_bubble")
     )
     assert_same_bits(split.state, plain.state)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
+def test_evaluations_run_the_forwards_of_any_schedule_in_the_memory_of_a_step(
+    processes: Processes, schedule: Schedule
+) -> None:
+    asked = job(tied=False, steps=2)
+    asked = replace(asked, train=replace(asked.train, eval_every=1, eval_batches=2))
+    runs = [
+        processes.run(RunRequest(job=each, plan=under(schedule, PIPELINES, "selective"), until_step=2))
+        for each in (asked, job(tied=False, steps=2))
+    ]
+    alone = run_rank(RunRequest(job=asked, plan=solo_plan(asked), until_step=2), 0, SoloExchange())
+    expected = [found.loss for found in alone.evaluations]
+    assert len(expected) == 2
+    for rank in runs[0].ranks:
+        np.testing.assert_allclose([found.loss for found in rank.evaluations], expected, rtol=1e-5)
+    assert [rank.peak_bytes for rank in runs[0].ranks] == [rank.peak_bytes for rank in runs[1].ranks]
 
 
 def test_a_layer_that_is_not_finite_is_found_whichever_chunk_it_is_in(processes: Processes) -> None:
