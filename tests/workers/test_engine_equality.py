@@ -174,7 +174,7 @@ def test_bf16_stays_within_a_hundredth_of_fp32_for_200_steps() -> None:
     """Weights and activations are in bf16; masters, moments and sums of gradients are not."""
     spec = bf16_job()
     small = ModelSpec(layers=2, hidden=32, heads=2, ffn=64, vocab=256)
-    spec = replace(spec, model=small, train=replace(spec.train, seq_len=16))
+    spec = replace(spec, model=small, train=replace(spec.train, seq_len=16, global_batch=4))
     assert_close_to_fp32(run_solo(spec, 200).losses, spec)
 
 

@@ -114,7 +114,7 @@ def test_bf16_gradients_that_are_put_off_are_added_up_in_fp32(processes: Process
     assert_same_bits(split.state, plain.state)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
+@pytest.mark.parametrize("schedule", ["interleaved", pytest.param("zero_bubble", marks=pytest.mark.long)])
 def test_evaluations_run_the_forwards_of_any_schedule_in_the_memory_of_a_step(
     processes: Processes, schedule: Schedule
 ) -> None:
