@@ -124,6 +124,7 @@ class TrainSpec:
     The learning rate warms up linearly to `lr`, and then follows `lr_schedule` down to `min_lr`, or stays. Gradients
     whose norm over all weights is more than `clip_norm` are scaled down to it. Matrices decay, norms do not. After each
     `eval_every` steps, and after the last one, the loss over the same `eval_batches` global batches is evaluated.
+    `gather`, `scatter` and `secondary_weights` say how plans that split weights or gradients pass them round.
     """
 
     global_batch: int
@@ -144,6 +145,9 @@ class TrainSpec:
     eval_every: int | None = None
     eval_batches: int = EVAL_BATCHES
     sharding: Literal["auto", "none"] = "auto"
+    gather: Literal["plain", "int8"] = "plain"
+    scatter: Literal["plain", "int4"] = "plain"
+    secondary_weights: bool = False
     recompute: Literal["auto", "none"] = "auto"
     overlap: Literal["auto", "none"] = "auto"
     schedule: Literal["1f1b", "auto", "interleaved", "zero_bubble"] = "1f1b"
@@ -157,6 +161,7 @@ class TrainSpec:
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise InvalidField("weight_decay", self.weight_decay, "must be zero or more")
         self._check_schedule()
+        self._check_sharding()
         if self.eval_every is None and self.eval_batches != EVAL_BATCHES:
             raise InvalidField(
                 "eval_batches", self.eval_batches, "needs train.eval_every: nothing is evaluated without"
@@ -173,6 +178,12 @@ class TrainSpec:
         if self.warmup_steps >= self.steps and self.lr_schedule != "constant":
             problem = f"must be less than steps ({self.steps}), or the {self.lr_schedule} schedule never begins"
             raise InvalidField("warmup_steps", self.warmup_steps, problem)
+
+    def _check_sharding(self) -> None:
+        for name, plain in (("gather", "plain"), ("scatter", "plain"), ("secondary_weights", False)):
+            value = getattr(self, name)
+            if self.sharding == "none" and value != plain:
+                raise InvalidField(name, value, "needs train.sharding 'auto': with 'none' no weights are passed round")
 
     @property
     def tokens_per_step(self) -> int:

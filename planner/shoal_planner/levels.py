@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.job import TrainSpec
 
 Level = Literal["none", "group", "node", "cluster"]
 
@@ -55,6 +56,17 @@ class Sharding:
 
 
 OPTIMIZER_ALONE = Sharding()
+
+
+def sharding_of(train: TrainSpec, weights: Level, gradients: Level) -> Sharding:
+    """These levels, and what passes is as the job wants it where there is anything of the kind."""
+    return Sharding(
+        weights=weights,
+        gradients=gradients,
+        gather=train.gather if weights != "none" else "plain",
+        scatter=train.scatter if gradients != "none" else "plain",
+        secondary=train.secondary_weights and weights == "cluster",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ import numpy as np
 
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
+from shoal_planner.levels import sharding_of
 from shoal_planner.memory import ELEMENT_BYTES, held_elements, stage_memory, usable_bytes
 from shoal_planner.options import Floats, Ints, Kind, group_kinds, tp_degrees, usable_nodes
 from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Replica, Sharding, Stage
@@ -120,7 +121,7 @@ class _Teams:
         if len(teams) > self.batch or after_s >= self.best_s:
             return
         for weights in ("none", level):
-            sharding = Sharding(weights=weights, gradients=level)
+            sharding = sharding_of(self.costs.job.train, weights, level)
             one_of = {self._key(team): team for team in teams}
             shared = {key: self._shards(team, sharding) for key, team in one_of.items()}
             if self._least_s(list(teams), shared) + after_s >= self.best_s:

@@ -13,7 +13,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.features import ALL, ENGINE, check_plan_runs
 from shoal_planner.job import JobSpec, parse_job
-from shoal_planner.plan import Plan, Sharding
+from shoal_planner.plan import Plan, Sharding, parse_plan, plan_to_mapping
 from shoal_planner.profile import Profile
 from shoal_planner.score import score, score_with
 from shoal_planner.search import plan, step_s
@@ -87,6 +87,18 @@ def test_teams_win_where_stages_would_wait() -> None:
     with pytest.raises(InvalidField, match="not run by the engine"):
         check_plan_runs(found, whole)
     check_plan_runs(found)
+
+
+def test_parts_are_passed_round_as_the_job_wants() -> None:
+    """In fewer bits they are sooner there; what is passed round in none is not asked to be."""
+    train = dataclasses.replace(make_job(batch=16).train, gather="int8", scatter="int4", secondary_weights=True)
+    job = dataclasses.replace(make_job(batch=16), train=train)
+    found, plain = plan(job, TWO_NODES).plan, plan(make_job(batch=16), TWO_NODES).plan
+    assert found.sharding == Sharding(weights="node", gradients="node", gather="int8", scatter="int4")
+    assert step_s(found) < step_s(plain)
+    assert parse_plan(plan_to_mapping(found)).plan_id == found.plan_id != plain.plan_id
+    with pytest.raises(InvalidField, match="scatter = 'int4': needs train"):
+        dataclasses.replace(train, sharding="none", gather="plain", secondary_weights=False)
 
 
 def test_samples_go_by_speed_within_a_team_of_all_nodes_and_between_teams() -> None:

@@ -126,11 +126,13 @@ def test_every_schedule_and_recomputation_equals_one_process(
 
 @pytest.mark.long
 @pytest.mark.parametrize("sharding", [ZERO_PP, replace(THREE_LEVEL, gather="int8", scatter="int4")])
-def test_few_bits_train_as_well(processes: Processes, sharding: Sharding) -> None:
+def test_few_bits_train_as_well(sharding: Sharding) -> None:
     """The loss after 200 steps, within one per cent."""
-    spec = replace(job(steps=200, lr=1e-3), train=replace(job().train, steps=200, lr=1e-3, global_batch=16))
-    split = plan(sharding, (2, (stage(0, 6, *EIGHT),)))
-    run = processes.run(RunRequest(job=spec, plan=split, until_step=200))
+    train = replace(job().train, steps=200, lr=1e-3, global_batch=16)
+    spec = replace(job(), train=train)
+    four = tuple(replica(node, device, samples=2) for node in ("n0", "n1") for device in range(2))
+    with Processes(4, timeout_s=1200.0) as started:
+        run = started.run(RunRequest(job=spec, plan=plan(sharding, (2, (stage(0, 6, *four),))), until_step=200))
     full = run_solo(spec, 200)
     last = [float(np.mean(losses[-20:])) for losses in (run.losses, full.losses)]
     assert last[0] < full.losses[0] - 1.5
