@@ -106,9 +106,8 @@ class Block:
 
     def _mlp(self, x_BSH: Tensor) -> Tensor:
         x_BSH = enter(x_BSH, self._group)
-        with self._make(
-            self._activation, *(self._products.linear(x_BSH, weight) for weight in self._inner)
-        ) as inner_BSF:
+        inputs = (self._products.linear(x_BSH, weight) for weight in self._inner)
+        with self._make(self._activation, *inputs) as inner_BSF:
             return leave(self._products.matmul(inner_BSF, self._down_FH), self._group)
 
 
