@@ -45,6 +45,7 @@ _AGAIN = 6
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
 _KEPT = ((8, (6, 4)), (16, (3, 1)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
+_KEPT_BRIEFLY = (1, 1)  # where what is found has to bound a proof, or is one of many starts
 
 
 class Search:
@@ -94,19 +95,27 @@ class Search:
         """All rounds are scouted, fewer explored, and the best ones followed to plans; those are bettered step by step,
         or what is best on a small cluster is proven, with state on `hosts` or without."""
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
-        self._follow(nodes)
+        # Other schedules are tried on what was found, so for them one good plan is not enough.
+        to_prove = thorough and is_proven(self.costs) and self.costs.job.train.schedule == "1f1b"
+        self._follow(nodes, briefly=to_prove)
         if self.truncated:
             return
         if not is_proven(self.costs):
             if thorough and self.is_far():
                 self._try_parts(nodes, hosts)
             self._improve(nodes, 1 if thorough else _QUICKLY)
+        elif thorough and self.scored and self.late():
+            self.truncated = True
         elif thorough:
-            search_exactly(self.costs, self.copies, self.best_s(), self.consider, hosts=hosts)
+            whole = search_exactly(self.costs, self.copies, self.best_s(), self.consider, hosts=hosts)
+            if to_prove and not whole:
+                self._follow(nodes)
 
-    def _follow(self, nodes: tuple[Node, ...]) -> None:
-        leads = [Lead(this, self.costs, self.copies) for this in rounds(group_kinds(nodes, self.costs), self.costs)]
+    def _follow(self, nodes: tuple[Node, ...], *, briefly: bool = False) -> None:
+        looked_at = rounds(group_kinds(nodes, self.costs), self.costs, counted=not briefly)
+        leads = [Lead(this, self.costs, self.copies) for this in looked_at]
         kept = next(numbers for limit, numbers in _KEPT if num_devices(self.costs) <= limit)
+        kept = _KEPT_BRIEFLY if briefly else kept
         # Groups take little time, and how they begin says little of how they end.
         grouped = [lead for lead in leads if lead.round.groups > 1]
         for lead in grouped:
@@ -148,7 +157,7 @@ class Search:
             if is_proven(fewer.costs) and num_devices(fewer.costs) <= _AGAIN:
                 fewer.run(hosts=hosts)
             else:
-                fewer._follow(usable_nodes(self.costs.job, others))
+                fewer._follow(usable_nodes(self.costs.job, others), briefly=True)
             for found in fewer.scored.values():
                 self.consider(dataclasses.replace(found, copies=self.copies))
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal_planner.chain_times import Bools
-from shoal_planner.crews import Crew, Ends
+from shoal_planner.crews import Crew, Ends, Lines
 from shoal_planner.options import Floats, Ints
 from shoal_planner.predict import vote_s
 from shoal_planner.rows import StageTimes
@@ -176,14 +176,12 @@ class LineBound(NamedTuple):
     stages: StageTimes
 
 
-def line_bounds(figures: UnitFigures, chains: list[Chain], count: int, within_s: float, least: int) -> list[LineBound]:
+def line_bounds(figures: UnitFigures, lines: Lines, count: int, within_s: float, least: int) -> list[LineBound]:
     """Those pipelines of one crew that may run `least` samples or more, where there are so many pipelines."""
-    if not chains:
+    if not len(lines):
         return []
-    types = np.array(
-        [[figures.number[chain.slots[cell.slot].kind, cell.tp] for (cell,) in chain.stages] for chain in chains]
-    )
-    slots = np.array([[cell.slot for (cell,) in chain.stages] for chain in chains])
+    types = np.array([figures.number[lines.slots[cell.slot].kind, cell.tp] for cell in lines.cells])[lines.orders]
+    slots = np.array([cell.slot for cell in lines.cells])[lines.orders]
     every = np.arange(1, figures.times.batch + 1)
     sizes = every[-(-least // every) * every <= figures.times.batch]
     numbers = -(-least // sizes)
@@ -201,7 +199,7 @@ def line_bounds(figures: UnitFigures, chains: list[Chain], count: int, within_s:
         enough = _sharper(tables, plain.taken(part, few)).run(numbers[few], within_s)
         for at in np.flatnonzero(enough.any(axis=1)):
             left = StageTimes(sizes[few][enough[at]], tables[at][..., enough[at]])
-            found.append(LineBound(chains[part[at]], left))
+            found.append(LineBound(lines.chain(part[at]), left))
     return found
 
 

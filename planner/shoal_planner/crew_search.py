@@ -7,7 +7,6 @@ Owns the search. `crews` says who there is, `crew_bounds` how much each gets don
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -93,6 +92,11 @@ class CrewSearch:
         """Whether some device has no memory for all that it might be given."""
         return not self._figures.ample
 
+    @property
+    def whole(self) -> bool:
+        """Whether all orders were looked at that had to be."""
+        return self._left > 0
+
     def run(self, best_s: float) -> None:
         """Looks for what is done in ever more time, up to `best_s`: where anything is found, the best is."""
         self.best_s = best_s
@@ -162,7 +166,7 @@ class CrewSearch:
             found = []
             held, within_s = self._figures.held(count), self._limit_s() - self.bounds.vote_s[n]
             ends = {(end.first, end.last) for end in by_ends if end.most >= least and self._left > 0}
-            orders = list(itertools.islice(lines(self.crews[n], ends), self._left))
+            orders = lines(self.crews[n], ends, self._left)
             self._left -= len(orders)
             bounds = line_bounds(self._figures, orders, count, within_s, least)
             for bound in bounds:

@@ -6,6 +6,7 @@ its orders. How many samples a crew runs in some time comes in as numbers (`crew
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal_planner.options import Ints
 from shoal_planner.shapes import Cell, Chain, Rooms, Slot, Slots, placed
@@ -91,27 +93,58 @@ def _crew(filled: tuple[tuple[int, tuple[int, ...]], ...]) -> Crew:
     return Crew(slots=tuple(slot for slot, _ in ordered), cells=cells)
 
 
-def lines(crew: Crew, ends: set[tuple[Cell, Cell]]) -> Iterator[Chain]:
-    """The crew's pipelines with these first and last units, up to exchange of equal nodes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Pipelines of one crew: by pipeline and stage, which of the `cells` it is [E, S]."""
+
+    slots: Slots
+    cells: tuple[Cell, ...]
+    orders: Ints
+
+    def __len__(self) -> int:
+        return len(self.orders)
+
+    def chain(self, number: int) -> Chain:
+        return Chain(slots=self.slots, stages=tuple((self.cells[at],) for at in self.orders[number]))
+
+
+def lines(crew: Crew, ends: set[tuple[Cell, Cell]], most: int) -> Lines:
+    """The crew's pipelines with these first and last units, up to exchange of equal nodes, the first of them."""
+    counts = Counter(crew.cells)
+    cells = tuple(sorted(counts))
+    found, left = [np.zeros((0, len(crew.cells)), dtype=np.int64)], most
+    for first, last in sorted(ends) if most > 0 else ():
+        at_ends = [cells.index(first), cells.index(last)][: len(crew.cells)]
+        middle = _orders(tuple(counts[cell] - at_ends.count(at) for at, cell in enumerate(cells)))
+        fixed = np.broadcast_to(np.array(at_ends), (len(middle), len(at_ends)))
+        some = np.concatenate([fixed[:, :1], middle, fixed[:, 1:]], axis=1)
+        found.append(some[_told_apart(crew, np.array([cell.slot for cell in cells])[some])][:left])
+        left -= len(found[-1])
+    return Lines(slots=crew.slots, cells=cells, orders=np.concatenate(found))
+
+
+def _told_apart(crew: Crew, slots: Ints) -> NDArray[np.bool_]:
+    """Whether of equal nodes the first comes up first, in orders by slot [E, S]."""
     splits = [tuple(cell.tp for cell in crew.cells if cell.slot == slot) for slot in range(len(crew.slots))]
     nodes = list(zip(crew.slots, splits, strict=True))
-    twins = [slot for slot in range(1, len(nodes)) if nodes[slot] == nodes[slot - 1]]
-    for first, last in sorted(ends):
-        for middle in _orders(Counter(crew.between(first, last))):
-            order = (first, *middle, last)[: len(crew.cells)]
-            place = {cell.slot: -at for at, cell in reversed(list(enumerate(order)))}
-            if all(place[twin - 1] > place[twin] for twin in twins):  # of equal nodes the first comes up first
-                yield Chain(slots=crew.slots, stages=tuple((cell,) for cell in order))
+    found = np.ones(len(slots), dtype=np.bool_)
+    for slot in range(1, len(nodes)):
+        if nodes[slot] == nodes[slot - 1]:
+            found &= (slots == slot - 1).argmax(axis=1) < (slots == slot).argmax(axis=1)
+    return found
 
 
-def _orders(left: Counter[Cell]) -> Iterator[tuple[Cell, ...]]:
-    """Each order of these once."""
-    if not left:
-        yield ()
-        return
-    for cell in sorted(left):
-        for rest in _orders(left - Counter({cell: 1})):
-            yield (cell, *rest)
+@functools.lru_cache(maxsize=256)
+def _orders(counts: tuple[int, ...]) -> Ints:
+    """[K, sum]: each order of so many of each number once."""
+    if not any(counts):
+        return np.zeros((1, 0), dtype=np.int64)
+    found = []
+    for number, count in enumerate(counts):
+        if count:
+            rest = _orders((*counts[:number], count - 1, *counts[number + 1 :]))
+            found.append(np.concatenate([np.full((len(rest), 1), number), rest], axis=1))
+    return np.concatenate(found)
 
 
 class Parts:

@@ -13,7 +13,6 @@ stage fit.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import heapq
 import itertools
@@ -68,12 +67,13 @@ def num_devices(costs: CostModel) -> int:
 
 def search_exactly(
     costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float], *, hosts: bool = False
-) -> None:
+) -> bool:
     """Offers `consider` every plan that is better than all before, `best_s` being what was found otherwise; it answers
     with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not small. `hosts`: state of
-    half the layers of each stage, or of all, may be there, too."""
+    half the layers of each stage, or of all, may be there, too. Whether the best with state on devices alone and one
+    replica per stage is proven: not where there were too many orders."""
     if not is_proven(costs):
-        return
+        return False
     nodes = usable_nodes(costs.job, costs.snapshot)
     model, train = costs.job.model, costs.job.train
     best = [best_s]
@@ -89,24 +89,19 @@ def search_exactly(
     if hosts and may_pay and costs.job.train.sharding != "none":
         _search_hosts(costs, copies, best, better)
     if model.layers > SHARED_LAYERS or train.global_batch > SHARED_BATCH:
-        return
+        return plain.whole
     for part in parts(nodes, min(SHARED_DEVICES, num_devices(costs)), costs):
         if fastest_s(part, costs) < best[0]:
             Exact(costs, copies, part, better).run(best[0])
+    return plain.whole
 
 
 def _search_hosts(costs: CostModel, copies: int, best: list[float], better: Callable[[Plan], float]) -> None:
     """With state on hosts, on the nodes whose hosts have room for it."""
-    every = costs.snapshot.nodes
-    most_bytes = most_host_bytes(every, costs, hosting=True)
-    roomy = costs.snapshot.without(node.id for node in every if node.host_memory_bytes <= most_bytes)
-    nodes = usable_nodes(costs.job, roomy)
-    if not nodes:
-        return
-    fewer, most = CostModel(costs.job, roomy, costs.profile), min(copies, len(roomy.nodes) - 1)
-    for away in _AWAY:
-        search = CrewSearch(fewer, most, nodes, lambda plan: better(dataclasses.replace(plan, copies=copies)), away)
-        search.run(best[0])
+    most_bytes = most_host_bytes(costs.snapshot.nodes, costs, hosting=True)
+    roomy = tuple(node for node in usable_nodes(costs.job, costs.snapshot) if node.host_memory_bytes > most_bytes)
+    for away in _AWAY if roomy else ():
+        CrewSearch(costs, copies, roomy, better, away).run(best[0])
 
 
 class Exact:

@@ -69,11 +69,12 @@ class Round:
         return (*words, *others)
 
 
-def rounds(kinds: tuple[Kind, ...], costs: CostModel) -> Iterator[Round]:
+def rounds(kinds: tuple[Kind, ...], costs: CostModel, *, counted: bool = True) -> Iterator[Round]:
     """All nodes; then without those on the slowest links, again and again; each with nodes whole and in slices. On few
-    devices, with every number of pipelines: there one more or less changes what memory and exchange allow."""
+    devices, with every number of pipelines if they are to be `counted`: there one more or less changes what memory and
+    exchange allow."""
     num_devices = sum(kind.devices for kind in kinds)
-    if num_devices <= _COUNTED:
+    if counted and num_devices <= _COUNTED:
         yield from (Round(kinds=kinds, slices=1, most_pipelines=number) for number in range(1, num_devices + 1))
     for chosen in _reachable(kinds, costs):
         widest = max(kind.node.devices for kind in chosen)

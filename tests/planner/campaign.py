@@ -27,7 +27,7 @@ from typing import Any
 
 import recount
 from oracle import best_plan, draw_countable, num_copies
-from random_clusters import CHANGES, Instance, draw_large, draw_small, slow_device
+from random_clusters import CHANGES, Instance, draw_any, draw_large, draw_small, slow_device
 from random_plans import random_plan
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_to_mapping
@@ -144,7 +144,7 @@ def _wider(found: PlanResult | None, *, one_replica: bool) -> bool:
 
 def judge_memory(seed: int, most_devices: int = 64) -> Tally:
     """Any number of devices: the plan passes `score` and a recount of the memory of each device and host."""
-    instance = draw_large(seed, most_devices=most_devices)
+    instance = draw_any(seed, most_devices)
     tally = Tally(seed=seed, num_checked=1)
     found = tally.plan(instance)
     if found is not None:
@@ -206,21 +206,23 @@ def _judge_memory(tally: Tally, instance: Instance, made: Plan) -> None:
             tally.fail(f"host of {node} needs {kept:.6g} bytes of {room:.6g}{_shown(made)}", instance)
 
 
-def judge_monotone(seed: int, most_devices: int = 8) -> Tally:
+def judge_monotone(seed: int, most_devices: int = 8, changes: int = len(CHANGES)) -> Tally:
     """At most 8 devices: each change for the better leaves the plan as fast at least."""
-    return _judge_changes(seed, draw_small(seed, most_devices), STRICT)
+    return _judge_changes(seed, draw_small(seed, most_devices), changes, STRICT)
 
 
-def judge_larger(seed: int, most_devices: int = 64) -> Tally:
+def judge_larger(seed: int, most_devices: int = 64, changes: int = len(CHANGES)) -> Tally:
     """9 to 64 devices: no change for the better costs more than a hundredth."""
-    return _judge_changes(seed, draw_large(seed, 9, most_devices), LARGER)
+    return _judge_changes(seed, draw_large(seed, 9, most_devices), changes, LARGER)
 
 
-def _judge_changes(seed: int, instance: Instance, tolerance: float) -> Tally:
+def _judge_changes(seed: int, instance: Instance, changes: int, tolerance: float) -> Tally:
+    """So many kinds of change, from another one on with each seed."""
     tally = Tally(seed=seed)
     before = tally.plan(instance)
-    for kind, change in CHANGES.items():
-        what, cluster = change(instance)
+    kinds = list(CHANGES)
+    for kind in (kinds[seed % len(kinds) :] + kinds)[:changes]:
+        what, cluster = CHANGES[kind](instance)
         _no_worse(tally, f"{kind}: {what}", instance, cluster, before, tolerance)
     return tally
 
@@ -372,10 +374,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--limit", type=int, help="oracle, units and model: so many plans at most")
     parser.add_argument("--most-devices", type=int, help="the other campaigns: at most so many devices")
+    parser.add_argument("--changes", type=int, help="monotone and larger: so many kinds of change to each cluster")
     parser.add_argument("--out", type=Path, help="a folder for what failed, as JSON")
     given = parser.parse_args(arguments)
     first, _, last = given.seeds.partition("-")
-    options = {name: value for name in ("limit", "most_devices") if (value := getattr(given, name)) is not None}
+    options = {
+        name: value for name in ("limit", "most_devices", "changes") if (value := getattr(given, name)) is not None
+    }
     tallies = run(given.campaign, range(int(first), int(last or first) + 1), given.processes, **options)
     sys.stdout.write(summary(given.campaign, tallies) + "\n")
     if given.out:

@@ -18,7 +18,7 @@ from random_clusters import Instance, draw_small
 
 from shoal_planner.costs import CostModel
 from shoal_planner.crew_search import CrewSearch
-from shoal_planner.crews import Crew
+from shoal_planner.crews import Crew, Lines
 from shoal_planner.options import Floats, Ints, tp_degrees, usable_nodes
 from shoal_planner.plan import Plan
 from shoal_planner.profile import LinkFigure, Profile
@@ -55,6 +55,12 @@ def measured(instance: Instance, seed: int) -> Profile:
             for here, there in pairs
         )
     )
+
+
+def lone(line: Chain) -> Lines:
+    """This pipeline alone."""
+    cells = tuple(cell for (cell,) in line.stages)
+    return Lines(slots=line.slots, cells=cells, orders=np.arange(len(cells))[None])
 
 
 def search_of(instance: Instance, profile: Profile, away: float = 0.0) -> CrewSearch:

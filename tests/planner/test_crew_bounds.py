@@ -63,7 +63,7 @@ def test_no_order_that_is_quick_enough_is_dropped(links: str) -> None:
         search = searching(seed, links)
         for real in reals(search, seed):
             crew = search.crews[real.number]
-            every = list(lines(crew, set(crew.ends())))
+            every = lines(crew, set(crew.ends()), 10_000)
             for samples, step_s in reached(real)[::3]:
                 within_s = step_s - search.bounds.vote_s[real.number]
                 kept = line_bounds(search._figures, every, real.count, within_s, samples)

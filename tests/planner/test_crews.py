@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from shoal_planner.crew_search import _deals, _few, _picked, _ways
-from shoal_planner.crews import Crew, Parts, Places, crews, lines
-from shoal_planner.shapes import Cell, Room, Rooms, Slot, Slots
+from shoal_planner.crews import Crew, Lines, Parts, Places, crews, lines
+from shoal_planner.shapes import Cell, Chain, Room, Rooms, Slot, Slots
 
 Split = tuple[int, ...]
 Line = tuple[Cell, ...]
 SEEDS = range(20)
+MOST = 10_000  # lines of a crew, more than there are
 
 
 def rooms_of(rng: random.Random, most_devices: int) -> Rooms:
@@ -82,7 +83,7 @@ def test_lines_are_all_orders_up_to_exchange_of_equal_nodes(seed: int) -> None:
     rng = random.Random(f"lines {seed}")
     every = crews(rooms_of(rng, 6), degrees_of(rng), 5)
     for crew in rng.sample(every, min(8, len(every))):
-        found = list(lines(crew, set(crew.ends())))
+        found = chains(lines(crew, set(crew.ends()), MOST))
         assert all(chain.slots == crew.slots for chain in found)
         named = [least_form(crew, tuple(cell for (cell,) in chain.stages)) for chain in found]
         assert sorted(named) == sorted({least_form(crew, order) for order in itertools.permutations(crew.cells)})
@@ -93,13 +94,26 @@ def test_ends_say_which_lines_there_are(seed: int) -> None:
     rng = random.Random(f"ends {seed}")
     every = crews(rooms_of(rng, 6), degrees_of(rng), 5)
     for crew in rng.sample(every, min(8, len(every))):
-        whole = list(lines(crew, set(crew.ends())))
+        whole = chains(lines(crew, set(crew.ends()), MOST))
         assert {(chain.stages[0][0], chain.stages[-1][0]) for chain in whole} <= set(crew.ends())
         ends = rng.choice(crew.ends())
-        assert list(lines(crew, {ends})) == [
+        assert chains(lines(crew, {ends}, MOST)) == [
             chain for chain in whole if (chain.stages[0][0], chain.stages[-1][0]) == ends
         ]
         assert sorted((ends[0], *crew.between(*ends), ends[1])[: len(crew.cells)]) == sorted(crew.cells)
+
+
+def chains(found: Lines) -> list[Chain]:
+    return [found.chain(number) for number in range(len(found))]
+
+
+@pytest.mark.parametrize("most", [0, 1, 5, 11, MOST])
+def test_lines_end_where_there_are_enough(most: int) -> None:
+    crew = max(crews({0: Room(3, (0,)), 1: Room(1, (1, 2))}, (1,), 6), key=lambda crew: len(crew.cells))
+    assert len(crew.cells) == 5
+    every = chains(lines(crew, set(crew.ends()), MOST))
+    assert len(every) == 10  # three like units between two nodes that are alike
+    assert chains(lines(crew, set(crew.ends()), most)) == every[:most]
 
 
 def least_form(crew: Crew, order: Line) -> Line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from real_lines import Real, draw, measured, reals, search_of
+from real_lines import Real, draw, lone, measured, reals, search_of
 
 from shoal_planner.crew_bounds import line_bounds
 from shoal_planner.crew_search import CrewSearch
@@ -25,7 +25,7 @@ def searching(seed: int, links: str) -> CrewSearch:
 def listed(search: CrewSearch, real: Real, within_s: float, least: int) -> Rows | None:
     """As the search lists them; none if it has dropped the whole pipeline."""
     figures = search._figures
-    bounds = line_bounds(figures, [real.line], real.count, within_s, least)
+    bounds = line_bounds(figures, lone(real.line), real.count, within_s, least)
     if not bounds:
         return None
     after = figures.after_stage(real.line, real.count)
