@@ -94,7 +94,7 @@ def _terms(plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tupl
     update_s = max(costs.update_s(load.replica.node, load.owned, load.offloaded) for load in loads)
     return Terms(
         compute_s=times * bottleneck.compute_s,
-        bubble_s=crowded_s - times * bottleneck.total_s,
+        bubble_s=max(0.0, crowded_s - times * bottleneck.total_s),  # rounding may leave less than none
         tensor_s=times * bottleneck.tensor_s,
         pipeline_s=times * bottleneck.send_s,
         gradient_s=times * bottleneck.share_s + reduce_s + gather_s,
