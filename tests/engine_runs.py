@@ -221,8 +221,8 @@ def run_poisoned(seat: Seat, request: RunRequest, poisoned_rank: int) -> Refusal
     exchange = Wrapped(seat.connect(tp_groups(request.plan), nodes=nodes_of(request.plan)))
     built = build_rank(request, seat.rank, exchange)
     if seat.rank == poisoned_rank:
-        span = next(span for span in built.live.state.holds if span.fqn.endswith(".attention_norm.weight"))
-        built.live.weight(Span(fqn=span.fqn, first=0, last=1)).fill_(float("nan"))
+        span = next(span for span in built.live.state.keeps if span.fqn.endswith(".attention_norm.weight"))
+        built.live.weight(Span(fqn=span.fqn, first=span.first, last=span.first + 1)).fill_(float("nan"))
     before = held(built.live)
     try:
         built.engine.run(until_step=request.until_step, report=lambda report: None, stop_after=lambda: None)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect
 
 from shoal.settings import ClientSettings
-from shoal_service.database import Database
+from shoal_service.database import Database, alembic_config
+from shoal_service.jobs import get, status_of
 from shoal_service.models import Base
 from shoal_service.settings import Settings
 
@@ -30,6 +32,24 @@ async def test_migrations_give_the_tables_of_the_models(tmp_path: Path) -> None:
         names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
     await database.close()
     assert set(names) == {"alembic_version", "jobs", "journal", "step_points", "clusters", "secrets"}
+
+
+async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'shoal.db'}")
+    names = (
+        "id, name, spec, wish, body_hash, created_at_s, updated_at_s, version, state, state_code, reason"
+    )
+    values = "'job_1', 'old', '{}', 'run', 'x', 0, 0, 1, 'running', 'running', ''"
+    async with database.engine.connect() as connection:
+        await connection.run_sync(lambda sync: command.upgrade(alembic_config(sync), "0001"))
+        counts = "since_at_s, last_seq, step, epoch, num_recoveries, redone_steps, lost_steps"
+        await connection.exec_driver_sql(f"INSERT INTO jobs ({names}, {counts}) VALUES ({values}, 0, 9, 7, 1, 0, 0, 0)")
+        await connection.commit()
+    await database.migrate()
+    async with database.read() as session:
+        status = status_of(await get(session, "job_1"))
+    await database.close()
+    assert (status.step, status.skipped_steps, status.eval_step, status.eval_loss) == (7, 0, None, None)
 
 
 def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_runs import assert_holders_agree, assert_same_bits, job, worst_difference
+from engine_runs import assert_holders_agree, assert_same_bits, job, run_poisoned, worst_difference
 
 from shoal_planner.job import JobSpec, ModelSpec, Schedule
 from shoal_planner.levels import DeviceGroups, Level, Sharding
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Stage
+from shoal_recovery.state import Kind
+from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import GATHERED, GRADIENTS, OPTIMIZER, SECONDARY, WEIGHTS
 from shoal_workers.processes import PlanRun, Processes
-from shoal_workers.solo import RunRequest, SoloRun, run_solo
+from shoal_workers.solo import RunRequest, SoloRun, run_rank, run_solo, solo_plan, whole_state
 from shoal_workers.tags import Purpose
 from shoal_workers.traffic import Link
 
@@ -102,6 +104,25 @@ def test_every_level_equals_one_process(
         for key, values in rank.owned.items():
             whole = run.state.values[key.kind][key.fqn].reshape(-1)[key.first : key.last]
             assert values.tobytes() == whole.tobytes(), "owners of one interval have the same"
+
+
+@pytest.mark.parametrize("sharding", [THREE_LEVEL, pytest.param(Sharding(optimizer="none"), marks=_LONG)])
+def test_clipping_evaluations_and_diagnoses_see_all_that_is_split(processes: Processes, sharding: Sharding) -> None:
+    """Also with the optimizer's state in several copies, whose gradients count once."""
+    split, spec = plan(sharding, (2, (UNEVEN,))), job(tied=False, steps=6)
+    spec = replace(spec, train=replace(spec.train, clip_norm=0.3, eval_every=3, eval_batches=1))
+    run = processes.run(RunRequest(job=spec, plan=split, until_step=6))
+    alone = run_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=6), 0, SoloExchange())
+    assert worst_difference(run.weights, whole_state(spec, [alone]).values[Kind.MASTER]) <= BOUND
+    for rank in run.ranks:
+        for ours, theirs in ((rank.reports, alone.reports), (rank.evaluations, alone.evaluations)):
+            np.testing.assert_allclose([one.loss for one in ours], [one.loss for one in theirs], rtol=1e-5)
+        norms = [report.grad_norm for report in rank.reports]
+        np.testing.assert_allclose(norms, [report.grad_norm for report in alone.reports], rtol=1e-4)
+        assert min(norms) > 0.3, "each step is clipped"
+    for refusal in processes.call(split.num_devices, run_poisoned, RunRequest(job=spec, plan=split, until_step=1), 1):
+        assert "the first value that is not finite comes out of layer 0, on rank" in refusal.reason
+        assert not refusal.changed
 
 
 @pytest.mark.parametrize("schedule", ["zero_bubble", pytest.param("interleaved", marks=_LONG)])
