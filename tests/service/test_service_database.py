@@ -36,9 +36,7 @@ async def test_migrations_give_the_tables_of_the_models(tmp_path: Path) -> None:
 
 async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
     database = Database(f"sqlite+aiosqlite:///{tmp_path / 'shoal.db'}")
-    names = (
-        "id, name, spec, wish, body_hash, created_at_s, updated_at_s, version, state, state_code, reason"
-    )
+    names = "id, name, spec, wish, body_hash, created_at_s, updated_at_s, version, state, state_code, reason"
     values = "'job_1', 'old', '{}', 'run', 'x', 0, 0, 1, 'running', 'running', ''"
     async with database.engine.connect() as connection:
         await connection.run_sync(lambda sync: command.upgrade(alembic_config(sync), "0001"))
