@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.errors import InvalidField
-from shoal_planner.holding import StateHeld, state_held
+from shoal_planner.holding import state_held
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes
 from shoal_planner.placement import backups
@@ -132,7 +132,7 @@ def choose_copies(
     options = tuple(fleet.goodput(copies) for copies in wanted if copies == min(wanted) or fleet.fits(copies))
     most = max(option.tokens_per_s for option in options)
     near = [option for option in options if option.tokens_per_s >= most * (1 - COPIES_SHARE)]
-    usual = max(0, job.checkpoint.num_copies - fleet.held.live_copies)
+    usual = job.checkpoint.num_copies
     best = min(near, key=lambda option: (abs(option.copies - usual), option.copies))
     return CopiesChoice(best=best, options=options, reason=_reason(best, options, fleet.prediction.step_s))
 
@@ -152,13 +152,12 @@ class _Fleet:
         self.prediction: Prediction = plan.prediction
         self.job = job
         self.figures = figures
-        self.held: StateHeld = state_held(plan, job)
         self.nodes: tuple[Node, ...] = snapshot.nodes
         for node in self.nodes:
             if node.id not in pools:
                 raise InvalidField("pools", sorted(pools), f"must say to which pool {node.id} belongs")
         self.pools = pools
-        self.owned: dict[str, float] = {node.id: 0.0 for node in self.nodes} | dict(self.held.owned)
+        self.owned: dict[str, float] = {node.id: 0.0 for node in self.nodes} | state_held(plan, job)
         self.users = tuple(node for node in self.nodes if self.owned[node.id])
         self.rates = {pools[node.id].pool: pools[node.id].rate for node in self.nodes}
 
@@ -197,11 +196,10 @@ class _Fleet:
 
     def _keep_s(self, copies: int) -> float:
         """From the end of a step until its state is kept on every node that shall have it. Nodes send and receive at
-        the same time; state that the plan itself holds on other nodes is not sent."""
-        missing = max(0, copies - self.held.live_copies)
+        the same time."""
         sent: dict[str, float] = {}
         received: defaultdict[str, float] = defaultdict(float)
-        for node_id, others in backups(self.nodes, missing).items():
+        for node_id, others in backups(self.nodes, copies).items():
             num_bytes = self.owned[node_id] * OPTIMIZER_BYTES
             sent[node_id] = num_bytes * len(others)
             for other in others:
@@ -228,7 +226,7 @@ class _Fleet:
         """Losses of a node's state and of all its copies: in one shock of their pool, or one after the other before
         what was lost has been copied again."""
         groups = {
-            frozenset((node_id, *others)) | self.held.sharers(node_id)
+            frozenset((node_id, *others))
             for node_id, others in backups(self.nodes, copies).items()
             if self.owned[node_id]
         }

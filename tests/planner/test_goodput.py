@@ -19,6 +19,7 @@ from shoal_planner.goodput import (
 )
 from shoal_planner.holding import state_held
 from shoal_planner.job import JobSpec
+from shoal_planner.levels import Level
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
 from shoal_planner.pools import PoolNode
@@ -94,20 +95,13 @@ def chosen(job: JobSpec, snapshot: ClusterSnapshot, rate: PreemptionRate, **fiel
     return choose_copies(data_parallel(job, snapshot, **fields), job, snapshot, pools(snapshot, rate))
 
 
-def test_state_is_counted_once() -> None:
+@pytest.mark.parametrize("optimizer", ["cluster", "none"])
+def test_state_is_counted_once(optimizer: Level) -> None:
+    """Where all hold all of it, too: they share out its snapshots."""
     job, snapshot = rent_job(), cluster()
-    held = state_held(data_parallel(job, snapshot), job)
-    assert sum(elements for _, elements in held.owned) == pytest.approx(num_parameters(job.model))
-    assert len({elements for _, elements in held.owned}) == 1 and held.live_copies == 0
-
-
-def test_state_that_is_not_sharded_stands_everywhere() -> None:
-    job, snapshot = rent_job(), cluster()
-    plan = data_parallel(rent_job(), snapshot)
-    whole = state_held(dataclasses.replace(plan, sharding=Sharding(optimizer="none")), job)
-    assert whole.live_copies == 3
-    assert all(elements == num_parameters(job.model) for _, elements in whole.owned)
-    assert whole.sharers("a-2") == {"a-0", "a-1", "a-2", "a-3"}
+    held = state_held(data_parallel(job, snapshot, sharding=Sharding(optimizer=optimizer)), job)
+    assert sum(held.values()) == pytest.approx(num_parameters(job.model))
+    assert len(set(held.values())) == 1
 
 
 def test_where_nothing_fails_a_copy_is_kept_only_if_it_costs_nothing() -> None:
@@ -160,11 +154,11 @@ def test_shocks_of_a_pool_take_copies_along() -> None:
     assert expected_goodput(plan, job, snapshot, apart, copies=1).rollbacks_per_h < shaken.rollbacks_per_h / 10
 
 
-def test_state_that_the_plan_holds_everywhere_needs_no_copies() -> None:
+def test_state_that_the_plan_holds_everywhere_needs_copies_too() -> None:
+    """What is in the memory of other ranks restores nobody but them."""
     job, snapshot = rent_job(), cluster()
     choice = chosen(job, snapshot, SINGLY, sharding=Sharding(optimizer="none"))
-    assert choice.best.copies == 0
-    assert choice.best.rollbacks_per_h < 0.001
+    assert choice.best.copies == chosen(job, snapshot, SINGLY).best.copies == 1
 
 
 def test_a_number_that_the_job_states_is_the_only_one() -> None:

@@ -146,6 +146,7 @@ def test_every_schedule_and_recomputation_equals_one_process(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("sharding", [ZERO_PP, replace(THREE_LEVEL, gather="int8", scatter="int4")])
 def test_few_bits_train_as_well(sharding: Sharding) -> None:
     """The loss after 200 steps, within one per cent."""
