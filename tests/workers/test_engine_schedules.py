@@ -13,16 +13,19 @@ from planner_ground import make_cluster
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
+from shoal_planner.features import ENGINE
 from shoal_planner.job import Schedule
 from shoal_planner.plan import Override, Pipeline, Plan, Recompute, Stage
 from shoal_planner.predict import predict
 from shoal_planner.profile import Profile
+from shoal_planner.search import plan as search
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.processes import Processes
 from shoal_workers.solo import RunRequest, SoloRun, run_rank, run_solo, solo_plan
 
 STEPS = 20
 BOUND = 1e-5
+LITTLE_MIB = 5.5  # on each of four devices; the job's state alone takes six
 CLUSTER = make_cluster(("here", "cpu-2t", 1, 8), memory_mib={})
 STAGES = plan((4, (part(2, (1, 2)), part(4, (1, 2)))))
 TENSOR = plan((4, (part(2, (2, 2)), part(4, (2, 2)))))
@@ -91,6 +94,20 @@ def test_equals_one_process_within_the_predicted_memory(
     predicted = dict(predict(given, CostModel(asked, cluster, Profile())).memory_bytes)
     for place, rank in zip(given.places(), run.ranks, strict=True):
         assert rank.peak_bytes <= predicted[str(place.device)], rank.breakdown
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
+def test_what_is_planned_for_little_memory_runs_in_it(
+    processes: Processes, solo: dict[bool, SoloRun], schedule: Schedule
+) -> None:
+    plain = job(tied=False)
+    asked = replace(plain, train=replace(plain.train, schedule=schedule))
+    little = make_cluster(("n", "cpu-2t", 4, 1), memory_mib={"cpu-2t": LITTLE_MIB}, inter_gbit_per_s=100)
+    found = search(asked, little, features=ENGINE).plan
+    assert found.schedule == schedule
+    assert any(stage.recomputed()["none"] < stage.num_layers for pipe in found.pipelines for stage in pipe.stages)
+    run = processes.run(RunRequest(job=asked, plan=found, until_step=5, limit_bytes=int(LITTLE_MIB * 2**20)))
+    np.testing.assert_allclose(run.losses, solo[False].losses[:5], rtol=1e-5)
 
 
 def test_when_a_stage_does_what_does_not_change_a_bit(processes: Processes) -> None:
