@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shoal_planner.costs import CostModel
 from shoal_planner.options import Figures, Floats, Ints, Kind, Option, sizes_of
-from shoal_planner.packing import worth
+from shoal_planner.packing import Simplex, worth
 from shoal_planner.templates import (
     Sequence,
     all_sequences,
@@ -78,6 +78,7 @@ class Columns:
         self.sizes = tuple(sizes_of(self.batch))
         self.bound_s = float("inf")
         self._worths: tuple[float, Floats] | None = None  # a time, and what devices are worth in it
+        self._simplex: Simplex | None = None
         self.num_priced = 0
         self.templates: list[Template] = []
         self.needs: Floats = np.zeros((0, len(kinds) + 1))
@@ -193,19 +194,19 @@ class Columns:
             low_s, high_s = self._bracket(about_s, high_s)
         while high_s > low_s * _PRECISION:
             middle = float(np.sqrt(low_s * high_s))
-            if self._reached(middle)[0] >= self.batch:
+            if self._is_enough(middle):
                 high_s = middle
             else:
                 low_s = middle
         return high_s
 
     def _bracket(self, about_s: float, high_s: float) -> tuple[float, float]:
-        if self._reached(about_s)[0] < self.batch:
+        if not self._is_enough(about_s):
             return about_s, min(high_s, about_s * 2)
         low_s = about_s
         while True:
             high_s, low_s = low_s, low_s * 0.97
-            if self._reached(low_s)[0] < self.batch:
+            if not self._is_enough(low_s):
                 return low_s, high_s
 
     def grow(self, worse_s: float = float("inf")) -> float:
@@ -313,7 +314,7 @@ class Columns:
         best_s, best_bound_s = float("inf"), self.bound_s
         for share in shares:
             self.bound_s = base_s * share
-            if np.isfinite(best_s) and self._reached(best_s * _STALE)[0] < self.batch:
+            if np.isfinite(best_s) and not self._is_enough(best_s * _STALE):
                 continue
             time_s = self.least_time(about_s if not np.isfinite(best_s) else best_s)
             if time_s < best_s:
@@ -340,6 +341,12 @@ class Columns:
             new.extend((sequence, other) for other in self.sizes[max(0, at - 1) : at + 2] if other != size)
             new.extend((other, size) for other in neighbours(sequence, self.options, self.num_layers))
         self.add(new)
+
+    def _is_enough(self, time_s: float) -> bool:
+        """Whether fractions of templates get the batch done in the time."""
+        if self._simplex is None or self._simplex.needs is not self.needs:
+            self._simplex = Simplex(self.needs, self.stock)
+        return self._simplex.best(self.values(time_s), self.batch) >= self.batch
 
     def _reached(self, time_s: float) -> tuple[float, Floats, Floats]:
         return worth(self.values(time_s), self.needs, self.stock)

@@ -26,46 +26,77 @@ class Packing:
     counts: tuple[tuple[int, int], ...]
 
 
-def worth(values: Floats, needs: Floats, stock: Floats) -> tuple[float, Floats, Floats]:
-    """The best sum of `values` with fractions of templates, the fractions, and what a unit of each stock is worth.
+class Simplex:
+    """Best sums with fractions of templates that need [J, K] of `stock` [K]. What is best for some values is where the
+    next question begins: it stays possible, whatever values are. There are few kinds of stock, so every step is one
+    product."""
 
-    `needs` is [J, K], `stock` [K]. Primal simplex; there are few kinds of stock, so every step is one product.
-    """
-    num, kinds = needs.shape
-    basis = list(range(num, num + kinds))  # slacks
-    inverse = np.eye(kinds)
-    amounts = stock.astype(np.float64).copy()
-    worths = np.zeros(kinds)
-    scale = np.maximum(needs.sum(axis=1), _EPSILON)
-    for _ in range(_PIVOTS):
-        costs = np.array([values[j] if j < num else 0.0 for j in basis])
-        worths = costs @ inverse
-        gain = (values - needs @ worths) / scale
-        enter = int(np.argmax(gain))
-        slack = int(np.argmin(worths))
-        if gain[enter] <= _EPSILON * max(1.0, abs(float(costs.max(initial=0.0)))):
-            if worths[slack] >= -_EPSILON:
+    def __init__(self, needs: Floats, stock: Floats) -> None:
+        num, kinds = needs.shape
+        self.needs = needs
+        self.worths = np.zeros(kinds)  # of a unit of each stock, once there are values
+        self._basis = list(range(num, num + kinds))  # slacks
+        self._inverse = np.eye(kinds)
+        self._amounts = stock.astype(np.float64).copy()
+        self._scale = np.maximum(needs.sum(axis=1), _EPSILON)
+
+    def best(self, values: Floats, enough: float = np.inf) -> float:
+        """The best sum of these values, or one that is `enough`."""
+        num = len(self.needs)
+        for _ in range(_PIVOTS):
+            costs = np.array([values[j] if j < num else 0.0 for j in self._basis])
+            if float(costs @ self._amounts) >= enough:
                 break
-            column, enter = inverse[:, slack], num + slack
-        else:
-            column = inverse @ needs[enter]
+            self.worths = costs @ self._inverse
+            gain = (values - self.needs @ self.worths) / self._scale
+            enter = int(np.argmax(gain))
+            slack = int(np.argmin(self.worths))
+            if gain[enter] <= _EPSILON * max(1.0, abs(float(costs.max(initial=0.0)))):
+                if self.worths[slack] >= -_EPSILON:
+                    break
+                column, enter = self._inverse[:, slack], num + slack
+            else:
+                column = self._inverse @ self.needs[enter]
+            if not self._enter(enter, column):
+                break
+        return float(sum(values[j] * amount for j, amount in self._chosen()))
+
+    def _enter(self, enter: int, column: Floats) -> bool:
         positive = column > _EPSILON
         if not positive.any():
-            break
-        ratios = np.where(positive, amounts / np.where(positive, column, 1.0), np.inf)
+            return False
+        ratios = np.where(positive, self._amounts / np.where(positive, column, 1.0), np.inf)
         leave = int(np.argmin(ratios))
         step = float(ratios[leave])
-        amounts = amounts - step * column
-        amounts[leave] = step
-        pivot = inverse[leave] / column[leave]
-        inverse = inverse - np.outer(column, pivot)
-        inverse[leave] = pivot
-        basis[leave] = enter
-    fractions = np.zeros(num)
-    for row, j in enumerate(basis):
-        if j < num:
-            fractions[j] = max(0.0, float(amounts[row]))
-    return float(values @ fractions), fractions, np.maximum(worths, 0.0)
+        self._amounts = self._amounts - step * column
+        self._amounts[leave] = step
+        pivot = self._inverse[leave] / column[leave]
+        self._inverse = self._inverse - np.outer(column, pivot)
+        self._inverse[leave] = pivot
+        self._basis[leave] = enter
+        return True
+
+    def _chosen(self) -> list[tuple[int, float]]:
+        return [
+            (j, max(0.0, float(amount)))
+            for j, amount in zip(self._basis, self._amounts, strict=True)
+            if j < len(self.needs)
+        ]
+
+    def fractions(self) -> Floats:
+        """Of each template."""
+        found = np.zeros(len(self.needs))
+        for j, amount in self._chosen():
+            found[j] = amount
+        return found
+
+
+def worth(values: Floats, needs: Floats, stock: Floats) -> tuple[float, Floats, Floats]:
+    """The best sum of `values` with fractions of templates, the fractions, and what a unit of each stock is worth."""
+    simplex = Simplex(needs, stock)
+    simplex.best(values)
+    fractions = simplex.fractions()
+    return float(values @ fractions), fractions, np.maximum(simplex.worths, 0.0)
 
 
 def pack(values: Floats, needs: Floats, stock: Floats, *, wanted: float) -> list[Packing]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal_planner.options import Floats
-from shoal_planner.packing import pack, worth
+from shoal_planner.packing import Simplex, pack, worth
 
 
 @st.composite
@@ -50,6 +50,22 @@ def test_fractions_are_worth_as_much_as_any(instance: tuple[Floats, Floats, Floa
     # What the stock is worth proves it: nothing gains, and all of it together is worth what was found.
     assert (worths >= 0).all() and (needs @ worths >= values - 1e-6).all()
     assert stock @ worths == pytest.approx(found, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=100)
+@given(instances(), st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 40))
+def test_where_one_question_ended_the_next_may_begin(
+    instance: tuple[Floats, Floats, Floats], factors: list[int], enough: int
+) -> None:
+    values, needs, stock = instance
+    simplex = Simplex(needs, stock)
+    for factor in factors:
+        some = np.roll(values, factor) * factor
+        best = worth(some, needs, stock)[0]
+        reached = simplex.best(some, enough)
+        assert (reached >= enough - 1e-9) == (best >= enough - 1e-9) and reached <= best + 1e-6
+        assert simplex.best(some) == pytest.approx(best, abs=1e-6)
+        assert (simplex.fractions() @ needs <= stock + 1e-6).all()
 
 
 def whole(values: Floats, needs: Floats, stock: Floats) -> float:
