@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shoal_planner.job import ModelSpec
-from shoal_planner.levels import DeviceGroups, Level, Sharding
+from shoal_planner.levels import LEVELS, DeviceGroups, Level, Sharding
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import checksum
@@ -47,10 +47,10 @@ def plans(draw: st.DrawFn, model: ModelSpec) -> Plan:
 
 @st.composite
 def _shardings(draw: st.DrawFn) -> Sharding:
-    level: st.SearchStrategy[Level] = st.sampled_from(("none", "group", "node", "cluster"))
+    level: st.SearchStrategy[Level] = st.sampled_from(LEVELS)
     weights, gradients = draw(level), draw(level)
-    whole = gradients == "none" and draw(st.booleans())
-    return Sharding(weights=weights, gradients=gradients, optimizer="none" if whole else "cluster")
+    optimizer = draw(st.sampled_from(LEVELS[LEVELS.index(gradients) :]))
+    return Sharding(weights=weights, gradients=gradients, optimizer=optimizer)
 
 
 @st.composite

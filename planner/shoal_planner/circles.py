@@ -66,7 +66,7 @@ def with_device_groups(plan: Plan, snapshot: ClusterSnapshot) -> Plan:
     ranks keep then follows from the plan alone, also when the node is gone. Raises KeyError for an unknown node."""
     sharding = plan.sharding
     found: tuple[DeviceGroups, ...] = ()
-    if "group" in (sharding.weights, sharding.gradients):
+    if "group" in (sharding.weights, sharding.gradients, sharding.optimizer):
         nodes = sorted({replica.node for replica in plan.replicas()})
         sizes = ((node, snapshot.node(node).device_group) for node in nodes)
         found = tuple(DeviceGroups(node=node, size=size) for node, size in sizes if size > 1)

@@ -18,9 +18,8 @@ _NOT_YET = "is planned and scored, but not run by the engine of this version"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
     """`offload`: optimizer state in host memory. `idle_holders`: devices that run no samples and only hold state.
-    `whole_optimizer`: optimizer state that is not split (sharding none). `sharded`: weights and gradients that are
-    split within a step. `collectives`: algorithms other than the direct
-    exchange."""
+    `whole_optimizer`: optimizer state of which there are several owners (sharding other than cluster). `sharded`:
+    weights and gradients that are split within a step. `collectives`: algorithms other than the direct exchange."""
 
     offload: bool
     idle_holders: bool
@@ -53,8 +52,8 @@ def check_job_runs(job: JobSpec, features: Features = ENGINE) -> None:
 
 def check_plan_runs(plan: Plan, features: Features = ENGINE) -> None:
     """Raises InvalidField, naming the first field of the plan that goes beyond these features."""
-    if plan.sharding.optimizer == "none" and not features.whole_optimizer:
-        raise InvalidField("sharding.optimizer", "none", _NOT_YET)
+    if plan.sharding.optimizer != "cluster" and not features.whole_optimizer:
+        raise InvalidField("sharding.optimizer", plan.sharding.optimizer, _NOT_YET)
     for name in ("weights", "gradients"):
         level = getattr(plan.sharding, name)
         if level != "none" and not features.sharded:

@@ -12,13 +12,14 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import TrainSpec
 
 Level = Literal["none", "group", "node", "cluster"]
+LEVELS: tuple[Level, ...] = ("none", "group", "node", "cluster")  # each circle lies within one of the next level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Over what each kind of state is split. Optimizer state: among all holders of a weight (cluster), or not at all.
-    Weights and gradients: among those replicas of one stage of one pipeline that share a device group, a node, or
-    just the stage (cluster), by their `state_share`.
+    """Over what each kind of state is split, by `state_share`: among those replicas of one stage of one pipeline that
+    share a device group, a node, or just the stage (cluster). Optimizer state at level cluster is split among all
+    holders of a weight. Who updates a weight needs its whole gradient, so gradients are split no further than that.
 
     Within a step weights come together as they are or in blocks of 8 bits (`gather`), and gradients go to their parts
     as they are or in blocks of 4 bits, inside nodes first and then between them (`scatter`). With `secondary` weights
@@ -33,11 +34,11 @@ class Sharding:
     secondary: bool = False
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("cluster", "none"):
-            problem = "must be 'cluster' or 'none' (other levels are not supported yet)"
-            raise InvalidField("optimizer", self.optimizer, problem)
-        if self.gradients != "none" and self.optimizer == "none":
-            problem = "must be 'none' where sharding.optimizer is: who updates all weights needs all gradients"
+        if LEVELS.index(self.gradients) > LEVELS.index(self.optimizer):
+            most = " or ".join(map(repr, LEVELS[: LEVELS.index(self.optimizer) + 1]))
+            problem = (
+                f"must be {most} where sharding.optimizer is {self.optimizer!r}: an update needs all of a gradient"
+            )
             raise InvalidField("gradients", self.gradients, problem)
         if self.gather != "plain" and self.weights == "none":
             problem = "must be 'plain' where sharding.weights is 'none': nothing is gathered within a step"

@@ -26,7 +26,7 @@ from shoal_planner.memory import (
 from shoal_planner.orders import InFlight, fullest
 from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Stage
 from shoal_planner.schedule import place_of
-from shoal_planner.sharding import WHOLE, Place, Shards, shards
+from shoal_planner.sharding import WHOLE, Place, Shards, optimizer_split, shards
 
 
 class Holder(NamedTuple):
@@ -234,18 +234,19 @@ def _memory(
 
 
 def _owned(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[dict[Place, float], dict[Place, float]]:
-    """Elements of optimizer state by replica: each unit's among its holders by their shares, or all of it at each. And
-    those of them that live on hosts."""
+    """Elements of optimizer state by replica: each unit's among its holders, or those of a circle, by their shares, or
+    all of it at each. And those of them that live on hosts."""
     found: dict[Place, float] = {}
     hosted: dict[Place, float] = {}
-    split = plan.sharding.optimizer != "none"
+    level, inside = plan.sharding.optimizer, optimizer_split(plan, costs)
     model = costs.job.model
     for part in parts:
         total = sum(holder.share for holder in part.holders)
         each = {tp: unit_elements(model, part.first, tp) * (part.last - part.first) for tp in _degrees(part)}
         for holder in part.holders:
             key = (holder.pipeline, holder.stage, holder.replica)
-            mine = each[holder.tp] * (holder.share / total if split else 1.0)
+            its = holder.share / total if level == "cluster" else 1.0 if inside is None else inside.part[key]
+            mine = each[holder.tp] * its
             found[key] = found.get(key, 0.0) + mine
             stage = plan.pipelines[holder.pipeline].stages[holder.stage]
             if stage.overrides and (away := _offloaded(stage, part)):

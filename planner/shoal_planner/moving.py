@@ -94,7 +94,7 @@ def arriving_bytes(before: Plan, after: Plan, costs: CostModel) -> dict[str, flo
     and optimizer state of shares that are."""
     found: dict[str, float] = defaultdict(float)
     weight_bytes, model = ELEMENT_BYTES[costs.job.train.precision], costs.job.model
-    split = after.sharding.optimizer != "none" and before.sharding.optimizer != "none"
+    split = after.sharding.optimizer == before.sharding.optimizer == "cluster"  # else nodes have all that they hold
     for old, new, count in _together(segments(before, costs), segments(after, costs)):
         elements = count * unit_elements(model, new.first, 1)
         held = {holder.node for holder in old.holders}

@@ -204,15 +204,28 @@ def _network_s(plan: Plan, costs: CostModel) -> float:
 
 
 def synchronisation_s(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[float, float]:
-    """Seconds of summing gradients and of gathering weights. Half of an all-reduce each; without sharded optimizer
-    state there is nothing to gather, and the sum itself is a whole all-reduce."""
+    """Seconds of summing gradients and of gathering weights."""
+    known: dict[int, float] = {}
+
+    def seconds(split: Split | None) -> float:
+        if id(split) not in known:
+            known[id(split)] = _half_s(costs, parts, split)
+        return known[id(split)]
+
+    sums, gathers = synchronisation_splits(plan, costs)
+    return sum(map(seconds, sums)), sum(map(seconds, gathers))
+
+
+def synchronisation_splits(plan: Plan, costs: CostModel) -> tuple[tuple[Split | None, ...], tuple[Split | None, ...]]:
+    """How what is exchanged is split, each exchange half of an all-reduce: of gradients, and then of weights. Where
+    several own the same state the sum goes on to all of them; if they own all of it there is nothing to gather."""
     sharding = plan.sharding
-    reduce_s = _half_s(costs, parts, split_at(plan, sharding.gradients, costs))
-    if sharding.optimizer == "none":
-        return 2 * reduce_s, 0.0
-    if sharding.weights == sharding.gradients:
-        return reduce_s, reduce_s
-    return reduce_s, _half_s(costs, parts, split_at(plan, sharding.weights, costs))
+    reduced = split_at(plan, sharding.gradients, costs)
+    gathered = reduced if sharding.weights == sharding.gradients else split_at(plan, sharding.weights, costs)
+    if sharding.optimizer == "cluster":
+        return (reduced,), (gathered,)
+    owned = split_at(plan, sharding.optimizer, costs)
+    return (reduced, owned), () if owned is None else (gathered,)
 
 
 def _half_s(costs: CostModel, parts: tuple[Segment, ...], split: Split | None) -> float:

@@ -9,6 +9,7 @@ from shoal_planner.circles import with_device_groups
 from shoal_planner.cluster import GIB, ClusterSnapshot
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
+from shoal_planner.holding import state_held
 from shoal_planner.job import JobSpec
 from shoal_planner.loads import ReplicaLoad, replica_loads, segments
 from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes, usable_bytes
@@ -126,7 +127,9 @@ def kept_elements(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) 
     one of them snapshots it."""
     owned: dict[str, float] = defaultdict(float)
     once = plan.sharding.optimizer != "none"
-    for load in loads:
+    if plan.sharding.optimizer not in ("cluster", "none"):
+        owned.update(state_held(plan, costs.job))
+    for load in loads if not owned else ():
         share = 1.0 if once else 1.0 / len(plan.pipelines)  # every pipeline holds everything once at least
         owned[load.replica.node] += load.owned * load.replica.tp * share
     kept = defaultdict(float, owned)

@@ -187,3 +187,9 @@ def split_at(plan: Plan, level: Level, costs: CostModel) -> Split | None:
                     number[p, s, member], part[p, s, member] = count, its
                 count += 1
     return Split(circle=number, part=part)
+
+
+def optimizer_split(plan: Plan, costs: CostModel) -> Split | None:
+    """Of optimizer state, where circles split it; None also where all holders of a weight do."""
+    level = plan.sharding.optimizer
+    return None if level == "cluster" else split_at(plan, level, costs)

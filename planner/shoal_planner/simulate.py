@@ -14,7 +14,7 @@ from typing import NamedTuple
 from shoal_planner.costs import CostModel
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.plan import Plan, Prediction, Terms
-from shoal_planner.predict import prediction, unit_exchange, vote_s
+from shoal_planner.predict import prediction, synchronisation_splits, unit_exchange, vote_s
 from shoal_planner.programs import (
     Backward,
     Forward,
@@ -32,7 +32,6 @@ from shoal_planner.programs import (
 )
 from shoal_planner.proof import ordered
 from shoal_planner.schedule import programs
-from shoal_planner.sharding import split_at
 
 # Sender, receiver, activation?, the receiver's chunk, micro-batch, first row.
 _Key = tuple[int, int, bool, int, int, int]
@@ -75,9 +74,7 @@ class _Run:
         self.ranks = [load for load in self.loads for _ in range(load.replica.tp)]
         self.by_rank = programs(plan, costs.job.model)
         self.holders = {unit: part for part in parts for unit in range(part.first, part.last)}
-        self.split = plan.sharding.optimizer != "none"
-        self.reduced = split_at(plan, plan.sharding.gradients, costs)
-        self.gathered = split_at(plan, plan.sharding.weights, costs)
+        self.rounds = synchronisation_splits(plan, costs)
         self.clock = [0.0] * len(self.ranks)
         self.spent: list[dict[str, float]] = [defaultdict(float) for _ in self.ranks]
         self.arrivals: dict[_Key, tuple[float, float]] = {}
@@ -161,15 +158,13 @@ class _Run:
         """Units of different stages meet at the same time, so each node's interfaces serve one after the other."""
         if isinstance(instruction, Vote):
             return vote_s(self.costs, [load.replica.node for load in self.loads])
-        if isinstance(instruction, Gather) and not self.split:
-            return 0.0
         part = self.holders[instruction.unit]
-        split = self.reduced if isinstance(instruction, Reduce) else self.gathered
-        exchange = unit_exchange(part, self.costs, split)
-        times = 1 if self.split else 2
-        end_s = start_s + times * exchange.seconds
-        for node_id, seconds in exchange.network_s:
-            free_s = max(start_s, self.network_free_s[node_id]) + times * seconds
-            self.network_free_s[node_id] = free_s
-            end_s = max(end_s, free_s)
+        end_s = start_s
+        for split in self.rounds[isinstance(instruction, Gather)]:
+            exchange = unit_exchange(part, self.costs, split)
+            began_s, end_s = end_s, end_s + exchange.seconds
+            for node_id, seconds in exchange.network_s:
+                free_s = max(began_s, self.network_free_s[node_id]) + seconds
+                self.network_free_s[node_id] = free_s
+                end_s = max(end_s, free_s)
         return end_s - start_s

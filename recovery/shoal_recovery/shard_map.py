@@ -27,13 +27,12 @@ from fractions import Fraction
 from shoal_planner.circles import circles
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
-from shoal_planner.levels import Level
+from shoal_planner.levels import LEVELS, Level
 from shoal_planner.parameters import Parameter, parameters, stage_units
 from shoal_planner.plan import Plan, RankPlace, Replica
 from shoal_recovery.intervals import Interval, merge
 from shoal_recovery.state import Circles, RankState, ShardMap, Span
 
-_ORDER: tuple[Level, ...] = ("none", "group", "node", "cluster")
 _NODE: tuple[Level] = ("node",)
 _Parts = Mapping[int, tuple[Interval, ...]]  # by rank
 _Place = tuple[int, int, int]  # pipeline, stage and replica
@@ -86,17 +85,18 @@ class _Division:
         wanted = {self._sharding.weights, self._sharding.gradients}
         if self._sharding.secondary or self._sharding.relayed:
             wanted.add("node")
-        self._levels = tuple(level for level in _ORDER if level in wanted and level != "none")
+        if self._sharding.optimizer != "cluster":  # which is the last one of all: among whoever holds a weight
+            wanted.add(self._sharding.optimizer)
+        self._levels = tuple(level for level in LEVELS if level in wanted and level != "none")
         used: tuple[Level, ...] = ("none", *self._levels)
         self._circle = {level: _numbers(plan, level) for level in {*used, *_NODE}}
 
     def circles(self, place: RankPlace) -> Circles:
         sharding, key = self._sharding, _key(place)
-        alone = sharding.optimizer == "none"
         return Circles(
             weights=self._circle[sharding.weights][key],
             gradients=self._circle[sharding.gradients][key],
-            optimizer=self._circle["none"][key] if alone else 0,
+            optimizer=0 if sharding.optimizer == "cluster" else self._circle[sharding.optimizer][key],
             node=self._circle["node"][key],
             tp_rank=place.tp_rank,
             tp=place.tp,
@@ -115,7 +115,7 @@ class _Division:
             keeps = _for_replicas(slices, by_level[self._sharding.weights])
         if self._sharding.gradients != "none":
             sums = by_level[self._sharding.gradients]
-        owns = vouches if self._sharding.optimizer == "cluster" else by_level["none"]
+        owns = vouches if self._sharding.optimizer == "cluster" else by_level[self._sharding.optimizer]
         return {
             "holds": holds,
             "keeps": keeps,

@@ -403,8 +403,16 @@ def test_the_plan_id_is_of_the_structure_alone() -> None:
         ("device_groups", [{"node": "a", "size": 0}], "device_groups[0].size = 0: must be at least 1"),
         ("device_groups", [{"node": "a", "size": 2}] * 2, "device_groups = ['a', 'a']: names a node twice"),
         ("sharding", {"weights": "host"}, "sharding.weights = 'host': must be one of none, group, node, cluster"),
-        ("sharding", {"gradients": "node", "optimizer": "none"}, "sharding.gradients = 'node': must be 'none' where"),
-        ("sharding", {"optimizer": "node"}, "sharding.optimizer = 'node': must be 'cluster' or 'none' (other levels"),
+        (
+            "sharding",
+            {"gradients": "node", "optimizer": "none"},
+            "sharding.gradients = 'node': must be 'none' where sharding.optimizer is 'none': an update needs all",
+        ),
+        (
+            "sharding",
+            {"gradients": "cluster", "optimizer": "node"},
+            "sharding.gradients = 'cluster': must be 'none' or 'group' or 'node' where sharding.optimizer is 'node'",
+        ),
     ],
 )
 def test_a_wrong_plan_names_field_and_value(path: str, value: object, message: str) -> None:

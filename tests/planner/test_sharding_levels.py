@@ -18,7 +18,7 @@ from shoal_planner.picture import plan_svg
 from shoal_planner.plan import Level, Plan, Sharding, parse_plan, plan_to_mapping
 from shoal_planner.predict import predict, synchronisation_s
 from shoal_planner.profile import Profile
-from shoal_planner.score import score
+from shoal_planner.score import kept_elements, score
 from shoal_planner.sharding import circles_of
 from shoal_planner.simulate import simulate
 
@@ -113,6 +113,25 @@ def test_the_resident_state_is_that_of_the_degrees(levels: tuple[Level, Level]) 
         assert load.memory.gradients == pytest.approx(4 * elements / degree[levels[1]])
         assert load.memory.optimizer == pytest.approx(12 * elements / 8)
     assert dict(predict(plan, costs).memory_bytes) == pytest.approx(recount.device_bytes(plan, job, CLUSTER))
+
+
+@pytest.mark.parametrize(("level", "degree"), [("none", 1), ("group", 2), ("node", 4)])
+def test_optimizer_state_within_circles(level: Level, degree: int) -> None:
+    """Each circle has all of it, and the sums of gradients go on to the other circles; a node snapshots its part."""
+    job = make_job()
+    costs = costs_of(job)
+    plan = dataclasses.replace(one_stage(*EVERY), sharding=Sharding(weights="node", optimizer=level))
+    elements = held_elements(job.model, 1, LAYERS, embedding=True, head=True)
+    loads = replica_loads(plan, costs, segments(plan, costs))
+    assert all(load.memory.optimizer == pytest.approx(12 * elements / degree) for load in loads)
+    split = at(plan, "node", "none")
+    reduce_s, gather_s = synchronisation_s(plan, costs, segments(plan, costs))
+    least_s, same_s = synchronisation_s(split, costs, segments(split, costs))
+    assert reduce_s > least_s
+    assert gather_s == (0.0 if level == "none" else same_s)
+    assert simulate(plan, costs).terms.gradient_s == pytest.approx(predict(plan, costs).terms.gradient_s, rel=0.05)
+    if level != "none":
+        assert sum(kept_elements(plan, loads, costs).values()) == pytest.approx((1 + plan.copies) * elements)
 
 
 def test_uneven_parts_and_devices_that_only_hold_them() -> None:

@@ -53,7 +53,7 @@ def test_each_send_has_its_receive(data: st.DataObject) -> None:
         assert len({key(message) for message in sends}) == len(sends), "one tag, one message"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_everything_comes_where_it_is_needed_exactly_once(data: st.DataObject) -> None:
     """Whoever vouches hears of every circle's sum, other owners from who vouches, and weights come from one owner;
