@@ -61,7 +61,7 @@ def test_yaml_is_the_same_job(api: httpx.Client) -> None:
         ({"model": {"preset": "llama-7b"}}, "model.preset", ("llama-7b", "not supported yet")),
         ({"train": {"lr": -1}}, "train.lr", ("-1", "more than zero")),
         ({"limits": {"deadline": "tomorrow"}}, "limits.deadline", ("tomorrow", "not supported yet")),
-        ({"train": {"sharding": "none"}}, "train.sharding", ("'none'", "not run by the engine of this version")),
+        ({"train": {"schedule": "gpipe"}}, "train.schedule", ("'gpipe'", "interleaved", "zero_bubble")),
         ({"data": {"uri": "s3://b/x"}}, "data.uri", ("s3://b/x", "not supported yet")),
         ({"name": ""}, "name", ("1 to 100",)),
     ],
@@ -207,8 +207,10 @@ def test_previews_create_nothing(api: httpx.Client, connector: Connector) -> Non
     assert problem["param"] == "cluster.nodes" and "at least one node" in problem["detail"]
     problem = refusal(api.post("/v1/plans", json={"job": job_mapping(model={"heads": 3}), "cluster": cluster}))
     assert problem["param"] == "model.heads"
-    whole = job_mapping(train={"sharding": "none"})
-    assert refusal(api.post("/v1/plans", json={"job": whole, "cluster": cluster}))["param"] == "train.sharding"
+    for changes in ({"sharding": "none"}, {"schedule": "zero_bubble"}):
+        found = ok(api.post("/v1/plans", json={"job": job_mapping(train=changes), "cluster": cluster}))
+        assert found["schedule"] == changes.get("schedule", "1f1b")
+        assert (found["sharding"]["optimizer"] == "none") == ("sharding" in changes)
     assert no_jobs(api)
 
 

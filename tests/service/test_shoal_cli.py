@@ -176,19 +176,20 @@ def test_a_wrong_token(
     assert "SHOAL_TOKEN" in err
 
 
-def test_a_job_that_the_engine_does_not_run_is_planned_and_not_submitted(
+def test_a_job_that_wants_its_own_schedule_and_sharding_is_planned_and_submitted(
     plane: ControlPlane, http: httpx.Client, tmp_path: Path
 ) -> None:
     job, cluster = tmp_path / "job.json", tmp_path / "cluster.json"
-    job.write_text(json.dumps(job_mapping(train={"sharding": "none"})))
+    job.write_text(json.dumps(job_mapping(train={"sharding": "none", "schedule": "zero_bubble"})))
     cluster.write_text(json.dumps({"nodes": [{"name": "n", "device": "A100-80G", "count": 2}]}))
     planned = shoal("plan", str(job), "--cluster", str(cluster), "--json")
     assert planned.returncode == 0
-    assert json.loads(planned.stdout)["sharding"]["optimizer"] == "none"
-    done = shoal("submit", str(job), plane=plane)
-    assert done.returncode == 2
-    assert "train.sharding = 'none': is planned and scored, but not run by the engine" in done.stderr
-    assert ok(http.get("/v1/jobs"))["items"] == []
+    found = json.loads(planned.stdout)
+    assert (found["sharding"]["optimizer"], found["schedule"]) == ("none", "zero_bubble")
+    done = shoal("submit", str(job), "--json", plane=plane)
+    assert (done.returncode, done.stderr) == (0, "")
+    (held,) = ok(http.get("/v1/jobs"))["items"]
+    assert held["id"] == json.loads(done.stdout)["id"]
 
 
 def test_from_submit_to_the_end(plane: ControlPlane, http: httpx.Client, files: Path) -> None:
