@@ -73,7 +73,8 @@ class PlanAdopted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
     """Step `step` (the first is 1) was voted by all ranks and applied, or is done without an update (`skipped`).
-    `samples` are the half-open ranges of sample numbers that first stages really fed."""
+    `samples` are the half-open ranges of sample numbers that first stages really fed; `moved_bytes` is what all ranks
+    sent since the vote before, by link: within a device group, a node, a zone, or between zones (`world`)."""
 
     kind: ClassVar[str] = "step_done"
     epoch: int
@@ -84,6 +85,7 @@ class StepDone:
     tokens: int
     duration_s: float
     samples: tuple[tuple[int, int], ...]
+    moved_bytes: tuple[tuple[str, int], ...] = ()
     skipped: bool = False
 
 

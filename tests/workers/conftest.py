@@ -11,5 +11,5 @@ from shoal_workers.processes import Processes
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[Processes]:
-    with Processes(8) as started:
+    with Processes(8, timeout_s=180.0) as started:
         yield started

@@ -120,6 +120,7 @@ def assign(
         agents={node: list(address) for node, address in addresses.items()},
         rendezvous=list(agent.address),
         backups=[["elsewhere", *address] for address in backups],
+        zones={},
         memory_limit_bytes=None,
         num_threads=1,
     )

@@ -14,9 +14,11 @@ from engine_runs import assert_holders_agree, assert_same_bits, job, run_poisone
 
 from shoal_planner.job import JobSpec, ModelSpec, Schedule
 from shoal_planner.levels import DeviceGroups, Level, Sharding
+from shoal_planner.memory import GATHERED_UNITS, GRADIENT_BYTES, SCATTERED_UNITS, STAGING_COPIES, unit_elements
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Stage
 from shoal_recovery.state import Kind
+from shoal_workers.courier import STAGING
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import GATHERED, GRADIENTS, OPTIMIZER, SECONDARY, WEIGHTS
 from shoal_workers.processes import PlanRun, Processes
@@ -281,3 +283,7 @@ def test_resident_bytes_are_those_of_the_degrees(
         assert found[OPTIMIZER] == pytest.approx(12 * elements / 8, rel=0.02)
         assert found.get(SECONDARY, 0) == pytest.approx(2 * elements / near if near else 0, rel=0.02)
         assert (GATHERED in found) == (weights > 1)
+        whole = GATHERED_UNITS * 2 * (weights > 1) + SCATTERED_UNITS * GRADIENT_BYTES * (gradients > 1)
+        largest = max(unit_elements(sized().model, unit, 1) for unit in range(4))
+        staged = found.get(GATHERED, 0) + found.get(STAGING, 0)
+        assert staged <= largest * (STAGING_COPIES * GRADIENT_BYTES + whole), "no more than the planner counts with"

@@ -19,7 +19,7 @@ from shoal_planner.job import JobSpec
 from shoal_planner.levels import Sharding
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.search import PlanResult
-from shoal_recovery.journal import RecoveryDone
+from shoal_recovery.journal import RecoveryDone, StepDone
 from shoal_workers import changer
 from shoal_workers.solo import run_solo
 
@@ -71,6 +71,7 @@ def test_a_killed_rank_of_a_split_plan_costs_at_most_one_step(cluster: ProcessCl
         assert done.num_bytes["own"] > 0
         running.succeeds()
         losses = running.losses()
+        assert {link for step in running.events(StepDone) for link, _ in step.moved_bytes} == {"node", "zone"}
     reference = run_solo(spec, 40).losses
     assert sorted(losses) == list(range(1, 41))
     assert max(abs(losses[step] - loss) / loss for step, loss in enumerate(reference, start=1)) < 1e-4

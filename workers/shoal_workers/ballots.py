@@ -7,23 +7,25 @@ Does not own when to vote nor what follows from a verdict (the engine).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal_workers.errors import StepRefused
+from shoal_workers.traffic import Link
 
 Ranges = tuple[tuple[int, int], ...]  # half-open ranges of sample numbers
 
-_NUM_COUNTS = 5  # before the ranges
+_NUM_COUNTS = 5  # before bytes and ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
     """`loss` and `grad_square` are this rank's parts of sums over all ranks: every token's loss and every interval's
-    gradient is on one ballot. `stop_after` is infinite where nobody told this rank to stop; `fed` is what it fed."""
+    gradient is on one ballot. `stop_after` is infinite where nobody told this rank to stop; `fed` is what it fed, and
+    `sent` the bytes that it sent over each kind of link since its last ballot."""
 
     step: int
     epoch: int
@@ -31,11 +33,19 @@ class Ballot:
     grad_square: float
     stop_after: float
     fed: Ranges
+    sent: Mapping[Link, int]
 
     def packed(self, max_ranges: int) -> Tensor:
         """Filled up with empty ranges: ballots have one length."""
         numbers = [float(number) for fed in self.fed for number in fed]
-        counts = (self.step, self.epoch, self.loss, self.grad_square, self.stop_after)
+        counts = (
+            self.step,
+            self.epoch,
+            self.loss,
+            self.grad_square,
+            self.stop_after,
+            *map(self.sent.__getitem__, Link),
+        )
         padding = [0.0] * (2 * max_ranges - len(numbers))
         return torch.tensor([*map(float, counts), *numbers, *padding], dtype=torch.float64)
 
@@ -49,6 +59,7 @@ class Verdict:
     grad_norm: float
     stop_after: float
     samples: Ranges
+    sent: Mapping[Link, int]
     not_finite: tuple[int, ...]
 
 
@@ -62,7 +73,8 @@ def count(ballots: Tensor, step: int, epoch: int) -> Verdict:
         loss=float(losses.sum()),
         grad_norm=math.sqrt(float(squares.sum())),
         stop_after=float(stops.min()),
-        samples=_joined(ballots[:, _NUM_COUNTS:].reshape(-1, 2).tolist()),
+        samples=_joined(ballots[:, _NUM_COUNTS + len(Link) :].reshape(-1, 2).tolist()),
+        sent={link: int(ballots[:, _NUM_COUNTS + index].sum()) for index, link in enumerate(Link)},
         not_finite=tuple(rank for rank, is_finite in enumerate(finite) if not is_finite),
     )
 

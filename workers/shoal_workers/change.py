@@ -184,6 +184,7 @@ def assignments(
             by_rank[transfer.rank].append(transfer)
         rows = {rank: transfer_rows(found) for rank, found in by_rank.items()}  # type: ignore[arg-type]
     addresses = {node: list(address) for node, address in agents.items()}
+    zones = {place.device.node: snapshot.node(place.device.node).zone for place in places}
     spec_mapping, plan_mapping = job_to_mapping(spec), plan_to_mapping(plan)
     orders = []
     for place in places:
@@ -202,6 +203,7 @@ def assignments(
                 agents=addresses,
                 rendezvous=addresses[places[0].device.node],
                 backups=[[backup, *agents[backup]] for backup in copies[node.id]],
+                zones=zones,
                 memory_limit_bytes=kind.memory_bytes,
                 num_threads=kind.threads,
             )

@@ -54,7 +54,7 @@ from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import Sharing
 from shoal_workers.stage import PIPELINE, Shape, StageRun, feed
 from shoal_workers.tensor_parallel import TensorGroup
-from shoal_workers.traffic import Metered, Moved, links
+from shoal_workers.traffic import Link, Metered, Moved, links
 
 _ONE_ZONE: Mapping[str, str] = {}
 _ATTEMPTS = 2  # a step that came out non-finite is tried once more: bits do flip
@@ -86,8 +86,10 @@ class StepReport:
     """A done step as one rank saw it; `loss` and `grad_norm` are of the whole step, the same on every rank.
 
     `samples` are the half-open ranges of sample numbers that first stages fed, as they said on their ballots.
-    `moved` is what this rank sent and received.
-    `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces.
+    `moved` is what this rank sent and received; `sent` are the bytes of all ranks from the vote before to this step's,
+    by link: the last exchange of weights counts to the step after it.
+    `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces, but not in
+    waiting for weights and gradients that are split.
     `skipped` says why no update was applied; then the weights are those of the step before.
     """
 
@@ -99,6 +101,7 @@ class StepReport:
     duration_s: float
     compute_s: float
     samples: Ranges
+    sent: Mapping[Link, int]
     moved: tuple[Moved, ...] = ()
     skipped: str | None = None
 
@@ -156,7 +159,8 @@ class Engine:
         self._clock = clock
         self._feed = feed(plan, self._place, samples)
         self._max_ranges = max(pipeline.micro_batches for pipeline in plan.pipelines)
-        courier, chunks = Courier(exchange, memory), chunk_units(plan, self._place.pipeline, self._place.stage)
+        self._courier = courier = Courier(exchange, memory, clock)
+        chunks = chunk_units(plan, self._place.pipeline, self._place.stage)
         self._circulation = Circulation(shards, job.model, rank, live, courier, memory, plan.sharding)
         self._uses = uses(self._program, chunks)
         self._stage = self._build_stage(plan, chunks)
@@ -239,6 +243,7 @@ class Engine:
                 duration_s=self._clock() - began_s,
                 compute_s=self._compute_s,
                 samples=verdict.samples,
+                sent=verdict.sent,
                 moved=self._exchange.take(),
                 skipped=skipped,
             )
@@ -315,9 +320,9 @@ class Engine:
                 assert_never(instruction)
 
     def _timed(self, work: Callable[[], None]) -> None:
-        began_s = self._clock()
+        began_s, waited_s = self._clock(), self._courier.waited_s
         work()
-        self._compute_s += self._clock() - began_s
+        self._compute_s += self._clock() - began_s - (self._courier.waited_s - waited_s)
 
     def _vote(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
         """Raises StepRefused on all ranks or on none."""
@@ -332,6 +337,7 @@ class Engine:
             grad_square=square,
             stop_after=math.inf if stop is None else float(stop),
             fed=self._fed(step),
+            sent=self._exchange.take_sent(),
         )
         return count(self._exchange.all_gather(ballot.packed(self._max_ranges)), step, self._exchange.epoch)
 

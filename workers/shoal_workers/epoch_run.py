@@ -175,6 +175,7 @@ class EpochRun:
             snapshots=snapshots,
             memory=self._memory,
             clock=time.monotonic,
+            zones=self._order.zones,
         )
         outcome = engine.run(
             until_step=job.train.steps,
@@ -283,6 +284,7 @@ class EpochRun:
                 tokens=report.tokens,
                 duration_s=report.duration_s,
                 samples=[list(samples) for samples in report.samples],
+                moved=[[link.value, count] for link, count in report.sent.items() if count],
                 skipped=report.skipped,
             )
         )

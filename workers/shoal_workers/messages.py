@@ -160,8 +160,7 @@ class ProbeLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProbed:
-    """Medians: one way of a small message, and what is sent on once it flows. `received_bytes` is the other side's
-    count of `num_bytes`."""
+    """Medians: one way of a small message, and of what flows; the other side counted `received_bytes`."""
 
     latency_s: float
     bytes_per_s: float
@@ -287,6 +286,7 @@ class Stepped:
     tokens: int
     duration_s: float
     samples: list[Row]
+    moved: list[Row]  # (link, bytes of all ranks)
     skipped: str | None = None
 
 
@@ -312,8 +312,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Rows of (part of the model, samples, forward seconds, backward seconds), on one device, and how many elements of
-    optimizer state it updates in a second."""
+    """Rows of (part of the model, samples, forward and backward seconds) of one device; elements that it updates."""
 
     rows: list[Row]
     updates_per_s: float
@@ -345,6 +344,7 @@ class Assign:
     agents: dict[str, Row]
     rendezvous: Row
     backups: list[Row]
+    zones: dict[str, str]
     memory_limit_bytes: int | None
     num_threads: int | None
 

@@ -271,6 +271,7 @@ class Supervisor:
                 tokens=message.tokens,
                 duration_s=message.duration_s,
                 samples=tuple((first, last) for first, last in message.samples),
+                moved_bytes=tuple((link, count) for link, count in message.moved),
                 skipped=message.skipped is not None,
             )
         )

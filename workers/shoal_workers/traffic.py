@@ -60,13 +60,19 @@ def links(plan: Plan, rank: int, zones: Mapping[str, str]) -> tuple[Link, ...]:
 
 
 class Metered:
-    """An exchange that counts what passes through it. `take` gives the counts since it was called last."""
+    """An exchange that counts what passes through it. `take` gives the counts since it was called last, and `take_sent`
+    what was sent since that was."""
 
     def __init__(self, exchange: Exchange, link_to: tuple[Link, ...]) -> None:
         self._exchange = exchange
         self._link_to = link_to
         self._sent: Counter[tuple[Purpose, Link]] = Counter()
         self._received: Counter[tuple[Purpose, Link]] = Counter()
+        self._sent_by_link = dict.fromkeys(Link, 0)
+
+    def take_sent(self) -> dict[Link, int]:
+        sent, self._sent_by_link = self._sent_by_link, dict.fromkeys(Link, 0)
+        return sent
 
     def take(self) -> tuple[Moved, ...]:
         sent, received = self._sent, self._received
@@ -93,6 +99,7 @@ class Metered:
 
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         self._sent[purpose_of(tag), self._link_to[peer]] += tensor.nbytes
+        self._sent_by_link[self._link_to[peer]] += tensor.nbytes
         return self._exchange.isend(tensor, peer, tag)
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
