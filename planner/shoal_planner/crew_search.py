@@ -64,7 +64,7 @@ class CrewSearch:
         """`away`: the share of each stage's layers whose optimizer state is on hosts, which then have room for it."""
         self.costs, self.copies, self.consider = costs, copies, consider
         self.best_s = self.within_s = math.inf
-        self._nodes = nodes
+        self._nodes, self._names = nodes, frozenset(node.id for node in nodes)
         self._batch = costs.job.train.global_batch
         self._shares = _HOSTED_SHARES if away else _SHARES
         ample_hosts = have_ample_hosts(nodes, costs)
@@ -103,7 +103,7 @@ class CrewSearch:
         for within_s in _times_s(best_s, self._shares):
             before = self._tries
             self._look(within_s)
-            if self.best_s < best_s:
+            if self.best_s < best_s or (self._told and self.exchanges.nodes_lack(self._names)):
                 break
             if math.isinf(best_s) and self._tries == before > 0:
                 self._look(math.inf)  # twice the time allowed nothing more: perhaps no time does

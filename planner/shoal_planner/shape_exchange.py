@@ -22,6 +22,8 @@ from shoal_planner.rows import AfterStage
 from shoal_planner.shapes import Chain
 from shoal_planner.stage_costs import Held
 
+_ROUNDING = 1e-9  # that sums in another order may differ by
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
@@ -63,6 +65,7 @@ class Exchanges:
         self._exchanges: dict[tuple[int, tuple[tuple[str, int], ...]], Exchange] = {}
         self._update_s: dict[str, float] = {}
         self._votes_s: dict[frozenset[str], float] = {}
+        self._nodes_lack: dict[frozenset[str], bool] = {}
         self._elements = [float(unit_elements(self.costs.job.model, unit, 1)) for unit in (0, 1, self._num_layers + 1)]
 
     def held(self, shape: Shape, pipeline: int) -> Held:
@@ -100,15 +103,29 @@ class Exchanges:
         return total / min(rates)
 
     def hosts_lack(self, shape: Shape) -> bool:
-        """Whether hosts have no room for snapshots of all blocks, whoever holds which. A node owns no more than what it
-        and each of its backups have room for; and each pipeline owns its part of every block, at least as if each other
-        one held it with its stage of most replicas."""
+        """Whether hosts have no room for snapshots of all state, whoever holds which. Each pipeline owns its part of
+        every block, at least as if each other one held it with its stage of most replicas."""
         if self._ample_hosts:
             return False
-        blocks = self._num_layers * self._elements[1]
-        part = blocks / sum(max(placed.chain.replicas) for placed in shape)
-        most = {node: self.host_elements(node) for placed in shape for node in placed.nodes}
-        return sum(most.values()) < blocks or any(sum(most[node] for node in placed.nodes) < part for placed in shape)
+        if self.nodes_lack(frozenset(node for placed in shape for node in placed.nodes)):
+            return True
+        part = self._num_layers * self._elements[1] / sum(max(placed.chain.replicas) for placed in shape)
+        return any(sum(self.host_elements(node) for node in placed.nodes) < part for placed in shape)
+
+    def nodes_lack(self, nodes: frozenset[str]) -> bool:
+        """Whether there is no room for snapshots of all state if these nodes own it: each no more than it and each of
+        its backups have room for, and together no more than each host can keep of its own and as a backup."""
+        if self._ample_hosts:
+            return False
+        if nodes not in self._nodes_lack:
+            backups, most = self.costs.backups(self._copies), {node: self.host_elements(node) for node in nodes}
+            room = sum(most.values())
+            for host in self.costs.snapshot.nodes:
+                elsewhere = (most[node] for node in nodes if host.id not in (node, *backups.get(node, ())))
+                room = min(room, host.host_memory_bytes / snapshot_bytes(1.0) + sum(elsewhere))
+            total = self._elements[0] + self._num_layers * self._elements[1] + self._elements[2]
+            self._nodes_lack[nodes] = room < total * (1 - _ROUNDING)
+        return self._nodes_lack[nodes]
 
     def host_elements(self, node: str) -> float:
         """Of how much optimizer state a node may be the owner, at most: it and its backups keep snapshots of that."""

@@ -3,6 +3,7 @@ on links as the cluster file says and as if measured, and with state on hosts.""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -87,6 +88,21 @@ def test_exchange_and_update_take_no_less_than_their_bounds(links: str) -> None:
             if real.count == 1 and links == "told" and np.isfinite(real.after_s).all():
                 # Nobody else whose layers matter, and interfaces that no link is faster than.
                 assert told_s + vote_s == pytest.approx(real.after_s, rel=1e-12), (seed, real.shape)
+
+
+def test_hosts_that_lack_room_lack_it_whatever_the_layers() -> None:
+    lack = 0
+    for seed, gib in itertools.product(SEEDS, (2e-4, 2e-3, 2e-2)):
+        instance = draw(seed)
+        first, *others = instance.cluster.nodes
+        tight = dataclasses.replace(first, host_memory_bytes=int(gib * 2**30))
+        cluster = dataclasses.replace(instance.cluster, nodes=(tight, *others))
+        search = search_of(dataclasses.replace(instance, cluster=cluster), Profile())
+        for real in reals(search, seed):
+            if search.exchanges.hosts_lack(real.shape):
+                assert np.isinf(real.after_s).all(), (seed, real.shape)
+                lack += 1
+    assert lack > 20
 
 
 def least_after_s(after: AfterStage, layers: Ints) -> Floats:
