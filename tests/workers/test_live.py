@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -113,3 +115,19 @@ def test_bf16_weights_take_half() -> None:
         LiveState.build(MODEL, shard_map(UNEVEN, MODEL).ranks[0], precision, memory)  # type: ignore[arg-type]
         memories.append(memory.breakdown["weights"])
     assert memories[0] == 2 * memories[1]
+
+
+def test_gradient_of_what_nothing_ran_through_is_zero() -> None:
+    live = _live(0)
+    span = Span(fqn="layers.0.mlp_norm.weight", first=0, last=MODEL.hidden)
+    live.parameter(span.fqn).sum().backward()
+    live.zero_gradients()
+    assert live.gradient(span).tolist() == [0.0] * MODEL.hidden
+
+
+def test_a_state_that_is_left_behind_goes_at_once() -> None:
+    live = _live(0)
+    live.parameter("layers.0.mlp_norm.weight").sum().backward()
+    left = weakref.ref(live)
+    del live
+    assert left() is None

@@ -112,9 +112,10 @@ class UnitBuffers:
         self._whole[unit].close()
         return self._whole[unit].num_bytes
 
-    def zero_kept(self) -> None:
-        for buffer in self._kept.values():
-            buffer.tensor.zero_()
+    def zero_split(self) -> None:
+        """What is kept of the split units."""
+        for unit in self.split & self._kept.keys():
+            self._kept[unit].tensor.zero_()
 
     def zero_whole(self, unit: int) -> None:
         if unit in self._whole:

@@ -65,6 +65,7 @@ class LiveState:
         self._secondary = secondary
         self._parameters = {parameter.fqn: parameter for parameter in parameters(model)}
         self._leaves: dict[str, Tensor] = {}
+        self._stale: dict[str, list[Span]] = {}  # by parameter: gradients of the step before, which count as zeros
         self._refreshed = common(state.keeps, state.owns)
         self._charges: tuple[tuple[str, int], ...] = ()
 
@@ -163,6 +164,7 @@ class LiveState:
 
     def gradient(self, span: Span) -> Tensor:
         """The fp32 gradient of elements that add up here, summed over the samples of the step so far."""
+        self._zero_stale(span.fqn)
         return self._gradients.kept(self._home(span), span)
 
     def whole_weight(self, span: Span) -> Tensor:
@@ -199,7 +201,13 @@ class LiveState:
             self.weight(span).copy_(self.master(span))
 
     def zero_gradients(self) -> None:
-        self._gradients.zero_kept()
+        """Those that are whole become so when they are first asked for, or are written over by the first gradient that
+        comes: there is one in nearly every step."""
+        self._gradients.zero_split()
+        self._stale.clear()
+        for span in (*self.state.holds, *_summed(self.state)):
+            if self._home(span) not in self._gradients.split:
+                self._stale.setdefault(span.fqn, []).append(span)
 
     def parameter(self, fqn: str) -> Tensor:
         """The held rows of this parameter, as a leaf that autograd may use: a view of the weights, whose gradients
@@ -233,12 +241,13 @@ class LiveState:
         home = self._home(span)
         leaf = self._weights.whole_now_or_later(home, span).view(shape).detach().requires_grad_()
         gradient = self._gradients.whole_now_or_later(home, span).view(shape)
-        if leaf.dtype == gradient.dtype:
-            leaf.grad = gradient
-        else:
-            hook = partial(_move_gradient, gradient)
-            leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        hook = partial(_move_gradient, self._stale, fqn, gradient)  # it must not keep this object alive
+        leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         return leaf
+
+    def _zero_stale(self, fqn: str) -> None:
+        for span in self._stale.pop(fqn, ()):
+            self._gradients.kept(self._home(span), span).zero_()
 
 
 def home_unit(parameter: Parameter) -> int:
@@ -291,7 +300,10 @@ def _charge_all(memory: DeviceMemory, charges: tuple[tuple[str, int], ...]) -> N
         raise
 
 
-def _move_gradient(gradient: Tensor, leaf: Tensor) -> None:
+def _move_gradient(stale: dict[str, list[Span]], fqn: str, gradient: Tensor, leaf: Tensor) -> None:
     assert leaf.grad is not None
-    gradient.add_(leaf.grad)
+    if stale.pop(fqn, None) is None:
+        gradient.add_(leaf.grad)
+    else:
+        gradient.copy_(leaf.grad)
     leaf.grad = None

@@ -64,10 +64,11 @@ class OwnedAdamW:
             num_done.fill_(step - 1)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._train, step)
+        gradients = [self._live.gradient(span) for span in self._live.state.owns]  # asked for, so none is stale
         scale = clip_scale(self._train, grad_norm)
         if scale < 1.0:
-            for span in self._live.state.owns:
-                self._live.gradient(span).mul_(scale)
+            for gradient in gradients:
+                gradient.mul_(scale)
         self._optimizer.step()
         self._live.refresh_weights()
 
