@@ -30,7 +30,7 @@ from shoal_workers.processes import Processes
 
 MODEL = ModelSpec(layers=8, hidden=384, heads=6, kv_heads=2, ffn=1024, vocab=1024, tie_embeddings=False)
 SEQ_LEN = 256
-NUM_PAIRS = 15
+NUM_PAIRS = 13
 
 
 def job(global_batch: int) -> JobSpec:

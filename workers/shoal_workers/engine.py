@@ -382,7 +382,9 @@ class Engine:
             return IdleRun(chunks, self._circulation, split=split)
         job, place, live = self._job, self._place, self._live
         group = TensorGroup(rank=place.tp_rank, size=place.tp, reducer=self._exchange)
-        builder = Builder(job.model, live.parameter, group, job.train.seq_len, live.device, split=split)
+        builder = Builder(
+            job.model, live.parameter, group, job.train.seq_len, live.device, live.add_product, split=split
+        )
         stage = plan.pipelines[place.pipeline].stages[place.stage]
         units = [[builder.unit(number, stage.recompute_of(number - 1)) for number in numbers] for numbers in chunks]
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, device=live.device)

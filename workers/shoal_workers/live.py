@@ -65,6 +65,7 @@ class LiveState:
         self._secondary = secondary
         self._parameters = {parameter.fqn: parameter for parameter in parameters(model)}
         self._leaves: dict[str, Tensor] = {}
+        self._sinks: dict[Tensor, tuple[str, Tensor]] = {}  # of each leaf: its name, and where its gradient adds up
         self._stale: dict[str, list[Span]] = {}  # by parameter: gradients of the step before, which count as zeros
         self._refreshed = common(state.keeps, state.owns)
         self._charges: tuple[tuple[str, int], ...] = ()
@@ -216,6 +217,19 @@ class LiveState:
             self._leaves[fqn] = self._leaf(fqn)
         return self._leaves[fqn]
 
+    @torch.no_grad()
+    def add_product(self, leaf: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
+        """Adds left.T @ right to the gradient of a leaf, a matrix of R x C."""
+        fqn, gradient_RC = self._sinks[leaf]
+        is_first = self._stale.pop(fqn, None) is not None
+        if left_TR.dtype != gradient_RC.dtype:
+            product_RC = left_TR.t() @ right_TC
+            gradient_RC.copy_(product_RC) if is_first else gradient_RC.add_(product_RC)
+        elif is_first:
+            torch.mm(left_TR.t(), right_TC, out=gradient_RC)
+        else:
+            gradient_RC.addmm_(left_TR.t(), right_TC)
+
     def initialise(self, seed: int) -> None:
         """Becomes step 0, the same in every layout."""
         for span in self.state.keeps:
@@ -243,6 +257,7 @@ class LiveState:
         gradient = self._gradients.whole_now_or_later(home, span).view(shape)
         hook = partial(_move_gradient, self._stale, fqn, gradient)  # it must not keep this object alive
         leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._sinks[leaf] = fqn, gradient
         return leaf
 
     def _zero_stale(self, fqn: str) -> None:

@@ -24,7 +24,7 @@ from shoal_workers.live import LiveState, Precision, weight_dtype
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Block, Embedding, Head, Lookup, Rotary
 from shoal_workers.optimizer import OwnedAdamW
-from shoal_workers.products import AtOnce
+from shoal_workers.products import ByAutograd
 from shoal_workers.remaking import keeping
 from shoal_workers.tensor_parallel import TensorGroup
 
@@ -40,7 +40,7 @@ def measure_block(
 ) -> Seconds:
     """Seconds of one block, forward and backward, on `samples` sequences with `threads` threads."""
     lookup, group = _weights(model, tp, precision), _alone()
-    block = Block(model, 0, lookup, group, Rotary(model, seq_len, torch.device("cpu")), keeping, AtOnce())
+    block = Block(model, 0, lookup, group, Rotary(model, seq_len, torch.device("cpu")), keeping, ByAutograd())
     x_BSH = _activations(model, seq_len, samples, precision)
     return _measure(lambda: block(x_BSH), threads, repeats)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.plan import Recompute
-from shoal_workers.products import AtOnce, Products, PutOff
+from shoal_workers.products import AddProduct, AtOnce, Products, PutOff
 from shoal_workers.remaking import Making, Remaking, keeping
 from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, embed, enter, leave
 
@@ -166,6 +166,7 @@ class Builder:
         group: TensorGroup,
         seq_len: int,
         device: torch.device,
+        add_product: AddProduct,
         *,
         split: bool = False,
     ) -> None:
@@ -173,13 +174,14 @@ class Builder:
         self._lookup = lookup
         self._group = group
         self._rotary = Rotary(model, seq_len, device)
+        self._add_product = add_product
         self._split = split
 
     def unit(self, number: int, recompute: Recompute) -> Unit:
         lasting = [self._rotary.cos_SD, self._rotary.sin_SD]
         is_block = 0 < number <= self._model.layers
         remaking = Remaking() if recompute == "selective" else None
-        put_off = PutOff() if self._split and is_block else None
+        put_off = PutOff(self._add_product) if self._split and is_block else None
 
         def lookup(fqn: str) -> Tensor:
             lasting.append(self._lookup(fqn))
@@ -189,7 +191,7 @@ class Builder:
         if number == 0:
             compute = Embedding(self._model, lookup, self._group)
         elif is_block:
-            ways = (remaking or keeping, put_off or AtOnce())
+            ways = (remaking or keeping, put_off or AtOnce(self._add_product))
             compute = Block(self._model, number - 1, lookup, self._group, self._rotary, *ways)
         else:
             compute = Head(self._model, lookup, self._group)

@@ -1,19 +1,24 @@
-"""Matrix products with weights, at once or with the gradients of the weights put off until somebody asks for them.
+"""Matrix products with weights, and the gradients of the weights: at once or when somebody asks for them.
 
-Owns what is kept for those gradients. Does not own when they are taken (`segments`). Put off or not, they have the same
-bits: autograd's product of the same two matrices, added up in the same way.
+Owns what is kept for those gradients. They go to an `AddProduct`, which multiplies right into the memory where they add
+up: a result that is only added afterwards would pass through memory three times more. Does not own when they are taken
+(`segments`). At once or put off, they have the same bits: the same products in the same order.
 
-Shapes: T tokens, I inputs, O outputs of a product.
+Shapes: T tokens, I inputs, O outputs of a product; R rows, C columns of a weight as it is stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+AddProduct = Callable[[Tensor, Tensor, Tensor], None]
+"""Of a weight, left_TR and right_TC: adds left.T @ right to the gradient of the weight."""
 
 
 class Products(Protocol):
@@ -22,8 +27,8 @@ class Products(Protocol):
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor: ...
 
 
-class AtOnce:
-    """As autograd does it."""
+class ByAutograd:
+    """For weights whose gradients nobody collects."""
 
     def linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
         return F.linear(x, weight_OI)
@@ -32,31 +37,45 @@ class AtOnce:
         return x @ weight_IO
 
 
+class AtOnce:
+    """A backward finds the gradients of inputs, and adds those of weights."""
+
+    def __init__(self, add_product: AddProduct) -> None:
+        self._add_product = add_product
+
+    def linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
+        return cast(Tensor, _Linear.apply(x, (weight_OI,), self._add_product))  # type: ignore[no-untyped-call]
+
+    def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
+        return cast(Tensor, _Matmul.apply(x, (weight_IO,), self._add_product))  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightProduct:
-    """The gradient of `weight`, a leaf, is left.T @ right. They are the input of a product and the gradient of its
-    output, in the order in which the weight is stored: R rows, C columns."""
+    """The gradient of `weight` is left.T @ right. They are the input of a product and the gradient of its output, in
+    the order in which the weight is stored."""
 
     weight: Tensor
     left_TR: Tensor
     right_TC: Tensor
+    add_product: AddProduct
 
     def add(self) -> None:
-        """To the gradient of the weight, where autograd would have added it."""
-        self.weight.backward(self.left_TR.t() @ self.right_TC)  # type: ignore[no-untyped-call]
+        self.add_product(self.weight, self.left_TR, self.right_TC)
 
 
 class PutOff:
     """A backward finds the gradients of inputs alone; what those of weights need is left for `take`."""
 
-    def __init__(self) -> None:
+    def __init__(self, add_product: AddProduct) -> None:
         self._left: list[WeightProduct] = []
+        self._add_product = add_product
 
     def linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
-        return cast(Tensor, _Linear.apply(x, (weight_OI,), self._left))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Linear.apply(x, (weight_OI,), self._note))  # type: ignore[no-untyped-call]
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
-        return cast(Tensor, _Matmul.apply(x, (weight_IO,), self._left))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Matmul.apply(x, (weight_IO,), self._note))  # type: ignore[no-untyped-call]
 
     def take(self) -> tuple[WeightProduct, ...]:
         """Of all backwards since the last time."""
@@ -64,14 +83,19 @@ class PutOff:
         self._left.clear()
         return taken
 
+    def _note(self, weight: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
+        self._left.append(
+            WeightProduct(weight=weight, left_TR=left_TR, right_TC=right_TC, add_product=self._add_product)
+        )
+
 
 # The weights of both come in a tuple, which autograd does not look into: they get no gradient here, not even none.
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: tuple[Tensor], left: list[WeightProduct]) -> Tensor:
-        (ctx.weight_OI,), ctx.left = weights, left
+    def forward(ctx: Any, x: Tensor, weights: tuple[Tensor], add_product: AddProduct) -> Tensor:
+        (ctx.weight_OI,), ctx.add_product = weights, add_product
         ctx.save_for_backward(x)
         return F.linear(x, ctx.weight_OI)
 
@@ -79,14 +103,14 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (x,) = ctx.saved_tensors
         slope_TO = gradients[0].flatten(0, -2)
-        ctx.left.append(WeightProduct(weight=ctx.weight_OI, left_TR=slope_TO, right_TC=x.flatten(0, -2)))
+        ctx.add_product(ctx.weight_OI, slope_TO, x.flatten(0, -2))
         return (slope_TO @ ctx.weight_OI).view(x.shape), None, None
 
 
 class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: tuple[Tensor], left: list[WeightProduct]) -> Tensor:
-        (ctx.weight_IO,), ctx.left = weights, left
+    def forward(ctx: Any, x: Tensor, weights: tuple[Tensor], add_product: AddProduct) -> Tensor:
+        (ctx.weight_IO,), ctx.add_product = weights, add_product
         ctx.save_for_backward(x)
         return x @ weights[0]
 
@@ -94,5 +118,5 @@ class _Matmul(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (x,) = ctx.saved_tensors
         slope_TO = gradients[0].flatten(0, -2)
-        ctx.left.append(WeightProduct(weight=ctx.weight_IO, left_TR=x.flatten(0, -2), right_TC=slope_TO))
+        ctx.add_product(ctx.weight_IO, x.flatten(0, -2), slope_TO)
         return (slope_TO @ ctx.weight_IO.t()).view(x.shape), None, None
