@@ -20,6 +20,7 @@ NOT_RUN = frozenset(
         "planner_child",
         "planner_clusters",
         "rescore",
+        "slow_links_rank",
     }
 )
 

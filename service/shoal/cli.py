@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -255,4 +256,6 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def main() -> None:
+    # Whatever a command has started ends with it, also where not a terminal but a service manager stops it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run())
