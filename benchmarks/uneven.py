@@ -31,6 +31,7 @@ from shoal_planner.search import plan as search
 from shoal_workers.exchange import Exchange
 from shoal_workers.measurements import figures
 from shoal_workers.messages import Measured
+from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import Processes, Seat
 from shoal_workers.timing import time_parts, time_update
 
@@ -140,12 +141,21 @@ def step_in_turn(
     own = job(ALONE * micro_batch)
     solo = Plan(pipelines=(alone("alone", micro_batch, ALONE),), copies=0)
     lone = Seat(rank=0, size=1, epoch=seat.epoch, store=seat.store, timeout_s=seat.timeout_s)
-    sides = (Ours(seat, spec, planned, name="planned"), Ours(seat, spec, equal, name="equal"), Ours(lone, own, solo))
+    sides = (
+        Ours(_in_place(seat, planned), spec, planned, name="planned"),
+        Ours(seat, spec, equal, name="equal"),
+        Ours(lone, own, solo),
+    )
     rounds = []
     for number in range(1, WARM_UP + num_rounds + 1):
         laps = [timed(side, number, gate).step_s for side in sides]
         rounds.append((laps[0], laps[1], laps[2]))
     return rounds[WARM_UP:]
+
+
+def _in_place(seat: Seat, planned: Plan) -> Seat:
+    """With the rank of this process's node, whatever the order of the plan's pipelines."""
+    return dataclasses.replace(seat, rank=nodes_of(planned).index(NODES[seat.rank]))
 
 
 def main() -> None:
