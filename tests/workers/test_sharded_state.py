@@ -43,10 +43,10 @@ def stage(first: int, last: int, *replicas: Replica) -> Stage:
     return Stage(layers=((first, last),), replicas=replicas)
 
 
-def plan(sharding: Sharding, *pipelines: tuple[int, tuple[Stage, ...]]) -> Plan:
+def plan(sharding: Sharding, *pipelines: tuple[int, tuple[Stage, ...]], schedule: Schedule = "1f1b") -> Plan:
     """From (number of micro-batches, stages) of each pipeline."""
     built = (Pipeline(micro_batch=parts[0].samples, micro_batches=times, stages=parts) for times, parts in pipelines)
-    return Plan(pipelines=tuple(built), sharding=sharding, device_groups=GROUPS)
+    return Plan(pipelines=tuple(built), schedule=schedule, sharding=sharding, device_groups=GROUPS)
 
 
 EIGHT = tuple(replica(node, device) for node in ("n0", "n1") for device in range(4))
@@ -143,7 +143,7 @@ def test_every_schedule_and_recomputation_equals_one_process(
         Stage(layers=layers, replicas=some, recompute=kind)
         for layers, some, kind in zip(chunks, replicas, kinds, strict=True)
     )
-    split = replace(plan(replace(ZERO_3, secondary=True), (4, stages)), schedule=schedule)
+    split = plan(replace(ZERO_3, secondary=True), (4, stages), schedule=schedule)
     spec = job(tied=False)
     run = processes.run(RunRequest(job=spec, plan=split, until_step=STEPS))
     assert worst_difference(run.weights, solo[False].weights) <= BOUND
