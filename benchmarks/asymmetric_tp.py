@@ -133,7 +133,7 @@ def _reduce_path(seat: Seat, chosen: Plan, exchange: Exchange) -> Callable[[], N
     shards, memory = shard_map(chosen, MODEL), DeviceMemory("here", None)
     live = LiveState.build(MODEL, shards.ranks[seat.rank], JOB.train.precision, memory)
     live.initialise(0)
-    sharing = Sharing(shards, MODEL, seat.rank, live, exchange, Courier(exchange, memory, time.perf_counter))
+    sharing = Sharing(shards, MODEL, seat.rank, live, exchange, Courier(exchange, memory))
     units = range(MODEL.layers + 2)
 
     def path() -> None:

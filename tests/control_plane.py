@@ -185,6 +185,9 @@ class Story:
                     tokens=self.job.train.tokens_per_step,
                     duration_s=step_s,
                     samples=((first, first + batch),),
+                    moved_bytes=(("node", 4_100_000), ("zone", 12_900_000)),
+                    exposed=(0.12, 0.21),
+                    waited_s=(("stages", 0.01, 0.02), ("gradients", 0.035, 0.06), ("vote", 0.002, 0.004)),
                 ),
                 step_s,
             )

@@ -49,8 +49,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TroubleSeen:
-    """A rank of the current epoch cannot go on; `fatal` means that no other plan would help, `local` that one without
-    this node may."""
+    """A rank of the current epoch cannot go on; `fatal` means that no other plan would help (`code` says why to
+    programs), `local` that one without this node may."""
 
     node: str
     name: str
@@ -58,6 +58,7 @@ class TroubleSeen:
     fatal: bool
     age_s: float
     local: bool = False
+    code: str = "rank_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
     for trouble in seen.troubles:
         if trouble.fatal:
             return End(
-                state=JobState.FAILED, code="rank_failed", reason=f"{trouble.name} cannot go on: {trouble.problem}"
+                state=JobState.FAILED, code=trouble.code, reason=f"{trouble.name} cannot go on: {trouble.problem}"
             )
     if seen.ended == "finished":
         return End(state=JobState.SUCCEEDED, code="finished", reason="All steps are done.")

@@ -74,7 +74,9 @@ class PlanAdopted:
 class StepDone:
     """Step `step` (the first is 1) was voted by all ranks and applied, or is done without an update (`skipped`).
     `samples` are the half-open ranges of sample numbers that first stages really fed; `moved_bytes` is what all ranks
-    sent since the vote before, by link: within a device group, a node, a zone, or between zones (`world`)."""
+    sent since the vote before, by link: within a device group, a node, a zone, or between zones (`world`). `exposed` is
+    the share of that time that ranks spent in exchanges other than votes, on average and at most; `waited_s` are the
+    seconds, likewise, by what was exchanged."""
 
     kind: ClassVar[str] = "step_done"
     epoch: int
@@ -86,6 +88,8 @@ class StepDone:
     duration_s: float
     samples: tuple[tuple[int, int], ...]
     moved_bytes: tuple[tuple[str, int], ...] = ()
+    exposed: tuple[float, float] | None = None
+    waited_s: tuple[tuple[str, float, float], ...] = ()
     skipped: bool = False
 
 

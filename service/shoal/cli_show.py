@@ -77,6 +77,7 @@ def show_job(job: Mapping[str, Any]) -> None:
         *([("skipped", f"{status['skipped_steps']} steps, done without an update")] if status["skipped_steps"] else []),
         ("tokens/s", status["tokens_per_s"]),
         ("seconds to go", status["eta_s"]),
+        *_exchanges(status["exchanges"]),
         ("recoveries", f"{status['recoveries']} ({status['redone_steps']} steps redone, {status['lost_steps']} lost)"),
         ("plan", None if status["plan_id"] is None else f"{status['plan_id']}, epoch {status['epoch']}"),
         ("cluster", job["cluster_id"]),
@@ -90,6 +91,23 @@ def _evaluation(found: Mapping[str, Any]) -> str:
     if found["loss"] is None:
         return f"not a number, at step {found['step']}"
     return f"loss {found['loss']:.4f}, perplexity {_cell(found['perplexity'])}, at step {found['step']}"
+
+
+def _exchanges(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """What took time from computing in the newest step, and what was sent."""
+    if found is None:
+        return []
+    kinds = ", ".join(f"{kind} {_seconds(both['mean'])}" for kind, both in found["waited_s"].items())
+    shares = f"{found['exposed_share']:.1%} of the step, at most {found['most_exposed_share']:.1%} on a rank"
+    sent = ", ".join(f"{link} {count / 1e6:,.3g} MB" for link, count in found["moved_bytes"].items())
+    return [
+        ("exposed communication", f"{shares} ({kinds})" if kinds else shares),
+        ("sent in a step", sent or "nothing"),
+    ]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
 def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str | None]]:

@@ -171,10 +171,20 @@ def num_tokens(row: JobRow) -> int:
 
 
 def eta_s(row: JobRow) -> float | None:
-    """Seconds to the last step at the pace of the last few; None unless the job is running."""
+    """Seconds to the last step and the last evaluation at the pace of the last few; None unless the job is running."""
     if row.state != JobState.RUNNING or row.step_s is None:
         return None
-    return max(0, num_steps(row) - row.step) * row.step_s
+    return max(0, num_steps(row) - row.step) * row.step_s + _evaluations_to_go(row) * _evaluation_s(row, row.step_s)
+
+
+def _evaluations_to_go(row: JobRow) -> int:
+    steps, done, every = num_steps(row), row.eval_step or 0, row.spec["train"].get("eval_every")
+    return 0 if every is None or done >= steps else -(-steps // int(every)) - done // int(every)
+
+
+def _evaluation_s(row: JobRow, step_s: float) -> float:
+    """Before the first one: a forward takes about a third of a step."""
+    return row.eval_s if row.eval_s is not None else row.spec["train"]["eval_batches"] * step_s / 3
 
 
 def evaluation(row: JobRow) -> dict[str, Any] | None:
@@ -221,6 +231,7 @@ def resource(row: JobRow) -> dict[str, Any]:
             "redone_steps": row.redone_steps,
             "lost_steps": row.lost_steps,
             "skipped_steps": row.skipped_steps,
+            "exchanges": row.exchanges,
             "last_seq": row.last_seq,
         },
     }

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.errors import InvalidField
@@ -90,11 +90,13 @@ def _jsonable(value: Any) -> Any:
 async def _add_points(session: AsyncSession, job_id: str, newest_step: int, entries: Sequence[Entry]) -> None:
     """Points of the curve; a step that is done again turns the older points from it on into rolled-back ones."""
     pending: list[dict[str, Any]] = []
+    rolled_back = False
     for entry in entries:
         event = entry.event
         if not isinstance(event, StepDone):
             continue
         if event.step <= newest_step:
+            rolled_back = True
             await _flush(session, pending)
             await session.execute(
                 update(StepRow)
@@ -104,6 +106,10 @@ async def _add_points(session: AsyncSession, job_id: str, newest_step: int, entr
         newest_step = event.step
         pending.append(_point_values(job_id, entry, event))
     await _flush(session, pending)
+    if rolled_back:
+        mine = (StepRow.job_id == job_id, StepRow.rolled_back.is_(False), StepRow.skipped.is_(True))
+        left = select(func.count()).select_from(StepRow).where(*mine).scalar_subquery()
+        await session.execute(update(JobRow).where(JobRow.id == job_id).values(skipped_steps=left))
 
 
 async def _flush(session: AsyncSession, pending: list[dict[str, Any]]) -> None:

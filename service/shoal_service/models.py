@@ -41,6 +41,8 @@ class JobRow(Base):
     loss: Mapped[float | None] = mapped_column(Float)
     eval_step: Mapped[int | None]
     eval_loss: Mapped[float | None] = mapped_column(Float)
+    eval_s: Mapped[float | None] = mapped_column(Float)
+    exchanges: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     step_s: Mapped[float | None] = mapped_column(Float)
     tokens_per_s: Mapped[float | None] = mapped_column(Float)
     plan_id: Mapped[str | None] = mapped_column(String(40))

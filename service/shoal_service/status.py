@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 from shoal_recovery.journal import (
     TERMINAL,
@@ -32,8 +32,9 @@ _NEWEST_SHARE = 0.2  # weight of the newest step in the smoothed step time: abou
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """`step` is the newest done step of the branch that counts, `loss` that of the newest one that was not skipped;
-    `eval_step` and `eval_loss` are of the newest evaluation. `step_s` and `tokens_per_s` are smoothed. `skipped_steps`
-    counts those that were skipped, done again or not."""
+    `eval_step`, `eval_loss` and `eval_s` (how long it took) are of the newest evaluation. `step_s` and `tokens_per_s`
+    are smoothed. `exchanges` is what ranks exchanged in the newest step, as REST shows it. `skipped_steps` counts those
+    of the branch that counts, once `journal.append` is through: what is rolled back is found in the database."""
 
     state: JobState
     state_code: str
@@ -45,6 +46,8 @@ class Status:
     loss: float | None = None
     eval_step: int | None = None
     eval_loss: float | None = None
+    eval_s: float | None = None
+    exchanges: dict[str, Any] | None = None
     step_s: float | None = None
     tokens_per_s: float | None = None
     plan_id: str | None = None
@@ -105,7 +108,9 @@ def advance(status: Status, entry: Entry) -> Status:
                 lost_steps=status.lost_steps + event.lost_steps,
             )
         case EvaluationDone():
-            return dataclasses.replace(status, eval_step=event.step, eval_loss=finite(event.loss))
+            return dataclasses.replace(
+                status, eval_step=event.step, eval_loss=finite(event.loss), eval_s=event.duration_s
+            )
         case StepSkipped():
             return dataclasses.replace(status, skipped_steps=status.skipped_steps + 1)
         case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
@@ -126,4 +131,19 @@ def _stepped(status: Status, event: StepDone) -> Status:
         loss=status.loss if event.skipped else finite(event.loss),
         step_s=step_s,
         tokens_per_s=event.tokens / step_s if step_s > 0 else None,
+        exchanges=_exchanges(event),
     )
+
+
+def _exchanges(event: StepDone) -> dict[str, Any] | None:
+    """None in journals of versions that did not tell."""
+    if event.exposed is None:
+        return None
+    mean_share, most_share = event.exposed
+    return {
+        "step": event.step,
+        "exposed_share": mean_share,
+        "most_exposed_share": most_share,
+        "waited_s": {kind: {"mean": mean_s, "most": most_s} for kind, mean_s, most_s in event.waited_s},
+        "moved_bytes": dict(event.moved_bytes),
+    }

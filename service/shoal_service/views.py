@@ -64,6 +64,7 @@ def summary(row: JobRow) -> dict[str, Any]:
         "redone_steps": row.redone_steps,
         "lost_steps": row.lost_steps,
         "skipped_steps": row.skipped_steps,
+        "exchanges": _exchanges(row.exchanges),
         "cluster_id": row.cluster_id,
         "can_cancel": not jobs.ended(row) and row.wish != jobs.WISH_CANCELLED,
         "ended": jobs.ended(row),
@@ -76,6 +77,34 @@ def _evaluation(row: JobRow) -> dict[str, Any] | None:
     if found is None:
         return None
     return {"step": found["step"], "loss": _figure(found["loss"]), "perplexity": _figure(found["perplexity"])}
+
+
+_SENT = {"group": "within a device group", "node": "within a node", "zone": "between nodes", "world": "between zones"}
+_EXCHANGED = {
+    "stages": "activations between stages",
+    "shards": "split weights and gradients",
+    "gradients": "sums of gradients",
+    "weights": "updated weights",
+    "tensor": "tensor parallelism",
+    "vote": "the vote",
+}
+
+
+def _exchanges(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    moved, waited = found["moved_bytes"], found["waited_s"]
+    return {
+        "step": found["step"],
+        "share": f"{found['exposed_share']:.1%}",
+        "most": f"{found['most_exposed_share']:.1%}",
+        "sent": [(name, num_bytes(moved[link])) for link, name in _SENT.items() if moved.get(link)],
+        "waited": [
+            (name, duration(waited[kind]["mean"]), duration(waited[kind]["most"]))
+            for kind, name in _EXCHANGED.items()
+            if kind in waited
+        ],
+    }
 
 
 def _figure(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import threading
@@ -13,7 +14,7 @@ import httpx
 import pytest
 from control_plane import Connector, job_mapping, ok, story
 
-from shoal_recovery.journal import Entry, StateChanged, StepDone, entry_to_mapping
+from shoal_recovery.journal import Entry, EvaluationDone, StateChanged, StepDone, StepSkipped, entry_to_mapping
 
 
 # Jobs are submitted before the cluster comes where the order does not matter: no plan is searched for then.
@@ -190,6 +191,56 @@ def test_points_that_were_rolled_back_stay_and_are_told_apart(api: httpx.Client,
     ]
     assert [point["step"] for point in curve["rolled_back"]] == [6, 7, 8, 9, 10]
     assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["step"] == 8
+
+
+def test_skipped_steps_that_are_rolled_back_no_longer_count(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+
+    def skipped(seq: int, number: int, epoch: int) -> list[Entry]:
+        event = dataclasses.replace(step(seq + 1, number, epoch=epoch).event, skipped=True)
+        told = StepSkipped(epoch=epoch, step=number, problem="not finite on rank 0 (a:0)")
+        return [Entry(seq=seq, at_s=1.0, event=told), Entry(seq=seq + 1, at_s=1.0, event=event)]
+
+    entries = [state(1, "starting"), state(2, "running"), step(3, 1), *skipped(4, 2, 1), *skipped(6, 3, 1)]
+    ok(connector.send(job_id, entries))
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["skipped_steps"] == 2
+    ok(connector.send(job_id, skipped(8, 3, 2)))
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["skipped_steps"] == 2, "done again and skipped again"
+    ok(connector.send(job_id, [step(10, 3, epoch=3), step(11, 4, epoch=3)]))
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["skipped_steps"] == 1
+
+
+def test_the_newest_step_says_what_was_exchanged(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    ok(connector.send(job_id, [state(1, "starting"), state(2, "running"), step(3, 1)]))
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["exchanges"] is None, "a journal of an older version"
+    event = dataclasses.replace(
+        step(4, 2).event, moved_bytes=(("zone", 800),), exposed=(0.25, 0.5), waited_s=(("stages", 0.125, 0.25),)
+    )
+    ok(connector.send(job_id, [Entry(seq=4, at_s=5.0, event=event)]))
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["exchanges"] == {
+        "step": 2,
+        "exposed_share": 0.25,
+        "most_exposed_share": 0.5,
+        "waited_s": {"stages": {"mean": 0.125, "most": 0.25}},
+        "moved_bytes": {"zone": 800},
+    }
+    page = api.get(f"/jobs/{job_id}", headers={"Accept": "text/html"}).text
+    assert "25.0%" in page and "at most 50.0% on a rank" in page
+    assert "between nodes" in page and "800 B" in page
+
+
+def test_the_time_to_go_includes_evaluations(api: httpx.Client, connector: Connector) -> None:
+    """Of 10 steps the 4th, the 8th and the last are followed by one."""
+    job_id = submit(api, train={"steps": 10, "eval_every": 4, "eval_batches": 3})
+    ok(connector.renew())
+    ok(connector.send(job_id, [state(1, "starting"), state(2, "running"), step(3, 1), step(4, 2)]))
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["eta_s"] == pytest.approx(8 * 0.5 + 3 * 3 * 0.5 / 3)
+    found = EvaluationDone(epoch=1, step=4, loss=2.0, tokens=9, duration_s=2.0)
+    ok(connector.send(job_id, [step(5, 3), step(6, 4), Entry(seq=7, at_s=9.0, event=found)]))
+    assert ok(api.get(f"/v1/jobs/{job_id}"))["status"]["eta_s"] == pytest.approx(6 * 0.5 + 2 * 2.0)
 
 
 def test_a_long_curve_is_thinned_but_keeps_its_extremes(api: httpx.Client, connector: Connector) -> None:

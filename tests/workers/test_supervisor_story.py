@@ -187,6 +187,7 @@ def test_steps_that_come_out_not_finite_are_told(cluster: ProcessCluster, text: 
     train = dataclasses.replace(spec.train, lr=1e30, warmup_steps=0, on_nan="skip")
     with supervised(cluster, "skips", dataclasses.replace(spec, train=train)) as running:
         assert running.ends() is JobState.FAILED
+        assert running.code == "step_refused"
         assert "step 11 was refused: loss or gradients are not finite" in running.reason
         assert "activations are finite, but the gradient of layer " in running.reason
         assert [event.step for event in running.events(StepSkipped)] == list(range(2, 11))

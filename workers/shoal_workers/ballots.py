@@ -14,18 +14,20 @@ import torch
 from torch import Tensor
 
 from shoal_workers.errors import StepRefused
-from shoal_workers.traffic import Link
+from shoal_workers.traffic import Link, Wait
 
 Ranges = tuple[tuple[int, int], ...]  # half-open ranges of sample numbers
 
-_NUM_COUNTS = 5  # before bytes and ranges
+_NUM_COUNTS = 5  # before bytes, seconds and ranges
+_EXPOSED = tuple(wait for wait in Wait if wait is not Wait.VOTE)  # who votes waits for the slowest, not for a wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
     """`loss` and `grad_square` are this rank's parts of sums over all ranks: every token's loss and every interval's
-    gradient is on one ballot. `stop_after` is infinite where nobody told this rank to stop; `fed` is what it fed, and
-    `sent` the bytes that it sent over each kind of link since its last ballot."""
+    gradient is on one ballot. `stop_after` is infinite where nobody told this rank to stop; `fed` is what it fed.
+    Since its last ballot `elapsed_s` have passed; `sent` are the bytes that it sent in them over each kind of link,
+    `waited_s` the seconds that it spent in exchanges."""
 
     step: int
     epoch: int
@@ -34,6 +36,8 @@ class Ballot:
     stop_after: float
     fed: Ranges
     sent: Mapping[Link, int]
+    elapsed_s: float
+    waited_s: Mapping[Wait, float]
 
     def packed(self, max_ranges: int) -> Tensor:
         """Filled up with empty ranges: ballots have one length."""
@@ -45,9 +49,22 @@ class Ballot:
             self.grad_square,
             self.stop_after,
             *map(self.sent.__getitem__, Link),
+            self.elapsed_s,
+            *map(self.waited_s.__getitem__, Wait),
         )
         padding = [0.0] * (2 * max_ranges - len(numbers))
         return torch.tensor([*map(float, counts), *numbers, *padding], dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """What exchanges took from computing between two votes: the share of their time that ranks were in exchanges other
+    than votes, on average and at most; and the seconds of each kind, likewise. Nothing tells what a rank waits for a
+    wire from what it waits for a peer that is not there yet, so bubbles of pipelines count."""
+
+    mean_share: float
+    most_share: float
+    waited_s: Mapping[Wait, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +77,7 @@ class Verdict:
     stop_after: float
     samples: Ranges
     sent: Mapping[Link, int]
+    exposure: Exposure
     not_finite: tuple[int, ...]
 
 
@@ -69,13 +87,28 @@ def count(ballots: Tensor, step: int, epoch: int) -> Verdict:
     if bool((steps != step).any()) or bool((epochs != epoch).any()):
         raise StepRefused(step, f"ranks are at steps {steps.tolist()} of epochs {epochs.tolist()}")
     finite = (losses.isfinite() & squares.isfinite()).tolist()
+    rest = ballots[:, _NUM_COUNTS:]
+    sizes = [len(Link), 1, len(Wait)]
+    sent, elapsed, waited, fed = torch.split(rest, [*sizes, rest.shape[1] - sum(sizes)], dim=1)
     return Verdict(
         loss=float(losses.sum()),
         grad_norm=math.sqrt(float(squares.sum())),
         stop_after=float(stops.min()),
-        samples=_joined(ballots[:, _NUM_COUNTS + len(Link) :].reshape(-1, 2).tolist()),
-        sent={link: int(ballots[:, _NUM_COUNTS + index].sum()) for index, link in enumerate(Link)},
+        samples=_joined(fed.reshape(-1, 2).tolist()),
+        sent={link: int(total) for link, total in zip(Link, sent.sum(dim=0), strict=True)},
+        exposure=_exposure(elapsed, waited),
         not_finite=tuple(rank for rank, is_finite in enumerate(finite) if not is_finite),
+    )
+
+
+def _exposure(elapsed: Tensor, waited: Tensor) -> Exposure:
+    columns = dict(zip(Wait, waited.unbind(dim=1), strict=True))
+    exposed = torch.stack([columns[wait] for wait in _EXPOSED]).sum(dim=0)
+    shares = exposed / elapsed.squeeze(1).clamp(min=torch.finfo(torch.float64).tiny)
+    return Exposure(
+        mean_share=float(shares.mean()),
+        most_share=float(shares.max()),
+        waited_s={wait: (float(column.mean()), float(column.max())) for wait, column in columns.items()},
     )
 
 

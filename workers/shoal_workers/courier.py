@@ -5,7 +5,7 @@ Owns these buffers and their charges. Nothing is received into anything else; wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -37,14 +37,11 @@ class UnderWay:
 
 
 class Courier:
-    """All ranks start the same units in the same order, and finish what they started. `waited_s` adds up what they wait
-    for each other."""
+    """All ranks start the same units in the same order, and finish what they started."""
 
-    def __init__(self, exchange: Exchange, memory: DeviceMemory, clock: Callable[[], float]) -> None:
+    def __init__(self, exchange: Exchange, memory: DeviceMemory) -> None:
         self._exchange = exchange
         self._memory = memory
-        self._clock = clock
-        self.waited_s = 0.0
 
     def start(self, routes: UnitRoutes, number: int, form: Form, source: Source) -> UnderWay:
         """`number` is the tag of these messages. What has the same spans is packed once."""
@@ -69,17 +66,16 @@ class Courier:
 
     def arrived(self, started: UnderWay) -> Iterator[tuple[int, Parts]]:
         """Once everything is here: from whom, and what, in the order of ranks."""
-        self._wait(arrival.pending for arrival in started.arrivals)
+        _wait(arrival.pending for arrival in started.arrivals)
         for arrival in started.arrivals:
             yield arrival.message.source, started.form.unpack(arrival.buffer, arrival.message.spans)
 
     def finish(self, started: UnderWay) -> None:
         """After everything that arrived was used: returns when all that was sent has been taken."""
-        self._wait(started.sends)
+        _wait(started.sends)
         self._memory.release(STAGING, started.num_bytes)
 
-    def _wait(self, some: Iterable[Pending]) -> None:
-        began_s = self._clock()
-        for pending in some:
-            pending.wait()
-        self.waited_s += self._clock() - began_s
+
+def _wait(some: Iterable[Pending]) -> None:
+    for pending in some:
+        pending.wait()

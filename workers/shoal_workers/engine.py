@@ -35,7 +35,7 @@ from shoal_planner.programs import (
 )
 from shoal_planner.schedule import programs
 from shoal_recovery.state import ShardMap
-from shoal_workers.ballots import Ballot, Ranges, Verdict, count
+from shoal_workers.ballots import Ballot, Exposure, Ranges, Verdict, count
 from shoal_workers.circulation import Circulation, uses
 from shoal_workers.courier import STAGING, Courier
 from shoal_workers.data import Samples
@@ -54,7 +54,7 @@ from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import Sharing
 from shoal_workers.stage import PIPELINE, Shape, StageRun, feed
 from shoal_workers.tensor_parallel import TensorGroup
-from shoal_workers.traffic import Link, Metered, Moved, links
+from shoal_workers.traffic import Link, Metered, Moved, Wait, links
 
 _ONE_ZONE: Mapping[str, str] = {}
 _ATTEMPTS = 2  # a step that came out non-finite is tried once more: bits do flip
@@ -87,9 +87,9 @@ class StepReport:
 
     `samples` are the half-open ranges of sample numbers that first stages fed, as they said on their ballots.
     `moved` is what this rank sent and received; `sent` are the bytes of all ranks from the vote before to this step's,
-    by link: the last exchange of weights counts to the step after it.
+    by link: the last exchange of weights counts to the step after it. `exposure` is of the same time.
     `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces, but not in
-    waiting for weights and gradients that are split.
+    other exchanges.
     `skipped` says why no update was applied; then the weights are those of the step before.
     """
 
@@ -102,6 +102,7 @@ class StepReport:
     compute_s: float
     samples: Ranges
     sent: Mapping[Link, int]
+    exposure: Exposure
     moved: tuple[Moved, ...] = ()
     skipped: str | None = None
 
@@ -153,13 +154,13 @@ class Engine:
         self._devices = tuple(str(place.device) for place in plan.places())
         self._program = programs(plan, job.model)[rank]
         self._live = live
-        self._exchange = exchange = Metered(exchange, links(plan, rank, zones))
+        self._exchange = exchange = Metered(exchange, links(plan, rank, zones), clock)
         self._snapshots = snapshots
         self._memory = memory
         self._clock = clock
         self._feed = feed(plan, self._place, samples)
         self._max_ranges = max(pipeline.micro_batches for pipeline in plan.pipelines)
-        self._courier = courier = Courier(exchange, memory, clock)
+        self._courier = courier = Courier(exchange, memory)
         chunks = chunk_units(plan, self._place.pipeline, self._place.stage)
         self._circulation = Circulation(shards, job.model, rank, live, courier, memory, plan.sharding)
         self._uses = uses(self._program, chunks)
@@ -195,6 +196,7 @@ class Engine:
         """
         assert self._live.tag is not None, "the live state is torn"
         self._evaluated = evaluated
+        self._exchange.take_waited()
         try:
             with deterministic(self._job.train.deterministic):
                 return self._run(self._live.tag, until_step, report, stop_after)
@@ -244,6 +246,7 @@ class Engine:
                 compute_s=self._compute_s,
                 samples=verdict.samples,
                 sent=verdict.sent,
+                exposure=verdict.exposure,
                 moved=self._exchange.take(),
                 skipped=skipped,
             )
@@ -320,9 +323,13 @@ class Engine:
                 assert_never(instruction)
 
     def _timed(self, work: Callable[[], None]) -> None:
-        began_s, waited_s = self._clock(), self._courier.waited_s
+        began_s, waited_s = self._clock(), self._waited_computing_s()
         work()
-        self._compute_s += self._clock() - began_s - (self._courier.waited_s - waited_s)
+        self._compute_s += self._clock() - began_s - (self._waited_computing_s() - waited_s)
+
+    def _waited_computing_s(self) -> float:
+        waited_s = self._exchange.waited_s
+        return sum(waited_s.values()) - waited_s[Wait.TENSOR]
 
     def _vote(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
         """Raises StepRefused on all ranks or on none."""
@@ -330,6 +337,7 @@ class Engine:
         loss, square = self._own_loss(), self._own_gradient_square()
         self._snapshots.wait_safe(step - 1)
         stop = stop_after()
+        elapsed_s, waited_s = self._exchange.take_waited()
         ballot = Ballot(
             step=step,
             epoch=self._exchange.epoch,
@@ -338,6 +346,8 @@ class Engine:
             stop_after=math.inf if stop is None else float(stop),
             fed=self._fed(step),
             sent=self._exchange.take_sent(),
+            elapsed_s=elapsed_s,
+            waited_s=waited_s,
         )
         return count(self._exchange.all_gather(ballot.packed(self._max_ranges)), step, self._exchange.epoch)
 
@@ -356,17 +366,8 @@ class Engine:
             self._optimizer.apply(step, self._verdict.grad_norm)
 
     def _fed(self, step: int) -> Ranges:
-        if self._place.stage != 0 or self._place.tp_rank != 0:
-            return ()
-        ranges: list[tuple[int, int]] = []
-        for instruction in self._program:
-            if isinstance(instruction, Forward) and instruction.chunk == 0:
-                numbers = self._feed.numbers(step, instruction.micro_batch)
-                if ranges and ranges[-1][1] == numbers.start:
-                    ranges[-1] = (ranges[-1][0], numbers.stop)
-                else:
-                    ranges.append((numbers.start, numbers.stop))
-        return tuple(ranges)
+        feeds = self._place.stage == 0 and self._place.tp_rank == 0
+        return self._feed.fed(step, self._program) if feeds else ()
 
     def _build_forward_only(self) -> ForwardOnly | IdleForwards:
         wanted = tuple(use for use in self._uses if not use.backward)

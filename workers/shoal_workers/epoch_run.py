@@ -119,7 +119,7 @@ class EpochRun:
         except (PeerLost, FetchFailed, ConnectionClosed, StoreError) as error:
             self._trouble(str(error))
         except StepRefused as error:
-            self._trouble(str(error), fatal=True)
+            self._trouble(str(error), fatal=True, code="step_refused")
         except (OutOfDeviceMemory, torch.OutOfMemoryError) as error:
             self._trouble(self._shortage(error), local=True)  # another plan may ask less of this node
         except Exception as error:
@@ -127,9 +127,9 @@ class EpochRun:
             # job's fault it shows on every node; the user must see where.
             self._trouble(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=8)}", local=True)
 
-    def _trouble(self, problem: str, *, fatal: bool = False, local: bool = False) -> None:
+    def _trouble(self, problem: str, *, fatal: bool = False, local: bool = False, code: str = "rank_failed") -> None:
         if not self._abandoned.is_set():
-            self._say(m.Trouble(epoch=self.epoch, problem=problem, fatal=fatal, local=local))
+            self._say(m.Trouble(epoch=self.epoch, problem=problem, fatal=fatal, local=local, code=code))
 
     def _shortage(self, error: Exception) -> str:
         plan = parse_plan(self._order.plan)
@@ -285,6 +285,8 @@ class EpochRun:
                 duration_s=report.duration_s,
                 samples=[list(samples) for samples in report.samples],
                 moved=[[link.value, count] for link, count in report.sent.items() if count],
+                exposed=[report.exposure.mean_share, report.exposure.most_share],
+                waited=[[wait.value, *both] for wait, both in report.exposure.waited_s.items() if any(both)],
                 skipped=report.skipped,
             )
         )

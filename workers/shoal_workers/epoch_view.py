@@ -80,6 +80,7 @@ class EpochView:
                 problem=trouble.problem,
                 fatal=trouble.fatal,
                 local=trouble.local,
+                code=trouble.code,
                 age_s=now_s - since_s,
             )
             for device, (trouble, since_s) in sorted(self.troubles.items())

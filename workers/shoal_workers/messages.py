@@ -11,6 +11,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shoal_recovery.journal import EvaluationDone
+from shoal_workers.rank_messages import Assign as Assign
+from shoal_workers.rank_messages import Halt as Halt
+from shoal_workers.rank_messages import Halted as Halted
+from shoal_workers.rank_messages import Hello as Hello
+from shoal_workers.rank_messages import Left as Left
+from shoal_workers.rank_messages import Measure as Measure
+from shoal_workers.rank_messages import Measured as Measured
+from shoal_workers.rank_messages import Progress as Progress
+from shoal_workers.rank_messages import Ready as Ready
+from shoal_workers.rank_messages import Stepped as Stepped
+from shoal_workers.rank_messages import StopAfter as StopAfter
+from shoal_workers.rank_messages import Trouble as Trouble
 from shoal_workers.rows import Row
 
 M = TypeVar("M")
@@ -216,7 +228,7 @@ class KeyIs:
     value: str | None
 
 
-# --- reports of an agent or a rank to whoever watches it ---
+# --- reports of an agent to whoever watches it; those of ranks and orders to them are in `rank_messages` ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,135 +246,6 @@ class Uploaded:
     name: str
     rows: list[Row]
     problem: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """A rank's first words to a supervisor: the highest epoch it knows and whether it is stepping in it."""
-
-    pid: int
-    epoch: int
-    stepping: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halted:
-    """The rank has left every epoch before `epoch`. Its live state is whole at `step` (None: torn or empty), laid out
-    as rank `layout_rank` of `layout_epoch`."""
-
-    epoch: int
-    step: int | None
-    layout_epoch: int
-    layout_rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """The rank gets on with what it was ordered to do: it is slow, not stuck."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """The rank has its state and its groups, and steps. `num_bytes` by tier are what it really took."""
-
-    epoch: int
-    step: int
-    restore_s: float
-    rebuild_s: float
-    num_bytes: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
-    """A step was voted and applied, or (`skipped` says why) is done without an update, as this rank saw it."""
-
-    epoch: int
-    step: int
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens: int
-    duration_s: float
-    samples: list[Row]
-    moved: list[Row]  # (link, bytes of all ranks)
-    skipped: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """The rank ended its epoch in order, with everything safe: `finished`, or stopped as it was told."""
-
-    epoch: int
-    step: int
-    finished: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """The epoch cannot go on here. `fatal`: no other plan would help (not a lost peer but the job itself). `local`: the
-    fault is here, so a plan without this node may help."""
-
-    epoch: int
-    problem: str
-    fatal: bool
-    local: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Rows of (part of the model, samples, forward and backward seconds) of one device; elements that it updates."""
-
-    rows: list[Row]
-    updates_per_s: float
-
-
-# --- orders to a rank ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halt:
-    """Leave every epoch before this one; answered by Halted."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assign:
-    """Become `rank` of `plan` in `epoch`, with the state of `step` brought by `transfers` (rows; None: initialise);
-    `evaluated`: it is known. `agents` maps nodes to addresses; `rendezvous` is the one where the epoch's ranks meet."""
-
-    epoch: int
-    job: str
-    spec: dict[str, Any]
-    plan: dict[str, Any]
-    rank: int
-    step: int
-    evaluated: bool
-    transfers: list[Row] | None
-    agents: dict[str, Row]
-    rendezvous: Row
-    backups: list[Row]
-    zones: dict[str, str]
-    memory_limit_bytes: int | None
-    num_threads: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAfter:
-    """All ranks leave together after this step or the first one that is still possible."""
-
-    epoch: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """Time the parts of this job's model on this device; answered by Measured."""
-
-    spec: dict[str, Any]
-    num_threads: int | None
 
 
 _KINDS: dict[str, type[Any]] = {

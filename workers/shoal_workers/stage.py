@@ -63,6 +63,18 @@ class Feed:
         first = (step - 1) * self.global_batch + self.offset + micro_batch * self.micro_batch
         return range(first + self.low, first + self.high)
 
+    def fed(self, step: int, program: Program) -> tuple[tuple[int, int], ...]:
+        """The numbers of all samples of a step, in the order of the program, adjacent ranges joined."""
+        ranges: list[tuple[int, int]] = []
+        for instruction in program:
+            if isinstance(instruction, Forward) and instruction.chunk == 0:
+                numbers = self.numbers(step, instruction.micro_batch)
+                if ranges and ranges[-1][1] == numbers.start:
+                    ranges[-1] = (ranges[-1][0], numbers.stop)
+                else:
+                    ranges.append((numbers.start, numbers.stop))
+        return tuple(ranges)
+
 
 def feed(plan: Plan, place: RankPlace, samples: Samples) -> Feed:
     """Samples of a step go to pipelines in order, then to micro-batches in order, then to rows."""

@@ -272,6 +272,8 @@ class Supervisor:
                 duration_s=message.duration_s,
                 samples=tuple((first, last) for first, last in message.samples),
                 moved_bytes=tuple((link, count) for link, count in message.moved),
+                exposed=(message.exposed[0], message.exposed[1]),
+                waited_s=tuple((kind, mean_s, most_s) for kind, mean_s, most_s in message.waited),
                 skipped=message.skipped is not None,
             )
         )

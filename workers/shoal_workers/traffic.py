@@ -1,13 +1,15 @@
-"""What a rank sends and receives in a step, counted where it passes: what it is for, and by which link.
+"""What a rank sends and receives in a step, and how long it is at it, counted where it passes: what it is for, and by
+which link.
 
-Owns the counts. Both ends of a message count it, so over all ranks what was sent is what was received.
+Owns the counts. Both ends of a message count it, so over all ranks what was sent is what was received. All time inside
+the exchange counts, waiting and copying alike: it is what exchanges take from computing, however they are hidden.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +28,30 @@ class Link(StrEnum):
     NODE = "node"
     ZONE = "zone"
     WORLD = "world"
+
+
+class Wait(StrEnum):
+    """What a rank is in an exchange for: what passes between stages, weights and gradients that are split within a
+    step, once a step the sums of gradients and then weights, tensor parallelism, the vote."""
+
+    STAGES = "stages"
+    SHARDS = "shards"
+    GRADIENTS = "gradients"
+    WEIGHTS = "weights"
+    TENSOR = "tensor"
+    VOTE = "vote"
+
+
+_WAITS: Mapping[Purpose, Wait] = {
+    Purpose.ACTIVATION: Wait.STAGES,
+    Purpose.GRADIENT: Wait.STAGES,
+    Purpose.FETCH: Wait.SHARDS,
+    Purpose.SCATTER: Wait.SHARDS,
+    Purpose.RELAY: Wait.SHARDS,
+    Purpose.REDUCE: Wait.GRADIENTS,
+    Purpose.SPREAD: Wait.GRADIENTS,
+    Purpose.GATHER: Wait.WEIGHTS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +87,16 @@ def links(plan: Plan, rank: int, zones: Mapping[str, str]) -> tuple[Link, ...]:
 
 class Metered:
     """An exchange that counts what passes through it. `take` gives the counts since it was called last, and `take_sent`
-    what was sent since that was."""
+    what was sent since that was; `take_waited` the seconds since it was called last, and those of them that were spent
+    in exchanges. `waited_s` only grows; `clock` counts seconds."""
 
-    def __init__(self, exchange: Exchange, link_to: tuple[Link, ...]) -> None:
+    def __init__(self, exchange: Exchange, link_to: tuple[Link, ...], clock: Callable[[], float]) -> None:
         self._exchange = exchange
         self._link_to = link_to
+        self._clock = clock
+        self.waited_s = dict.fromkeys(Wait, 0.0)
+        self._taken_s = clock()
+        self._waited_by_then_s = dict(self.waited_s)
         self._sent: Counter[tuple[Purpose, Link]] = Counter()
         self._received: Counter[tuple[Purpose, Link]] = Counter()
         self._sent_by_link = dict.fromkeys(Link, 0)
@@ -73,6 +104,12 @@ class Metered:
     def take_sent(self) -> dict[Link, int]:
         sent, self._sent_by_link = self._sent_by_link, dict.fromkeys(Link, 0)
         return sent
+
+    def take_waited(self) -> tuple[float, dict[Wait, float]]:
+        now_s, before_s, waited_s = self._clock(), self._waited_by_then_s, dict(self.waited_s)
+        elapsed_s = now_s - self._taken_s
+        self._taken_s, self._waited_by_then_s = now_s, waited_s
+        return elapsed_s, {wait: waited_s[wait] - before_s[wait] for wait in Wait}
 
     def take(self) -> tuple[Moved, ...]:
         sent, received = self._sent, self._received
@@ -100,23 +137,49 @@ class Metered:
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         self._sent[purpose_of(tag), self._link_to[peer]] += tensor.nbytes
         self._sent_by_link[self._link_to[peer]] += tensor.nbytes
-        return self._exchange.isend(tensor, peer, tag)
+        wait = _WAITS[purpose_of(tag)]
+        with self.timed(wait):
+            return _Timed(self._exchange.isend(tensor, peer, tag), self, wait)
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         self._received[purpose_of(tag), self._link_to[peer]] += tensor.nbytes
-        return self._exchange.irecv(tensor, peer, tag)
+        wait = _WAITS[purpose_of(tag)]
+        with self.timed(wait):
+            return _Timed(self._exchange.irecv(tensor, peer, tag), self, wait)
 
     def all_gather(self, vector: Tensor) -> Tensor:
-        return self._exchange.all_gather(vector)
+        with self.timed(Wait.VOTE):
+            return self._exchange.all_gather(vector)
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
-        self._exchange.all_reduce_sum(tensor)
+        with self.timed(Wait.TENSOR):
+            self._exchange.all_reduce_sum(tensor)
 
     def all_reduce_max(self, tensor: Tensor) -> None:
-        self._exchange.all_reduce_max(tensor)
+        with self.timed(Wait.TENSOR):
+            self._exchange.all_reduce_max(tensor)
+
+    @contextmanager
+    def timed(self, wait: Wait) -> Iterator[None]:
+        began_s = self._clock()
+        yield
+        self.waited_s[wait] += self._clock() - began_s
 
     def commit(self) -> AbstractContextManager[None]:
         return self._exchange.commit()
 
     def abandon(self) -> None:
         self._exchange.abandon()
+
+
+class _Timed:
+    """A message under way whose waits are timed."""
+
+    def __init__(self, pending: Pending, metered: Metered, wait: Wait) -> None:
+        self._pending = pending
+        self._metered = metered
+        self._wait = wait
+
+    def wait(self) -> None:
+        with self._metered.timed(self._wait):
+            self._pending.wait()

@@ -1,0 +1,101 @@
+"""How long ranks are in exchanges: timed where it happens, told on ballots, the same on every rank."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from engine_runs import LAYOUTS, job
+
+from shoal_workers.ballots import Ballot, count
+from shoal_workers.exchange import Pending, SoloExchange
+from shoal_workers.processes import Processes
+from shoal_workers.solo import RunRequest
+from shoal_workers.tags import Purpose, tag
+from shoal_workers.traffic import Link, Metered, Wait
+
+STEPS = 3
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Slow(SoloExchange):
+    """Every message takes a second to start and two to wait for."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
+        self._clock.now_s += 1.0
+        return self
+
+    def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
+        return self.isend(tensor, peer, tag)
+
+    def wait(self) -> None:
+        self._clock.now_s += 2.0
+
+
+def test_time_in_an_exchange_counts_to_what_it_is_for() -> None:
+    clock = Clock()
+    metered = Metered(Slow(clock), (Link.NODE, Link.NODE), clock)
+    tensor = torch.zeros(4)
+    pending = metered.irecv(tensor, 1, tag(Purpose.GRADIENT, 3))
+    clock.now_s += 10.0  # spent on computing
+    metered.isend(tensor, 1, tag(Purpose.FETCH, 0)).wait()
+    pending.wait()
+    elapsed_s, waited_s = metered.take_waited()
+    assert elapsed_s == 16.0
+    assert {wait: found_s for wait, found_s in waited_s.items() if found_s} == {Wait.STAGES: 3.0, Wait.SHARDS: 3.0}
+    assert metered.take_waited() == (0.0, dict.fromkeys(Wait, 0.0)), "told once"
+
+
+def ballot(elapsed_s: float, **waited_s: float) -> torch.Tensor:
+    return Ballot(
+        step=1,
+        epoch=0,
+        loss=1.0,
+        grad_square=1.0,
+        stop_after=math.inf,
+        fed=((0, 4),),
+        sent=dict.fromkeys(Link, 7),
+        elapsed_s=elapsed_s,
+        waited_s=dict.fromkeys(Wait, 0.0) | {Wait(name): found_s for name, found_s in waited_s.items()},
+    ).packed(2)
+
+
+def test_shares_are_of_each_ranks_own_time_and_leave_the_vote_out() -> None:
+    ballots = torch.stack((ballot(4.0, tensor=1.0, vote=2.0), ballot(2.0, tensor=0.5, weights=0.5)))
+    verdict = count(ballots, step=1, epoch=0)
+    exposure = verdict.exposure
+    assert (exposure.mean_share, exposure.most_share) == (0.375, 0.5)
+    assert exposure.waited_s[Wait.TENSOR] == (0.75, 1.0)
+    assert exposure.waited_s[Wait.VOTE] == (1.0, 2.0)
+    assert verdict.sent == dict.fromkeys(Link, 14)
+    assert verdict.samples == ((0, 4), (0, 4))
+
+
+@pytest.mark.parametrize(
+    ("layout", "kinds"),
+    [
+        ("3 stages beside 1", {Wait.STAGES, Wait.TENSOR, Wait.GRADIENTS, Wait.WEIGHTS, Wait.VOTE}),
+    ],
+)
+def test_every_rank_hears_what_all_ranks_waited(processes: Processes, layout: str, kinds: set[Wait]) -> None:
+    run = processes.run(RunRequest(job=job(steps=STEPS), plan=LAYOUTS[layout], until_step=STEPS))
+    first = run.ranks[0].reports
+    for rank in run.ranks:
+        assert [report.exposure for report in rank.reports] == [report.exposure for report in first]
+        assert all(0.0 < report.compute_s <= report.duration_s for report in rank.reports)
+    for report in first:
+        assert 0.0 < report.exposure.mean_share <= report.exposure.most_share <= 1.0
+        assert all(mean_s <= most_s for mean_s, most_s in report.exposure.waited_s.values())
+    assert {wait for wait, (_, most_s) in first[-1].exposure.waited_s.items() if most_s} == kinds
