@@ -19,7 +19,7 @@ from torch import Tensor
 from waiting import eventually
 
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
-from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.plan import Override, Pipeline, Plan, Replica, Stage
 from shoal_recovery.state import Kind, Span
 from shoal_workers.engine import NoSnapshots, StepReport
 from shoal_workers.errors import EpochAbandoned, PeerLost, StepRefused
@@ -72,6 +72,21 @@ def on_nodes(plan: Plan, *nodes: str) -> Plan:
         for pipeline in plan.pipelines
     )
     return dataclasses.replace(plan, pipelines=pipelines)
+
+
+def hosting(plan: Plan, *layers: tuple[int, int]) -> Plan:
+    """With the optimizer state of these layers on the hosts of all stages that have them."""
+    pipelines = tuple(
+        dataclasses.replace(pipeline, stages=tuple(_hosting(stage, layers) for stage in pipeline.stages))
+        for pipeline in plan.pipelines
+    )
+    return dataclasses.replace(plan, pipelines=pipelines)
+
+
+def _hosting(stage: Stage, layers: tuple[tuple[int, int], ...]) -> Stage:
+    parts = ((max(first, low), min(last, high)) for first, last in layers for low, high in stage.layers)
+    overrides = tuple(Override(layers=part, offload="optimizer") for part in sorted(parts) if part[0] < part[1])
+    return dataclasses.replace(stage, overrides=overrides)
 
 
 def _on_nodes(stage: Stage, names: Iterator[str]) -> Stage:

@@ -31,5 +31,6 @@ def plan_of_answer(answer: Mapping[str, Any]) -> Plan:
     plan, predicted = parse_plan(answer), answer.get("predicted")
     if not isinstance(predicted, Mapping) or not isinstance(predicted.get("memory_bytes"), Mapping):
         return plan
-    pairs = {**predicted, "memory_bytes": list(predicted["memory_bytes"].items())}
+    maps = ("memory_bytes", "host_bytes")
+    pairs = {**predicted, **{name: list(predicted[name].items()) for name in maps if name in predicted}}
     return dataclasses.replace(plan, prediction=read(Prediction, pairs, "predicted"))

@@ -268,13 +268,16 @@ class CostModel:
 
     def update_s(self, node_id: str, owned: float, offloaded: float = 0.0) -> float:
         """The optimizer's step on a device that owns this many elements, `offloaded` of them on the host: these come
-        and go over the host's link, and the host's memory limits their update."""
+        and go over the host's link, and the host's memory limits their update. A device without memory of its own
+        updates them itself, and copies what else would go over a link."""
         device = self.device(node_id)
         rate = self.profile.update_rate(device.name) or device.memory_bytes_per_s / UPDATE_BYTES
         moved = GRADIENT_BYTES + ELEMENT_BYTES[self.job.train.precision]
-        return (owned - offloaded) / rate + offloaded * (
-            moved / HOST_LINK_BYTES_PER_S + UPDATE_BYTES / HOST_BYTES_PER_S
-        )
+        if device.threads is not None:
+            hosted_s = 1 / rate + 2 * moved / device.memory_bytes_per_s
+        else:
+            hosted_s = moved / HOST_LINK_BYTES_PER_S + UPDATE_BYTES / HOST_BYTES_PER_S
+        return (owned - offloaded) / rate + offloaded * hosted_s
 
     def half_exchange_s(self, members: frozenset[tuple[str, int]], count: int, num_bytes: float) -> float:
         """Reduce-scatter or gather of `num_bytes` among `count` replicas, `members` being their (node, tp), of equal

@@ -36,7 +36,7 @@ ALL = Features(
     collectives=True,
 )
 ENGINE = Features(
-    offload=False,
+    offload=True,
     idle_holders=True,
     whole_optimizer=True,
     sharded=True,

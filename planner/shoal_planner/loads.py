@@ -18,7 +18,9 @@ from shoal_planner.groups import collective_of
 from shoal_planner.memory import (
     StageMemory,
     block_weight_bytes,
+    hosted_bytes,
     kept_bytes,
+    part_elements,
     stage_bytes,
     stage_memory,
     unit_elements,
@@ -54,8 +56,8 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
     """Each rank of a replica: its seconds per micro-batch, the elements of optimizer state that it owns, `offloaded` of
-    them on the host, its peak memory, and what it shares within a step. `chunks` are the seconds of each chunk of
-    layers, which add up to `time`."""
+    them on the host, where they take `hosted_bytes`, its peak memory, and what it shares within a step. `chunks` are
+    the seconds of each chunk of layers, which add up to `time`."""
 
     pipeline: int
     stage: int
@@ -65,6 +67,7 @@ class ReplicaLoad:
     owned: float
     offloaded: float
     memory: StageMemory
+    hosted_bytes: float
     shards: Shards = WHOLE
 
     @property
@@ -143,6 +146,7 @@ def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> t
                         owned=mine,
                         offloaded=away,
                         memory=memory,
+                        hosted_bytes=hosted_bytes(away, part_elements(costs.job.model, "block", replica.tp)),
                         shards=its,
                     )
                 )

@@ -21,9 +21,10 @@ from shoal_planner.profile import Part
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 GRADIENT_BYTES = 4  # accumulated in fp32 whatever the weights are
 OPTIMIZER_BYTES = 12  # master, exp_avg, exp_avg_sq, in fp32
+STATE_BYTES = 12  # these three in snapshots and where they lie on hosts, apart from any weights
 SNAPSHOT_SLOTS = 2  # the newest safe step, and the one being written
-# Of each of them, while a plan changes: those of the old epoch stay until the first step of the new one is done.
-SNAPSHOT_GENERATIONS = 2
+# Of snapshots and of state on hosts, while a plan changes: those of the old epoch stay until the new one steps.
+GENERATIONS = 2
 # Of the largest unit: its gradients received from peers and its gathered weights, each at most whole.
 STAGING_COPIES = 2
 # Units whose weights are whole for a moment where they are sharded: the one in use, and the next one. Of gradients the
@@ -262,4 +263,10 @@ def kept_bytes(
 
 def snapshot_bytes(elements: float) -> float:
     """Host memory that snapshots of this much optimizer state take, a node's own and what it keeps for others alike."""
-    return SNAPSHOT_GENERATIONS * SNAPSHOT_SLOTS * OPTIMIZER_BYTES * elements
+    return GENERATIONS * SNAPSHOT_SLOTS * STATE_BYTES * elements
+
+
+def hosted_bytes(elements: float, unit: float) -> float:
+    """Host memory that a rank takes for the optimizer state of so many elements, of which it has at most `unit` of one
+    unit of the model: that state, and the buffer through which its gradients and weights pass."""
+    return STATE_BYTES * elements + GRADIENT_BYTES * min(elements, unit)

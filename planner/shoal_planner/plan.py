@@ -186,7 +186,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """`memory_bytes` maps devices (`node:index`) to their peak; pairs, so that it stays hashable."""
+    """`memory_bytes` maps devices (`node:index`) to their peak, `host_bytes` those whose ranks keep state on their host
+    to what it takes there; pairs, so that it stays hashable."""
 
     step_s: float
     tokens_per_s: float
@@ -194,6 +195,7 @@ class Prediction:
     price_per_million_tokens: float
     terms: Terms
     memory_bytes: tuple[tuple[str, float], ...]
+    host_bytes: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +312,9 @@ def plan_to_mapping(plan: Plan) -> dict[str, object]:
     mapping = {"plan_id": plan.plan_id, "reason": plan.reason, **structure, "unused": list(plan.unused)}
     if plan.prediction is not None:
         predicted = dataclasses.asdict(plan.prediction)
-        predicted["memory_bytes"] = dict(plan.prediction.memory_bytes)
+        predicted |= {name: dict(predicted[name]) for name in ("memory_bytes", "host_bytes")}
+        if not predicted["host_bytes"]:
+            del predicted["host_bytes"]
         mapping["predicted"] = predicted
     return mapping
 

@@ -75,6 +75,12 @@ def prediction(costs: CostModel, loads: tuple[ReplicaLoad, ...], terms: Terms, s
             for total in (load.memory.total,)
             for index in load.replica.devices
         ),
+        host_bytes=tuple(
+            (f"{load.replica.node}:{index}", load.hosted_bytes)
+            for load in loads
+            if load.offloaded
+            for index in load.replica.devices
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
 from shoal_planner.holding import state_held
 from shoal_planner.job import JobSpec
 from shoal_planner.loads import ReplicaLoad, replica_loads, segments
-from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes, usable_bytes
+from shoal_planner.memory import GENERATIONS, snapshot_bytes, usable_bytes
 from shoal_planner.plan import Plan, Replica, check_plan
 from shoal_planner.predict import predict_loads
 from shoal_planner.profile import Profile
@@ -109,15 +109,17 @@ def _check_hosts(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -
 
     worst = max(need, key=excess)
     if excess(worst) > 0:
+        hosted = any(load.replica.node == worst and load.offloaded for load in loads)
+        what = "snapshots and optimizer state" if hosted else "snapshots"
         need_text, have_text = sizes(need[worst], costs.node(worst).host_memory_bytes)
-        raise HostTooSmall(f"needs {need_text} on the host of {worst} for snapshots, which has {have_text}")
+        raise HostTooSmall(f"needs {need_text} on the host of {worst} for {what}, which has {have_text}")
 
 
 def host_bytes(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -> dict[str, float]:
     """What a plan needs of each node's own memory: snapshots, and optimizer state that lives there."""
     need = {node_id: snapshot_bytes(kept) for node_id, kept in kept_elements(plan, loads, costs).items()}
     for load in loads:
-        need[load.replica.node] += load.offloaded * load.replica.tp * OPTIMIZER_BYTES
+        need[load.replica.node] += GENERATIONS * load.replica.tp * load.hosted_bytes
     return need
 
 

@@ -14,7 +14,7 @@ from shoal_planner.choices import Choice as LayerChoice
 from shoal_planner.choices import overrides
 from shoal_planner.cluster import Node
 from shoal_planner.costs import CostModel
-from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes, unit_elements
+from shoal_planner.memory import GENERATIONS, hosted_bytes, snapshot_bytes, unit_elements
 from shoal_planner.options import Ints
 from shoal_planner.plan import Override, Pipeline, Plan, Recompute, Replica, Sharding, Stage
 from shoal_planner.shape_exchange import Shape
@@ -77,7 +77,7 @@ def most_host_bytes(nodes: tuple[Node, ...], costs: CostModel, *, hosting: bool 
     model = costs.job.model
     elements = sum(unit_elements(model, unit, 1) for unit in range(model.layers + 2))
     owners = 1 if costs.job.train.sharding != "none" else sum(node.devices for node in nodes)
-    most_bytes = snapshot_bytes(owners * elements) + (OPTIMIZER_BYTES * elements if hosting else 0)
+    most_bytes = snapshot_bytes(owners * elements) + (GENERATIONS * hosted_bytes(elements, elements) if hosting else 0)
     return 2 * most_bytes  # tp repeats a few small matrices
 
 

@@ -52,13 +52,15 @@ def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
     """What every rank of `plan` keeps. Raises InvalidField if the plan is not one of this model."""
     if plan.num_layers != model.layers:
         raise InvalidField("pipelines", plan.num_layers, f"must cover the {model.layers} layers of the model")
-    division, by_unit = _Division(plan), _places_by_unit(plan)
+    division, by_unit, hosted = _Division(plan), _places_by_unit(plan), _hosted_units(plan)
     found: defaultdict[tuple[str, int], list[Span]] = defaultdict(list)  # by field of RankState and rank
     for parameter in sorted(parameters(model), key=lambda parameter: parameter.fqn):
         slices = _slices(parameter, by_unit)
         for name, parts in division.divide(slices).items():
             for rank, intervals in parts.items():
                 found[name, rank].extend(Span(fqn=parameter.fqn, first=first, last=last) for first, last in intervals)
+        for rank in hosted.get(parameter.units[0], ()):
+            found["hosted", rank].extend(span for span in found["owns", rank] if span.fqn == parameter.fqn)
     return ShardMap(
         ranks=tuple(
             RankState(
@@ -72,7 +74,7 @@ def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
     )
 
 
-_FIELDS = ("holds", "keeps", "contributes", "sums", "owns", "vouches", "near", "relays")
+_FIELDS = ("holds", "keeps", "contributes", "sums", "owns", "vouches", "near", "relays", "hosted")
 
 
 class _Division:
@@ -182,6 +184,17 @@ def _places_by_unit(plan: Plan) -> dict[int, list[RankPlace]]:
     for place in plan.places():
         for unit in stage_units(plan, place.pipeline, place.stage):
             found[unit].append(place)
+    return found
+
+
+def _hosted_units(plan: Plan) -> dict[int, list[int]]:
+    """By unit, the ranks of whose optimizer state it lies on hosts. Blocks alone do: unit 1 + i is layer i."""
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for place in plan.places():
+        for override in plan.pipelines[place.pipeline].stages[place.stage].overrides:
+            if override.offload == "optimizer":
+                for layer in range(*override.layers):
+                    found[layer + 1].append(place.rank)
     return found
 
 

@@ -49,7 +49,8 @@ def _threads(cluster: ClusterSnapshot, node_id: str) -> int | None:
 
 
 def host_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str, float]:
-    """Bytes by node: of snapshots of its own state and of what it keeps for others, and of state that lives there.
+    """Bytes by node: of snapshots of its own state and of what it keeps for others, and of state that lives there,
+    with the gradients of one block on their way there.
 
     Each thing is snapshotted once however many hold it: by its holders alike, where each holds all of its state.
     """
@@ -63,13 +64,14 @@ def host_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str, 
                 shares = {name: count * Fraction(replica.state_share) / owners[name] for name, count in held.items()}
                 owned[replica.node] += replica.tp * float(sum(shares.values()))
                 away = _offloaded(_owned(plan, held, replica, owners), stage)
-                living[replica.node] += 12 * replica.tp * float(away)
+                passing = min(away, matrix_elements(job.model, replica.tp)["block"])
+                living[replica.node] += replica.tp * float(12 * away + 4 * passing)
     kept = defaultdict(float, owned)
     for node, others in backups(cluster.nodes, plan.copies).items():
         for other in others:
             kept[other] += owned.get(node, 0.0)
-    # Two snapshots of the running epoch, and two of the one before while a plan changes.
-    return {node: 2 * 2 * 12 * elements + living[node] for node, elements in kept.items()}
+    # Two snapshots of the running epoch, and two of the one before while a plan changes; so what lives there.
+    return {node: 2 * 2 * 12 * elements + 2 * living[node] for node, elements in kept.items()}
 
 
 def matrix_elements(model: ModelSpec, tp: int) -> dict[str, int]:

@@ -315,6 +315,12 @@ def test_the_optimizer_is_bound_by_memory_or_measured() -> None:
     assert make_costs(profile=rates).update_s("w-0", 20e9 / 32) == pytest.approx(1.0)
 
 
+def test_state_on_the_host_of_a_cpu_is_updated_by_the_cpu_itself() -> None:
+    """As on the device, with gradients and weights copied once more."""
+    rates = Profile(updates=(UpdateRate(device="cpu-1t", elements_per_s=5.0, source=""),))
+    assert make_costs(profile=rates).update_s("c-0", 10, 5) == pytest.approx(2.0 + 5 * 2 * 8 / 10e9)
+
+
 def test_half_an_exchange_goes_at_the_slowest_link() -> None:
     """(n-1)/n of the bytes; within a node at its rate, between nodes at the slower node's."""
     costs = make_costs()

@@ -90,7 +90,7 @@ def test_what_does_not_fit_on_devices_alone_fits_with_hosts(model: str, cluster:
 def test_what_the_engine_does_not_run_makes_no_room_for_it() -> None:
     job, cluster = make_job("llama-7b"), REALISTIC[1][1]
     with pytest.raises(NoPlanFits, match=r"needs .* GiB on t4-\d, which has 15"):
-        plan(job, cluster, features=ENGINE)
+        plan(job, cluster, features=dataclasses.replace(ENGINE, offload=False))
     with pytest.raises(NoPlanFits, match=r"needs .* GiB on t4-\d, which has 15"):
         plan(make_job("llama-7b", sharding="none"), cluster)
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 from agents import RunningAgent, running_agents
+from engine_runs import hosting, on_nodes
 from process_cluster import SETTINGS
 from supervised import tiny_job
 
@@ -122,6 +123,7 @@ def assign(
         backups=[["elsewhere", *address] for address in backups],
         zones={},
         memory_limit_bytes=None,
+        host_limit_bytes=None,
         num_threads=1,
     )
 
@@ -171,6 +173,20 @@ def test_out_of_memory_says_where_how_much_for_what_and_what_was_believed(
     assert f"weights {readable(run.breakdown[WEIGHTS])}" in trouble.problem
     assert f"make {readable(run.peak_bytes)}, and it may use {readable(run.peak_bytes - 1)}" in trouble.problem
     assert trouble.problem.endswith("; 1.000 MiB were predicted for this device")
+
+
+def test_out_of_memory_on_the_host_is_told_apart(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:
+    plan = hosting(solo_plan(spec), (1, 3))
+    run = run_rank(RunRequest(job=spec, plan=plan, until_step=0), 0, SoloExchange())
+    limit_bytes = sum(run.host_breakdown.values()) - 1
+    order = dataclasses.replace(assign(spec, agent), host_limit_bytes=limit_bytes)
+    mapping = plan_to_mapping(on_nodes(plan, "n0")) | {"predicted": {"host_bytes": {"n0:0": float(2**19)}}}
+    halt(voice, 1)
+    voice.say(dataclasses.replace(order, plan=mapping))
+    problem = voice.until(m.Trouble).problem
+    assert problem.startswith("out of memory on the host of n0:0 in stage 0 of pipeline 0 (layers 0 to 3): ")
+    assert f"make {readable(limit_bytes + 1)}, and it may use {readable(limit_bytes)}" in problem
+    assert problem.endswith("; 0.500 MiB were predicted for its rank")
 
 
 def test_whoever_comes_later_hears_what_it_missed(

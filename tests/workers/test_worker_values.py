@@ -25,6 +25,7 @@ ERRORS = [
     errors.OutOfDeviceMemory(
         "t4-0:1", 17 * 1024**3, 16 * 1024**3, "activations", (("weights", 4096), ("gradients", 8192))
     ),
+    errors.OutOfHostMemory("t4-0:1", 9 * 1024**3, 8 * 1024**3, "optimizer state"),
     errors.StepRefused(7, "loss or gradients are not finite on ranks [2]"),
     ProcessLost(2),
 ]

@@ -37,6 +37,7 @@ from shoal_recovery.state import (
 )
 from shoal_recovery.store import open_store
 from shoal_workers import messages as m
+from shoal_workers.host_room import host_limits
 from shoal_workers.roster import Contact, ask
 from shoal_workers.rows import Row, snapshots_from_rows, transfer_rows
 from shoal_workers.shards import epoch_of
@@ -169,12 +170,13 @@ def assignments(
     spec: JobSpec,
     plan: Plan,
     snapshot: ClusterSnapshot,
+    shards: ShardMap,
     restore: RecoveryPlan | None,
     step: int,
     evaluated: bool,
     agents: Mapping[str, tuple[str, int]],
 ) -> tuple[m.Assign, ...]:
-    """One order per rank, in the order of ranks."""
+    """One order per rank, in the order of ranks. `shards` is the map of the plan."""
     places = tuple(plan.places())
     copies = backups(snapshot.nodes, plan.copies)
     rows: dict[int, list[Row]] = {place.rank: [] for place in places}
@@ -185,6 +187,7 @@ def assignments(
         rows = {rank: transfer_rows(found) for rank, found in by_rank.items()}  # type: ignore[arg-type]
     addresses = {node: list(address) for node, address in agents.items()}
     zones = {place.device.node: snapshot.node(place.device.node).zone for place in places}
+    host_limits_bytes = host_limits(shards, snapshot, plan.copies)
     spec_mapping, plan_mapping = job_to_mapping(spec), plan_to_mapping(plan)
     orders = []
     for place in places:
@@ -205,6 +208,7 @@ def assignments(
                 backups=[[backup, *agents[backup]] for backup in copies[node.id]],
                 zones=zones,
                 memory_limit_bytes=kind.memory_bytes,
+                host_limit_bytes=host_limits_bytes[place.rank],
                 num_threads=kind.threads,
             )
         )

@@ -326,6 +326,7 @@ class Changer:
             spec=self._spec,
             plan=plan,
             snapshot=snapshot,
+            shards=shards,
             restore=restore,
             step=step,
             evaluated=step in self._record.evaluated_steps,

@@ -72,7 +72,7 @@ class EpochRun:
         self._order = order
         self._node = node
         self._device = device
-        self._memory = DeviceMemory(device, order.memory_limit_bytes)
+        self._memory = DeviceMemory(device, order.memory_limit_bytes, order.host_limit_bytes)
         self._old = old if old is not None and old.step == order.step else None
         self._settings = settings
         self._say = say

@@ -4,6 +4,7 @@
       EpochAbandoned      the exchange of this epoch was abandoned: leave the step, keep the state, wait for orders
       PeerLost            another rank stopped answering in the middle of an exchange
       OutOfDeviceMemory   a buffer would not fit into the memory that this device may use
+        OutOfHostMemory   the same of the part of its node's own memory that a rank may use
       StepRefused         a step was voted down: it would have spoilt the weights
 
 All cross process borders: positional arguments only, and the message in `__str__`.
@@ -56,6 +57,13 @@ class OutOfDeviceMemory(Exception):
             f"{self.device} would need {self.need_bytes} bytes with {self.what} (in use: {rest}), "
             f"but may use {self.limit_bytes} bytes"
         )
+
+
+class OutOfHostMemory(OutOfDeviceMemory):
+    """As for the device: what the rank of `device` may use on its host."""
+
+    def __str__(self) -> str:
+        return f"on the host, {super().__str__()}"
 
 
 class StepRefused(Exception):

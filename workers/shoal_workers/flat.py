@@ -32,10 +32,14 @@ class FlatBuffer:
 
     def view(self, span: Span) -> Tensor:
         """The elements of `span`, flat and contiguous. KeyError unless all of them lie here as one interval."""
-        for first, last, offset in self._intervals.get(span.fqn, ()):
-            if first <= span.first and span.last <= last:
-                return self.tensor[offset + span.first - first : offset + span.last - first]
-        raise KeyError(span)
+        offset = self._find(span)
+        if offset is None:
+            raise KeyError(span)
+        return self.tensor[offset : offset + span.numel]
+
+    def __contains__(self, span: Span) -> bool:
+        """Whether `view` has it."""
+        return self._find(span) is not None
 
     @property
     def num_bytes(self) -> int:
@@ -50,6 +54,12 @@ class FlatBuffer:
     def open(self) -> None:
         """With whatever the memory has."""
         self.tensor.untyped_storage().resize_(self.num_bytes)
+
+    def _find(self, span: Span) -> int | None:
+        for first, last, offset in self._intervals.get(span.fqn, ()):
+            if first <= span.first and span.last <= last:
+                return offset + span.first - first
+        return None
 
     @staticmethod
     def _end(interval: tuple[int, int, int]) -> int:

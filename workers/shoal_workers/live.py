@@ -20,20 +20,23 @@ from torch import Tensor
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter, parameters
-from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, RankState, ShardKey, Span, common
+from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, RankState, ShardKey, Span, common, without
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.flat import FlatBuffer, UnitBuffers
+from shoal_workers.hosted import HostedState, passing_bytes
 from shoal_workers.initial import initial_values
-from shoal_workers.memory import DeviceMemory
+from shoal_workers.memory import DeviceMemory, Ledger
 
 Precision = Literal["fp32", "bf16"]
 _ByUnit = Mapping[int, list[Span]]
+_Charge = tuple[Ledger, str, int]
 
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
 OPTIMIZER = "optimizer state"
 SECONDARY = "secondary weights"
 GATHERED = "weights and gradients made whole"
+PASSING = "gradients and weights on their way"
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
@@ -52,11 +55,13 @@ class LiveState:
         weights: UnitBuffers,
         gradients: UnitBuffers,
         owned: dict[Kind, FlatBuffer],
+        hosted: HostedState,
         secondary: dict[int, FlatBuffer],
     ) -> None:
         self.model = model
         self.state = state
         self.tag: int | None = None
+        self.hosted = hosted
         self._memory = memory
         self._dtype = dtype
         self._weights = weights
@@ -67,8 +72,8 @@ class LiveState:
         self._leaves: dict[str, Tensor] = {}
         self._sinks: dict[Tensor, tuple[str, Tensor]] = {}  # of each leaf: its name, and where its gradient adds up
         self._stale: dict[str, list[Span]] = {}  # by parameter: gradients of the step before, which count as zeros
-        self._refreshed = common(state.keeps, state.owns)
-        self._charges: tuple[tuple[str, int], ...] = ()
+        self._refreshed = common(state.keeps, without(state.owns, state.hosted))
+        self._charges: tuple[_Charge, ...] = ()
 
     @classmethod
     def build(
@@ -86,14 +91,17 @@ class LiveState:
             _spans_by_unit(model, spans) for spans in (state.holds, state.keeps, state.contributes, _summed(state))
         )
         split_weights, split_gradients = _differing(holds, keeps), _differing(gives, sums)
-        num_owned = sum(span.numel for span in state.owns)
+        beside, hosted = without(state.owns, state.hosted), _spans_by_unit(model, state.hosted)
+        num_owned, num_hosted = (sum(span.numel for span in spans) for spans in (beside, state.hosted))
         charges = (
-            (WEIGHTS, _num_kept(holds, keeps, split_weights) * dtype.itemsize),
-            (GRADIENTS, _num_kept(holds, sums, split_gradients) * ELEMENT_BYTES),
-            (OPTIMIZER, num_owned * ELEMENT_BYTES * len(OWNED_KINDS)),
-            (SECONDARY, sum(span.numel for span in state.near) * dtype.itemsize),
+            (memory, WEIGHTS, _num_kept(holds, keeps, split_weights) * dtype.itemsize),
+            (memory, GRADIENTS, _num_kept(holds, sums, split_gradients) * ELEMENT_BYTES),
+            (memory, OPTIMIZER, num_owned * ELEMENT_BYTES * len(OWNED_KINDS)),
+            (memory, SECONDARY, sum(span.numel for span in state.near) * dtype.itemsize),
+            (memory.host, OPTIMIZER, num_hosted * ELEMENT_BYTES * len(OWNED_KINDS)),
+            (memory.host, PASSING, passing_bytes(hosted)),
         )
-        _charge_all(memory, charges)
+        _charge_all(charges)
         live = cls(
             model,
             state,
@@ -101,7 +109,8 @@ class LiveState:
             dtype,
             UnitBuffers(holds, keeps, split_weights, dtype, device),
             UnitBuffers(holds, sums, split_gradients, torch.float32, device),
-            {kind: FlatBuffer(state.owns, torch.float32, device) for kind in OWNED_KINDS},
+            {kind: FlatBuffer(beside, torch.float32, device) for kind in OWNED_KINDS},
+            HostedState(hosted, device),
             {unit: FlatBuffer(spans, dtype, device) for unit, spans in _spans_by_unit(model, state.near).items()},
         )
         live._charges = charges
@@ -118,8 +127,8 @@ class LiveState:
 
     def release(self) -> None:
         """Gives the charges back; the tensors go with this object. For a plan that is left behind."""
-        for what, num_bytes in self._charges:
-            self._memory.release(what, num_bytes)
+        for ledger, what, num_bytes in self._charges:
+            ledger.release(what, num_bytes)
         self._charges = ()
 
     def owned_keys(self) -> tuple[ShardKey, ...]:
@@ -142,7 +151,9 @@ class LiveState:
         """The elements of `key`, flat and contiguous; writing into it writes the state. Weights have the job's
         precision, all else is fp32. KeyError unless all of them lie here as one interval."""
         span = Span(fqn=key.fqn, first=key.first, last=key.last)
-        return self.weight(span) if key.kind is Kind.WEIGHT else self._owned[key.kind].view(span)
+        if key.kind is Kind.WEIGHT:
+            return self.weight(span)
+        return self.hosted.view(key.kind, span) if span in self.hosted else self._owned[key.kind].view(span)
 
     def weight(self, span: Span) -> Tensor:
         """The weights of kept elements."""
@@ -303,15 +314,15 @@ def _spans_by_unit(model: ModelSpec, held: tuple[Span, ...]) -> dict[int, list[S
     return found
 
 
-def _charge_all(memory: DeviceMemory, charges: tuple[tuple[str, int], ...]) -> None:
-    done: list[tuple[str, int]] = []
+def _charge_all(charges: tuple[_Charge, ...]) -> None:
+    done: list[_Charge] = []
     try:
-        for what, num_bytes in charges:
-            memory.charge(what, num_bytes)
-            done.append((what, num_bytes))
+        for ledger, what, num_bytes in charges:
+            ledger.charge(what, num_bytes)
+            done.append((ledger, what, num_bytes))
     except OutOfDeviceMemory:
-        for what, num_bytes in done:
-            memory.release(what, num_bytes)
+        for ledger, what, num_bytes in done:
+            ledger.release(what, num_bytes)
         raise
 
 

@@ -7,6 +7,7 @@ in the vote.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import assert_never
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from shoal_planner.job import TrainSpec
 from shoal_planner.parameters import parameters
-from shoal_recovery.state import Kind
+from shoal_recovery.state import Kind, Span, common, without
 from shoal_workers.live import LiveState
 
 _NORM_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
@@ -44,46 +45,83 @@ def clip_scale(train: TrainSpec, grad_norm: float) -> float:
 
 
 class OwnedAdamW:
-    """torch's fused AdamW on views of the live state. The state that it would keep by itself, the number of steps done,
-    follows from the step that it is told, so it can begin anywhere."""
+    """torch's fused AdamW on views of the live state, each where it lies: that on the device at once, then that on the
+    host, a unit at a time."""
 
     def __init__(self, train: TrainSpec, live: LiveState) -> None:
         self._train = train
         self._live = live
-        self._optimizer: torch.optim.AdamW | None = None
-        self._num_done: list[Tensor] = []
+        self._near: _Fused | None = None
+        self._hosted: tuple[_HostedUnit, ...] | None = None
 
     def apply(self, step: int, grad_norm: float) -> None:
         """Updates what this rank owns from its summed gradients, and the weights there. Only under a commit.
         `grad_norm` is that of the gradients of all ranks, each interval counted once."""
-        if not self._live.state.owns:  # more tensor-parallel ranks than rows
-            return
-        if self._optimizer is None:
-            self._optimizer = self._build()
-        for num_done in self._num_done:
-            num_done.fill_(step - 1)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self._train, step)
         gradients = [self._live.gradient(span) for span in self._live.state.owns]  # asked for, so none is stale
         scale = clip_scale(self._train, grad_norm)
         if scale < 1.0:
             for gradient in gradients:
                 gradient.mul_(scale)
-        self._optimizer.step()
+        if self._near is None or self._hosted is None:
+            state = self._live.state
+            near = without(state.owns, state.hosted)
+            self._near = _Fused(self._train, self._live, near, [self._live.gradient(span) for span in near])
+            self._hosted = tuple(_HostedUnit(self._train, self._live, unit) for unit in self._live.hosted.units)
+        self._near.step(step)
         self._live.refresh_weights()
+        for unit in self._hosted:
+            unit.step(step)
 
-    def _build(self) -> torch.optim.AdamW:
-        decays = {parameter.fqn: parameter.decay for parameter in parameters(self._live.model)}
+
+class _HostedUnit:
+    """The update of a unit's state on the host."""
+
+    def __init__(self, train: TrainSpec, live: LiveState, spans: tuple[Span, ...]) -> None:
+        self._live = live
+        self._spans = spans
+        self._kept = common(live.state.keeps, spans)
+        self._fused = _Fused(train, live, spans, live.hosted.slots(spans))
+
+    def step(self, step: int) -> None:
+        hosted = self._live.hosted
+        hosted.bring(self._spans, self._live.gradient)
+        self._fused.step(step)
+        for span in self._kept:
+            hosted.give(span, self._live.weight(span))
+
+
+class _Fused:
+    """AdamW on the masters of some spans with these gradients. The state that it would keep by itself, the number of
+    steps done, follows from the step that it is told, so it can begin anywhere."""
+
+    def __init__(self, train: TrainSpec, live: LiveState, spans: Sequence[Span], gradients: Sequence[Tensor]) -> None:
+        self._train = train
+        self._num_done: list[Tensor] = []
+        self._optimizer: torch.optim.AdamW | None = None
+        if spans:  # with more tensor-parallel ranks than rows there may be none
+            self._optimizer = self._build(live, spans, gradients)
+
+    def step(self, step: int) -> None:
+        if self._optimizer is None:
+            return
+        for num_done in self._num_done:
+            num_done.fill_(step - 1)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self._train, step)
+        self._optimizer.step()
+
+    def _build(self, live: LiveState, spans: Sequence[Span], gradients: Sequence[Tensor]) -> torch.optim.AdamW:
+        decays = {parameter.fqn: parameter.decay for parameter in parameters(live.model)}
         groups: dict[bool, list[Tensor]] = {True: [], False: []}
         state: dict[Tensor, dict[str, Tensor]] = {}
-        for span in self._live.state.owns:
-            master = self._live.view(span.key(Kind.MASTER))
-            master.grad = self._live.gradient(span)
+        for span, gradient in zip(spans, gradients, strict=True):
+            master = live.master(span)
+            master.grad = gradient
             num_done = torch.zeros((), device=master.device)
             state[master] = {
                 "step": num_done,
-                "exp_avg": self._live.view(span.key(Kind.EXP_AVG)),
-                "exp_avg_sq": self._live.view(span.key(Kind.EXP_AVG_SQ)),
+                "exp_avg": live.view(span.key(Kind.EXP_AVG)),
+                "exp_avg_sq": live.view(span.key(Kind.EXP_AVG_SQ)),
             }
             groups[decays[span.fqn]].append(master)
             self._num_done.append(num_done)

@@ -123,6 +123,7 @@ class Assign:
     backups: list[Row]
     zones: dict[str, str]
     memory_limit_bytes: int | None
+    host_limit_bytes: int | None
     num_threads: int | None
 
 

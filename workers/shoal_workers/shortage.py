@@ -10,23 +10,25 @@ from typing import Any
 
 from shoal_planner.cluster import GIB
 from shoal_planner.plan import Plan
-from shoal_workers.errors import OutOfDeviceMemory
+from shoal_workers.errors import OutOfDeviceMemory, OutOfHostMemory
 from shoal_workers.memory import DeviceMemory
 
 _MIB = 2**20
 
 
 def shortage(error: Exception, memory: DeviceMemory, plan: Plan, rank: int, predicted: Mapping[str, Any]) -> str:
-    """`error` is the ledger's OutOfDeviceMemory, or what the device's own allocator raised; `predicted` what was
-    published of the plan's prediction."""
+    """`error` is that of a ledger, or what the device's own allocator raised; `predicted` what was published of the
+    plan's prediction."""
     place = next(place for place in plan.places() if place.rank == rank)
     stage = plan.pipelines[place.pipeline].stages[place.stage]
     layers = ", ".join(f"{first} to {last - 1}" for first, last in stage.layers if first < last) or "none"
-    expected = predicted.get("memory_bytes", {}).get(str(place.device))
+    on_host = isinstance(error, OutOfHostMemory)
+    expected = predicted.get("host_bytes" if on_host else "memory_bytes", {}).get(str(place.device))
+    where = f"the host of {memory.device}" if on_host else memory.device
     believed = "nothing was predicted" if expected is None else f"{readable(expected)} were predicted"
     return (
-        f"out of memory on {memory.device} in stage {place.stage} of pipeline {place.pipeline} (layers {layers}): "
-        f"{_lack(error, memory)}; {believed} for this device"
+        f"out of memory on {where} in stage {place.stage} of pipeline {place.pipeline} (layers {layers}): "
+        f"{_lack(error, memory)}; {believed} for {'its rank' if on_host else 'this device'}"
     )
 
 

@@ -47,6 +47,7 @@ class RankRun:
     evaluations: tuple[EvaluationReport, ...]
     peak_bytes: int
     breakdown: Mapping[str, int]
+    host_breakdown: Mapping[str, int]
     owned: Mapping[ShardKey, Array]
     kept: Mapping[ShardKey, Array]
 
@@ -57,13 +58,15 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """Step to `until_step`, from `start` or else from the seed's step 0. No limit where `limit_bytes` is None."""
+    """Step to `until_step`, from `start` or else from the seed's step 0. No limit where `limit_bytes`, or that of each
+    rank's part of its host, is None."""
 
     job: JobSpec
     plan: Plan
     until_step: int
     start: WholeState | None = None
     limit_bytes: int | None = None
+    host_limit_bytes: int | None = None
     stop_after: Mapping[int, int] | None = None  # rank -> the step after which it is told to stop
     device: str = "cpu"
 
@@ -85,6 +88,7 @@ class BuiltRank:
             evaluations=tuple(evaluations),
             peak_bytes=self.memory.peak_bytes,
             breakdown=self.memory.breakdown,
+            host_breakdown=self.memory.host.breakdown,
             owned=_copy(self.live, self.live.owned_keys()),
             kept=_copy(self.live, self.live.kept_keys()),
         )
@@ -98,7 +102,7 @@ def build_rank(
 ) -> BuiltRank:
     job, plan = request.job, request.plan
     shards = shard_map(plan, job.model)
-    memory = DeviceMemory(str(shards.ranks[rank].device), request.limit_bytes)
+    memory = DeviceMemory(str(shards.ranks[rank].device), request.limit_bytes, request.host_limit_bytes)
     live = LiveState.build(job.model, shards.ranks[rank], job.train.precision, memory, device=request.device)
     if request.start is None:
         live.initialise(job.train.seed)
