@@ -12,7 +12,7 @@ from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, NoPlanFits
 from shoal_planner.groups import group_text
-from shoal_planner.memory import held_elements, snapshot_bytes, stage_memory, usable_bytes
+from shoal_planner.memory import held_elements, part_elements, snapshot_bytes, stage_memory, usable_bytes
 from shoal_planner.options import usable_nodes
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Sharding, Stage
@@ -194,9 +194,12 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def no_plan_fits(costs: CostModel, refusal: NoPlanFits | None) -> NoPlanFits:
-    """Why a search found nothing. `refusal` is what ruled out the last plan whose devices would have sufficed."""
-    return refusal or NoPlanFits(_memory_constraint(costs))
+def no_plan_fits(costs: CostModel, refusal: NoPlanFits | None, *, hosts: bool) -> NoPlanFits:
+    """Why a search found nothing. `refusal` is what ruled out the last plan whose devices would have sufficed. `hosts`:
+    they might have kept optimizer state."""
+    if refusal is not None:
+        return refusal
+    return NoPlanFits(_memory_constraint(costs, hosts=hosts and costs.job.train.sharding != "none"))
 
 
 def plain_constraint(costs: CostModel, copies: int) -> None:
@@ -218,18 +221,20 @@ def plain_constraint(costs: CostModel, copies: int) -> None:
         raise HostTooSmall(f"snapshots of the model need {need} of host memory; all nodes together have {have}")
 
 
-def _memory_constraint(costs: CostModel) -> str:
+def _memory_constraint(costs: CostModel, *, hosts: bool) -> str:
     """What an even share of the model needs, cut over as many devices as can take part, one sample at a time: on the
-    largest device if even that is too small, else on the smallest."""
+    largest device if even that is too small, else on the smallest. With optimizer state on `hosts`, that of all its
+    layers."""
     model = costs.job.model
     nodes = sorted(usable_nodes(costs.job, costs.snapshot), key=lambda node: -costs.device(node.id).memory_bytes)
     stages = min(sum(node.devices for node in nodes), model.layers)
     for node in nodes:
         device = costs.device(node.id)
-        need_bytes = _share_bytes(costs, stages) + device.memory_bytes - usable_bytes(device)
+        need_bytes = _share_bytes(costs, stages, hosts=hosts) + device.memory_bytes - usable_bytes(device)
         if need_bytes > device.memory_bytes:
             need, have = sizes(need_bytes, device.memory_bytes)
-            return f"needs {need} on {node.id}, which has {have}"
+            even_so = ", even with optimizer state on its host" if hosts else ""
+            return f"needs {need} on {node.id}, which has {have}{even_so}"
     largest = nodes[0]
     device = costs.device(largest.id)
     head_bytes = _stage_bytes(costs, 0, embedding=False, head=True) + device.memory_bytes - usable_bytes(device)
@@ -239,12 +244,12 @@ def _memory_constraint(costs: CostModel) -> str:
     return "every device could hold an even share of the layers, but no split fits them with the ends of the model too"
 
 
-def _share_bytes(costs: CostModel, stages: int) -> float:
+def _share_bytes(costs: CostModel, stages: int, *, hosts: bool) -> float:
     layers, whole = -(-costs.job.model.layers // stages), stages == 1
-    return _stage_bytes(costs, layers, embedding=whole, head=whole)
+    return _stage_bytes(costs, layers, embedding=whole, head=whole, hosts=hosts)
 
 
-def _stage_bytes(costs: CostModel, layers: int, *, embedding: bool, head: bool) -> float:
+def _stage_bytes(costs: CostModel, layers: int, *, embedding: bool, head: bool, hosts: bool = False) -> float:
     """What a device alone in its stage needs at least, one sample at a time, as the only pipeline."""
     model, train = costs.job.model, costs.job.train
     kinds: tuple[Recompute, ...] = ("none",) if train.recompute == "none" else ("none", "full")
@@ -260,6 +265,7 @@ def _stage_bytes(costs: CostModel, layers: int, *, embedding: bool, head: bool) 
             embedding=embedding,
             head=head,
             owned=held_elements(model, 1, layers, embedding=embedding, head=head),
+            offloaded=layers * part_elements(model, "block", 1) if hosts else 0,
             fused=all(costs.fused(node.id) for node in costs.snapshot.nodes),
         ).total
         for kind in kinds

@@ -154,7 +154,7 @@ def _searched(
             search.consider(found)
         search.finalists.update(found.plan_id for found in fast.best(_FINALISTS))
     if not search.scored:
-        raise no_plan_fits(costs, search.refusal)
+        raise no_plan_fits(costs, search.refusal, hosts=features.offload)
     return search
 
 

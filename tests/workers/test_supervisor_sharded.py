@@ -17,7 +17,7 @@ from shoal_planner import search
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import JobSpec
 from shoal_planner.levels import Sharding
-from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.plan import Override, Pipeline, Plan, Replica, Stage
 from shoal_planner.search import PlanResult
 from shoal_recovery.journal import RecoveryDone, StepDone
 from shoal_workers import changer
@@ -38,7 +38,7 @@ def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
 @pytest.fixture(autouse=True)
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """All devices are one stage and split its state, in one way or the other as they are many or few. The last of many
-    only holds its part."""
+    only holds its part, and many have some on their hosts."""
 
     def plan(spec: JobSpec, snapshot: ClusterSnapshot, *args: Any, **options: Any) -> PlanResult:
         found = search.plan(spec, snapshot, *args, **{**options, "previous": None})
@@ -48,7 +48,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
             Replica(node=node, devices=(device,), samples=count, state_share=1.0 + device)
             for (node, device), count in zip(devices, samples, strict=True)
         )
-        stage = Stage(layers=((0, spec.model.layers),), replicas=replicas)
+        hosted = (Override(layers=(1, 3), offload="optimizer"),) if len(devices) == 4 else ()
+        stage = Stage(layers=((0, spec.model.layers),), replicas=replicas, overrides=hosted)
         size = sum(samples)
         pipeline = Pipeline(micro_batch=size, micro_batches=spec.train.global_batch // size, stages=(stage,))
         made = Plan(pipelines=(pipeline,), sharding=SPLIT if len(devices) == 4 else WHOLE, copies=found.plan.copies)
@@ -58,7 +59,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_killed_rank_of_a_split_plan_costs_at_most_one_step(cluster: ProcessCluster) -> None:
-    """To the plan of those who are left, and back to all: weights come from the masters of whoever has them."""
+    """To the plan of those who are left, and back to all: weights come from the masters of whoever has them, and state
+    goes from hosts to devices and back."""
     spec = tiny_job(Path(argparse.__file__).as_uri(), steps=40, min_devices=2)
     with supervised(cluster, "split", spec) as running:
         running.reaches(5)
