@@ -81,7 +81,7 @@ class Search:
         if not fits:
             refusal = self.refusal
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
-            if not (self.copies and isinstance(self.refusal, HostTooSmall)):  # else fewer copies may make room
+            if not isinstance(self.refusal, HostTooSmall):  # which fewer copies, or larger hosts, would mend
                 self.refusal = refusal
         elif thorough and is_proven(self.costs):
             return  # the proof has state on hosts itself

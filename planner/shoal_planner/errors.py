@@ -5,7 +5,7 @@
         NotADocument      there are no fields at all
     Exception
       NoPlanFits          the job is well formed, but no plan on this cluster fits
-        HostTooSmall      for want of host memory for snapshots: with fewer copies one might
+        HostTooSmall      for want of host memory for snapshots and state: with fewer copies one might
     AssertionError
       ScheduleError       programs that would hang or mix up data: a mistake of ours, found before anything runs
 
@@ -53,7 +53,7 @@ class NoPlanFits(Exception):
 
 
 class HostTooSmall(NoPlanFits):
-    """A host has no room for the snapshots that it is to keep."""
+    """A host has no room for the snapshots, or the state, that it is to keep."""
 
 
 class ScheduleError(AssertionError):

@@ -209,7 +209,7 @@ def _binding(plan: Plan, costs: CostModel) -> Binding:
     sentences = (
         f"{largest.share:.1%} of the step goes into {largest.meaning}",
         _pace(plan, costs, bottleneck),
-        _room(memory),
+        _room(memory) + _hosted(prediction_of(plan)),
         f"all exchanges together take {network_share:.1%} of the step",
     )
     return Binding(
@@ -273,3 +273,10 @@ def _room(memory: Memory) -> str:
         f"that a plan may use ({memory.share:.0%})"
     )
     return text + (", so memory binds too" if memory.share > _NEARLY_FULL else ", so memory does not bind")
+
+
+def _hosted(predicted: Prediction) -> str:
+    if not predicted.host_bytes:
+        return ""
+    each = [num_bytes / GIB for _, num_bytes in predicted.host_bytes]
+    return f"; hosts keep {sum(each):.3g} GiB of optimizer state, up to {max(each):.3g} GiB for a device"

@@ -160,7 +160,9 @@ def _plan_view(plans: Sequence[Event], epoch: int | None) -> dict[str, Any] | No
 def _predicted(value: dict[str, Any] | None) -> dict[str, Any] | None:
     if value is None:
         return None
-    memory = value.get("memory_bytes") or {}
+    memory = (value.get("memory_bytes") or {}) | {
+        f"{device}, host": count for device, count in (value.get("host_bytes") or {}).items()
+    }
     return {
         "step": duration(value["step_s"]),
         "tokens_per_s": f"{value['tokens_per_s']:,.0f}",
