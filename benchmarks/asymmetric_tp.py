@@ -29,7 +29,9 @@ from benchmarks.duel import Ours
 from benchmarks.reporting import answer
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.schedule import sync_order
 from shoal_recovery.shard_map import shard_map
+from shoal_workers.collective_routes import ways
 from shoal_workers.courier import Courier
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.live import LiveState
@@ -133,8 +135,9 @@ def _reduce_path(seat: Seat, chosen: Plan, exchange: Exchange) -> Callable[[], N
     shards, memory = shard_map(chosen, MODEL), DeviceMemory("here", None)
     live = LiveState.build(MODEL, shards.ranks[seat.rank], JOB.train.precision, memory)
     live.initialise(0)
-    sharing = Sharing(shards, MODEL, seat.rank, live, exchange, Courier(exchange, memory))
-    units = range(MODEL.layers + 2)
+    units = sync_order(chosen, MODEL)
+    found = ways(chosen, MODEL, shards, seat.rank, {})
+    sharing = Sharing(found, units, live, exchange, Courier(exchange, memory))
 
     def path() -> None:
         sharing.begin()

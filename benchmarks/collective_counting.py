@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 
-from benchmarks.collective_messages import Message, MessagePlan, Round, paths
+from benchmarks.collective_vectors import paths
 from shoal_planner.algorithms import Tree, depth, num_holders
 from shoal_planner.collective_counts import Counts, Fabric
+from shoal_planner.collective_messages import Message, MessagePlan, Round
 from shoal_planner.errors import InvalidField
 
 

@@ -30,10 +30,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.collective_messages import MessagePlan, all_reduce, elements
+from benchmarks.collective_vectors import elements
 from benchmarks.fabric_fit import Measured, fit_fabric, fit_three_terms, mean_error
 from benchmarks.reporting import answer
 from shoal_planner.algorithms import Algorithm
+from shoal_planner.collective_messages import MessagePlan, all_reduce
 
 KIB = 1024
 SIZES = tuple(64 * KIB << power for power in range(9))

@@ -74,8 +74,7 @@ class Search:
             self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN, hosts=features.offload)
             self.scored = mended | self.scored
         fits = bool(self.scored)
-        if features.sharded:
-            try_teams(self.costs, self.copies, self.best_s(), self.consider)
+        try_teams(self.costs, self.copies, self.best_s(), self.consider)
         if not features.offload:
             return
         if not fits:

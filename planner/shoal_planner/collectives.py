@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,14 +108,25 @@ def named(
         return best
     if not is_tree(name):
         return _flat(flat_menu_of(tree, (algorithm_of(name, num_holders(tree)),)), num_bytes, alone)[0]
+    found = algorithms_by_level(name, tree)
+    return _joined(tree, num_bytes, fabrics, lambda level, members: menu_of((found[level, members],)))
+
+
+def algorithms_by_level(name: str, tree: Tree) -> Mapping[tuple[int, int], Algorithm]:
+    """Of a tree's name, by level and number of branches what such a vertex does; names pass over levels at which
+    nothing branches. Raises InvalidField if it is not for such a tree."""
     levels = [{algorithm.holders: algorithm for algorithm in level} for level in levels_of(name)]
-    sizes: list[set[int]] = [set() for _ in range(depth(tree))]
+    sizes: defaultdict[int, set[int]] = defaultdict(set)
     for vertex in _vertices(tree):
         sizes[vertex.level].add(vertex.members)
-    if [set(level) for level in levels] != sizes:
-        shown = " > ".join(", ".join(map(str, sorted(found, reverse=True))) for found in sizes)
+    if [set(level) for level in levels] != [sizes[level] for level in sorted(sizes)]:
+        shown = " > ".join(", ".join(map(str, sorted(sizes[level], reverse=True))) for level in sorted(sizes))
         raise InvalidField("collective", name, f"must be for the levels that the replicas stand on: {shown}")
-    return _joined(tree, num_bytes, fabrics, lambda level, members: menu_of((levels[level][members],)))
+    return {
+        (level, members): algorithm
+        for level, named_level in zip(sorted(sizes), levels, strict=True)
+        for members, algorithm in named_level.items()
+    }
 
 
 def _check(tree: Tree, num_bytes: float, fabrics: tuple[Fabric, ...]) -> None:

@@ -41,9 +41,8 @@ class Exchanged:
 
 
 def exchanged(plan: Plan, costs: CostModel) -> tuple[Exchanged, ...]:
-    """Those that take longest; none where sharding splits what is exchanged, which has but one way. Raises KeyError for
-    an unknown node."""
-    if plan.sharding.weights != "none" or plan.sharding.gradients != "none":
+    """Those that take longest; none where there is but one way. Raises KeyError for an unknown node."""
+    if not plan.exchanges_whole:
         return ()
     parts = [part for part in segments(plan, costs) if len(part.holders) > 1]
     alike = itertools.groupby(parts, key=lambda part: (_sort(part, plan), part.holders, part.collective))

@@ -20,6 +20,7 @@ from shoal_planner.algorithms import Tree
 from shoal_planner.collective_counts import Fabric, link_fabric
 from shoal_planner.collectives import Collective, by_level, named, over_all
 from shoal_planner.costs import PER_PEER_S, CostModel, LinkCost
+from shoal_planner.holder_trees import tree_of
 from shoal_planner.loads import Holder
 
 
@@ -89,7 +90,7 @@ def _topology(degrees: Mapping[str, list[int]], costs: CostModel) -> Topology:
     some = _standing_for_all(sites, costs)
     memory = min(costs.device(site.node).memory_bytes_per_s for site in some) * narrowest
     crowded = [len(zone) for zone in zones.values()]
-    levels, tree = [], _tree(zones)
+    levels, tree = [], tree_of([[site.holders for site in zone] for zone in zones.values()])
     if any(site.holders > 1 for site in sites):
         levels.append(_inside([site for site in some if site.holders > 1], narrowest, memory, costs))
     if max(crowded) > 1:
@@ -122,26 +123,6 @@ def _standing_for_all(sites: list[_Site], costs: CostModel) -> list[_Site]:
     for site in sites:
         found[costs.kind(site.node), site.holders > 1, site.lanes, site.least_lanes].append(site)
     return [site for alike in found.values() for site in alike[:2]]
-
-
-def _tree(zones: dict[str, list[_Site]]) -> Tree:
-    """The fullest branches first. A level is left out where none of its vertices has two branches."""
-    branches: list[Tree] = sorted((_zone(zone, zones) for zone in zones.values()), key=_order, reverse=True)
-    if len(branches) == 1:
-        return branches[0]
-    return len(branches) if branches == [1] * len(branches) else tuple(branches)
-
-
-def _zone(sites: list[_Site], zones: dict[str, list[_Site]]) -> Tree:
-    """As all zones have the level between nodes, or none has; and all nodes that of their replicas, or none has."""
-    replicas = any(site.holders > 1 for zone in zones.values() for site in zone)
-    if not replicas:
-        return len(sites)
-    return tuple(site.holders for site in sites) if any(len(zone) > 1 for zone in zones.values()) else sites[0].holders
-
-
-def _order(tree: Tree) -> tuple[int, ...]:
-    return (tree,) if isinstance(tree, int) else tuple(size for branch in tree for size in _order(branch))
 
 
 def _inside(sites: list[_Site], lanes: int, memory: float, costs: CostModel) -> _Level:

@@ -28,11 +28,9 @@ _ALIKE = 1 + 1e-9
 
 
 def with_groups(plan: Plan, costs: CostModel) -> Plan:
-    """A plan that was scored, with algorithms where they make its predicted step shorter; else as it is. What sharding
-    splits within a step has its own exchange."""
+    """A plan that was scored, with algorithms where they make its predicted step shorter; else as it is."""
     assert plan.prediction is not None and not plan.groups
-    split = plan.sharding.weights != "none" or plan.sharding.gradients != "none"
-    if split or costs.snapshot.num_devices <= DIRECT_DEVICES:
+    if not plan.exchanges_whole or costs.snapshot.num_devices <= DIRECT_DEVICES:
         return plan
     direct = [(part, unit_exchange(part, costs)) for part in segments(plan, costs)]
     chosen = [_chosen(part, exchange, costs) for part, exchange in direct]

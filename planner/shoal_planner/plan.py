@@ -243,8 +243,11 @@ class Plan:
                     raise InvalidField("pipelines", f"{replica.node}:{index}", "uses this device twice")
                 seen.add((replica.node, index))
         check_groups(self.groups, self.num_layers)
-        if self.groups and (self.sharding.weights != "none" or self.sharding.gradients != "none"):
-            problem = "must be left out where sharding splits weights or gradients: what is split is exchanged directly"
+        if self.groups and not self.exchanges_whole:
+            problem = (
+                "must be left out where sharding splits weights or gradients, or optimizer state within a stage, and "
+                "where a replica runs no samples: there everything is exchanged directly"
+            )
             raise InvalidField("groups", len(self.groups), problem)
         named = [entry.node for entry in self.device_groups]
         if len(set(named)) < len(named):
@@ -253,6 +256,13 @@ class Plan:
     @property
     def num_layers(self) -> int:
         return self.pipelines[0].stages[-1].last
+
+    @property
+    def exchanges_whole(self) -> bool:
+        """Whether all who hold a layer exchange all of it, once a step: so that there may be an algorithm for it."""
+        levels = self.sharding
+        split = levels.weights != "none" or levels.gradients != "none" or levels.optimizer in ("group", "node")
+        return not split and all(replica.samples for replica in self.replicas())
 
     @property
     def global_batch(self) -> int:

@@ -33,7 +33,7 @@ from shoal_planner.programs import (
 )
 from shoal_planner.proof import prove
 
-__all__ = ["programs", "prove", "sync_units"]
+__all__ = ["programs", "prove", "sync_order", "sync_units"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +58,15 @@ def programs(plan: Plan, model: ModelSpec) -> tuple[Program, ...]:
     """The program of each rank, indexed by rank."""
     ranks = {(place.pipeline, place.stage, place.replica, place.tp_rank): place.rank for place in plan.places()}
     tails: dict[tuple[int, int], Program] = {}
-    widest = max(
-        len(sync_units(plan, model, p, s)) for p, pipe in enumerate(plan.pipelines) for s in range(len(pipe.stages))
-    )
+    all_units = sync_order(plan, model)
     built: list[Program] = []
     for place in plan.places():
         pipeline = plan.pipelines[place.pipeline]
         routes = tuple(_routes(pipeline, place, chunk, ranks) for chunk in range(pipeline.num_chunks))
         key = (place.pipeline, place.stage)
         if key not in tails:
-            tails[key] = _tail(sync_units(plan, model, *key), widest)
+            here = sync_units(plan, model, *key)
+            tails[key] = _tail(tuple(unit for unit in all_units if unit in here))
         built.append((*_micro_batches(plan.schedule, place_of(pipeline, place.stage), routes), *tails[key]))
     return tuple(built)
 
@@ -90,6 +89,21 @@ def sync_units(plan: Plan, model: ModelSpec, pipeline: int, stage: int) -> tuple
     units = stage_units(plan, pipeline, stage)
     last_only = model.tie_embeddings and units[-1] == model.layers + 1 and units[0] != 0
     return (0, *units) if last_only else units
+
+
+def sync_order(plan: Plan, model: ModelSpec) -> tuple[int, ...]:
+    """All units, as weights are gathered; gradients are reduced the other way round. One order for all ranks, or they
+    would wait for each other in a ring: first the multiples of the most units that a stage has, then those one further,
+    and so on.
+
+    No stage has two units that far apart, so units side by side in this order have no rank in common and are exchanged
+    at the same time. In ascending order, where pipelines are cut at different layers, each stage would wait for the one
+    above it, and all units of the model would come one after the other.
+    """
+    widest = max(
+        len(sync_units(plan, model, p, s)) for p, pipe in enumerate(plan.pipelines) for s in range(len(pipe.stages))
+    )
+    return tuple(sorted(range(model.layers + 2), key=lambda unit: (unit % widest, unit)))
 
 
 def _micro_batches(schedule: Schedule, place: Place, routes: tuple[_Routes, ...]) -> Iterator[Instruction]:
@@ -123,20 +137,12 @@ def _message(work: Work, route: Route) -> dict[str, int]:
     }
 
 
-def _tail(units: tuple[int, ...], widest: int) -> Program:
-    """One order of units for all ranks, or they would wait for each other in a ring: first the multiples of the most
-    units that a stage has, then those one further, and so on.
-
-    No stage has two units that far apart, so units side by side in this order have no rank in common and are exchanged
-    at the same time. In ascending order, where pipelines are cut at different layers, each stage would wait for the one
-    above it, and all units of the model would come one after the other.
-    """
-    dealt = sorted(units, key=lambda unit: (unit % widest, unit))
+def _tail(units: tuple[int, ...]) -> Program:
     return (
-        *(Reduce(unit=unit) for unit in reversed(dealt)),
+        *(Reduce(unit=unit) for unit in reversed(units)),
         Vote(),
         Update(),
-        *(Gather(unit=unit) for unit in dealt),
+        *(Gather(unit=unit) for unit in units),
     )
 
 

@@ -18,7 +18,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
 from shoal_planner.exact import is_proven
 from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reason
-from shoal_planner.features import ALL, Features, check_job_runs, check_plan_runs
+from shoal_planner.features import ALL, Features, check_plan_runs
 from shoal_planner.group_choice import with_groups
 from shoal_planner.job import JobSpec
 from shoal_planner.lasting import Expected, Losses
@@ -79,11 +79,9 @@ def plan(
     `thorough`: where there are few devices the best plan is proven, and where the best so far is far from what the
     devices could do, parts of the cluster and state on hosts are tried, too; without it, plans are merely compared.
 
-    Raises NoPlanFits, naming the constraint that binds, and InvalidField for unknown device types and for jobs beyond
-    `features`.
+    Raises NoPlanFits, naming the constraint that binds, and InvalidField for unknown device types.
     """
     started_s = clock()
-    check_job_runs(job, features)
     costs = CostModel(job, snapshot, profile or Profile())
     for node in snapshot.nodes:
         costs.device(node.id)
@@ -102,10 +100,7 @@ def plan(
             raise
         search = _searched(costs, 0, before, late, features, thorough)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
-    scored = _scheduled(search)
-    running = search.running
-    if features.collectives:
-        scored, running = _grouped(scored, search.finalists, running, costs)
+    scored, running = _grouped(_scheduled(search), search.finalists, search.running, costs)
     losses = Losses(costs, outlook)
     change = None if running is None else choose(running, scored, costs, outlook, losses)
     found = losses.best(scored) if change is None else change.plan

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from benchmarks.collective_counting import count_on, halves, seconds, tree_seconds
-from benchmarks.collective_messages import all_reduce, execute, messages, tree_all_reduce
+from benchmarks.collective_vectors import execute
 from shoal_planner.algorithms import Algorithm, Tree, depth, num_holders, tree_name
 from shoal_planner.collective_counts import Counts, Fabric, counts_of, link_fabric
 from shoal_planner.collective_menus import factorisations, flat_menu
+from shoal_planner.collective_messages import all_reduce, message_plan, tree_all_reduce
 from shoal_planner.collectives import Collective, by_level, named, over_all
 from shoal_planner.errors import InvalidField
 
@@ -89,7 +90,7 @@ def test_the_choice_is_that_of_brute_force(tree: tuple[int, ...]) -> None:
         found = choose(tree, num_bytes, inside, between)
         least_s = min(tree_seconds(rounds, num_bytes, (inside, between)) for rounds in candidates)
         assert found.seconds == pytest.approx(least_s), found
-        own = tree_seconds(count_on(messages(found, tree), tree), num_bytes, (inside, between))
+        own = tree_seconds(count_on(message_plan(found.name, tree), tree), num_bytes, (inside, between))
         assert own == pytest.approx(found.seconds), found
         names.add(found.name)
     assert len(names) > 1, "the settings must be such that the best differs"
@@ -130,7 +131,7 @@ def test_the_closed_form_on_uneven_nodes_is_what_its_messages_take(tree: Tree) -
     rounds, which a count by rounds cannot tell."""
     fabrics = (fabric(0, 100, 0.3), fabric(0, 10, 0.03), fabric(0, 1, 0.003))[: depth(tree)]
     found = choose_on(tree, 64 * MIB, fabrics)
-    plan = messages(found, tree)
+    plan = message_plan(found.name, tree)
     assert found.name.startswith("tree: ")
     assert tree_seconds(count_on(plan, tree), 64 * MIB, fabrics) == pytest.approx(found.seconds, rel=0.01)
     counted = [sum(levels[level].sent for levels in count_on(plan, tree)) for level in range(depth(tree))]
@@ -144,7 +145,7 @@ def test_the_messages_of_a_choice_give_the_sum(tree: Tree) -> None:
     random = np.random.default_rng(0)
     for (inside, between), num_bytes in itertools.product(SETTINGS, SIZES):
         found = choose_on(tree, num_bytes, (inside, between, between)[: depth(tree)])
-        plan = messages(found, tree)
+        plan = message_plan(found.name, tree) if found.steps else all_reduce(Algorithm(kind="ring", holders=1))
         given = [random.integers(-1000, 1000, 67).astype(np.float64) for _ in range(plan.holders)]
         for result in execute(plan, given):
             np.testing.assert_array_equal(result, np.sum(given, axis=0))
@@ -185,7 +186,9 @@ def test_three_levels_spare_the_slowest_link() -> None:
     found = choose_on(zones, 64 * MIB, fabrics)
     assert [step.algorithm.holders for step in found.steps] == [4, 2, 3]
     assert found.bytes_per_level[2] == pytest.approx(64 * MIB * 4 / 3)
-    assert tree_seconds(count_on(messages(found, zones), zones), 64 * MIB, fabrics) == pytest.approx(found.seconds)
+    assert tree_seconds(count_on(message_plan(found.name, zones), zones), 64 * MIB, fabrics) == pytest.approx(
+        found.seconds
+    )
 
 
 @pytest.mark.parametrize(

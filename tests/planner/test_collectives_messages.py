@@ -9,10 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.collective_counting import count
-from benchmarks.collective_messages import MessagePlan, all_reduce, execute, tree_all_reduce
+from benchmarks.collective_vectors import execute
 from shoal_planner.algorithms import Algorithm, Tree, depth, num_holders
 from shoal_planner.collective_counts import Counts, counts_of
 from shoal_planner.collective_menus import factorisations
+from shoal_planner.collective_messages import MessagePlan, all_reduce, tree_all_reduce
 from shoal_planner.errors import InvalidField
 
 SIZES = range(1, 17)

@@ -19,7 +19,6 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.exchange_choices import exchanged
 from shoal_planner.exchanges import Topology, topology
 from shoal_planner.explanation import explanation
-from shoal_planner.features import ENGINE, check_plan_runs
 from shoal_planner.group_choice import DIRECT_DEVICES, groups_of, with_groups
 from shoal_planner.groups import Group
 from shoal_planner.loads import Holder, segments
@@ -98,14 +97,17 @@ def test_what_the_search_answers_is_what_score_says_of_it() -> None:
     assert simulate(result.plan, costs).step_s < simulate(bare, costs).step_s
 
 
-def test_the_engine_gets_the_direct_exchange_and_refuses_others_by_name() -> None:
-    found = plan(JOB, MIXED, features=ENGINE).plan
-    assert not found.groups
-    check_plan_runs(found)
-    check_plan_runs(dataclasses.replace(found, groups=(Group(layers=(0, 8), collective="direct"),)))
+def test_who_only_holds_state_exchanges_directly() -> None:
+    first, second, *others = whole(MIXED).pipelines
+    idle = dataclasses.replace(second.stages[0].replicas[0], samples=0)
+    stage = dataclasses.replace(first.stages[0], replicas=(*first.stages[0].replicas, idle))
+    times = first.micro_batches + second.micro_batches
+    lent = dataclasses.replace(first, micro_batches=times, stages=(stage,))
+    found = score(Plan(pipelines=(lent, *others), copies=0), JOB, MIXED)
+    assert with_groups(found, costs_of(MIXED)) == found
     with pytest.raises(InvalidField) as caught:
-        check_plan_runs(dataclasses.replace(found, groups=(Group(layers=(0, 4), collective="ring"),)))
-    assert "groups[0].collective = 'ring': is planned and scored, but not run by the engine" in str(caught.value)
+        dataclasses.replace(found, groups=(Group(layers=(0, 8), collective="ring"),))
+    assert "groups = 1: must be left out where" in str(caught.value) and "runs no samples" in str(caught.value)
 
 
 def test_a_running_plan_with_groups_stays_as_it_is() -> None:
@@ -113,7 +115,6 @@ def test_a_running_plan_with_groups_stays_as_it_is() -> None:
     again = plan(JOB, MIXED, previous=first)
     assert again.change is not None and not again.change.move
     assert again.plan.plan_id == first.plan_id
-    assert not plan(JOB, MIXED, previous=first, features=ENGINE).plan.groups
 
 
 def test_where_plans_are_proven_best_there_is_only_the_direct_exchange() -> None:

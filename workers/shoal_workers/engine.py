@@ -14,7 +14,7 @@ from typing import Protocol, assert_never
 
 import torch
 
-from shoal_planner.features import check_job_runs, check_plan_runs
+from shoal_planner.features import check_plan_runs
 from shoal_planner.job import JobSpec
 from shoal_planner.parameters import chunk_units
 from shoal_planner.plan import Plan
@@ -33,10 +33,11 @@ from shoal_planner.programs import (
     Vote,
     WeightGradient,
 )
-from shoal_planner.schedule import programs
+from shoal_planner.schedule import programs, sync_order
 from shoal_recovery.state import ShardMap
 from shoal_workers.ballots import Ballot, Exposure, Ranges, Verdict, count
 from shoal_workers.circulation import Circulation, uses
+from shoal_workers.collective_routes import ways
 from shoal_workers.courier import STAGING, Courier
 from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
@@ -128,7 +129,7 @@ class Engine:
     """One rank of one epoch. `live` is whole (it has a tag) and belongs to `rank` of `shards`, the map of `plan`.
 
     `clock` counts seconds, from anywhere; `held_out` is what evaluations are on; that of `evaluated_step` is known;
-    `zones` are those of nodes. Raises InvalidField for a job or plan that asks for what it does not run.
+    `zones` are those of nodes. Raises InvalidField for a plan that asks for what it does not run.
     """
 
     def __init__(
@@ -147,7 +148,6 @@ class Engine:
         evaluated_step: int | None = None,
         zones: Mapping[str, str] = _ONE_ZONE,
     ) -> None:
-        check_job_runs(job)
         check_plan_runs(plan)
         self._job = job
         self._place = next(place for place in plan.places() if place.rank == rank)
@@ -167,7 +167,8 @@ class Engine:
         self._stage = self._build_stage(plan, chunks)
         self._samples = samples
         self._forward_only = self._build_forward_only()
-        self._sharing = Sharing(shards, job.model, rank, live, exchange, courier)
+        found = ways(plan, job.model, shards, rank, zones)
+        self._sharing = Sharing(found, sync_order(plan, job.model), live, exchange, courier)
         self._optimizer = OwnedAdamW(job.train, live)
         self._evaluation = Evaluation(
             job.train,

@@ -78,6 +78,17 @@ def gather_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
     return _routes(shards, rank, _homes(model), between)
 
 
+def beside_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
+    """The updated weights that `rank` gives others of its replica, which keep them and have no gradients of them."""
+
+    def between(giver: RankState, taker: RankState) -> _Spans:
+        if giver.rank - giver.circles.tp_rank != taker.rank - taker.circles.tp_rank:
+            return ()
+        return without(common(giver.contributes, taker.keeps), taker.contributes)
+
+    return _routes(shards, rank, _homes(model), between)
+
+
 def fetch_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
     """The weights of each unit that `rank` gives its circle before they are used, and takes: what it computes with, or
     where it runs nothing, what it is to keep near."""
@@ -143,6 +154,12 @@ def by_user(spans: _Spans, model: ModelSpec) -> Mapping[int, _Spans]:
     """These spans by the units that use them, in the order of messages."""
     users = _users(model)
     return _by_unit(spans, {fqn: index for index, fqn in enumerate(users)}, users)
+
+
+def of_home(spans: _Spans, unit: int, model: ModelSpec) -> _Spans:
+    """Those that are exchanged once a step under this unit, in the order of messages."""
+    order = {parameter.fqn: index for index, parameter in enumerate(parameters(model)) if parameter.units[0] == unit}
+    return tuple(sorted((span for span in spans if span.fqn in order), key=lambda span: (order[span.fqn], span.first)))
 
 
 _Units = Mapping[str, tuple[int, ...]]

@@ -1,49 +1,66 @@
-"""Once a step: gradients to their owners, updated weights to those who keep them, by the routes of `reduction`.
+"""Once a step: gradients to their owners, updated weights to those who keep them, round by round (`collective_routes`).
 
 Nothing is received into live state: gradients are summed and weights copied from buffers, weights under the exchange's
-commit. Units come in the same order on all ranks; while one is on the wire the one before it is finished, so two units'
-buffers exist at most. Does not own what passes within a step (`circulation`).
+commit. Units come in the same order on all ranks, each a turn behind the one before it: when a unit is in its first
+round the one before is in its second. Does not own what passes within a step (`circulation`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from shoal_planner.job import ModelSpec
-from shoal_recovery.state import ShardMap, Span
+from shoal_recovery.state import Span
+from shoal_workers.collective_routes import Rounds, Ways, joined
 from shoal_workers.courier import Courier, UnderWay
 from shoal_workers.exchange import Exchange
 from shoal_workers.flat import FlatBuffer
-from shoal_workers.forms import Parts, Plain
+from shoal_workers.forms import Parts, Plain, Source
 from shoal_workers.live import LiveState
-from shoal_workers.reduction import NO_ROUTES, Routes, gather_routes, reduce_routes, spread_routes
+from shoal_workers.reduction import NO_ROUTES, UnitRoutes
 from shoal_workers.tags import Purpose, tag
+
+_Arrivals = Iterable[tuple[int, Parts]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """Of one unit: what goes from where under which tag, and what becomes of what comes."""
+
+    routes: UnitRoutes
+    number: int
+    source: Source
+    take: Callable[[UnitRoutes, _Arrivals], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    unit: int
+    """A round under way, and those of its unit that come after it."""
+
+    turn: int
+    round: _Round
     started: UnderWay
-    finish: Callable[[int, UnderWay], None]
+    rest: tuple[_Round, ...]
 
 
 class Sharing:
-    """`reduce` and `gather` start a unit; `settle` returns when all that was started is done."""
+    """`reduce` and `gather` start a unit; `settle` returns when all that was started is done. `order` are all units, as
+    weights are gathered; gradients are reduced the other way round.
 
-    def __init__(
-        self, shards: ShardMap, model: ModelSpec, rank: int, live: LiveState, exchange: Exchange, courier: Courier
-    ) -> None:
-        self._rank = rank
+    A round's turn is the place of its unit and its own number. Nobody waits for a round before all of its own rounds of
+    that turn or an earlier one are under way, and turns are the same on all ranks: so no ranks wait in a circle.
+    """
+
+    def __init__(self, ways: Ways, order: Sequence[int], live: LiveState, exchange: Exchange, courier: Courier) -> None:
+        self._ways = ways
+        self._place = {unit: place for place, unit in enumerate(order)}
         self._live = live
         self._exchange = exchange
         self._courier = courier
         self._form = Plain(live.dtype)  # gradients travel in the job's precision, and are summed in fp32
-        self._reduces = reduce_routes(shards, model, rank)
-        self._spreads = spread_routes(shards, model, rank)
-        self._gathers = gather_routes(shards, model, rank)
         self._tasks: list[_Task] = []
 
     def begin(self) -> None:
@@ -52,76 +69,92 @@ class Sharing:
 
     def reduce(self, unit: int) -> None:
         """Afterwards the gradient of owned spans is the sum over all who have a part of it."""
-        self._start(self._reduces, unit, Purpose.REDUCE, self._live.gradient, self._sum)
+        reduces = self._ways.reduces.get(unit, (NO_ROUTES,))
+        spreads = self._ways.spreads.get(unit, ())
+        self._start(
+            len(self._place) - self._place[unit],
+            (
+                *self._rounds(unit, Purpose.REDUCE, reduces, self._live.gradient, self._add),
+                *self._rounds(unit, Purpose.SPREAD, spreads, self._rounded, self._take_sums),
+            ),
+        )
 
     def gather(self, unit: int) -> None:
         """Afterwards all kept weights are what their owners have."""
-        self._start(self._gathers, unit, Purpose.GATHER, self._live.master, self._take)
+        gathers = self._ways.gathers.get(unit, (NO_ROUTES,))
+        first, *later = self._rounds(unit, Purpose.GATHER, gathers, self._live.weight, self._take)
+        first = replace(first, source=self._live.master)  # an owner need not keep the weights that it makes
+        self._start(self._place[unit], (first, *later))
 
     def settle(self) -> None:
         while self._tasks:
             self._finish_first()
 
-    def _start(
+    def _rounds(
         self,
-        routes: Routes,
         unit: int,
         purpose: Purpose,
-        source: Callable[[Span], torch.Tensor],
-        finish: Callable[[int, UnderWay], None],
-    ) -> None:
-        """What was started before is finished while this is on the wire."""
-        before = len(self._tasks)
-        started = self._courier.start(routes.get(unit, NO_ROUTES), tag(purpose, unit), self._form, source)
-        self._tasks.append(_Task(unit=unit, started=started, finish=finish))
-        for _ in range(before):
+        rounds: Rounds,
+        source: Source,
+        take: Callable[[UnitRoutes, _Arrivals], None],
+    ) -> Iterator[_Round]:
+        for number, routes in enumerate(rounds):
+            its_tag = tag(purpose, number * len(self._place) + unit)
+            yield _Round(routes=routes, number=its_tag, source=source, take=take)
+
+    def _start(self, turn: int, rounds: tuple[_Round, ...]) -> None:
+        """What has an earlier turn is finished while this is on the wire."""
+        self._begin(turn, rounds)
+        while self._first().turn < turn:
             self._finish_first()
 
+    def _begin(self, turn: int, rounds: tuple[_Round, ...]) -> None:
+        first, *rest = rounds
+        started = self._courier.start(first.routes, first.number, self._form, first.source)
+        self._tasks.append(_Task(turn=turn, round=first, started=started, rest=tuple(rest)))
+
+    def _first(self) -> _Task:
+        return min(self._tasks, key=lambda task: task.turn)
+
     def _finish_first(self) -> None:
-        task = self._tasks.pop(0)
-        task.finish(task.unit, task.started)
+        task = self._first()
+        self._tasks.remove(task)
+        task.round.take(task.round.routes, self._courier.arrived(task.started))
+        self._courier.finish(task.started)
+        if task.rest:
+            self._begin(task.turn + 1, task.rest)
 
-    def _sum(self, unit: int, started: UnderWay) -> None:
-        self._add(unit, list(self._courier.arrived(started)))
-        self._courier.finish(started)
-        routes = self._spreads.get(unit, NO_ROUTES)
-        for span in {span for message in routes.sends for span in message.spans}:
-            gradient = self._live.gradient(span)  # all owners must have the same one, to the bit
-            gradient.copy_(gradient.to(self._live.dtype))
-        if routes != NO_ROUTES:
-            number = tag(Purpose.SPREAD, unit)
-            spread = self._courier.start(routes, number, self._form, self._live.gradient)
-            self._tasks.append(_Task(unit=unit, started=spread, finish=self._take_sums))
+    def _rounded(self, span: Span) -> Tensor:
+        """All owners must have the same sums, to the bit."""
+        gradient = self._live.gradient(span)
+        return gradient.copy_(gradient.to(self._live.dtype))
 
-    def _add(self, unit: int, arrivals: list[tuple[int, Parts]]) -> None:
+    def _add(self, routes: UnitRoutes, arrivals: _Arrivals) -> None:
         """Sums in the order of ranks, this one's own contribution in its place. Where that comes first, or second of
         two (a sum of two has no order), it is already where the sum belongs."""
-        if not arrivals:
-            return
-        first = [parts for source, parts in arrivals if source < self._rank]
-        if first and len(arrivals) > 1:
-            spans = self._live.vouched_spans(unit)
+        came = list(arrivals)
+        first = [parts for source, parts in came if source < self._exchange.rank]
+        if first and len(came) > 1:
+            spans = joined(span for message in routes.receives for span in message.spans)
             total = FlatBuffer(spans, torch.float32, self._live.device)
             for parts in first:
                 for span, part in parts:
                     total.view(span).add_(part.to(self._live.device))
             for span in spans:
                 self._live.gradient(span).copy_(total.view(span).add_(self._live.gradient(span)))
-            arrivals = arrivals[len(first) :]
-        for _, parts in arrivals:
+            came = came[len(first) :]
+        for _, parts in came:
             for span, part in parts:
                 self._live.gradient(span).add_(part.to(self._live.device))
 
-    def _take_sums(self, unit: int, started: UnderWay) -> None:
-        for _, parts in self._courier.arrived(started):
+    def _take_sums(self, routes: UnitRoutes, arrivals: _Arrivals) -> None:
+        for _, parts in arrivals:
             for span, part in parts:
                 self._live.gradient(span).copy_(part)
-        self._courier.finish(started)
 
-    def _take(self, unit: int, started: UnderWay) -> None:
-        arrivals = list(self._courier.arrived(started))
+    def _take(self, routes: UnitRoutes, arrivals: _Arrivals) -> None:
+        came = list(arrivals)
         with self._exchange.commit():
-            for _, parts in arrivals:
+            for _, parts in came:
                 for span, part in parts:
                     self._live.weight(span).copy_(part)
-        self._courier.finish(started)

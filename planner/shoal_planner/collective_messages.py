@@ -1,26 +1,23 @@
 """Collectives as messages: who sends which blocks to whom in which round, so that every holder ends with the sum.
 
-What the planner knows of an algorithm is closed forms. These are the messages themselves: benchmarks carry them out and
-tests count them, to see that the closed forms hold. Owns the messages and how they act on vectors, not their count
-(`collective_counting`).
+What the planner reckons with are closed forms (`collective_counts`). These are the messages themselves: the engine
+sends them, benchmarks carry them out on arrays, and tests count them, to see that the closed forms hold. Blocks are
+numbers here; which elements they are is up to whoever has holders.
 
 Every all-reduce here is a reduce-scatter and its mirror image: the same messages backwards, with copies for sums.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-import numpy as np
-from numpy.typing import NDArray
-
-from shoal_planner.algorithms import Algorithm, Tree, depth, num_holders
-from shoal_planner.collectives import Collective
-from shoal_planner.errors import InvalidField
+from shoal_planner.algorithms import Algorithm, Tree, algorithm_of, depth, is_tree, num_holders
+from shoal_planner.collectives import algorithms_by_level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +39,7 @@ Round: TypeAlias = tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePlan:
-    """An all-reduce of vectors that are cut into `blocks` equal blocks. A round begins when the one before has ended.
+    """An all-reduce of vectors that are cut into `blocks` blocks. A round begins when the one before has ended.
 
     The first half of the rounds is a reduce-scatter that leaves block b summed with `owners[b]`; the second half is an
     all-gather from there.
@@ -86,46 +83,16 @@ def tree_all_reduce(tree: Tree, pick: Callable[[int, int], Algorithm]) -> Messag
     return _with_mirror(num_holders(tree), _Scatter(rounds=rounds, owners=owners))
 
 
-def messages(collective: Collective, tree: Tree) -> MessagePlan:
-    """The messages of a choice, for the tree that it was made on."""
-    if len(collective.steps) == 1 and collective.steps[0].algorithm.holders == num_holders(tree):
-        return all_reduce(collective.steps[0].algorithm)
-    picked = {(step.level, step.algorithm.holders): step.algorithm for step in collective.steps}
+@functools.lru_cache(maxsize=256)
+def message_plan(name: str, tree: Tree) -> MessagePlan:
+    """The messages of an algorithm that a plan names (but `direct`), among holders as they count through the tree.
+    Raises InvalidField if it is not for such a tree."""
+    if not is_tree(name):
+        return all_reduce(algorithm_of(name, num_holders(tree)))
+    found = algorithms_by_level(name, tree)
     return tree_all_reduce(
-        tree, lambda level, members: picked.get((level, members)) or Algorithm(kind="ring", holders=members)
+        tree, lambda level, members: found.get((level, members)) or Algorithm(kind="ring", holders=members)
     )
-
-
-def execute(plan: MessagePlan, vectors: Sequence[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
-    """What each holder has after all rounds; the vectors given are left as they are."""
-    if len(vectors) != plan.holders:
-        raise InvalidField("vectors", len(vectors), f"must be one for each of {plan.holders} holders")
-    held = [vector.copy() for vector in vectors]
-    for messages in plan.rounds:
-        sent = [held[message.sender][elements(plan, message, held[0].size)].copy() for message in messages]
-        for message, values in zip(messages, sent, strict=True):
-            place = elements(plan, message, held[0].size)
-            if message.reduce:
-                held[message.receiver][place] += values
-            else:
-                held[message.receiver][place] = values
-    return tuple(held)
-
-
-def elements(plan: MessagePlan, message: Message, size: int) -> slice:
-    """Where the blocks of a message lie in a vector of so many elements, which need not divide by the blocks."""
-    return slice(message.first * size // plan.blocks, message.last * size // plan.blocks)
-
-
-def paths(tree: Tree) -> Iterator[tuple[int, ...]]:
-    """Where each holder stands: the index of the branch at every vertex, from the top."""
-    branches = range(tree) if isinstance(tree, int) else tree
-    for index, branch in enumerate(branches):
-        if isinstance(tree, int):
-            yield (index,)
-        else:
-            for rest in paths(branch):
-                yield (index, *rest)
 
 
 def _with_mirror(holders: int, scatter: _Scatter) -> MessagePlan:
