@@ -151,6 +151,7 @@ class Wrapped:
     def __init__(self, exchange: Exchange) -> None:
         self.inner = exchange
         self.rank, self.size, self.epoch = exchange.rank, exchange.size, exchange.epoch
+        self.on_device = exchange.on_device
         self.num_votes = 0
 
     def connect(self) -> None:

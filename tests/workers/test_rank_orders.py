@@ -125,6 +125,7 @@ def assign(
         memory_limit_bytes=None,
         host_limit_bytes=None,
         num_threads=1,
+        accelerated=False,
     )
 
 

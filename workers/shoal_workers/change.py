@@ -189,10 +189,12 @@ def assignments(
     zones = {place.device.node: snapshot.node(place.device.node).zone for place in places}
     host_limits_bytes = host_limits(shards, snapshot, plan.copies)
     spec_mapping, plan_mapping = job_to_mapping(spec), plan_to_mapping(plan)
+    kinds = {node: device_type(snapshot.node(node).device, snapshot.overrides) for node in zones}
+    accelerated = all(kind.threads is None for kind in kinds.values())
     orders = []
     for place in places:
         node = snapshot.node(place.device.node)
-        kind = device_type(node.device, snapshot.overrides)
+        kind = kinds[node.id]
         orders.append(
             m.Assign(
                 epoch=epoch,
@@ -210,6 +212,7 @@ def assignments(
                 memory_limit_bytes=kind.memory_bytes,
                 host_limit_bytes=host_limits_bytes[place.rank],
                 num_threads=kind.threads,
+                accelerated=accelerated,
             )
         )
     return tuple(orders)

@@ -295,7 +295,7 @@ class _Scattering:
         """What the node has summed goes to whoever sums it for all."""
         for _, parts in self._courier.arrived(came):
             for span, part in parts:
-                relay.view(span).add_(part.to(self._live.device))
+                relay.view(span).add_(part)
         self._courier.finish(came)
         started = self._courier.start(path.onward, tag(Purpose.RELAY, number), self._form, relay.view)
         for span in path.own_onward:
@@ -307,7 +307,7 @@ class _Scattering:
         """In the order of ranks, after this one's own."""
         for _, parts in self._courier.arrived(came):
             for span, part in parts:
-                self._live.gradient(span).add_(part.to(self._live.device))
+                self._live.gradient(span).add_(part)
         self._courier.finish(came)
 
 

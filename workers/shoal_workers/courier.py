@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal_recovery.state import Span
+from shoal_workers.devices import HOST, Wire
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.forms import Form, Parts, Source
 from shoal_workers.memory import DeviceMemory
@@ -39,17 +40,18 @@ class UnderWay:
 class Courier:
     """All ranks start the same units in the same order, and finish what they started."""
 
-    def __init__(self, exchange: Exchange, memory: DeviceMemory) -> None:
+    def __init__(self, exchange: Exchange, memory: DeviceMemory, *, wire: Wire = HOST) -> None:
         self._exchange = exchange
         self._memory = memory
+        self._wire = wire
 
     def start(self, routes: UnitRoutes, number: int, form: Form, source: Source) -> UnderWay:
         """`number` is the tag of these messages. What has the same spans is packed once."""
         packed: dict[tuple[Span, ...], Tensor] = {}
         for message in routes.sends:
             if message.spans not in packed:
-                packed[message.spans] = form.pack(message.spans, source)
-        buffers = [form.buffer(message.spans) for message in routes.receives]
+                packed[message.spans] = self._wire.leaving(form.pack(message.spans, source))
+        buffers = [self._buffer(form, message.spans) for message in routes.receives]
         num_bytes = sum(tensor.nbytes for tensor in (*packed.values(), *buffers))
         self._memory.charge(STAGING, num_bytes)
         return UnderWay(
@@ -68,12 +70,17 @@ class Courier:
         """Once everything is here: from whom, and what, in the order of ranks."""
         _wait(arrival.pending for arrival in started.arrivals)
         for arrival in started.arrivals:
-            yield arrival.message.source, started.form.unpack(arrival.buffer, arrival.message.spans)
+            buffer = self._wire.arrived(arrival.buffer)
+            yield arrival.message.source, started.form.unpack(buffer, arrival.message.spans)
 
     def finish(self, started: UnderWay) -> None:
         """After everything that arrived was used: returns when all that was sent has been taken."""
         _wait(started.sends)
         self._memory.release(STAGING, started.num_bytes)
+
+    def _buffer(self, form: Form, spans: tuple[Span, ...]) -> Tensor:
+        count, dtype = form.size(spans)
+        return self._wire.empty(count, dtype=dtype)
 
 
 def _wait(some: Iterable[Pending]) -> None:

@@ -41,6 +41,7 @@ from shoal_workers.collective_routes import ways
 from shoal_workers.courier import STAGING, Courier
 from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
+from shoal_workers.devices import Wire
 from shoal_workers.diagnosis import FirstFault, told
 from shoal_workers.errors import StepRefused
 from shoal_workers.evaluation import Evaluation, EvaluationReport
@@ -66,7 +67,7 @@ class SnapshotSink(Protocol):
     """Where the engine brings the state of each done step to safety."""
 
     def begin(self, step: int, live: LiveState) -> None:
-        """Copies the owned state of `step` out; when it returns the live state may change."""
+        """Begins to copy the owned state of `step` out; it may change when `wait_safe` has returned for it."""
 
     def wait_safe(self, step: int) -> None:
         """Returns when the state of `step`, begun before, would survive this node. May raise EpochAbandoned."""
@@ -160,7 +161,8 @@ class Engine:
         self._clock = clock
         self._feed = feed(plan, self._place, samples)
         self._max_ranges = max(pipeline.micro_batches for pipeline in plan.pipelines)
-        self._courier = courier = Courier(exchange, memory)
+        self._wire = Wire(device=live.device, on_device=exchange.on_device)
+        self._courier = courier = Courier(exchange, memory, wire=self._wire)
         chunks = chunk_units(plan, self._place.pipeline, self._place.stage)
         self._circulation = Circulation(shards, job.model, rank, live, courier, memory, plan.sharding)
         self._uses = uses(self._program, chunks)
@@ -389,5 +391,5 @@ class Engine:
         )
         stage = plan.pipelines[place.pipeline].stages[place.stage]
         units = [[builder.unit(number, stage.recompute_of(number - 1)) for number in numbers] for numbers in chunks]
-        shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, device=live.device)
+        shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, wire=self._wire)
         return StageRun(units, self._feed, shape, self._program, self._exchange, self._memory, self._circulation)

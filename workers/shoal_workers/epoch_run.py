@@ -24,6 +24,7 @@ from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import ShardMap
 from shoal_recovery.store import open_store
+from shoal_workers import devices
 from shoal_workers import messages as m
 from shoal_workers.allocator import return_memory
 from shoal_workers.data import evaluation_samples, training_samples
@@ -73,6 +74,7 @@ class EpochRun:
         self._node = node
         self._device = device
         self._memory = DeviceMemory(device, order.memory_limit_bytes, order.host_limit_bytes)
+        self._computes_on = devices.CPU
         self._old = old if old is not None and old.step == order.step else None
         self._settings = settings
         self._say = say
@@ -113,7 +115,9 @@ class EpochRun:
 
     def _run(self) -> None:
         try:
-            self._live_through()
+            self._computes_on = devices.compute_device(self._device, is_cpu=self._order.num_threads is not None)
+            with devices.current(self._computes_on):
+                self._live_through()
         except EpochAbandoned:
             pass  # the supervisor knows: it gave the order
         except (PeerLost, FetchFailed, ConnectionClosed, StoreError) as error:
@@ -140,7 +144,8 @@ class EpochRun:
         job, plan = parse_job(self._order.spec), parse_plan(self._order.plan)
         check_plan_runs(plan)  # before anybody waits for this rank
         shards = shard_map(plan, job.model)
-        live = LiveState.build(job.model, shards.ranks[self._order.rank], job.train.precision, self._memory)
+        state, precision = shards.ranks[self._order.rank], job.train.precision
+        live = LiveState.build(job.model, state, precision, self._memory, device=self._computes_on)
         self.live = live
         self._progress()
         taken = self._bring_state(job, live)
@@ -162,6 +167,7 @@ class EpochRun:
             )
         )
         return_memory()
+        devices.return_memory(self._computes_on)
         engine = Engine(
             job=job,
             plan=plan,
@@ -225,7 +231,7 @@ class EpochRun:
         )
         connection = connect((host, port))
         self._on_abandon(connection.close)  # before the first question: an agent that is stopped does not answer
-        snapshots = AgentSnapshots(connection, opened, keys)
+        snapshots = AgentSnapshots(connection, opened, keys, self._computes_on)
         self._on_abandon(snapshots.abandon)
         return snapshots
 

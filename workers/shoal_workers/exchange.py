@@ -55,17 +55,21 @@ class Exchange(Protocol):
     @property
     def epoch(self) -> int: ...
 
+    @property
+    def on_device(self) -> bool:
+        """Whether messages lie on the device that computes; else on the host. The same on all ranks."""
+
     def connect(self) -> None:
         """Waits for the other ranks; the first use does it otherwise. Raises EpochAbandoned or PeerLost."""
 
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """The tensor, contiguous and on the host, is read any time until `wait` returns: leave it as it is."""
+        """The tensor, contiguous, is read any time until `wait` returns: leave it as it is."""
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """The tensor, contiguous and on the host, is written any time until `wait` returns."""
+        """The tensor, contiguous, is written any time until `wait` returns."""
 
     def all_gather(self, vector: Tensor) -> Tensor:
-        """The vectors (one dimension, equal lengths) of all ranks, as the rows of a matrix in the order of ranks."""
+        """The vectors (one dimension, equal lengths, on the host) of all ranks, as rows in the order of ranks."""
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
         """In place, over this rank's tensor-parallel group."""
@@ -85,6 +89,7 @@ class SoloExchange:
 
     rank = 0
     size = 1
+    on_device = False
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
@@ -124,6 +129,7 @@ class GlooExchange:
     the host's name resolves to. `fence` is that of an exchange that this one is a part of.
     """
 
+    on_device = False
     _graveyard: ClassVar[list[GlooExchange]] = []
 
     def __init__(

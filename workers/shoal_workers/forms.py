@@ -28,11 +28,11 @@ _SMALL = 64  # elements
 
 
 class Form(Protocol):
-    def buffer(self, spans: Sequence[Span]) -> Tensor:
-        """On the host, for what these spans take."""
+    def size(self, spans: Sequence[Span]) -> tuple[int, torch.dtype]:
+        """Of a buffer for what these spans take."""
 
     def pack(self, spans: Sequence[Span], source: Source) -> Tensor:
-        """One contiguous tensor on the host, as `buffer` gives."""
+        """One contiguous tensor of this size, where the source is."""
 
     def unpack(self, buffer: Tensor, spans: Sequence[Span]) -> Parts:
         """What was packed of these spans, in their order."""
@@ -45,13 +45,13 @@ class Plain:
         self._dtype = dtype
         self._lasting = lasting
 
-    def buffer(self, spans: Sequence[Span]) -> Tensor:
-        return torch.empty(sum(span.numel for span in spans), dtype=self._dtype)
+    def size(self, spans: Sequence[Span]) -> tuple[int, torch.dtype]:
+        return sum(span.numel for span in spans), self._dtype
 
     def pack(self, spans: Sequence[Span], source: Source) -> Tensor:
         parts = [source(span) for span in spans]
         whole = parts[0] if len(parts) == 1 and self._lasting else torch.cat(parts)
-        return whole.to(device="cpu", dtype=self._dtype)
+        return whole.to(self._dtype)
 
     def unpack(self, buffer: Tensor, spans: Sequence[Span]) -> Parts:
         yield from zip(spans, torch.split(buffer, [span.numel for span in spans]), strict=True)
@@ -65,8 +65,8 @@ class Blocks:
         self._dtype = dtype
         self._matrices = frozenset(parameter.fqn for parameter in parameters(model) if len(parameter.shape) > 1)
 
-    def buffer(self, spans: Sequence[Span]) -> Tensor:
-        return torch.empty(sum(self._sizes(spans)), dtype=torch.uint8)
+    def size(self, spans: Sequence[Span]) -> tuple[int, torch.dtype]:
+        return sum(self._sizes(spans)), torch.uint8
 
     def pack(self, spans: Sequence[Span], source: Source) -> Tensor:
         scales, plain, codes = [], [], []
@@ -77,8 +77,7 @@ class Blocks:
                 codes.append(code)
             else:
                 plain.append(source(span).to(self._dtype))
-        parts = (torch.cat(some).view(torch.uint8) for some in (scales, plain, codes) if some)
-        return torch.cat([part.cpu() for part in parts])
+        return torch.cat([torch.cat(some).view(torch.uint8) for some in (scales, plain, codes) if some])
 
     def unpack(self, buffer: Tensor, spans: Sequence[Span]) -> Parts:
         scale_bytes, plain_bytes, code_bytes = torch.split(buffer, self._sizes(spans))

@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal_planner.programs import Forward, Program, ReceiveActivation, SendActivation
 from shoal_workers.circulation import Circulation, Use
 from shoal_workers.data import Samples
+from shoal_workers.devices import upload
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.stage import PIPELINE, Feed, StageRun, message_tag
@@ -93,13 +94,13 @@ class ForwardOnly:
         """What it adds to the loss."""
         segments, tokens = self._chunks[item.chunk], None
         if segments.takes_tokens or segments.gives_loss:
-            tokens = samples.read(numbers).to(self._shape.device)
+            tokens = upload(samples.read(numbers), self._shape.wire.device)
         targets = tokens[:, 1:] if tokens is not None and segments.gives_loss else None
         if segments.takes_tokens:
             assert tokens is not None
             out = segments.forward_only(tokens[:, :-1], targets, seen)
         else:
-            out = segments.forward_only(self._inputs.pop(_key(item)).to(self._shape.device), targets, seen)
+            out = segments.forward_only(self._shape.wire.arrived(self._inputs.pop(_key(item))), targets, seen)
             self._release()
             self._post()
         if segments.gives_loss:
@@ -111,7 +112,7 @@ class ForwardOnly:
 
     def _send(self, item: SendActivation) -> None:
         out, sends = self._outputs[-1]
-        part = out[item.first - self._feed.low : item.last - self._feed.low].cpu().contiguous()
+        part = self._shape.wire.leaving(out[item.first - self._feed.low : item.last - self._feed.low])
         sends.append(self._exchange.isend(part, item.peer, message_tag(item, len(self._chunks))))
 
     def _settle(self, left: int) -> None:

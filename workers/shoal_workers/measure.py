@@ -19,6 +19,7 @@ from shoal_planner.cluster import DeviceRef
 from shoal_planner.job import JobSpec, ModelSpec
 from shoal_planner.parameters import parameters
 from shoal_recovery.state import Kind, RankState, Span
+from shoal_workers.devices import CPU, synchronise
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import LiveState, Precision, weight_dtype
 from shoal_workers.memory import DeviceMemory
@@ -36,46 +37,67 @@ Seconds = tuple[float, float]
 
 
 def measure_block(
-    model: ModelSpec, seq_len: int, tp: int, samples: int, threads: int, precision: Precision, repeats: int
+    model: ModelSpec,
+    seq_len: int,
+    tp: int,
+    samples: int,
+    threads: int,
+    precision: Precision,
+    repeats: int,
+    device: torch.device = CPU,
 ) -> Seconds:
     """Seconds of one block, forward and backward, on `samples` sequences with `threads` threads."""
-    lookup, group = _weights(model, tp, precision), _alone()
-    block = Block(model, 0, lookup, group, Rotary(model, seq_len, torch.device("cpu")), keeping, ByAutograd())
-    x_BSH = _activations(model, seq_len, samples, precision)
-    return _measure(lambda: block(x_BSH), threads, repeats)
+    lookup, group = _weights(model, tp, precision, device), _alone()
+    block = Block(model, 0, lookup, group, Rotary(model, seq_len, device), keeping, ByAutograd())
+    x_BSH = _activations(model, seq_len, samples, precision, device)
+    return _measure(lambda: block(x_BSH), threads, repeats, device)
 
 
 def measure_embedding(
-    model: ModelSpec, seq_len: int, tp: int, samples: int, threads: int, precision: Precision, repeats: int
+    model: ModelSpec,
+    seq_len: int,
+    tp: int,
+    samples: int,
+    threads: int,
+    precision: Precision,
+    repeats: int,
+    device: torch.device = CPU,
 ) -> Seconds:
     """As `measure_block`, for the embedding."""
-    lookup = _weights(model, tp, precision)
+    lookup = _weights(model, tp, precision, device)
     embedding = Embedding(model, lookup, _alone())
-    tokens_BS = torch.randint(len(lookup("embedding.weight")), (samples, seq_len))
-    return _measure(lambda: embedding(tokens_BS), threads, repeats)
+    tokens_BS = torch.randint(len(lookup("embedding.weight")), (samples, seq_len), device=device)
+    return _measure(lambda: embedding(tokens_BS), threads, repeats, device)
 
 
 def measure_head(
-    model: ModelSpec, seq_len: int, tp: int, samples: int, threads: int, precision: Precision, repeats: int
+    model: ModelSpec,
+    seq_len: int,
+    tp: int,
+    samples: int,
+    threads: int,
+    precision: Precision,
+    repeats: int,
+    device: torch.device = CPU,
 ) -> Seconds:
     """As `measure_block`, for final norm, head and loss."""
-    head = Head(model, _weights(model, tp, precision), _alone())
-    x_BSH = _activations(model, seq_len, samples, precision)
-    targets_BS = torch.randint(model.vocab, (samples, seq_len))
-    return _measure(lambda: head(x_BSH, targets_BS), threads, repeats)
+    head = Head(model, _weights(model, tp, precision, device), _alone())
+    x_BSH = _activations(model, seq_len, samples, precision, device)
+    targets_BS = torch.randint(model.vocab, (samples, seq_len), device=device)
+    return _measure(lambda: head(x_BSH, targets_BS), threads, repeats, device)
 
 
-def measure_update(job: JobSpec, threads: int, repeats: int) -> float:
+def measure_update(job: JobSpec, threads: int, repeats: int, device: torch.device = CPU) -> float:
     """Elements of state in a second that the engine's optimizer updates with `threads` threads, on state like a rank's:
     that of the model, or as much of it as is well more than what caches keep. Where the job clips, it always does."""
-    live = _state(job)
+    live = _state(job, device)
     optimizer = OwnedAdamW(job.train, live)
     with _threads(threads):
-        seconds = [_seconds(partial(optimizer.apply, step, math.inf)) for step in range(1, repeats + 2)][1:]
+        seconds = [_seconds(partial(optimizer.apply, step, math.inf), device) for step in range(1, repeats + 2)][1:]
     return sum(span.numel for span in live.state.owns) / min(seconds)
 
 
-def _state(job: JobSpec) -> LiveState:
+def _state(job: JobSpec, device: torch.device) -> LiveState:
     spans, room = [], _UPDATE_ELEMENTS
     for parameter in parameters(job.model):
         if room:
@@ -92,39 +114,41 @@ def _state(job: JobSpec) -> LiveState:
         owns=held,
         vouches=held,
     )
-    live = LiveState.build(job.model, state, job.train.precision, DeviceMemory("here:0", None))
+    live = LiveState.build(job.model, state, job.train.precision, DeviceMemory("here:0", None), device=device)
     for span in held:
         live.view(span.key(Kind.MASTER)).normal_(std=_STD)
         live.gradient(span).normal_(std=_STD)
     return live
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Until the device has done it."""
+    synchronise(device)
     began_s = time.perf_counter()
     work()
+    synchronise(device)
     return time.perf_counter() - began_s
 
 
-def _measure(forward: Callable[[], Tensor], threads: int, repeats: int) -> Seconds:
+def _measure(forward: Callable[[], Tensor], threads: int, repeats: int, device: torch.device) -> Seconds:
     """The first round only warms up. The quickest of the others counts, as other work on the machine only ever adds:
     so it goes on until `repeats` rounds in a row were not quicker than those before, or patience ends."""
     assert repeats > 0, repeats
     with _threads(threads):
-        _round(forward)
+        _round(forward, device)
         began_s, best, idle = time.perf_counter(), (math.inf, math.inf), 0
         while idle < repeats and (time.perf_counter() - began_s < _PATIENCE_S or best[0] == math.inf):
-            one, other = _round(forward)
+            one, other = _round(forward, device)
             idle = 0 if one + other < _QUICKER * sum(best) else idle + 1
             best = min(best[0], one), min(best[1], other)
     return best
 
 
-def _round(forward: Callable[[], Tensor]) -> Seconds:
-    began_s = time.perf_counter()
-    leaving = forward()
-    between_s = time.perf_counter()
-    leaving.backward(torch.ones_like(leaving))  # type: ignore[no-untyped-call]
-    return between_s - began_s, time.perf_counter() - between_s
+def _round(forward: Callable[[], Tensor], device: torch.device) -> Seconds:
+    made: list[Tensor] = []
+    forward_s = _seconds(lambda: made.append(forward()), device)
+    slope = torch.ones_like(made[0])
+    return forward_s, _seconds(lambda: made[0].backward(slope), device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -137,7 +161,7 @@ def _threads(wanted: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _weights(model: ModelSpec, tp: int, precision: Precision) -> Lookup:
+def _weights(model: ModelSpec, tp: int, precision: Precision, device: torch.device) -> Lookup:
     """What tp rank 0 holds, made up on demand."""
     known = {parameter.fqn: parameter for parameter in parameters(model)}
     made: dict[str, Tensor] = {}
@@ -145,15 +169,16 @@ def _weights(model: ModelSpec, tp: int, precision: Precision) -> Lookup:
     def lookup(fqn: str) -> Tensor:
         if fqn not in made:
             first, last = known[fqn].interval(0, tp)
-            flat = torch.randn(last - first).mul_(_STD).to(weight_dtype(precision))
+            flat = torch.randn(last - first, device=device).mul_(_STD).to(weight_dtype(precision))
             made[fqn] = flat.view(-1, *known[fqn].shape[1:]).requires_grad_()
         return made[fqn]
 
     return lookup
 
 
-def _activations(model: ModelSpec, seq_len: int, samples: int, precision: Precision) -> Tensor:
-    return torch.randn(samples, seq_len, model.hidden).to(weight_dtype(precision)).requires_grad_()
+def _activations(model: ModelSpec, seq_len: int, samples: int, precision: Precision, device: torch.device) -> Tensor:
+    x_BSH = torch.randn(samples, seq_len, model.hidden, device=device)
+    return x_BSH.to(weight_dtype(precision)).requires_grad_()
 
 
 def _alone() -> TensorGroup:

@@ -50,6 +50,8 @@ def open_exchange(
 class NodeExchange:
     """For a rank with others on its node, `near`, and elsewhere. Both exchanges have the same fence."""
 
+    on_device = False
+
     def __init__(self, near: frozenset[int], shared: SharedExchange, gloo: GlooExchange) -> None:
         self.rank, self.size, self.epoch = gloo.rank, gloo.size, gloo.epoch
         self._near = near

@@ -18,6 +18,7 @@ import torch
 from shoal_planner.job import parse_job
 from shoal_recovery.journal import EvaluationDone
 from shoal_workers import messages as m
+from shoal_workers.devices import compute_device, current, return_memory
 from shoal_workers.epoch_run import EpochRun, WholeState
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.timing import time_parts, time_update
@@ -153,11 +154,14 @@ class Rank:
 
     def _measure(self, order: m.Measure) -> None:
         threads = order.num_threads or torch.get_num_threads()
+        device = compute_device(self._device, is_cpu=order.num_threads is not None)
         job, rows = parse_job(order.spec), []
-        for row in time_parts(job, threads):
-            rows.append(row)
-            self._say(m.Progress(epoch=self._epoch))
-        self._say(m.Measured(rows=rows, updates_per_s=time_update(job, threads)))
+        with current(device):
+            for row in time_parts(job, threads, device):
+                rows.append(row)
+                self._say(m.Progress(epoch=self._epoch))
+            self._say(m.Measured(rows=rows, updates_per_s=time_update(job, threads, device)))
+        return_memory(device)
 
     def _say(self, message: Any) -> None:
         with self._lock:

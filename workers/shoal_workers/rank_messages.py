@@ -108,7 +108,8 @@ class Halt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
     """Become `rank` of `plan` in `epoch`, with the state of `step` brought by `transfers` (rows; None: initialise);
-    `evaluated`: it is known. `agents` maps nodes to addresses; `rendezvous` is the one where the epoch's ranks meet."""
+    `evaluated`: it is known. `agents` maps nodes to addresses; `rendezvous` is the one where the epoch's ranks meet.
+    `num_threads`: None unless this device is a CPU; `accelerated`: none of the plan is."""
 
     epoch: int
     job: str
@@ -125,6 +126,7 @@ class Assign:
     memory_limit_bytes: int | None
     host_limit_bytes: int | None
     num_threads: int | None
+    accelerated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,7 @@ class StopAfter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """Time the parts of this job's model on this device; answered by Measured."""
+    """Time the parts of this job's model on this device; answered by Measured. `num_threads`: None unless a CPU."""
 
     spec: dict[str, Any]
     num_threads: int | None

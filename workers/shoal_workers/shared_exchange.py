@@ -31,6 +31,8 @@ class SharedExchange:
     """Among `ranks`, all on this node, of a world of `size`. The other arguments are those of GlooExchange; `fence` is
     that of an exchange that this one is a part of."""
 
+    on_device = False
+
     def __init__(
         self,
         store: Store,

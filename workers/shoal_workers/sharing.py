@@ -139,13 +139,13 @@ class Sharing:
             total = FlatBuffer(spans, torch.float32, self._live.device)
             for parts in first:
                 for span, part in parts:
-                    total.view(span).add_(part.to(self._live.device))
+                    total.view(span).add_(part)
             for span in spans:
                 self._live.gradient(span).copy_(total.view(span).add_(self._live.gradient(span)))
             came = came[len(first) :]
         for _, parts in came:
             for span, part in parts:
-                self._live.gradient(span).add_(part.to(self._live.device))
+                self._live.gradient(span).add_(part)
 
     def _take_sums(self, routes: UnitRoutes, arrivals: _Arrivals) -> None:
         for _, parts in arrivals:

@@ -1,7 +1,7 @@
 """A rank's side of snapshots: copying its owned state to the agent of its node, and knowing when a step is safe.
 
-The copy is the only thing that the step waits for; hashing and the copies on other nodes run while the next step
-computes. Owns the mapped slots and one conversation with the agent.
+On a CPU the copy is the only thing that the step waits for, on other devices it is made beside the step; hashing and
+the copies on other nodes run while the next step computes. Owns the mapped slots and one conversation with the agent.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from shoal_recovery.state import ShardKey
 from shoal_workers import messages as m
+from shoal_workers.devices import Downloads
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.live import LiveState
 from shoal_workers.shards import NUM_SLOTS
@@ -27,12 +28,15 @@ class AgentSnapshots:
     Raises ConnectionClosed, also when somebody else closes the connection meanwhile.
     """
 
-    def __init__(self, connection: Connection, opened: m.OpenSlots, keys: tuple[ShardKey, ...]) -> None:
+    def __init__(
+        self, connection: Connection, opened: m.OpenSlots, keys: tuple[ShardKey, ...], device: torch.device
+    ) -> None:
         self._epoch = opened.epoch
         self._connection = connection
         answer = m.decode_as(m.SlotsOpen, self._connection.request(m.encode(opened)))
         self._job, self._name, self._keys = opened.job, answer.name, keys
         self._slots = [_map(path, keys) for path in answer.paths]
+        self._downloads = Downloads(device)
         self._changed = threading.Condition()
         self._safe_step = -1
         self._problem: str | None = None
@@ -40,16 +44,16 @@ class AgentSnapshots:
         self._begun_step = -1
 
     def begin(self, step: int, live: LiveState) -> None:
-        """Copies the owned state of `step` out. Returns when the live state may change."""
+        """Copies the owned state of `step` out; from a device, while that computes on."""
         if step == self._begun_step:
             return
         self._problem = self._ask(m.BeginSnapshot(job=self._job, name=self._name, step=step))
         if self._problem:
             return  # nothing makes this step safe now; waiting for it will say so
-        for key, target in zip(self._keys, self._slots[step % NUM_SLOTS], strict=True):
-            target.copy_(live.view(key))
+        sources = map(live.view, self._keys)
+        finish = self._downloads.begin(zip(self._slots[step % NUM_SLOTS], sources, strict=True))
         self._begun_step = step
-        threading.Thread(target=self._seal, args=(step,), name="seal", daemon=True).start()
+        threading.Thread(target=self._seal, args=(step, finish), name="seal", daemon=True).start()
 
     def wait_safe(self, step: int) -> None:
         """Returns when the snapshot of `step` stands in the agent and on its backups. Raises EpochAbandoned, and
@@ -68,8 +72,12 @@ class AgentSnapshots:
             self._changed.notify_all()
         self._connection.close()
 
-    def _seal(self, step: int) -> None:
-        problem = self._ask(m.SealSnapshot(job=self._job, name=self._name, step=step))
+    def _seal(self, step: int, finish: Callable[[], None]) -> None:
+        try:
+            finish()
+            problem = self._ask(m.SealSnapshot(job=self._job, name=self._name, step=step))
+        except RuntimeError as error:  # all that a device says when it fails; who waits must learn of it
+            problem = f"the copy to the host failed: {error}"
         with self._changed:
             if problem:
                 self._problem = problem

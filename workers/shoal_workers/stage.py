@@ -30,6 +30,7 @@ from shoal_planner.programs import (
 )
 from shoal_workers.circulation import Circulation
 from shoal_workers.data import Samples
+from shoal_workers.devices import Wire, upload
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Unit
@@ -92,16 +93,15 @@ def feed(plan: Plan, place: RankPlace, samples: Samples) -> Feed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of what travels between stages, per sample, and where it is computed on."""
+    """Of what travels between stages, per sample, and where it lies when it does."""
 
     seq_len: int
     hidden: int
     dtype: torch.dtype
-    device: torch.device
+    wire: Wire
 
     def buffer(self, num_samples: int) -> Tensor:
-        """On the host, where the wire begins."""
-        return torch.empty(num_samples, self.seq_len, self.hidden, dtype=self.dtype)
+        return self.wire.empty(num_samples, self.seq_len, self.hidden, dtype=self.dtype)
 
     def num_bytes(self, num_samples: int) -> int:
         return num_samples * self.seq_len * self.hidden * self.dtype.itemsize
@@ -135,7 +135,7 @@ class StageRun:
 
     def _reset(self, step: int) -> None:
         self._step = step
-        self._loss = torch.zeros((), dtype=torch.float64)
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.shape.wire.device)
         self._unposted: dict[type[_Receive], deque[tuple[_Receive, ...]]] = {
             ReceiveActivation: deque(self._activations),
             ReceiveGradient: deque(self._gradients),
@@ -178,7 +178,7 @@ class StageRun:
         segments = self.chunks[item.chunk]
         leaving = segments.forward(item.micro_batch, *self._entering(_key(item)))
         if segments.gives_loss:
-            self._loss += leaving.cpu()
+            self._loss += leaving
         else:
             self._charge(1)
             self._leaving[_key(item)] = leaving
@@ -186,7 +186,7 @@ class StageRun:
     def backward(self, item: Backward | InputGradient) -> None:
         """Gradients of this micro-batch, but for those that are put off, add up in the live state."""
         key, segments = _key(item), self.chunks[item.chunk]
-        slope = None if segments.gives_loss else self._slopes.pop(key).to(self.shape.device)
+        slope = None if segments.gives_loss else self.shape.wire.arrived(self._slopes.pop(key))
         answer = segments.backward(item.micro_batch, slope)
         if not segments.gives_loss:
             _wait(self._sent_activations.pop(key, []))  # long taken: its gradient came back
@@ -208,7 +208,7 @@ class StageRun:
         else:
             whole, sent = self._answers[_key(item)], self._sent_gradients
             self._settle_gradients(self._received + 1)
-        part = self._rows(whole, item.first, item.last).cpu().contiguous()
+        part = self.shape.wire.leaving(self._rows(whole, item.first, item.last))
         sent[_key(item)].append(self._exchange.isend(part, item.peer, message_tag(item, len(self.chunks))))
 
     def _settle_gradients(self, left: int) -> None:
@@ -235,12 +235,13 @@ class StageRun:
         chunk, micro_batch = key
         segments, tokens = self.chunks[chunk], None
         if segments.takes_tokens or segments.gives_loss:
-            tokens = self._feed.samples.read(self._feed.numbers(self._step, micro_batch)).to(self.shape.device)
+            numbers = self._feed.numbers(self._step, micro_batch)
+            tokens = upload(self._feed.samples.read(numbers), self.shape.wire.device)
         targets = tokens[:, 1:] if tokens is not None and segments.gives_loss else None
         if segments.takes_tokens:
             assert tokens is not None
             return tokens[:, :-1], targets
-        return self._inputs.pop(key).to(self.shape.device).requires_grad_(), targets
+        return self.shape.wire.arrived(self._inputs.pop(key)).requires_grad_(), targets
 
     def _rows(self, whole: Tensor, first: int, last: int) -> Tensor:
         """Rows of a micro-batch, of which this rank has [low, high)."""

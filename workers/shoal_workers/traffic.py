@@ -131,6 +131,10 @@ class Metered:
     def epoch(self) -> int:
         return self._exchange.epoch
 
+    @property
+    def on_device(self) -> bool:
+        return self._exchange.on_device
+
     def connect(self) -> None:
         self._exchange.connect()
 

@@ -1,0 +1,39 @@
+"""Where a rank computes and how tensors come and go there, as far as it shows without CUDA (else `tests/gpu`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shoal_workers.devices import CPU, HOST, DeviceMissing, Downloads, compute_device, upload
+
+
+def test_a_rank_computes_on_cuda_where_its_node_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compute_device("a:0", is_cpu=True) == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert compute_device("a:1", is_cpu=False) == torch.device("cuda:1")
+    assert compute_device("a:1", is_cpu=True) == CPU
+    with pytest.raises(DeviceMissing, match=r"a:2 is to compute, but its node shows 2 CUDA devices"):
+        compute_device("a:2", is_cpu=False)
+
+
+def test_a_device_of_a_gpu_type_computes_on_the_cpu_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert compute_device("a:3", is_cpu=False) == CPU
+
+
+def test_what_lies_on_the_host_already_is_not_copied() -> None:
+    rows = torch.arange(12.0).view(4, 3)
+    assert HOST.leaving(rows[1:3]).data_ptr() == rows[1:3].data_ptr()
+    assert HOST.leaving(rows.t()).is_contiguous()
+    assert HOST.arrived(rows) is rows
+    assert upload(rows, CPU) is rows
+
+
+def test_a_snapshot_of_state_on_the_host_is_taken_at_once() -> None:
+    state, slot = torch.arange(5.0), torch.empty(5)
+    finish = Downloads(CPU).begin([(slot, state)])
+    state.zero_()
+    finish()
+    assert slot.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]

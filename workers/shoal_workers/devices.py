@@ -1,0 +1,151 @@
+"""What differs between a CPU and a CUDA device: which of them a rank computes on, and how tensors come to it and leave.
+
+Owns everything that only CUDA has, but for NCCL (`nccl`): on a CPU each function here does nothing, or the obvious. All
+else is the same code on both. Work for a CUDA device is put into its current stream, and done later in that order; the
+host waits only where it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CPU = torch.device("cpu")
+_STAGED = 1 << 23  # elements of a pinned buffer: 32 MiB, well above what starting a copy costs
+
+
+class DeviceMissing(Exception):
+    """A plan asks for a CUDA device that this node does not show."""
+
+    def __init__(self, device: str, num_shown: int) -> None:
+        super().__init__(device, num_shown)
+        self.device = device
+        self.num_shown = num_shown
+
+    def __str__(self) -> str:
+        return (
+            f"{self.device} is to compute, but its node shows {self.num_shown} CUDA devices; what its label "
+            "shoal.io/devices says must be what CUDA_VISIBLE_DEVICES leaves"
+        )
+
+
+def compute_device(name: str, *, is_cpu: bool) -> torch.device:
+    """What device `name` (`node:index`) of a plan computes on: CUDA where its node has that, the CPU if its type is one
+    (`is_cpu`) or there is nothing else. Raises DeviceMissing."""
+    if is_cpu or not torch.cuda.is_available():
+        return CPU
+    index, num_shown = int(name.rpartition(":")[2]), torch.cuda.device_count()
+    if index >= num_shown:
+        raise DeviceMissing(name, num_shown)
+    return torch.device("cuda", index)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, what this thread puts into streams and events is this device's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def synchronise(device: torch.device) -> None:
+    """Returns when all that was put into its streams is done: before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """From the host, or not at all if it is there. The device copies from pinned memory by itself, in its turn; torch
+    keeps that until it has."""
+    if tensor.device == device:
+        return tensor
+    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+
+
+def return_memory(device: torch.device) -> None:
+    """What tensors have given back goes to whoever else computes on this device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """Where messages lie that are sent and received: on the `device` that computes, or else on the host, which is
+    pinned memory if the device is not the host itself."""
+
+    device: torch.device
+    on_device: bool
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """For what will be received."""
+        if self.on_device or self.device.type == "cpu":
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def leaving(self, tensor: Tensor) -> Tensor:
+        """A tensor as it may be sent: contiguous, and on the host whole when this returns. Not copied if it lies right
+        already."""
+        if self.on_device:
+            return upload(tensor, self.device).contiguous()
+        if tensor.device.type == "cpu":
+            return tensor.contiguous()
+        host = self.empty(*tensor.shape, dtype=tensor.dtype)
+        host.copy_(tensor)
+        return host
+
+    def arrived(self, tensor: Tensor) -> Tensor:
+        """What was received, on the device."""
+        return tensor if self.on_device else upload(tensor, self.device)
+
+
+HOST = Wire(device=CPU, on_device=False)
+
+
+class Downloads:
+    """Copies of state from a device to the host, beside what the device computes: through two pinned buffers, on a
+    stream of their own. One thread at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._staging = [torch.empty(_STAGED, dtype=torch.float32, pin_memory=True) for _ in range(2)]
+
+    def begin(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Callable[[], None]:
+        """Copies each second one, as it is in its turn, into the first; fp32 and flat. Any thread then calls what this
+        returns, and when that returns it is done; nobody may write the sources before, unless they are on the host."""
+        pairs = tuple(pairs)
+        if self._stream is None:
+            for target, source in pairs:
+                target.copy_(source)
+            return _nothing
+        return partial(self._finish, pairs, torch.cuda.current_stream(self._stream.device).record_event())
+
+    def _finish(self, pairs: tuple[tuple[Tensor, Tensor], ...], is_there: Any) -> None:
+        """One buffer is emptied while the other one is filled."""
+        self._stream.wait_event(is_there)
+        before: Callable[[], None] = _nothing
+        for number, (target, source) in enumerate(_pieces(pairs)):
+            staged = self._staging[number % 2][: len(source)]
+            with torch.cuda.stream(self._stream):
+                staged.copy_(source, non_blocking=True)
+            before()
+            before = partial(_land, target, staged, self._stream.record_event())
+        before()
+
+
+def _pieces(pairs: tuple[tuple[Tensor, Tensor], ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    for target, source in pairs:
+        yield from zip(torch.split(target, _STAGED), torch.split(source, _STAGED), strict=True)
+
+
+def _land(target: Tensor, staged: Tensor, is_there: Any) -> None:
+    is_there.synchronize()
+    target.copy_(staged)
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
