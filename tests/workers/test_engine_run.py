@@ -10,8 +10,6 @@ import pytest
 import torch
 from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, run_poisoned, run_poisoned_once
 
-from shoal_planner.errors import InvalidField
-from shoal_planner.groups import Group
 from shoal_workers.courier import STAGING
 from shoal_workers.diagnosis import FirstFault, told
 from shoal_workers.engine import Finished, Outcome, StepReport, Stopped
@@ -31,12 +29,6 @@ def test_all_ranks_stop_after_the_earliest_step_that_any_was_told(processes: Pro
     run = processes.run(request)
     assert [rank.outcome for rank in run.ranks] == [Stopped(step=2)] * 5
     assert {len(rank.reports) for rank in run.ranks} == {2}
-
-
-def test_a_plan_that_the_engine_does_not_run_is_refused_before_anything_runs() -> None:
-    given = replace(solo_plan(job()), groups=(Group(layers=(0, 6), collective="ring"),))
-    with pytest.raises(InvalidField, match=r"groups\[0\].collective = 'ring': is planned and scored, but not run"):
-        build_rank(RunRequest(job=job(), plan=given, until_step=1), 0, SoloExchange())
 
 
 def test_told_to_stop_late_is_stopped_after_the_next_step() -> None:
