@@ -94,6 +94,9 @@ class Counted:
     def all_reduce_max(self, tensor: Tensor) -> None:
         self._inner.all_reduce_max(tensor)
 
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        return self._inner.start_all_reduce_sum(tensor)
+
     def commit(self) -> AbstractContextManager[None]:
         return self._inner.commit()
 

@@ -56,6 +56,9 @@ class Noted:
     def all_reduce_max(self, tensor: Tensor) -> None:
         _noted(self._inner.all_reduce_max, tensor)
 
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        return _NotedPending(_noted(self._inner.start_all_reduce_sum, tensor))
+
     def commit(self) -> AbstractContextManager[None]:
         return self._inner.commit()
 

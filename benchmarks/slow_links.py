@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.reporting import answer
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.levels import DeviceGroups, Sharding
+from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_workers.solo import RunRequest
 
@@ -127,9 +128,8 @@ def _request(sharding: Sharding) -> RunRequest:
     stage = Stage(layers=((0, model.layers),), replicas=replicas)
     pipeline = Pipeline(micro_batch=len(replicas), micro_batches=MICRO_BATCHES, stages=(stage,))
     groups = tuple(DeviceGroups(node=node, size=2) for node in NODES)
-    return RunRequest(
-        job=job, plan=Plan(pipelines=(pipeline,), sharding=sharding, device_groups=groups), until_step=STEPS
-    )
+    plan = Plan(pipelines=(pipeline,), sharding=sharding, device_groups=groups, overlap=Overlap(shards=True))
+    return RunRequest(job=job, plan=plan, until_step=STEPS)
 
 
 def _run(folder: Path, namespaces: tuple[str, ...]) -> None:

@@ -25,6 +25,7 @@ from benchmarks.peers.pipeline_1f1b import Pipeline1F1B
 from benchmarks.peers.torch_loop import TorchLoop
 from benchmarks.reporting import answer
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
+from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_workers.processes import Processes
 
@@ -40,7 +41,7 @@ def job(global_batch: int) -> JobSpec:
 
 def plan(micro_batches: int, *stages: Stage) -> Plan:
     pipeline = Pipeline(micro_batch=stages[0].samples, micro_batches=micro_batches, stages=stages)
-    return Plan(pipelines=(pipeline,), copies=0)
+    return Plan(pipelines=(pipeline,), copies=0, overlap=Overlap(stages=True))
 
 
 def stage(first: int, last: int, *replicas: Replica) -> Stage:

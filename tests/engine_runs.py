@@ -173,6 +173,9 @@ class Wrapped:
     def all_reduce_max(self, tensor: Tensor) -> None:
         self.inner.all_reduce_max(tensor)
 
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        return self.inner.start_all_reduce_sum(tensor)
+
     def commit(self) -> AbstractContextManager[None]:
         return self.inner.commit()
 

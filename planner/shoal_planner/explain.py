@@ -14,6 +14,7 @@ from shoal_planner.errors import HostTooSmall, NoPlanFits
 from shoal_planner.groups import group_text
 from shoal_planner.memory import held_elements, part_elements, snapshot_bytes, stage_memory, usable_bytes
 from shoal_planner.options import usable_nodes
+from shoal_planner.overlap import NOTHING, overlap_text
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Sharding, Stage
 from shoal_planner.score import sizes
@@ -111,6 +112,8 @@ def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
     parts.append(_why_stages(plan, costs))
     if plan.groups:
         parts.append(_why_groups(plan))
+    if plan.overlap != NOTHING:
+        parts.append(f"beside computing go on {overlap_text(plan.overlap)}")
     if plan.unused:
         parts.append(_why_unused(plan, costs))
     text = "; ".join(part for part in parts if part)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from shoal_planner.algorithms import DIRECT
 from shoal_planner.costs import CostModel, PartTime
 from shoal_planner.groups import collective_of
+from shoal_planner.hiding import hideable_among, with_chunks, with_shards_hidden
 from shoal_planner.memory import (
     StageMemory,
     block_weight_bytes,
@@ -134,23 +135,31 @@ def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> t
                 its = shared.get((p, s, r), WHOLE)
                 key = (costs.kind(replica.node), replica.tp, replica.samples, work, mine, away, its)
                 if key not in known:
-                    known[key] = _time_and_memory(costs, replica, work, mine, away, its)
+                    known[key] = _time_and_memory(costs, replica, work, mine, away, its, plan.overlap.tensor_chunks)
                 chunks, memory = known[key]
+                time = chunks[0] if len(chunks) == 1 else functools.reduce(PartTime.plus, chunks)
                 found.append(
                     ReplicaLoad(
                         pipeline=p,
                         stage=s,
                         replica=replica,
-                        time=chunks[0] if len(chunks) == 1 else functools.reduce(PartTime.plus, chunks),
+                        time=time,
                         chunks=chunks,
                         owned=mine,
                         offloaded=away,
                         memory=memory,
                         hosted_bytes=hosted_bytes(away, part_elements(costs.job.model, "block", replica.tp)),
-                        shards=its,
+                        shards=_hidden(plan, stage, replica, its, time, costs) if plan.overlap.shards else its,
                     )
                 )
     return tuple(found)
+
+
+def _hidden(plan: Plan, stage: Stage, replica: Replica, its: Shards, time: PartTime, costs: CostModel) -> Shards:
+    """What stays exposed of what is passed round within a step."""
+    inside = {plan.sharding.weights, plan.sharding.gradients} <= {"none", "group", "node"}
+    nodes = [replica.node] if inside else [other.node for other in stage.replicas]
+    return with_shards_hidden(its, time, hideable_among(costs, nodes))
 
 
 class _Work(NamedTuple):
@@ -173,24 +182,20 @@ def _work(plan: Plan, pipeline: Pipeline, s: int) -> _Work:
 
 
 def _time_and_memory(
-    costs: CostModel, replica: Replica, work: _Work, owned: float, offloaded: float, its: Shards
+    costs: CostModel, replica: Replica, work: _Work, owned: float, offloaded: float, its: Shards, tensor_chunks: int
 ) -> tuple[tuple[PartTime, ...], StageMemory]:
     memory = _memory(costs, replica, work, owned, offloaded, its)
     if not replica.samples:
         return (PartTime(),) * len(work.chunks), memory
     end = len(work.chunks) - 1
-    times = tuple(
-        costs.stage(
-            replica.node,
-            replica.tp,
-            replica.samples,
-            dict(layers),
-            embedding=work.ends[0] and chunk == 0,
-            head=work.ends[1] and chunk == end,
-        )
-        for chunk, layers in enumerate(work.chunks)
-    )
-    return times, memory
+    where = (replica.node, replica.tp, replica.samples)
+    times = []
+    for chunk, counts in enumerate(work.chunks):
+        layers = dict(counts)
+        ends = (work.ends[0] and chunk == 0, work.ends[1] and chunk == end)
+        time = costs.stage(*where, layers, embedding=ends[0], head=ends[1])
+        times.append(with_chunks(time, costs, *where, sum(layers.values()), layers.get("full", 0), tensor_chunks))
+    return tuple(times), memory
 
 
 def _memory(

@@ -22,6 +22,9 @@ from shoal_planner.job import JobSpec, Schedule
 from shoal_planner.levels import OPTIMIZER_ALONE, DeviceGroups
 from shoal_planner.levels import Level as Level
 from shoal_planner.levels import Sharding as Sharding
+from shoal_planner.overlap import NOTHING, Overlap, check_overlap
+from shoal_planner.predicted import Prediction as Prediction
+from shoal_planner.predicted import Terms as Terms
 from shoal_planner.ranges import check_range
 from shoal_planner.strict import check_document, read
 
@@ -173,32 +176,6 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Where the predicted seconds of a step go; they add up to `step_s`."""
-
-    compute_s: float = 0.0
-    bubble_s: float = 0.0
-    tensor_s: float = 0.0
-    pipeline_s: float = 0.0
-    gradient_s: float = 0.0
-    optimizer_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """`memory_bytes` maps devices (`node:index`) to their peak, `host_bytes` those whose ranks keep state on their host
-    to what it takes there; pairs, so that it stays hashable."""
-
-    step_s: float
-    tokens_per_s: float
-    mfu: float
-    price_per_million_tokens: float
-    terms: Terms
-    memory_bytes: tuple[tuple[str, float], ...]
-    host_bytes: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
     """Where a rank stands in a plan. Ranks count through pipelines, stages, replicas and tp ranks, in that order."""
 
@@ -219,6 +196,7 @@ class Plan:
     sharding: Sharding = OPTIMIZER_ALONE
     groups: tuple[Group, ...] = ()
     device_groups: tuple[DeviceGroups, ...] = ()
+    overlap: Overlap = NOTHING
     prediction: Prediction | None = None
     unused: tuple[str, ...] = ()
     reason: str = ""
@@ -249,6 +227,7 @@ class Plan:
                 "where a replica runs no samples: there everything is exchanged directly"
             )
             raise InvalidField("groups", len(self.groups), problem)
+        check_overlap(self.overlap, self.schedule, self.sharding, self.groups)
         named = [entry.node for entry in self.device_groups]
         if len(set(named)) < len(named):
             raise InvalidField("device_groups", named, "names a node twice")
@@ -330,7 +309,7 @@ def plan_to_mapping(plan: Plan) -> dict[str, object]:
 
 
 def _structure(plan: Plan) -> dict[str, object]:
-    """Groups of either kind only where there are some, so that plans without any keep their ids."""
+    """Groups of either kind, and what overlaps, only where there are some, so that plans without any keep their ids."""
     found: dict[str, object] = {
         "schedule": plan.schedule,
         "copies": plan.copies,
@@ -338,7 +317,8 @@ def _structure(plan: Plan) -> dict[str, object]:
         "pipelines": [_plain(pipeline) for pipeline in plan.pipelines],
     }
     kinds = {"groups": plan.groups, "device_groups": plan.device_groups}
-    return found | {name: _plain(entries) for name, entries in kinds.items() if entries}
+    found |= {name: _plain(entries) for name, entries in kinds.items() if entries}
+    return found if plan.overlap == NOTHING else found | {"overlap": _plain(plan.overlap)}
 
 
 def _levels(sharding: Sharding) -> dict[str, object]:
@@ -376,6 +356,7 @@ class _PlanDocument:
     sharding: Sharding = OPTIMIZER_ALONE
     groups: tuple[Group, ...] = ()
     device_groups: tuple[DeviceGroups, ...] = ()
+    overlap: Overlap = NOTHING
     unused: tuple[str, ...] = ()
     reason: str = ""
 
@@ -394,6 +375,7 @@ def parse_plan(value: object) -> Plan:
         sharding=document.sharding,
         groups=document.groups,
         device_groups=document.device_groups,
+        overlap=document.overlap,
         unused=document.unused,
         reason=document.reason,
     )

@@ -21,6 +21,7 @@ from shoal_planner.closed_forms import Passes, interleaved_s, zero_bubble_s
 from shoal_planner.costs import CostModel, model_flops
 from shoal_planner.errors import InvalidField
 from shoal_planner.exchanges import topology
+from shoal_planner.hiding import beside, hideable_among
 from shoal_planner.job import Schedule
 from shoal_planner.loads import ReplicaLoad, Segment, replica_loads, segments
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
@@ -30,12 +31,14 @@ from shoal_planner.sharding import Split, carried_bytes, split_at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """Seconds of a stage per micro-batch, by what its slowest replica does."""
+    """Seconds of a stage per micro-batch, by what its slowest replica does; what it sends in the `hidden_s` is beside
+    what it does, and only the first and the last micro-batch wait for it."""
 
     compute_s: float
     tensor_s: float
     send_s: float
     share_s: float = 0.0
+    hidden_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -90,13 +93,15 @@ def _terms(plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tupl
         by_pipeline[load.pipeline].append(load)
     slowest_s, bottleneck, times = -1.0, StageTime(compute_s=0, tensor_s=0, send_s=0), 1
     for p, pipeline in enumerate(plan.pipelines):
-        stages = stage_times(pipeline, by_pipeline[p], costs)
+        stages = stage_times(pipeline, by_pipeline[p], costs, ahead=plan.overlap.stages)
         worst = max(stages, key=lambda stage: stage.total_s)
         seconds = pipeline_s(plan.schedule, pipeline, by_pipeline[p], stages, costs)
         if seconds > slowest_s:
             slowest_s, bottleneck, times = seconds, worst, pipeline.micro_batches
     crowded_s = max(slowest_s, _network_s(plan, costs))
     reduce_s, gather_s = synchronisation_s(plan, costs, parts)
+    if plan.overlap.gradients:
+        reduce_s = _beside_backward_s(plan, costs, loads, reduce_s)
     update_s = max(costs.update_s(load.replica.node, load.owned, load.offloaded) for load in loads)
     return Terms(
         compute_s=times * bottleneck.compute_s,
@@ -108,13 +113,25 @@ def _terms(plan: Plan, costs: CostModel, parts: tuple[Segment, ...], loads: tupl
     )
 
 
+def _beside_backward_s(plan: Plan, costs: CostModel, loads: tuple[ReplicaLoad, ...], reduce_s: float) -> float:
+    """What is left of summing gradients where all but those of the last unit may go on beside the last backward, of
+    which every replica has as long as the one that has least of it."""
+    share = hideable_among(costs, (replica.node for replica in plan.replicas()))
+    least_s = min(load.time.backward_s for load in loads if load.replica.samples)
+    fewest = min(stage.num_layers + 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+    return beside(share * (1 - 1 / fewest), reduce_s, least_s * (1 - 1 / fewest))
+
+
 def pipeline_s(
     schedule: Schedule, pipeline: Pipeline, loads: list[ReplicaLoad], stages: list[StageTime], costs: CostModel
 ) -> float:
     """Seconds of all micro-batches; `loads` and `stages` are the pipeline's."""
     if schedule == "1f1b" or (schedule == "interleaved" and pipeline.num_chunks == 1):
-        slowest_s = max(stage.total_s for stage in stages)
-        return sum(stage.total_s for stage in stages) + (pipeline.micro_batches - 1) * slowest_s
+        way_s = [stage.total_s + stage.hidden_s for stage in stages]
+        # A stage has as many micro-batches in flight as there are stages from it on: one more only when one is back.
+        round_s = (sum(way_s[s:]) / (len(way_s) - s) for s in range(len(way_s)))
+        slowest_s = max(*(stage.total_s for stage in stages), *round_s)
+        return sum(way_s) + (pipeline.micro_batches - 1) * slowest_s
     by_stage = _by_stage(pipeline, loads)
     if schedule == "interleaved":
         count = pipeline.num_chunks
@@ -151,19 +168,28 @@ def _by_stage(pipeline: Pipeline, loads: list[ReplicaLoad]) -> list[list[Replica
     return found
 
 
-def stage_times(pipeline: Pipeline, loads: list[ReplicaLoad], costs: CostModel) -> list[StageTime]:
-    """By stage; `loads` are the pipeline's."""
+def stage_times(
+    pipeline: Pipeline, loads: list[ReplicaLoad], costs: CostModel, *, ahead: bool = False
+) -> list[StageTime]:
+    """By stage; `loads` are the pipeline's. `ahead`: what passes between stages is received ahead of its use."""
     slowest: list[StageTime] = []
-    for s, here in enumerate(_by_stage(pipeline, loads)):
+    by_stage = _by_stage(pipeline, loads)
+    for s, here in enumerate(by_stage):
         send_s = sum(_send_s(pipeline, s, costs, chunk) for chunk in range(pipeline.num_chunks))
         busiest = max(here, key=lambda load: load.total_s)
         busy = busiest.time
+        exposed_s = send_s
+        if ahead and send_s:
+            both = itertools.chain(pipeline.stages[s].replicas, pipeline.stages[(s + 1) % len(by_stage)].replicas)
+            share = hideable_among(costs, (replica.node for replica in both))
+            exposed_s = beside(share, send_s, busy.forward_s + busy.backward_s)
         slowest.append(
             StageTime(
                 compute_s=busy.forward_s + busy.backward_s,
                 tensor_s=busy.tensor_forward_s + busy.tensor_backward_s,
-                send_s=send_s,
+                send_s=exposed_s,
                 share_s=busiest.shards.total_s,
+                hidden_s=send_s - exposed_s,
             )
         )
     return slowest

@@ -98,8 +98,11 @@ def sync_order(plan: Plan, model: ModelSpec) -> tuple[int, ...]:
 
     No stage has two units that far apart, so units side by side in this order have no rank in common and are exchanged
     at the same time. In ascending order, where pipelines are cut at different layers, each stage would wait for the one
-    above it, and all units of the model would come one after the other.
+    above it, and all units of the model would come one after the other. Only where gradients are summed while a
+    backward makes them does the backward's order hold.
     """
+    if plan.overlap.gradients:
+        return tuple(range(model.layers + 2))
     widest = max(
         len(sync_units(plan, model, p, s)) for p, pipe in enumerate(plan.pipelines) for s in range(len(pipe.stages))
     )

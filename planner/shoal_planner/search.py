@@ -24,6 +24,8 @@ from shoal_planner.job import JobSpec
 from shoal_planner.lasting import Expected, Losses
 from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import usable_nodes
+from shoal_planner.overlap import NOTHING, Overlap
+from shoal_planner.overlap_choice import overlapping, with_overlap
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained
@@ -92,7 +94,7 @@ def plan(
     copies, why = _copies(job, snapshot), ""
     before = None
     if previous is not None and _runs(previous, features):
-        before = dataclasses.replace(previous, groups=(), device_groups=())
+        before = dataclasses.replace(previous, groups=(), device_groups=(), overlap=NOTHING)
     try:
         search = _searched(costs, copies, before, late, features, thorough)
     except HostTooSmall as error:
@@ -100,7 +102,8 @@ def plan(
             raise
         search = _searched(costs, 0, before, late, features, thorough)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
-    scored, running = _grouped(_scheduled(search), search.finalists, search.running, costs)
+    overlap = NOTHING if previous is None else previous.overlap
+    scored, running = _closer(_scheduled(search), search.finalists, search.running, costs, overlap)
     losses = Losses(costs, outlook)
     change = None if running is None else choose(running, scored, costs, outlook, losses)
     found = losses.best(scored) if change is None else change.plan
@@ -200,14 +203,22 @@ def _runs(plan: Plan, features: Features) -> bool:
     return True
 
 
-def _grouped(
-    scored: list[Plan], finalists: set[str], running: Plan | None, costs: CostModel
+def _closer(
+    scored: list[Plan], finalists: set[str], running: Plan | None, costs: CostModel, overlap: Overlap
 ) -> tuple[list[Plan], Plan | None]:
-    """With collectives for the best plans, for these, and for the one that runs."""
+    """With collectives, and what overlaps, for the best plans, for these, and for the one that runs. That one keeps its
+    `overlap`: it is to be the plan that runs, or another."""
+
+    def change(found: Plan) -> Plan:
+        grouped = with_groups(found, costs)
+        if running is not None and found.plan_id == running.plan_id:
+            return overlapping(grouped, costs, overlap)
+        return with_overlap(grouped, costs)
+
     closer = finalists | {found.plan_id for found in scored[:_FINALISTS]} | ({running.plan_id} if running else set())
-    grouped = {found.plan_id: with_groups(found, costs) for found in scored if found.plan_id in closer}
-    scored = sorted((grouped.get(found.plan_id, found) for found in scored), key=by_step)
-    return scored, running and grouped.get(running.plan_id, running)
+    changed = {found.plan_id: change(found) for found in scored if found.plan_id in closer}
+    scored = sorted((changed.get(found.plan_id, found) for found in scored), key=by_step)
+    return scored, running and changed.get(running.plan_id, running)
 
 
 def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:

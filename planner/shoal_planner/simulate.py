@@ -68,6 +68,7 @@ class _Run:
 
     def __init__(self, plan: Plan, costs: CostModel, watched: frozenset[int] = frozenset()) -> None:
         self.costs = costs
+        self.overlap = plan.overlap
         parts = segments(plan, costs)
         self.loads = replica_loads(plan, costs, parts)
         # Ranks count through replicas and tp ranks, in the order of the loads.
@@ -80,6 +81,9 @@ class _Run:
         self.arrivals: dict[_Key, tuple[float, float]] = {}
         self.members: dict[Instruction, list[int]] = defaultdict(list)
         self.meetings: dict[Instruction, tuple[float, float]] = {}  # start, seconds
+        self.exchanged_s: dict[int, float] = {}  # by rank, when its last meeting is over
+        self.backward_s: dict[int, tuple[float, float]] = {}  # by rank, begin and end of its last one so far
+        self.units = [[item.unit for item in program if isinstance(item, Reduce)] for program in self.by_rank]
         self.network_free_s: dict[str, float] = defaultdict(float)
         self.watched = watched
         self.spans: list[Span] = []
@@ -115,13 +119,16 @@ class _Run:
                 self._spend(rank, instruction, "compute_s", time.forward_s)
                 self._spend(rank, instruction, "tensor_s", time.tensor_forward_s)
             case Backward() | InputGradient():
-                time = chunks[instruction.chunk]
+                time, began_s = chunks[instruction.chunk], self.clock[rank]
                 later_s = time.weight_s if isinstance(instruction, InputGradient) else 0.0
                 self._spend(rank, instruction, "compute_s", time.backward_s - later_s)
                 self._spend(rank, instruction, "tensor_s", time.tensor_backward_s)
                 self._spend(rank, instruction, "gradient_s", shards.backward_s / len(chunks))
+                self.backward_s[rank] = (began_s, self.clock[rank])
             case WeightGradient():
+                began_s = self.clock[rank]
                 self._spend(rank, instruction, "compute_s", chunks[instruction.chunk].weight_s)
+                self.backward_s[rank] = (began_s, self.clock[rank])
             case SendActivation() | SendGradient():
                 kind = isinstance(instruction, SendActivation)
                 rows = instruction.last - instruction.first
@@ -130,13 +137,14 @@ class _Run:
                 )
                 entered = instruction.peer_chunk
                 key = (rank, instruction.peer, kind, entered, instruction.micro_batch, instruction.first)
-                self.arrivals[key] = (self.clock[rank] + link_s, link_s)
+                self.arrivals[key] = (self.clock[rank], link_s)
             case ReceiveActivation() | ReceiveGradient():
                 kind = isinstance(instruction, ReceiveActivation)
                 entered = instruction.chunk
                 key = (instruction.peer, rank, kind, entered, instruction.micro_batch, instruction.first)
-                at_s, link_s = self.arrivals.pop(key)
-                wait_s = max(0.0, at_s - self.clock[rank])
+                sent_s, link_s = self.arrivals.pop(key)
+                begun_s = sent_s if self.overlap.stages else max(sent_s, self.clock[rank])
+                wait_s = max(0.0, begun_s + link_s - self.clock[rank])
                 self._spend(rank, instruction, "bubble_s", wait_s - min(wait_s, link_s))
                 self._spend(rank, instruction, "pipeline_s", min(wait_s, link_s))
             case Reduce() | Vote() | Gather():
@@ -148,11 +156,24 @@ class _Run:
 
     def _meet(self, rank: int, instruction: Reduce | Vote | Gather) -> None:
         if instruction not in self.meetings:
-            start_s = max(self.clock[member] for member in self.members[instruction])
-            self.meetings[instruction] = (start_s, self._meeting_s(instruction, start_s))
+            members = self.members[instruction]
+            start_s = max(self._free_s(member, instruction) for member in members)
+            seconds = self._meeting_s(instruction, start_s)
+            self.meetings[instruction] = (start_s, seconds)
+            self.exchanged_s |= {member: start_s + seconds for member in members}
         start_s, seconds = self.meetings[instruction]
-        self._spend(rank, instruction, "bubble_s", start_s - self.clock[rank])
-        self._spend(rank, instruction, "optimizer_s" if isinstance(instruction, Vote) else "gradient_s", seconds)
+        self._spend(rank, instruction, "bubble_s", max(0.0, start_s - self.clock[rank]))
+        term = "optimizer_s" if isinstance(instruction, Vote) else "gradient_s"
+        self._spend(rank, instruction, term, max(0.0, start_s + seconds - self.clock[rank]))
+
+    def _free_s(self, rank: int, instruction: Reduce | Vote | Gather) -> float:
+        """When a rank can begin to exchange: gradients perhaps while its last backward makes those of lower units."""
+        if not (self.overlap.gradients and isinstance(instruction, Reduce) and rank in self.backward_s):
+            return self.clock[rank]
+        begin_s, end_s = self.backward_s[rank]
+        units = [unit for unit in self.units[rank] if unit >= instruction.unit]
+        done_s = begin_s + (end_s - begin_s) * len(units) / len(self.units[rank])
+        return max(done_s, self.exchanged_s.get(rank, 0.0))
 
     def _meeting_s(self, instruction: Reduce | Vote | Gather, start_s: float) -> float:
         """Units of different stages meet at the same time, so each node's interfaces serve one after the other."""

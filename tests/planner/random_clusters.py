@@ -97,8 +97,8 @@ def _held(rng: random.Random, job: JobSpec, devices: int) -> JobSpec:
         job.train,
         sharding=rng.choice(("none", "none", "none", "auto")),
         recompute=rng.choice(("none", "none", "none", "auto")),
-        overlap=rng.choice(("none", "auto")),
     )
+    rng.choice(("none", "auto"))  # so that what is drawn after it stays what it was
     least = rng.randint(1, devices) if rng.random() < 0.1 else 1
     return dataclasses.replace(job, train=train, limits=dataclasses.replace(job.limits, min_devices=least))
 
@@ -121,6 +121,7 @@ def _job(rng: random.Random, *, layers: int, batch: int, wide: bool) -> JobSpec:
         "seq_len": rng.choice((32, 128, 512, 1024) if not wide else (512, 1024, 2048)),
         "steps": 10,
         "precision": rng.choice(("fp32", "bf16")),
+        "overlap": "none",  # searches and their proofs are about plans in which nothing overlaps
     }
     return parse_job({"name": "campaign", "model": model, "data": {"uri": "stdlib:"}, "train": train})
 

@@ -15,6 +15,7 @@ from engine_runs import assert_holders_agree, assert_same_bits, job, run_poisone
 from shoal_planner.job import JobSpec, ModelSpec, Schedule
 from shoal_planner.levels import DeviceGroups, Level, Sharding
 from shoal_planner.memory import GATHERED_UNITS, GRADIENT_BYTES, SCATTERED_UNITS, STAGING_COPIES, unit_elements
+from shoal_planner.overlap import Overlap
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Stage
 from shoal_recovery.state import Kind
@@ -46,7 +47,8 @@ def stage(first: int, last: int, *replicas: Replica) -> Stage:
 def plan(sharding: Sharding, *pipelines: tuple[int, tuple[Stage, ...]], schedule: Schedule = "1f1b") -> Plan:
     """From (number of micro-batches, stages) of each pipeline."""
     built = (Pipeline(micro_batch=parts[0].samples, micro_batches=times, stages=parts) for times, parts in pipelines)
-    return Plan(pipelines=tuple(built), schedule=schedule, sharding=sharding, device_groups=GROUPS)
+    ahead = Overlap(stages=True, shards=sharding.weights != "none" or sharding.gradients != "none")
+    return Plan(pipelines=tuple(built), schedule=schedule, sharding=sharding, device_groups=GROUPS, overlap=ahead)
 
 
 EIGHT = tuple(replica(node, device) for node in ("n0", "n1") for device in range(4))

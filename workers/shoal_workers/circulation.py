@@ -72,7 +72,8 @@ class Part(Enum):
 
 class Circulation:
     """Of one rank. `begin` comes before each attempt at a step and each run of forwards alone, `settle` after the last
-    backward of a step."""
+    backward of a step. Unless units pass `ahead`, each is waited for where it is needed or made. `made` is told of each
+    unit whose gradients a backward has added to."""
 
     def __init__(
         self,
@@ -83,10 +84,14 @@ class Circulation:
         courier: Courier,
         memory: DeviceMemory,
         sharding: Sharding,
+        *,
+        ahead: bool,
+        made: Callable[[int], None] = lambda unit: None,
     ) -> None:
         self.blocks = range(1, model.layers + 1)
-        self._gathering = _Gathering(shards, model, rank, live, courier, sharding)
-        self._scattering = _Scattering(shards, model, rank, live, courier, memory, sharding)
+        self._gathering = _Gathering(shards, model, rank, live, courier, sharding, ahead=ahead)
+        self._scattering = _Scattering(shards, model, rank, live, courier, memory, sharding, ahead=ahead)
+        self._made = made
 
     def begin(self, wanted: tuple[Use, ...]) -> None:
         """What follows uses the weights of units in this order."""
@@ -97,9 +102,12 @@ class Circulation:
         """Inside it the weights of the unit are there; it is entered in the order of uses."""
         return self._gathering.weights(unit)
 
-    def gradients(self, unit: int, part: Part = Part.ALL) -> AbstractContextManager[None]:
+    @contextmanager
+    def gradients(self, unit: int, part: Part = Part.ALL) -> Iterator[None]:
         """Inside it this part of the unit's gradients may add up; then it goes on to where it belongs."""
-        return self._scattering.gradients(unit, part)
+        with self._scattering.gradients(unit, part):
+            yield
+        self._made(unit)
 
     def settle(self) -> None:
         """Afterwards all gradients are in their parts."""
@@ -115,6 +123,8 @@ class _Gathering:
         live: LiveState,
         courier: Courier,
         sharding: Sharding,
+        *,
+        ahead: bool,
     ) -> None:
         self._live = live
         self._courier = courier
@@ -132,6 +142,7 @@ class _Gathering:
             near = near_routes(shards, model, rank)
             self._ways[True] = _Way(routes=near, own=self._secondary, form=plain, source=live.secondary_weight)
         self._shares = sharding.weights != "none"
+        self._one_ahead = ahead
         self.begin(())
 
     def begin(self, wanted: tuple[Use, ...]) -> None:
@@ -149,7 +160,7 @@ class _Gathering:
         here = self._ahead or self._start()
         self._fill(use, here)
         self._next += 1
-        self._ahead = self._start() if self._next < len(self._wanted) else None
+        self._ahead = self._start() if self._one_ahead and self._next < len(self._wanted) else None
         yield
         self._live.close_weights(unit)
 
@@ -228,10 +239,13 @@ class _Scattering:
         courier: Courier,
         memory: DeviceMemory,
         sharding: Sharding,
+        *,
+        ahead: bool,
     ) -> None:
         self._live = live
         self._courier = courier
         self._memory = memory
+        self._ahead = ahead
         self._form: Form = Plain(live.dtype, lasting=False)
         if sharding.scatter != "plain":
             self._form = Blocks(4, live.dtype, model)
@@ -256,6 +270,8 @@ class _Scattering:
         self._finish_started()
         self._start(self._path(unit, part))
         self._live.close_gradients(unit)
+        if not self._ahead:
+            self.settle()
 
     def settle(self) -> None:
         while self._hops:

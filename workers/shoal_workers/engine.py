@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import torch
 
@@ -35,7 +34,7 @@ from shoal_planner.programs import (
 )
 from shoal_planner.schedule import programs, sync_order
 from shoal_recovery.state import ShardMap
-from shoal_workers.ballots import Ballot, Exposure, Ranges, Verdict, count
+from shoal_workers.ballots import Ballot, Ranges, Verdict, count
 from shoal_workers.circulation import Circulation, uses
 from shoal_workers.collective_routes import ways
 from shoal_workers.courier import STAGING, Courier
@@ -43,6 +42,7 @@ from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
 from shoal_workers.devices import Wire
 from shoal_workers.diagnosis import FirstFault, told
+from shoal_workers.early import EarlyReduction
 from shoal_workers.errors import StepRefused
 from shoal_workers.evaluation import Evaluation, EvaluationReport
 from shoal_workers.exchange import Exchange
@@ -52,78 +52,21 @@ from shoal_workers.live import GATHERED, LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Builder
 from shoal_workers.optimizer import OwnedAdamW, learning_rate
+from shoal_workers.outcome import Finished as Finished
+from shoal_workers.outcome import NoSnapshots as NoSnapshots
+from shoal_workers.outcome import Outcome as Outcome
+from shoal_workers.outcome import SnapshotSink as SnapshotSink
+from shoal_workers.outcome import StepReport as StepReport
+from shoal_workers.outcome import Stopped as Stopped
 from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import Sharing
 from shoal_workers.stage import PIPELINE, Shape, StageRun, feed
 from shoal_workers.tensor_parallel import TensorGroup
-from shoal_workers.traffic import Link, Metered, Moved, Wait, links
+from shoal_workers.traffic import Metered, links
 
 _ONE_ZONE: Mapping[str, str] = {}
 _ATTEMPTS = 2  # a step that came out non-finite is tried once more: bits do flip
 _MOST_SKIPPED = 10  # in a row; what comes out non-finite that often does not get better by itself
-
-
-class SnapshotSink(Protocol):
-    """Where the engine brings the state of each done step to safety."""
-
-    def begin(self, step: int, live: LiveState) -> None:
-        """Begins to copy the owned state of `step` out; it may change when `wait_safe` has returned for it."""
-
-    def wait_safe(self, step: int) -> None:
-        """Returns when the state of `step`, begun before, would survive this node. May raise EpochAbandoned."""
-
-
-class NoSnapshots:
-    """For runs whose state nobody needs to survive."""
-
-    def begin(self, step: int, live: LiveState) -> None:
-        pass
-
-    def wait_safe(self, step: int) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """A done step as one rank saw it; `loss` and `grad_norm` are of the whole step, the same on every rank.
-
-    `samples` are the half-open ranges of sample numbers that first stages fed, as they said on their ballots.
-    `moved` is what this rank sent and received; `sent` are the bytes of all ranks from the vote before to this step's,
-    by link: the last exchange of weights counts to the step after it. `exposure` is of the same time.
-    `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces, but not in
-    other exchanges.
-    `skipped` says why no update was applied; then the weights are those of the step before.
-    """
-
-    step: int
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens: int
-    duration_s: float
-    compute_s: float
-    samples: Ranges
-    sent: Mapping[Link, int]
-    exposure: Exposure
-    moved: tuple[Moved, ...] = ()
-    skipped: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """All wanted steps are done; the state of `step`, the last one, is safe."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
-    """All ranks stopped after `step`, because some rank was told to; its state is safe."""
-
-    step: int
-
-
-Outcome = Finished | Stopped
 
 
 class Engine:
@@ -164,13 +107,17 @@ class Engine:
         self._wire = Wire(device=live.device, on_device=exchange.on_device)
         self._courier = courier = Courier(exchange, memory, wire=self._wire)
         chunks = chunk_units(plan, self._place.pipeline, self._place.stage)
-        self._circulation = Circulation(shards, job.model, rank, live, courier, memory, plan.sharding)
+        self._circulation = Circulation(
+            shards, job.model, rank, live, courier, memory, plan.sharding, ahead=plan.overlap.shards, made=self._made
+        )
         self._uses = uses(self._program, chunks)
         self._stage = self._build_stage(plan, chunks)
         self._samples = samples
         self._forward_only = self._build_forward_only()
         found = ways(plan, job.model, shards, rank, zones)
         self._sharing = Sharing(found, sync_order(plan, job.model), live, exchange, courier)
+        early, blocks = plan.overlap.gradients, self._circulation.blocks
+        self._reduction = EarlyReduction(self._program, chunks, blocks, self._sharing.reduce, ahead=early)
         self._optimizer = OwnedAdamW(job.train, live)
         self._evaluation = Evaluation(
             job.train,
@@ -285,6 +232,7 @@ class Engine:
         self._live.zero_gradients()
         self._circulation.begin(self._uses)
         self._sharing.begin()
+        self._reduction.begin()
         self._stage.begin(step)
         self._verdict = None
         for instruction in self._program:
@@ -315,7 +263,7 @@ class Engine:
             case Reduce():
                 self._stage.end()
                 self._circulation.settle()
-                self._sharing.reduce(instruction.unit)
+                self._reduction.reduce(instruction.unit)
             case Update():
                 self._timed(lambda: self._update(step))
             case Gather():
@@ -326,13 +274,9 @@ class Engine:
                 assert_never(instruction)
 
     def _timed(self, work: Callable[[], None]) -> None:
-        began_s, waited_s = self._clock(), self._waited_computing_s()
+        began_s, waited_s = self._clock(), self._exchange.waited_but_for_tensors_s
         work()
-        self._compute_s += self._clock() - began_s - (self._waited_computing_s() - waited_s)
-
-    def _waited_computing_s(self) -> float:
-        waited_s = self._exchange.waited_s
-        return sum(waited_s.values()) - waited_s[Wait.TENSOR]
+        self._compute_s += self._clock() - began_s - (self._exchange.waited_but_for_tensors_s - waited_s)
 
     def _vote(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
         """Raises StepRefused on all ranks or on none."""
@@ -372,6 +316,9 @@ class Engine:
         feeds = self._place.stage == 0 and self._place.tp_rank == 0
         return self._feed.fed(step, self._program) if feeds else ()
 
+    def _made(self, unit: int) -> None:
+        self._reduction.made(unit)
+
     def _build_forward_only(self) -> ForwardOnly | IdleForwards:
         wanted = tuple(use for use in self._uses if not use.backward)
         if isinstance(self._stage, IdleRun):
@@ -385,11 +332,14 @@ class Engine:
         if self._feed.low == self._feed.high:
             return IdleRun(chunks, self._circulation, split=split)
         job, place, live = self._job, self._place, self._live
-        group = TensorGroup(rank=place.tp_rank, size=place.tp, reducer=self._exchange)
+        group = TensorGroup(
+            rank=place.tp_rank, size=place.tp, reducer=self._exchange, chunks=plan.overlap.tensor_chunks
+        )
         builder = Builder(
             job.model, live.parameter, group, job.train.seq_len, live.device, live.add_product, split=split
         )
         stage = plan.pipelines[place.pipeline].stages[place.stage]
         units = [[builder.unit(number, stage.recompute_of(number - 1)) for number in numbers] for numbers in chunks]
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, wire=self._wire)
-        return StageRun(units, self._feed, shape, self._program, self._exchange, self._memory, self._circulation)
+        parts = (units, self._feed, shape, self._program, self._exchange, self._memory, self._circulation)
+        return StageRun(*parts, ahead=plan.overlap.stages)

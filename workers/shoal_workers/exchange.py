@@ -77,11 +77,22 @@ class Exchange(Protocol):
     def all_reduce_max(self, tensor: Tensor) -> None:
         """In place, over this rank's tensor-parallel group."""
 
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        """As `all_reduce_sum`, whose sum is there once `wait` has returned. Two may be under way at a time, and are
+        waited for in the order in which they were started."""
+
     def commit(self) -> AbstractContextManager[None]:
         """Inside it live state may be written. Keep it short: `abandon()` waits for it."""
 
     def abandon(self) -> None:
         """Any thread may call it, any number of times."""
+
+
+class Settled:
+    """Nothing is under way."""
+
+    def wait(self) -> None:
+        pass
 
 
 class SoloExchange:
@@ -113,6 +124,10 @@ class SoloExchange:
 
     def all_reduce_max(self, tensor: Tensor) -> None:
         self._fence.check()
+
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        self._fence.check()
+        return Settled()
 
     def commit(self) -> AbstractContextManager[None]:
         return self._fence.commit()
@@ -196,10 +211,13 @@ class GlooExchange:
         return matrix
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
-        self._all_reduce(tensor, dist.ReduceOp.SUM)
+        self._all_reduce(tensor, dist.ReduceOp.SUM).wait()
 
     def all_reduce_max(self, tensor: Tensor) -> None:
-        self._all_reduce(tensor, dist.ReduceOp.MAX)
+        self._all_reduce(tensor, dist.ReduceOp.MAX).wait()
+
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        return self._all_reduce(tensor, dist.ReduceOp.SUM)
 
     def commit(self) -> AbstractContextManager[None]:
         return self._fence.commit()
@@ -211,17 +229,16 @@ class GlooExchange:
         self._hand.call_away()
         self._shut()
 
-    def _all_reduce(self, tensor: Tensor, operation: Any) -> None:
+    def _all_reduce(self, tensor: Tensor, operation: Any) -> Pending:
         self._fence.check()
         self._connected()
         if self._tp is None:
-            return
+            return Settled()
         options = dist.AllreduceOptions()
         options.reduceOp = operation
         host = tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else tensor.cpu().contiguous()
-        self._start("an all-reduce", host, lambda: self._tp.allreduce([host], options)).wait()
-        if host is not tensor:
-            tensor.copy_(host)
+        pending = self._start("an all-reduce", host, lambda: self._tp.allreduce([host], options))
+        return pending if host is tensor else _CopiedBack(pending, host, tensor)
 
     def _connected(self) -> Any:
         if self._world is None:
@@ -289,6 +306,19 @@ class _GlooPending:
         if self._work is not None:
             self._exchange._finish(self._work, self._during)
             self._work = None
+
+
+class _CopiedBack:
+    """A sum under way on the host, of a tensor that is elsewhere."""
+
+    def __init__(self, pending: Pending, host: Tensor, tensor: Tensor) -> None:
+        self._pending = pending
+        self._host = host
+        self._tensor = tensor
+
+    def wait(self) -> None:
+        self._pending.wait()
+        self._tensor.copy_(self._host)
 
 
 def _open_device(host: str | None) -> tuple[Any, frozenset[int]]:

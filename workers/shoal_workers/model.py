@@ -20,9 +20,10 @@ from torch import Tensor
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.plan import Recompute
+from shoal_workers.chunked import summed_product
 from shoal_workers.products import AddProduct, AtOnce, Products, PutOff
 from shoal_workers.remaking import Making, Remaking, keeping
-from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, embed, enter, leave
+from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, embed, enter, leave, nothing
 
 Lookup = Callable[[str], Tensor]
 
@@ -55,7 +56,8 @@ class Embedding:
 
 class Block:
     """Attention and MLP, each behind a norm and around a residual. Norms and activation functions are made by
-    `make`, as they cost little and their results are large; products with weights by `products`."""
+    `make`, as they cost little and their results are large; products with weights by `products`. `beside` is done while
+    the group sums gradients of what enters."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Block:
         rotary: Rotary,
         make: Making,
         products: Products,
+        beside: Callable[[], None] = nothing,
     ) -> None:
         prefix = f"layers.{layer}"
         self._norm = partial(_norm, eps=model.norm_eps)
@@ -74,6 +77,7 @@ class Block:
         self._rotary = rotary
         self._make = make
         self._products = products
+        self._beside = beside
         self._attention_norm_H = lookup(f"{prefix}.attention_norm.weight")
         self._q = lookup(f"{prefix}.attention.q.weight")
         self._k = lookup(f"{prefix}.attention.k.weight")
@@ -92,23 +96,28 @@ class Block:
             return x_BSH + self._mlp(normed_BSH)
 
     def _attention(self, x_BSH: Tensor) -> Tensor:
-        x_BSH = enter(x_BSH, self._group)
+        x_BSH = enter(x_BSH, self._group, self._beside)
         q_BNSD = self._rotary(self._heads(x_BSH, self._q))
         k_BKSD = self._rotary(self._heads(x_BSH, self._k))
         v_BKSD = self._heads(x_BSH, self._v)
         grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
         mixed_BNSD = F.scaled_dot_product_attention(q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
-        return leave(self._products.matmul(mixed_BNSD.transpose(1, 2).flatten(2), self._o), self._group)
+        return self._summed(mixed_BNSD.transpose(1, 2).flatten(2), self._o)
+
+    def _summed(self, x: Tensor, weight_IO: Tensor) -> Tensor:
+        if self._group.overlaps:
+            return summed_product(x, weight_IO, self._group, self._products.add)
+        return leave(self._products.matmul(x, weight_IO), self._group)
 
     def _heads(self, x_BSH: Tensor, weight: Tensor) -> Tensor:
         heads_BSC = self._products.linear(x_BSH, weight)
         return heads_BSC.view(*heads_BSC.shape[:2], -1, self._head_dim).transpose(1, 2)
 
     def _mlp(self, x_BSH: Tensor) -> Tensor:
-        x_BSH = enter(x_BSH, self._group)
+        x_BSH = enter(x_BSH, self._group, self._beside)
         inputs = (self._products.linear(x_BSH, weight) for weight in self._inner)
         with self._make(self._activation, *inputs) as inner_BSF:
-            return leave(self._products.matmul(inner_BSF, self._down_FH), self._group)
+            return self._summed(inner_BSF, self._down_FH)
 
 
 class Head:
@@ -191,7 +200,8 @@ class Builder:
         if number == 0:
             compute = Embedding(self._model, lookup, self._group)
         elif is_block:
-            ways = (remaking or keeping, put_off or AtOnce(self._add_product))
+            products, beside = self._products(put_off)
+            ways = (remaking or keeping, products, beside)
             compute = Block(self._model, number - 1, lookup, self._group, self._rotary, *ways)
         else:
             compute = Head(self._model, lookup, self._group)
@@ -203,6 +213,15 @@ class Builder:
             remaking=remaking,
             put_off=put_off,
         )
+
+    def _products(self, put_off: PutOff | None) -> tuple[Products, Callable[[], None]]:
+        """And what a backward does while the group sums."""
+        if put_off is not None:
+            return put_off, nothing
+        if not self._group.overlaps:
+            return AtOnce(self._add_product), nothing
+        later = PutOff(self._add_product)
+        return later, later.add_left
 
 
 def _norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:

@@ -84,6 +84,10 @@ class NodeExchange:
         self._ready()
         self._shared.all_reduce_max(tensor)
 
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        self._ready()
+        return self._shared.start_all_reduce_sum(tensor)
+
     def commit(self) -> AbstractContextManager[None]:
         return self._gloo.commit()
 

@@ -26,6 +26,9 @@ class Products(Protocol):
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor: ...
 
+    def add(self, weight: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
+        """An `AddProduct` for products that others multiply."""
+
 
 class ByAutograd:
     """For weights whose gradients nobody collects."""
@@ -36,12 +39,15 @@ class ByAutograd:
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return x @ weight_IO
 
+    def add(self, weight: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
+        pass
+
 
 class AtOnce:
     """A backward finds the gradients of inputs, and adds those of weights."""
 
     def __init__(self, add_product: AddProduct) -> None:
-        self._add_product = add_product
+        self.add = self._add_product = add_product
 
     def linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
         return cast(Tensor, _Linear.apply(x, (weight_OI,), self._add_product))  # type: ignore[no-untyped-call]
@@ -72,10 +78,10 @@ class PutOff:
         self._add_product = add_product
 
     def linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
-        return cast(Tensor, _Linear.apply(x, (weight_OI,), self._note))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Linear.apply(x, (weight_OI,), self.add))  # type: ignore[no-untyped-call]
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
-        return cast(Tensor, _Matmul.apply(x, (weight_IO,), self._note))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Matmul.apply(x, (weight_IO,), self.add))  # type: ignore[no-untyped-call]
 
     def take(self) -> tuple[WeightProduct, ...]:
         """Of all backwards since the last time."""
@@ -83,7 +89,12 @@ class PutOff:
         self._left.clear()
         return taken
 
-    def _note(self, weight: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
+    def add_left(self) -> None:
+        """What is left is added."""
+        for product in self.take():
+            product.add()
+
+    def add(self, weight: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
         self._left.append(
             WeightProduct(weight=weight, left_TR=left_TR, right_TC=right_TC, add_product=self._add_product)
         )

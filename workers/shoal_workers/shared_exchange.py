@@ -8,6 +8,7 @@ receiver that was called away has written nothing it was not waiting for.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -16,13 +17,15 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed has them too, but untyped
 
 from shoal_workers.errors import PeerLost
-from shoal_workers.exchange import Pending
+from shoal_workers.exchange import Pending, Settled
 from shoal_workers.fence import Fence
 from shoal_workers.neighbours import INLINE_BYTES, Kind, Letter, Neighbours
 
 # Tags of messages are not negative.
 _ALL_GATHER = -1
 _ALL_REDUCE = -2
+
+_REDUCING = "an all-reduce"
 
 _Combine = Callable[[Tensor, Tensor], Tensor]
 
@@ -54,7 +57,8 @@ class SharedExchange:
         self._group = next((group for group in tp_groups if rank in group), (rank,))
         self._neighbours = Neighbours(rank, ranks, PrefixStore(prefix, store), timeout_s, self._fence)
         self._connected = False
-        self._reduced: int | None = None  # the block of the last all-reduce, which others may still read
+        # Blocks of the last two all-reduces, which others may still read: None where it took none.
+        self._reduced: deque[int | None] = deque()
         weakref.finalize(self, self._neighbours.close)
 
     def connect(self) -> None:
@@ -87,10 +91,13 @@ class SharedExchange:
         return matrix
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
-        self._all_reduce(tensor, torch.Tensor.add_)
+        self._start_all_reduce(tensor, torch.Tensor.add_).wait()
 
     def all_reduce_max(self, tensor: Tensor) -> None:
-        self._all_reduce(tensor, lambda total, part: torch.maximum(total, part, out=total))
+        self._start_all_reduce(tensor, lambda total, part: torch.maximum(total, part, out=total)).wait()
+
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        return self._start_all_reduce(tensor, torch.Tensor.add_)
 
     def commit(self) -> AbstractContextManager[None]:
         return self._fence.commit()
@@ -99,17 +106,21 @@ class SharedExchange:
         self._fence.fall()
         self._neighbours.wake()
 
-    def _all_reduce(self, tensor: Tensor, combine: _Combine) -> None:
-        """Every rank combines all parts, in the order of ranks, so that all have the same bits."""
+    def _start_all_reduce(self, tensor: Tensor, combine: _Combine) -> Pending:
         others = tuple(rank for rank in self._group if rank != self.rank)
         if not others:
             self._fence.check()
-            return
-        during = "an all-reduce"
+            return Settled()
         host = tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else tensor.cpu().contiguous()
-        offset = self._send(host, others, _ALL_REDUCE, Kind.LENT, during)
+        offset = self._send(host, others, _ALL_REDUCE, Kind.LENT, _REDUCING)
+        return _AllReduce(self, tensor, host, combine, offset)
+
+    def _finish_all_reduce(self, host: Tensor, combine: _Combine, offset: int | None) -> None:
+        """Every rank combines all parts, in the order of ranks, so that all have the same bits."""
+        others = tuple(rank for rank in self._group if rank != self.rank)
         parts = {
-            rank: self._content(rank, self._neighbours.take(rank, _ALL_REDUCE, during), host, during) for rank in others
+            rank: self._content(rank, self._neighbours.take(rank, _ALL_REDUCE, _REDUCING), host, _REDUCING)
+            for rank in others
         }
         total = host.view(-1)
         if self.rank != min(self._group) and len(parts) > 1:  # a sum of two has no order
@@ -117,12 +128,10 @@ class SharedExchange:
             total.copy_(parts.pop(min(parts)))
         for rank in sorted(parts):
             combine(total, parts[rank])
-        if host is not tensor:
-            tensor.copy_(host)
-        # Whoever has begun this one has read all of the one before.
-        if self._reduced is not None:
-            self._neighbours.arena.free(self._reduced)
-        self._reduced = offset
+        # Whoever has begun this one has waited for the one before the one before, as two may be under way.
+        self._reduced.append(offset)
+        if len(self._reduced) > 2 and (block := self._reduced.popleft()) is not None:
+            self._neighbours.arena.free(block)
 
     def _send(self, tensor: Tensor, ranks: tuple[int, ...], tag: int, kind: Kind, during: str) -> int | None:
         """The block of the arena, if it took one."""
@@ -180,3 +189,21 @@ class _Receiving:
         if self._tensor is not None:
             self._exchange._receive(self._tensor, self._peer, self._tag, "a receive")
             self._tensor = None
+
+
+class _AllReduce:
+    def __init__(
+        self, exchange: SharedExchange, tensor: Tensor, host: Tensor, combine: _Combine, offset: int | None
+    ) -> None:
+        self._exchange = exchange
+        self._tensor: Tensor | None = tensor
+        self._host = host
+        self._combine = combine
+        self._offset = offset
+
+    def wait(self) -> None:
+        tensor, self._tensor = self._tensor, None
+        if tensor is not None:
+            self._exchange._finish_all_reduce(self._host, self._combine, self._offset)
+            if self._host is not tensor:
+                tensor.copy_(self._host)

@@ -109,7 +109,7 @@ class Shape:
 
 class StageRun:
     """Executes the instructions of one rank's program that concern its pipeline; `begin` before each step. `chunks` are
-    the units of each chunk of its layers."""
+    the units of each chunk of its layers. Unless receives are posted `ahead`, each is when it is waited for."""
 
     def __init__(
         self,
@@ -120,6 +120,8 @@ class StageRun:
         exchange: Exchange,
         memory: DeviceMemory,
         circulation: Circulation,
+        *,
+        ahead: bool,
     ) -> None:
         tokens = feed.global_batch * shape.seq_len
         self.chunks = tuple(Segments(units, tokens, memory, circulation) for units in chunks)
@@ -131,6 +133,7 @@ class StageRun:
         self._gradients = _by_key(item for item in program if isinstance(item, ReceiveGradient))
         self._received = _most_received(program)
         self._num_rows = feed.high - feed.low
+        self._ahead = ahead
         self._reset(0)
 
     def _reset(self, step: int) -> None:
@@ -155,9 +158,13 @@ class StageRun:
         there, and buffers do not grow with the number of micro-batches."""
         self._reset(step)
         for _ in range(self._received + 1):
-            self._post(ReceiveActivation)
+            self._post_ahead(ReceiveActivation)
         for _ in range(_GRADIENTS_AHEAD):
-            self._post(ReceiveGradient)
+            self._post_ahead(ReceiveGradient)
+
+    def _post_ahead(self, kind: type[_Receive]) -> None:
+        if self._ahead:
+            self._post(kind)
 
     def _post(self, kind: type[_Receive]) -> None:
         """The receives of one more micro-batch, if there is one."""
@@ -172,6 +179,8 @@ class StageRun:
             self._pending[item] = self._exchange.irecv(part, item.peer, message_tag(item, len(self.chunks)))
 
     def receive(self, item: _Receive) -> None:
+        if item not in self._pending:
+            self._post(type(item))
         self._pending.pop(item).wait()
 
     def forward(self, item: Forward) -> None:
@@ -192,11 +201,11 @@ class StageRun:
             _wait(self._sent_activations.pop(key, []))  # long taken: its gradient came back
             del self._leaving[key]
             self._release(2)
-            self._post(ReceiveGradient)
+            self._post_ahead(ReceiveGradient)
         if not segments.takes_tokens:
             assert answer is not None
             self._answers[key] = answer  # takes over the charge of what entered
-            self._post(ReceiveActivation)
+            self._post_ahead(ReceiveActivation)
 
     def weight_gradients(self, item: WeightGradient) -> None:
         """Those that the micro-batch's backward has put off."""

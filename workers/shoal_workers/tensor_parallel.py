@@ -8,6 +8,7 @@ Shapes: B sequences, S positions, T tokens, H hidden, V vocabulary rows of this 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal_planner.plan import Plan
+from shoal_workers.exchange import Pending
 
 
 class Reducer(Protocol):
@@ -25,27 +27,38 @@ class Reducer(Protocol):
 
     def all_reduce_max(self, tensor: Tensor) -> None: ...
 
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorGroup:
-    """The ranks of one replica, as one of them sees them. With a `size` of 1 nothing is ever reduced."""
+    """The ranks of one replica, as one of them sees them. With a `size` of 1 nothing is ever reduced. `chunks`: in how
+    many parts products are computed whose results are summed (`chunked`)."""
 
     rank: int
     size: int
     reducer: Reducer
+    chunks: int = 1
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether sums go on beside products."""
+        return self.size > 1 and self.chunks > 1
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, reducer: Reducer) -> Tensor:
-        ctx.reducer = reducer
+    def forward(ctx: Any, x: Tensor, reducer: Reducer, beside: Callable[[], None]) -> Tensor:
+        ctx.reducer, ctx.beside = reducer, beside
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         total = gradients[0].clone(memory_format=torch.contiguous_format)
-        ctx.reducer.all_reduce_sum(total)
-        return total, None
+        under_way = ctx.reducer.start_all_reduce_sum(total)
+        ctx.beside()
+        under_way.wait()
+        return total, None, None
 
 
 class _Leave(torch.autograd.Function):
@@ -60,14 +73,19 @@ class _Leave(torch.autograd.Function):
         return gradients[0], None
 
 
-def enter(x: Tensor, group: TensorGroup) -> Tensor:
-    """From replicated into split computation: nothing forward; backward, the parts of the gradient are summed.
+def nothing() -> None:
+    pass
+
+
+def enter(x: Tensor, group: TensorGroup, beside: Callable[[], None] = nothing) -> Tensor:
+    """From replicated into split computation: nothing forward; backward, the parts of the gradient are summed, and
+    `beside` is done meanwhile.
 
     Enter once for all weights that share the input, so that they share the one all-reduce.
     """
     if group.size == 1:
         return x
-    return cast(Tensor, _Enter.apply(x, group.reducer))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Enter.apply(x, group.reducer, beside))  # type: ignore[no-untyped-call]
 
 
 def leave(x: Tensor, group: TensorGroup) -> Tensor:

@@ -111,6 +111,10 @@ class Metered:
         self._taken_s, self._waited_by_then_s = now_s, waited_s
         return elapsed_s, {wait: waited_s[wait] - before_s[wait] for wait in Wait}
 
+    @property
+    def waited_but_for_tensors_s(self) -> float:
+        return sum(self.waited_s.values()) - self.waited_s[Wait.TENSOR]
+
     def take(self) -> tuple[Moved, ...]:
         sent, received = self._sent, self._received
         self._sent, self._received = Counter(), Counter()
@@ -162,6 +166,10 @@ class Metered:
     def all_reduce_max(self, tensor: Tensor) -> None:
         with self.timed(Wait.TENSOR):
             self._exchange.all_reduce_max(tensor)
+
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        with self.timed(Wait.TENSOR):
+            return _Timed(self._exchange.start_all_reduce_sum(tensor), self, Wait.TENSOR)
 
     @contextmanager
     def timed(self, wait: Wait) -> Iterator[None]:

@@ -1,0 +1,77 @@
+"""Which exchanges of a plan go on beside computing: those for which that makes the predicted step shorter.
+
+Owns the choice for a plan whose devices and layers stand. Plans are searched for, and proven, as if nothing overlapped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from shoal_planner.costs import CostModel
+from shoal_planner.errors import InvalidField
+from shoal_planner.overlap import NOTHING, Overlap
+from shoal_planner.plan import Plan
+from shoal_planner.score import score_with
+
+CHUNKS = (2, 4, 8)
+# Less is within what a prediction is wrong by, and overlapping has costs that no model knows.
+_SURELY = 1 - 1e-3
+
+_Change = Callable[[Overlap], Overlap]
+
+
+def with_overlap(plan: Plan, costs: CostModel) -> Plan:
+    """A plan that was scored, with what the job allows and what pays; else as it is."""
+    assert plan.prediction is not None and plan.overlap == NOTHING
+    if costs.job.train.overlap == "none":
+        return plan
+    best = _ahead(plan, costs)
+    for way in _ways(plan):
+        for change in way:
+            found = _scored(best, costs, change(best.overlap))
+            if found is not None and _step_s(found) < _SURELY * _step_s(best):
+                best = found
+    return best
+
+
+def _ahead(plan: Plan, costs: CostModel) -> Plan:
+    """With what passes between stages received ahead, if there is any: that is never slower, and the memory for it is
+    counted anyway."""
+    if all(len(pipeline.stages) == 1 for pipeline in plan.pipelines):
+        return plan
+    return _scored(plan, costs, dataclasses.replace(plan.overlap, stages=True)) or plan
+
+
+def overlapping(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan:
+    """A plan that was scored, with just this; as it is where that is not for it."""
+    return plan if overlap == plan.overlap else _scored(plan, costs, overlap) or plan
+
+
+def _ways(plan: Plan) -> Iterator[tuple[_Change, ...]]:
+    """One of each is taken at most. Where there is nothing to overlap nothing is tried."""
+    if plan.sharding.weights != "none" or plan.sharding.gradients != "none":
+        yield (lambda overlap: dataclasses.replace(overlap, shards=True),)
+    if any(replica.tp > 1 for replica in plan.replicas()):
+        yield tuple(partial(_in_chunks, chunks) for chunks in CHUNKS)
+    # Where pipelines are cut at different layers, stages that sum in the order of a backward wait for each other.
+    alike = len({tuple(stage.layers for stage in pipeline.stages) for pipeline in plan.pipelines}) == 1
+    if plan.num_devices > 1 and plan.sharding.gradients == "none" and plan.schedule != "interleaved" and alike:
+        yield (lambda overlap: dataclasses.replace(overlap, gradients=True),)
+
+
+def _in_chunks(chunks: int, overlap: Overlap) -> Overlap:
+    return dataclasses.replace(overlap, tensor_chunks=chunks)
+
+
+def _scored(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan | None:
+    try:
+        return score_with(dataclasses.replace(plan, overlap=overlap, prediction=None), costs)
+    except InvalidField:  # its groups name collectives
+        return None
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_s

@@ -1,0 +1,75 @@
+"""What overlaps changes when exchanges happen and nothing else: the same bits as one exchange after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from engine_runs import LAYOUTS, assert_same_bits, job, on_nodes, part, plan
+
+from shoal_planner.levels import Sharding
+from shoal_planner.overlap import Overlap
+from shoal_planner.plan import Plan
+from shoal_workers.processes import Processes
+from shoal_workers.solo import RunRequest
+
+STEPS = 3
+WHOLE = LAYOUTS["3 stages beside 1"]
+TENSOR = plan((2, (part(2, (2, 4)), part(4, (2, 3), (1, 1)))))
+STATE_ALONE = plan((2, (part(6, (1, 3), (1, 1), (1, 0)),)))  # one replica runs nothing
+NEAR = on_nodes(plan((2, (part(6, (1, 1), (1, 2), (1, 1), (1, 0)),))), "n0", "n0", "n1", "n1")
+
+
+def sharded(sharding: Sharding) -> Plan:
+    return replace(NEAR, sharding=sharding)
+
+
+ZERO_PP = Sharding(weights="cluster", gradients="cluster", gather="int8", scatter="int4", secondary=True)
+EVERYTHING = Overlap(stages=True, gradients=True, tensor_chunks=3)
+SHARDS = Overlap(stages=True, shards=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "overlap", "tied"),
+    [
+        pytest.param(WHOLE, EVERYTHING, True, id="pipelines that are cut at different layers"),
+        pytest.param(replace(WHOLE, schedule="zero_bubble"), EVERYTHING, False, id="gradients that are put off"),
+        pytest.param(
+            replace(WHOLE, sharding=Sharding(optimizer="none")),
+            Overlap(gradients=True),
+            True,
+            id="state of several",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(TENSOR, Overlap(tensor_chunks=4), False, id="tensor parallelism in chunks"),
+        pytest.param(STATE_ALONE, Overlap(gradients=True), True, id="one that runs nothing"),
+        pytest.param(sharded(Sharding(weights="node")), replace(SHARDS, gradients=True), True, id="split weights"),
+        pytest.param(
+            sharded(Sharding(weights="node", gradients="cluster")),
+            SHARDS,
+            False,
+            id="split gradients",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(sharded(ZERO_PP), SHARDS, False, id="two hops"),
+    ],
+)
+def test_overlapping_changes_no_bit(processes: Processes, given: Plan, overlap: Overlap, tied: bool) -> None:
+    spec = job(tied=tied, steps=STEPS)
+    one, other = (
+        processes.run(RunRequest(job=spec, plan=each, until_step=STEPS))
+        for each in (given, replace(given, overlap=overlap))
+    )
+    assert one.losses == other.losses
+    assert_same_bits(one.state, other.state)
+
+
+def test_units_that_come_when_they_are_needed_take_less_memory(processes: Processes) -> None:
+    given = sharded(Sharding(weights="cluster", gradients="cluster"))
+    plain, ahead = (
+        processes.run(RunRequest(job=job(steps=1), plan=replace(given, overlap=overlap), until_step=1))
+        for overlap in (Overlap(), SHARDS)
+    )
+    for one, other in zip(plain.ranks, ahead.ranks, strict=True):
+        assert one.peak_bytes <= other.peak_bytes
+    assert sum(rank.peak_bytes for rank in plain.ranks) < sum(rank.peak_bytes for rank in ahead.ranks)
