@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting import answer
+from shoal_planner.groups import Group
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
-from shoal_planner.levels import DeviceGroups, Sharding
+from shoal_planner.levels import OPTIMIZER_ALONE, DeviceGroups, Sharding
 from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_workers.solo import RunRequest
@@ -55,16 +56,20 @@ def main() -> None:
         names = ("ratio.three_level_to_zero_3", "ratio.three_level_to_zero_pp", "link_share.zero_3")
         answer("slow_links", dict.fromkeys(names), {"missing": why})
         return
-    runs = measure()
+    runs = measure(requests())
     answer("slow_links", results(runs), {"steps": runs})
 
 
-def measure(rounds: int = ROUNDS) -> list[dict[str, Any]]:
+def requests() -> dict[str, RunRequest]:
+    return {layout: request(MICRO_BATCHES, sharding=sharding) for layout, sharding in LAYOUTS.items()}
+
+
+def measure(layouts: Mapping[str, RunRequest], rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """Of each run, in order: its layout's name, and per step the seconds of the slowest rank, what ranks computed of
     it, the loss, and the bytes that each node sent to the other."""
     with tempfile.TemporaryDirectory() as name, _namespaces() as namespaces:
         folder = Path(name)
-        turns = [(layout, _request(sharding)) for _ in range(rounds) for layout, sharding in LAYOUTS.items()]
+        turns = [turn for _ in range(rounds) for turn in layouts.items()]
         (folder / "requests").write_bytes(pickle.dumps(turns))
         _run(folder, namespaces)
         ranks = [json.loads((folder / f"seen-{rank}").read_text("utf-8")) for rank in range(2 * DEVICES)]
@@ -120,15 +125,21 @@ def _inside(rank: dict[str, Any]) -> int:
     return sum(count for link, count in rank["sent_bytes"].items() if link in ("group", "node"))
 
 
-def _request(sharding: Sharding) -> RunRequest:
+def request(micro_batches: int, *, sharding: Sharding = OPTIMIZER_ALONE, groups: tuple[Group, ...] = ()) -> RunRequest:
     model = ModelSpec(layers=4, hidden=256, heads=4, ffn=688, vocab=512, tie_embeddings=False)
-    train = TrainSpec(global_batch=2 * DEVICES * MICRO_BATCHES, seq_len=32, steps=STEPS, lr=1e-3)
+    train = TrainSpec(global_batch=2 * DEVICES * micro_batches, seq_len=32, steps=STEPS, lr=1e-3)
     job = JobSpec(name="slow links", model=model, data=DataSpec(uri="stdlib:"), train=train)
     replicas = tuple(Replica(node=node, devices=(device,), samples=1) for node in NODES for device in range(DEVICES))
     stage = Stage(layers=((0, model.layers),), replicas=replicas)
-    pipeline = Pipeline(micro_batch=len(replicas), micro_batches=MICRO_BATCHES, stages=(stage,))
-    groups = tuple(DeviceGroups(node=node, size=2) for node in NODES)
-    plan = Plan(pipelines=(pipeline,), sharding=sharding, device_groups=groups, overlap=Overlap(shards=True))
+    pipeline = Pipeline(micro_batch=len(replicas), micro_batches=micro_batches, stages=(stage,))
+    device_groups = tuple(DeviceGroups(node=node, size=2) for node in NODES)
+    plan = Plan(
+        pipelines=(pipeline,),
+        sharding=sharding,
+        groups=groups,
+        device_groups=device_groups,
+        overlap=Overlap(shards=True),
+    )
     return RunRequest(job=job, plan=plan, until_step=STEPS)
 
 

@@ -11,7 +11,7 @@ from benchmarks import slow_links
 @pytest.mark.skipif(bool(slow_links.missing()), reason=slow_links.missing() or "namespaces can be made")
 def test_three_levels_step_twice_as_often_as_zero_3() -> None:
     """The link decides by far: it is full for most of a step of ZeRO-3, and the margin is that of the bytes on it."""
-    runs = slow_links.measure(rounds=1)
+    runs = slow_links.measure(slow_links.requests(), rounds=1)
     found = slow_links.results(runs)
     assert found["link_share.zero_3"] >= 0.6
     assert found["ratio.three_level_to_zero_3.inside_limited"] >= 2
