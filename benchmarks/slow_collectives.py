@@ -1,11 +1,11 @@
 """Two nodes with 200 Mbit/s between them: algorithms of a group beside the direct exchange, in the same run.
 
 As in `slow_links`: eight replicas of the whole model as 2 nodes x 4, each node a network namespace of its own, joined
-by a link that the kernel holds to its rate; within a node ranks exchange through memory. All layouts run the same job on
-the same engine, one micro-batch a step, so that the exchange of gradients and weights is most of it; only the algorithm
-differs. `ratio.NAME` is the direct exchange's seconds of a step over that algorithm's, the median over rounds;
-`crossing.NAME` what either node sends the other in a step, in multiples of the model. Without root, `ip` and `tc` the
-results are null.
+by a link that the kernel holds to its rate; within a node ranks exchange through memory. All layouts run the same job
+on the same engine, one micro-batch a step, so that the exchange of gradients and weights is most of it; only the
+algorithm differs. `ratio.NAME` is the direct exchange's seconds of a step over that algorithm's, the median over
+rounds; `crossing.NAME` what either node sends the other in a step, in multiples of the model. Without root, `ip` and
+`tc` the results are null.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from benchmarks.cores import free_cores, part_of_a_core
 from benchmarks.duel import Ours, timed
 from benchmarks.reporting import answer
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
-from shoal_planner.features import ENGINE
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.profile import LinkFigure, Profile, joined
@@ -194,7 +193,7 @@ def run(processes: Processes, num_rounds: int) -> tuple[Plan, list[Round]]:
     processes.call(len(NODES), measure, job(1))  # imports and first touches are not the device's speed
     with part_of_a_core(PART, [processes.pid(1)]):
         found = processes.call(len(NODES), measure, spec)
-        planned = search(spec, cluster(), profile(spec, found), features=ENGINE).plan
+        planned = search(spec, cluster(), profile(spec, found)).plan
         micro_batch = planned.pipelines[0].micro_batch
         equal = equal_split(spec, micro_batch)
         by_rank = processes.call(len(NODES), step_in_turn, spec, planned, equal, micro_batch, num_rounds)

@@ -17,7 +17,6 @@ from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
 from shoal_planner.exact import is_proven, num_devices, search_exactly
-from shoal_planner.features import Features
 from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.halving import halve
 from shoal_planner.improve import Improver
@@ -64,19 +63,17 @@ class Search:
         self._finisher = Finisher(costs, copies)
         self._seen: set[tuple[object, ...]] = set()
 
-    def look(self, features: Features, *, thorough: bool = True, previous: Plan | None = None) -> None:
-        """Everything, within these features; what takes long and rarely wins, if `thorough`. A plan that runs is mended
-        first, and nothing is searched for where that is good enough; its job waits, so nothing takes long then."""
+    def look(self, *, thorough: bool = True, previous: Plan | None = None) -> None:
+        """Everything; what takes long and rarely wins, if `thorough`. A plan that runs is mended first, and nothing is
+        searched for where that is good enough; its job waits, so nothing takes long then."""
         if previous is None:
-            self.run(thorough=thorough, hosts=features.offload)
+            self.run(thorough=thorough)
         elif not self.mend(previous):
             mended, self.scored = self.scored, {}  # what is known would make the search give up other ways early
-            self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN, hosts=features.offload)
+            self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN)
             self.scored = mended | self.scored
         fits = bool(self.scored)
         try_teams(self.costs, self.copies, self.best_s(), self.consider)
-        if not features.offload:
-            return
         if not fits:
             refusal = self.refusal
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
@@ -90,9 +87,9 @@ class Search:
         else:
             unburden(self.costs, self.best()[0], self.consider)
 
-    def run(self, *, thorough: bool = True, hosts: bool = False) -> None:
+    def run(self, *, thorough: bool = True) -> None:
         """All rounds are scouted, fewer explored, and the best ones followed to plans; those are bettered step by step,
-        or what is best on a small cluster is proven, with state on `hosts` or without."""
+        or what is best on a small cluster is proven."""
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
         # Other schedules are tried on what was found, so for them one good plan is not enough.
         to_prove = thorough and is_proven(self.costs) and self.costs.job.train.schedule == "1f1b"
@@ -101,12 +98,12 @@ class Search:
             return
         if not is_proven(self.costs):
             if thorough and self.is_far():
-                self._try_parts(nodes, hosts)
+                self._try_parts(nodes)
             self._improve(nodes, 1 if thorough else _QUICKLY)
         elif thorough and self.scored and self.late():
             self.truncated = True
         elif thorough:
-            whole = search_exactly(self.costs, self.copies, self.best_s(), self.consider, hosts=hosts)
+            whole = search_exactly(self.costs, self.copies, self.best_s(), self.consider)
             if to_prove and not whole:
                 self._follow(nodes)
 
@@ -142,7 +139,7 @@ class Search:
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
         return self.best_s() / least_s(nodes, self.costs, self._finisher.sizes)
 
-    def _try_parts(self, nodes: tuple[Node, ...], hosts: bool) -> None:
+    def _try_parts(self, nodes: tuple[Node, ...]) -> None:
         """What is found on parts of the cluster."""
         for others in self._parts(nodes):
             least_others_s = least_s(usable_nodes(self.costs.job, others), self.costs, self._finisher.sizes)
@@ -154,7 +151,7 @@ class Search:
             copies = min(self.copies, len(others.nodes) - 1)  # nodes that are left out may hold them
             fewer = Search(CostModel(self.costs.job, others, self.costs.profile), copies, self.late)
             if is_proven(fewer.costs) and num_devices(fewer.costs) <= _AGAIN:
-                fewer.run(hosts=hosts)
+                fewer.run()
             else:
                 fewer._follow(usable_nodes(self.costs.job, others), briefly=True)
             for found in fewer.scored.values():

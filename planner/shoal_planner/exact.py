@@ -65,13 +65,11 @@ def num_devices(costs: CostModel) -> int:
     return sum(node.devices for node in usable_nodes(costs.job, costs.snapshot))
 
 
-def search_exactly(
-    costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float], *, hosts: bool = False
-) -> bool:
+def search_exactly(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> bool:
     """Offers `consider` every plan that is better than all before, `best_s` being what was found otherwise; it answers
-    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not small. `hosts`: state of
-    half the layers of each stage, or of all, may be there, too. Whether the best with state on devices alone and one
-    replica per stage is proven: not where there were too many orders."""
+    with the seconds of the plan, inf if it does not fit. Does nothing on clusters that are not small. State of half the
+    layers of each stage, or of all, may be on hosts. Whether the best with state on devices alone and one replica per
+    stage is proven: not where there were too many orders."""
     if not is_proven(costs):
         return False
     nodes = usable_nodes(costs.job, costs.snapshot)
@@ -86,7 +84,7 @@ def search_exactly(
     plain = CrewSearch(costs, copies, nodes, better)
     plain.run(best[0])
     may_pay = plain.binds or any(costs.update_s(node.id, 1.0, 1.0) < costs.update_s(node.id, 1.0) for node in nodes)
-    if hosts and may_pay and costs.job.train.sharding != "none":
+    if may_pay and costs.job.train.sharding != "none":
         _search_hosts(costs, copies, best, better)
     if model.layers > SHARED_LAYERS or train.global_batch > SHARED_BATCH:
         return plain.whole

@@ -197,12 +197,9 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def no_plan_fits(costs: CostModel, refusal: NoPlanFits | None, *, hosts: bool) -> NoPlanFits:
-    """Why a search found nothing. `refusal` is what ruled out the last plan whose devices would have sufficed. `hosts`:
-    they might have kept optimizer state."""
-    if refusal is not None:
-        return refusal
-    return NoPlanFits(_memory_constraint(costs, hosts=hosts and costs.job.train.sharding != "none"))
+def no_plan_fits(costs: CostModel, refusal: NoPlanFits | None) -> NoPlanFits:
+    """Why a search found nothing. `refusal` is what ruled out the last plan whose devices would have sufficed."""
+    return NoPlanFits(_memory_constraint(costs)) if refusal is None else refusal
 
 
 def plain_constraint(costs: CostModel, copies: int) -> None:
@@ -224,11 +221,11 @@ def plain_constraint(costs: CostModel, copies: int) -> None:
         raise HostTooSmall(f"snapshots of the model need {need} of host memory; all nodes together have {have}")
 
 
-def _memory_constraint(costs: CostModel, *, hosts: bool) -> str:
+def _memory_constraint(costs: CostModel) -> str:
     """What an even share of the model needs, cut over as many devices as can take part, one sample at a time: on the
-    largest device if even that is too small, else on the smallest. With optimizer state on `hosts`, that of all its
-    layers."""
-    model = costs.job.model
+    largest device if even that is too small, else on the smallest. With the optimizer state of all its layers on hosts,
+    unless the job does not want that."""
+    model, hosts = costs.job.model, costs.job.train.sharding != "none"
     nodes = sorted(usable_nodes(costs.job, costs.snapshot), key=lambda node: -costs.device(node.id).memory_bytes)
     stages = min(sum(node.devices for node in nodes), model.layers)
     for node in nodes:

@@ -15,10 +15,9 @@ from shoal_planner.circles import with_device_groups
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.cluster_search import Search, by_step, step_s
 from shoal_planner.costs import CostModel
-from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
+from shoal_planner.errors import HostTooSmall, NoPlanFits
 from shoal_planner.exact import is_proven
 from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reason
-from shoal_planner.features import ALL, Features, check_plan_runs
 from shoal_planner.group_choice import with_groups
 from shoal_planner.job import JobSpec
 from shoal_planner.lasting import Expected, Losses
@@ -65,7 +64,6 @@ def plan(
     seed: int = 0,
     time_limit_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
-    features: Features = ALL,
     outlook: Outlook = UNKNOWN,
     thorough: bool = True,
 ) -> PlanResult:
@@ -76,7 +74,7 @@ def plan(
     tells: perhaps that one. It is mended first, and nothing is searched for where that is good enough.
 
     Devices and layers are chosen under the direct exchange of gradients; the best plans then get other algorithms where
-    these make a step shorter. The plan asks for nothing beyond `features`.
+    these make a step shorter.
 
     `thorough`: where there are few devices the best plan is proven, and where the best so far is far from what the
     devices could do, parts of the cluster and state on hosts are tried, too; without it, plans are merely compared.
@@ -93,14 +91,14 @@ def plan(
 
     copies, why = _copies(job, snapshot), ""
     before = None
-    if previous is not None and _runs(previous, features):
+    if previous is not None:
         before = dataclasses.replace(previous, groups=(), device_groups=(), overlap=NOTHING)
     try:
-        search = _searched(costs, copies, before, late, features, thorough)
+        search = _searched(costs, copies, before, late, thorough)
     except HostTooSmall as error:
         if job.checkpoint.copies != "auto" or not copies:
             raise
-        search = _searched(costs, 0, before, late, features, thorough)
+        search = _searched(costs, 0, before, late, thorough)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
     overlap = NOTHING if previous is None else previous.overlap
     scored, running = _closer(_scheduled(search), search.finalists, search.running, costs, overlap)
@@ -134,25 +132,24 @@ def _searched(
     copies: int,
     previous: Plan | None,
     late: Callable[[], bool],
-    features: Features,
     thorough: bool,
 ) -> Search:
     """A search that found something, with so many copies of the state. Raises NoPlanFits."""
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
-    search.look(features, thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
+    search.look(thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
     apart = previous is None and not is_proven(costs)
     for others, closely in _without_stragglers(costs, every=search.is_far()) if apart else ():
         if search.scored and late():
             search.truncated = True
             break
         fast = Search(CostModel(costs.job, others, costs.profile), copies, late)
-        fast.look(features, thorough=thorough and closely)
+        fast.look(thorough=thorough and closely)
         for found in fast.scored.values():  # what is not there to tempt the search does it no harm
             search.consider(found)
         search.finalists.update(found.plan_id for found in fast.best(_FINALISTS))
     if not search.scored:
-        raise no_plan_fits(costs, search.refusal, hosts=features.offload)
+        raise no_plan_fits(costs, search.refusal)
     return search
 
 
@@ -193,14 +190,6 @@ def _without_stragglers(costs: CostModel, *, every: bool) -> Iterator[tuple[Clus
 
 def _of(types: Iterable[str], nodes: tuple[Node, ...]) -> list[Node]:
     return [node for node in nodes if node.device in types]
-
-
-def _runs(plan: Plan, features: Features) -> bool:
-    try:
-        check_plan_runs(plan, features)
-    except InvalidField:
-        return False
-    return True
 
 
 def _closer(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec
 from shoal_planner.profile import Profile, profile_from_mapping
 from shoal_planner.search import PlanResult, plan
@@ -54,9 +53,7 @@ class Planner:
         """For clusters that run what is planned, so within what the engine runs."""
         limit_s = self._time_limit_s
         async with self._slots:
-            return await asyncio.to_thread(
-                plan, job, snapshot, profile, seed=seed, time_limit_s=limit_s, features=ENGINE
-            )
+            return await asyncio.to_thread(plan, job, snapshot, profile, seed=seed, time_limit_s=limit_s)
 
 
 def no_plan_fits(constraint: str) -> BadInput:

@@ -13,7 +13,6 @@ import recount
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, NoPlanFits
-from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.lending import lent
 from shoal_planner.loads import replica_loads, segments
@@ -87,10 +86,8 @@ def test_what_does_not_fit_on_devices_alone_fits_with_hosts(model: str, cluster:
         assert kept <= cluster.node(node_id).host_memory_bytes
 
 
-def test_what_the_engine_does_not_run_makes_no_room_for_it() -> None:
-    job, cluster = make_job("llama-7b"), REALISTIC[1][1]
-    with pytest.raises(NoPlanFits, match=r"needs .* GiB on t4-\d, which has 15"):
-        plan(job, cluster, features=dataclasses.replace(ENGINE, offload=False))
+def test_a_job_that_wants_its_state_whole_gets_none_of_it_on_hosts() -> None:
+    cluster = REALISTIC[1][1]
     with pytest.raises(NoPlanFits, match=r"needs .* GiB on t4-\d, which has 15"):
         plan(make_job("llama-7b", sharding="none"), cluster)
 

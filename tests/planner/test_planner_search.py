@@ -13,7 +13,6 @@ from planner_ground import make_cluster, make_job
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import usable_bytes
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, check_plan
@@ -88,7 +87,7 @@ def test_every_plan_found_holds_what_it_must(
 
 def test_the_embedded_cluster_gets_an_asymmetric_plan() -> None:
     job = make_job()
-    result = plan(job, EMBEDDED, features=ENGINE)
+    result = plan(job, EMBEDDED)
     depths = sorted(len(pipeline.stages) for pipeline in result.plan.pipelines)
     assert depths == [1, 2, 2]
     assert result.plan.copies == 1
@@ -116,8 +115,8 @@ def test_the_same_arguments_give_the_same_plan() -> None:
 
 def test_of_equally_fast_plans_the_one_that_runs_is_kept() -> None:
     job = make_job()
-    first = plan(job, EMBEDDED, features=ENGINE)
-    assert plan(job, EMBEDDED, previous=first.plan, features=ENGINE).plan.plan_id == first.plan.plan_id
+    first = plan(job, EMBEDDED)
+    assert plan(job, EMBEDDED, previous=first.plan).plan.plan_id == first.plan.plan_id
     # Another order of equal nodes costs the same; what the nodes already hold decides.
     turned = {"small-0": "small-3", "small-3": "small-0"}
     previous = Plan(
@@ -144,7 +143,16 @@ def test_of_equally_fast_plans_the_one_that_runs_is_kept() -> None:
         )
     )
     assert previous.plan_id != first.plan.plan_id
-    assert plan(job, EMBEDDED, previous=previous, features=ENGINE).plan.plan_id == previous.plan_id
+    assert plan(job, EMBEDDED, previous=previous).plan.plan_id == previous.plan_id
+
+
+def test_layers_are_recomputed_where_they_do_not_fit_otherwise() -> None:
+    job = make_job(layers=8, batch=4, hidden=1024, seq_len=4096, precision="bf16", copies=0)
+    cluster = make_cluster(("n", "L4", 1, 2), memory_mib={"L4": 3100})
+    found = plan(job, cluster).plan
+    stages = [stage for pipeline in found.pipelines for stage in pipeline.stages]
+    assert any(stage.recomputed()["none"] < stage.num_layers for stage in stages)
+    assert score(found, job, cluster).prediction == found.prediction
 
 
 def test_nodes_with_measured_links_are_told_apart() -> None:

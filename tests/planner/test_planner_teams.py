@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import recount
 
+from shoal_planner import cluster_search
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.features import ALL, check_plan_runs
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, Sharding, parse_plan, plan_to_mapping
 from shoal_planner.profile import Profile
@@ -83,7 +83,6 @@ def test_teams_win_where_stages_would_wait() -> None:
     held = plan(make_job(batch=16, sharding="none"), TWO_NODES).plan
     assert (held.sharding.weights, held.sharding.gradients) == ("none", "none")
     assert step_s(held) > 1.05 * step_s(found)
-    check_plan_runs(found)
 
 
 def test_parts_are_passed_round_as_the_job_wants() -> None:
@@ -121,10 +120,14 @@ def test_nothing_is_tried_where_what_is_known_is_close_to_the_least_possible() -
     assert offers(job, small) and not offers(job, small, 100 * best_s), "few devices are searched exactly"
 
 
-def test_less_is_recomputed_where_hosts_take_state() -> None:
+def test_less_is_recomputed_where_hosts_take_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """13B on twelve cards of 24 GB without fast links: nearly all layers would be recomputed."""
     job = make_job(batch=32, layers=40, seq_len=2048)
     cluster = make_cluster(("A10G", 3, 4), intra_gb_per_s=16, inter_gbit_per_s=25, nics=1)
-    found, plain = plan(job, cluster).plan, plan(job, cluster, features=dataclasses.replace(ALL, offload=False)).plan
+    found = plan(job, cluster).plan
+    monkeypatch.setattr(cluster_search, "rescue", lambda *_: None)
+    monkeypatch.setattr(cluster_search, "unburden", lambda *_: None)
+    plain = plan(job, cluster).plan
+    assert not any(stage.offloaded() for pipeline in plain.pipelines for stage in pipeline.stages)
     assert sum(stage.offloaded() for pipeline in found.pipelines for stage in pipeline.stages) > 0
     assert step_s(found) < 0.9 * step_s(plain)

@@ -13,7 +13,6 @@ from planner_ground import make_cluster
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
-from shoal_planner.features import ENGINE
 from shoal_planner.job import Schedule
 from shoal_planner.plan import Override, Pipeline, Plan, Recompute, Stage
 from shoal_planner.predict import predict
@@ -103,7 +102,7 @@ def test_what_is_planned_for_little_memory_runs_in_it(
     plain = job(tied=False)
     asked = replace(plain, train=replace(plain.train, schedule=schedule))
     little = make_cluster(("n", "cpu-2t", 4, 1), memory_mib={"cpu-2t": LITTLE_MIB}, inter_gbit_per_s=100)
-    found = search(asked, little, features=ENGINE).plan
+    found = search(asked, little).plan
     assert found.schedule == schedule
     assert any(stage.recomputed()["none"] < stage.num_layers for pipe in found.pipelines for stage in pipe.stages)
     run = processes.run(RunRequest(job=asked, plan=found, until_step=5, limit_bytes=int(LITTLE_MIB * 2**20)))

@@ -13,7 +13,6 @@ from supervised import supervised, tiny_job
 
 from shoal_planner.cluster import DeviceOverride
 from shoal_planner.errors import NoPlanFits
-from shoal_planner.features import ENGINE
 from shoal_planner.plan import parse_plan
 from shoal_planner.search import plan
 from shoal_workers.solo import run_solo
@@ -32,7 +31,7 @@ def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
 def test_a_job_too_large_for_its_device_is_trained_with_state_on_the_host(cluster: ProcessCluster) -> None:
     spec = tiny_job(Path(argparse.__file__).as_uri(), steps=STEPS)
     with pytest.raises(NoPlanFits):
-        plan(spec, cluster.snapshot(), features=dataclasses.replace(ENGINE, offload=False))
+        plan(dataclasses.replace(spec, train=dataclasses.replace(spec.train, sharding="none")), cluster.snapshot())
     with supervised(cluster, "hosted", spec) as running:
         running.succeeds()
         (stage,) = parse_plan(running.epoch.plan).pipelines[0].stages

@@ -13,7 +13,6 @@ import structlog
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_planner.search import plan as search_plan
@@ -262,7 +261,6 @@ class Changer:
             profile,
             previous=previous,
             time_limit_s=_PLAN_LIMIT_S,
-            features=ENGINE,
             outlook=self._record.outlook,
         )
         return found.plan

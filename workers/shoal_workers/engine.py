@@ -13,7 +13,6 @@ from typing import assert_never
 
 import torch
 
-from shoal_planner.features import check_plan_runs
 from shoal_planner.job import JobSpec
 from shoal_planner.parameters import chunk_units
 from shoal_planner.plan import Plan
@@ -73,7 +72,7 @@ class Engine:
     """One rank of one epoch. `live` is whole (it has a tag) and belongs to `rank` of `shards`, the map of `plan`.
 
     `clock` counts seconds, from anywhere; `held_out` is what evaluations are on; that of `evaluated_step` is known;
-    `zones` are those of nodes. Raises InvalidField for a plan that asks for what it does not run.
+    `zones` are those of nodes. Raises InvalidField where an algorithm of the plan is not for its replicas.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class Engine:
         evaluated_step: int | None = None,
         zones: Mapping[str, str] = _ONE_ZONE,
     ) -> None:
-        check_plan_runs(plan)
         self._job = job
         self._place = next(place for place in plan.places() if place.rank == rank)
         self._devices = tuple(str(place.device) for place in plan.places())

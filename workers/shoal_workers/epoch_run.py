@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from shoal_planner.features import check_plan_runs
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, parse_plan
 from shoal_recovery.errors import StoreError
@@ -142,7 +141,6 @@ class EpochRun:
     def _live_through(self) -> None:
         began_s = time.monotonic()
         job, plan = parse_job(self._order.spec), parse_plan(self._order.plan)
-        check_plan_runs(plan)  # before anybody waits for this rank
         shards = shard_map(plan, job.model)
         state, precision = shards.ranks[self._order.rank], job.train.precision
         live = LiveState.build(job.model, state, precision, self._memory, device=self._computes_on)

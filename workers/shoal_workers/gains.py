@@ -12,7 +12,6 @@ import structlog
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.features import ENGINE
 from shoal_planner.job import JobSpec
 from shoal_planner.moving import Outlook
 from shoal_planner.profile import Profile
@@ -65,7 +64,6 @@ class Gains:
                 profile,
                 previous=epoch.plan,
                 time_limit_s=_PLAN_LIMIT_S,
-                features=ENGINE,
                 outlook=outlook,
             )
             current = score(epoch.plan, self._spec, epoch.snapshot, profile)
