@@ -101,7 +101,7 @@ def test_clipping_and_schedules_are_those_of_plain_pytorch() -> None:
 
 def clipped_job() -> JobSpec:
     spec = job(tied=False)
-    train = replace(spec.train, clip_norm=CLIP_NORM, warmup_steps=4, lr_schedule="cosine", min_lr=1e-4)
+    train = replace(spec.train, clip_norm=CLIP_NORM, lr_schedule="cosine", min_lr=1e-4)
     return replace(spec, train=train)
 
 

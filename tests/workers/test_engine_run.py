@@ -158,9 +158,9 @@ def test_ledger_counts_what_is_there() -> None:
     numel = sum(key.numel for key in built.live.kept_keys())
     breakdown = built.memory.breakdown
     assert breakdown[WEIGHTS] == breakdown[GRADIENTS] == numel * 4
-    assert breakdown[OPTIMIZER] == numel * 12
+    assert breakdown[OPTIMIZER] == numel * 8, "weights in fp32 are their own master"
     assert breakdown[ACTIVATIONS] > 8 * 32 * 64 * 4 * 6, "more than one activation per layer"
-    assert built.memory.used_bytes == numel * 20
+    assert built.memory.used_bytes == numel * 16
     built.live.release()
     assert built.memory.used_bytes == 0
 

@@ -77,7 +77,7 @@ def test_what_is_not_here_is_a_key_error() -> None:
     outside = (
         ShardKey(fqn="layers.5.attention.q.weight", kind=Kind.WEIGHT, first=0, last=1),
         ShardKey(fqn=held.fqn, kind=Kind.WEIGHT, first=held.first, last=held.last + 1),
-        ShardKey(fqn=held.fqn, kind=Kind.MASTER, first=held.first, last=held.last),
+        ShardKey(fqn=held.fqn, kind=Kind.EXP_AVG, first=held.first, last=held.last),
     )
     for key in outside:
         with pytest.raises(KeyError):

@@ -122,10 +122,18 @@ class UnitBuffers:
         self._whole[unit].close()
         return self._whole[unit].num_bytes
 
-    def zero_split(self) -> None:
-        """What is kept of the split units."""
-        for unit in self.split & self._kept.keys():
-            self._kept[unit].tensor.zero_()
+    def clear(self) -> None:
+        """What is kept of the split units becomes zeros. What is kept of others is lost, and takes no memory until
+        `reopen`."""
+        for unit, buffer in self._kept.items():
+            if unit in self.split:
+                buffer.tensor.zero_()
+            else:
+                buffer.close()
+
+    def reopen(self, unit: int) -> None:
+        """After `clear`, with whatever the memory has; again, it changes nothing."""
+        self._kept[unit].open()
 
     def zero_whole(self, unit: int) -> None:
         if unit in self._whole:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -70,9 +70,9 @@ class LiveState:
         self._secondary = secondary
         self._parameters = {parameter.fqn: parameter for parameter in parameters(model)}
         self._leaves: dict[str, Tensor] = {}
-        self._sinks: dict[Tensor, tuple[str, Tensor]] = {}  # of each leaf: its name, and where its gradient adds up
+        self._sinks: dict[Tensor, _Sink] = {}  # by leaf
         self._stale: dict[str, list[Span]] = {}  # by parameter: gradients of the step before, which count as zeros
-        self._refreshed = common(state.keeps, without(state.owns, state.hosted))
+        self._refreshed = common(state.keeps, _apart(state, dtype))
         self._charges: tuple[_Charge, ...] = ()
 
     @classmethod
@@ -91,14 +91,15 @@ class LiveState:
             _spans_by_unit(model, spans) for spans in (state.holds, state.keeps, state.contributes, _summed(state))
         )
         split_weights, split_gradients = _differing(holds, keeps), _differing(gives, sums)
-        beside, hosted = without(state.owns, state.hosted), _spans_by_unit(model, state.hosted)
-        num_owned, num_hosted = (sum(span.numel for span in spans) for spans in (beside, state.hosted))
+        hosted = _spans_by_unit(model, state.hosted)
+        beside = without(state.owns, state.hosted)
+        owned = {kind: beside for kind in OWNED_KINDS} | {Kind.MASTER: _apart(state, dtype)}
         charges = (
             (memory, WEIGHTS, _num_kept(holds, keeps, split_weights) * dtype.itemsize),
             (memory, GRADIENTS, _num_kept(holds, sums, split_gradients) * ELEMENT_BYTES),
-            (memory, OPTIMIZER, num_owned * ELEMENT_BYTES * len(OWNED_KINDS)),
+            (memory, OPTIMIZER, sum(map(_num_bytes, owned.values()))),
             (memory, SECONDARY, sum(span.numel for span in state.near) * dtype.itemsize),
-            (memory.host, OPTIMIZER, num_hosted * ELEMENT_BYTES * len(OWNED_KINDS)),
+            (memory.host, OPTIMIZER, _num_bytes(state.hosted) * len(OWNED_KINDS)),
             (memory.host, PASSING, passing_bytes(hosted)),
         )
         _charge_all(charges)
@@ -109,7 +110,7 @@ class LiveState:
             dtype,
             UnitBuffers(holds, keeps, split_weights, dtype, device),
             UnitBuffers(holds, sums, split_gradients, torch.float32, device),
-            {kind: FlatBuffer(beside, torch.float32, device) for kind in OWNED_KINDS},
+            {kind: FlatBuffer(spans, torch.float32, device) for kind, spans in owned.items()},
             HostedState(hosted, device),
             {unit: FlatBuffer(spans, dtype, device) for unit, spans in _spans_by_unit(model, state.near).items()},
         )
@@ -151,9 +152,13 @@ class LiveState:
         """The elements of `key`, flat and contiguous; writing into it writes the state. Weights have the job's
         precision, all else is fp32. KeyError unless all of them lie here as one interval."""
         span = Span(fqn=key.fqn, first=key.first, last=key.last)
-        if key.kind is Kind.WEIGHT:
-            return self.weight(span)
-        return self.hosted.view(key.kind, span) if span in self.hosted else self._owned[key.kind].view(span)
+        match key.kind:
+            case Kind.WEIGHT:
+                return self.weight(span)
+            case Kind.MASTER:
+                return self.master(span)
+            case _:
+                return self.hosted.view(key.kind, span) if span in self.hosted else self._owned[key.kind].view(span)
 
     def weight(self, span: Span) -> Tensor:
         """The weights of kept elements."""
@@ -171,8 +176,12 @@ class LiveState:
         return tuple(span for span in spans if self._home(span) in self._gradients.split)
 
     def master(self, span: Span) -> Tensor:
-        """The fp32 weights of owned elements. An owner need not keep the weights that it makes of them."""
-        return self.view(span.key(Kind.MASTER))
+        """The fp32 weights of owned elements. An owner need not keep the weights that it makes of them; where it does,
+        and they are fp32 too, there is but one of both."""
+        if span in self.hosted:
+            return self.hosted.view(Kind.MASTER, span)
+        apart = self._owned[Kind.MASTER]
+        return apart.view(span) if span in apart else self.weight(span)
 
     def gradient(self, span: Span) -> Tensor:
         """The fp32 gradient of elements that add up here, summed over the samples of the step so far."""
@@ -213,9 +222,9 @@ class LiveState:
             self.weight(span).copy_(self.master(span))
 
     def zero_gradients(self) -> None:
-        """Those that are whole become so when they are first asked for, or are written over by the first gradient that
-        comes: there is one in nearly every step."""
-        self._gradients.zero_split()
+        """Those that are not split become so when they are first asked for, or are written over by the first gradient
+        that comes: there is one in nearly every step. Until then they take no memory, though they are charged."""
+        self._gradients.clear()
         self._stale.clear()
         for span in (*self.state.holds, *_summed(self.state)):
             if self._home(span) not in self._gradients.split:
@@ -231,8 +240,8 @@ class LiveState:
     @torch.no_grad()
     def add_product(self, leaf: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
         """Adds left.T @ right to the gradient of a leaf, a matrix of R x C."""
-        fqn, gradient_RC = self._sinks[leaf]
-        is_first = self._stale.pop(fqn, None) is not None
+        sink = self._sinks[leaf]
+        gradient_RC, is_first = sink.gradient, sink.is_first()
         if left_TR.dtype != gradient_RC.dtype:
             product_RC = left_TR.t() @ right_TC
             gradient_RC.copy_(product_RC) if is_first else gradient_RC.add_(product_RC)
@@ -245,8 +254,9 @@ class LiveState:
         """Becomes step 0, the same in every layout."""
         for span in self.state.keeps:
             self.weight(span).copy_(self._initial(span, seed))
+        for span in (*_apart(self.state, self._dtype), *self.state.hosted):
+            self.master(span).copy_(self._initial(span, seed))
         for span in self.state.owns:
-            self.view(span.key(Kind.MASTER)).copy_(self._initial(span, seed))
             self.view(span.key(Kind.EXP_AVG)).zero_()
             self.view(span.key(Kind.EXP_AVG_SQ)).zero_()
         self.tag = 0
@@ -266,14 +276,41 @@ class LiveState:
         home = self._home(span)
         leaf = self._weights.whole_now_or_later(home, span).view(shape).detach().requires_grad_()
         gradient = self._gradients.whole_now_or_later(home, span).view(shape)
-        hook = partial(_move_gradient, self._stale, fqn, gradient)  # it must not keep this object alive
-        leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        self._sinks[leaf] = fqn, gradient
+        sink = _Sink(fqn=fqn, home=home, gradient=gradient, stale=self._stale, buffers=self._gradients)
+        leaf.register_post_accumulate_grad_hook(sink.take)  # type: ignore[no-untyped-call]
+        self._sinks[leaf] = sink
         return leaf
 
     def _zero_stale(self, fqn: str) -> None:
         for span in self._stale.pop(fqn, ()):
+            self._gradients.reopen(self._home(span))
             self._gradients.kept(self._home(span), span).zero_()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sink:
+    """Where the gradient of a leaf adds up. Autograd keeps it, so it must not keep the live state."""
+
+    fqn: str
+    home: int
+    gradient: Tensor
+    stale: dict[str, list[Span]]
+    buffers: UnitBuffers
+
+    def is_first(self) -> bool:
+        """Whether nothing has come yet in this step; then what is there is not to be added to."""
+        if self.stale.pop(self.fqn, None) is None:
+            return False
+        self.buffers.reopen(self.home)
+        return True
+
+    def take(self, leaf: Tensor) -> None:
+        assert leaf.grad is not None
+        if self.is_first():
+            self.gradient.copy_(leaf.grad)
+        else:
+            self.gradient.add_(leaf.grad)
+        leaf.grad = None
 
 
 def home_unit(parameter: Parameter) -> int:
@@ -290,6 +327,18 @@ def homes(model: ModelSpec, unit: int) -> tuple[int, ...]:
 def _summed(state: RankState) -> tuple[Span, ...]:
     """Who runs nothing and shares with nobody still needs the gradient of what it owns."""
     return state.sums or state.owns
+
+
+def _apart(state: RankState, dtype: torch.dtype) -> tuple[Span, ...]:
+    """What is owned on the device and has masters that are not the kept weights themselves."""
+    beside = without(state.owns, state.hosted)
+    if dtype != torch.float32:
+        return beside
+    return tuple(span for span in beside if common((span,), state.keeps) != (span,))
+
+
+def _num_bytes(spans: tuple[Span, ...]) -> int:
+    return sum(span.numel for span in spans) * ELEMENT_BYTES
 
 
 def _num_kept(whole: _ByUnit, kept: _ByUnit, split: frozenset[int]) -> int:
@@ -324,12 +373,3 @@ def _charge_all(charges: tuple[_Charge, ...]) -> None:
         for ledger, what, num_bytes in done:
             ledger.release(what, num_bytes)
         raise
-
-
-def _move_gradient(stale: dict[str, list[Span]], fqn: str, gradient: Tensor, leaf: Tensor) -> None:
-    assert leaf.grad is not None
-    if stale.pop(fqn, None) is None:
-        gradient.add_(leaf.grad)
-    else:
-        gradient.copy_(leaf.grad)
-    leaf.grad = None

@@ -79,9 +79,7 @@ class Block:
         self._products = products
         self._beside = beside
         self._attention_norm_H = lookup(f"{prefix}.attention_norm.weight")
-        self._q = lookup(f"{prefix}.attention.q.weight")
-        self._k = lookup(f"{prefix}.attention.k.weight")
-        self._v = lookup(f"{prefix}.attention.v.weight")
+        self._qkv = tuple(lookup(f"{prefix}.attention.{name}.weight") for name in "qkv")
         self._o = lookup(f"{prefix}.attention.o.weight")
         self._mlp_norm_H = lookup(f"{prefix}.mlp_norm.weight")
         self._activation = _gated if model.gated_mlp else F.gelu
@@ -97,9 +95,8 @@ class Block:
 
     def _attention(self, x_BSH: Tensor) -> Tensor:
         x_BSH = enter(x_BSH, self._group, self._beside)
-        q_BNSD = self._rotary(self._heads(x_BSH, self._q))
-        k_BKSD = self._rotary(self._heads(x_BSH, self._k))
-        v_BKSD = self._heads(x_BSH, self._v)
+        q_BNSD, k_BKSD, v_BKSD = map(self._heads, self._products.linear(x_BSH, self._qkv))
+        q_BNSD, k_BKSD = self._rotary(q_BNSD), self._rotary(k_BKSD)
         grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
         mixed_BNSD = F.scaled_dot_product_attention(q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
         return self._summed(mixed_BNSD.transpose(1, 2).flatten(2), self._o)
@@ -109,14 +106,12 @@ class Block:
             return summed_product(x, weight_IO, self._group, self._products.add)
         return leave(self._products.matmul(x, weight_IO), self._group)
 
-    def _heads(self, x_BSH: Tensor, weight: Tensor) -> Tensor:
-        heads_BSC = self._products.linear(x_BSH, weight)
+    def _heads(self, heads_BSC: Tensor) -> Tensor:
         return heads_BSC.view(*heads_BSC.shape[:2], -1, self._head_dim).transpose(1, 2)
 
     def _mlp(self, x_BSH: Tensor) -> Tensor:
         x_BSH = enter(x_BSH, self._group, self._beside)
-        inputs = (self._products.linear(x_BSH, weight) for weight in self._inner)
-        with self._make(self._activation, *inputs) as inner_BSF:
+        with self._make(self._activation, *self._products.linear(x_BSH, self._inner)) as inner_BSF:
             return self._summed(inner_BSF, self._down_FH)
 
 

@@ -22,7 +22,8 @@ AddProduct = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class Products(Protocol):
-    def linear(self, x: Tensor, weight_OI: Tensor) -> Tensor: ...
+    def linear(self, x: Tensor, weights_OI: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """x with each of the weights."""
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor: ...
 
@@ -33,8 +34,8 @@ class Products(Protocol):
 class ByAutograd:
     """For weights whose gradients nobody collects."""
 
-    def linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
-        return F.linear(x, weight_OI)
+    def linear(self, x: Tensor, weights_OI: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(F.linear(x, weight_OI) for weight_OI in weights_OI)
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return x @ weight_IO
@@ -49,11 +50,11 @@ class AtOnce:
     def __init__(self, add_product: AddProduct) -> None:
         self.add = self._add_product = add_product
 
-    def linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
-        return cast(Tensor, _Linear.apply(x, (weight_OI,), self._add_product))  # type: ignore[no-untyped-call]
+    def linear(self, x: Tensor, weights_OI: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return _linear(x, weights_OI, self._add_product)
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
-        return cast(Tensor, _Matmul.apply(x, (weight_IO,), self._add_product))  # type: ignore[no-untyped-call]
+        return _matmul(x, weight_IO, self._add_product)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +78,11 @@ class PutOff:
         self._left: list[WeightProduct] = []
         self._add_product = add_product
 
-    def linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
-        return cast(Tensor, _Linear.apply(x, (weight_OI,), self.add))  # type: ignore[no-untyped-call]
+    def linear(self, x: Tensor, weights_OI: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return _linear(x, weights_OI, self.add)
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
-        return cast(Tensor, _Matmul.apply(x, (weight_IO,), self.add))  # type: ignore[no-untyped-call]
+        return _matmul(x, weight_IO, self.add)
 
     def take(self) -> tuple[WeightProduct, ...]:
         """Of all backwards since the last time."""
@@ -100,22 +101,36 @@ class PutOff:
         )
 
 
+def _linear(x: Tensor, weights_OI: tuple[Tensor, ...], add_product: AddProduct) -> tuple[Tensor, ...]:
+    return cast(tuple[Tensor, ...], _Linear.apply(x, weights_OI, add_product))  # type: ignore[no-untyped-call]
+
+
+def _matmul(x: Tensor, weight_IO: Tensor, add_product: AddProduct) -> Tensor:
+    return cast(Tensor, _Matmul.apply(x, (weight_IO,), add_product))  # type: ignore[no-untyped-call]
+
+
 # The weights of both come in a tuple, which autograd does not look into: they get no gradient here, not even none.
 
 
 class _Linear(torch.autograd.Function):
+    """Of one input with several weights: the parts of its gradient add up as they are multiplied."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: tuple[Tensor], add_product: AddProduct) -> Tensor:
-        (ctx.weight_OI,), ctx.add_product = weights, add_product
+    def forward(ctx: Any, x: Tensor, weights_OI: tuple[Tensor, ...], add_product: AddProduct) -> tuple[Tensor, ...]:
+        ctx.weights_OI, ctx.add_product = weights_OI, add_product
         ctx.save_for_backward(x)
-        return F.linear(x, ctx.weight_OI)
+        return tuple(F.linear(x, weight_OI) for weight_OI in weights_OI)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (x,) = ctx.saved_tensors
-        slope_TO = gradients[0].flatten(0, -2)
-        ctx.add_product(ctx.weight_OI, slope_TO, x.flatten(0, -2))
-        return (slope_TO @ ctx.weight_OI).view(x.shape), None, None
+        x_TI = x.flatten(0, -2)
+        slope_TI = torch.empty_like(x_TI)
+        for index, (weight_OI, gradient) in enumerate(zip(ctx.weights_OI, gradients, strict=True)):
+            slope_TO = gradient.flatten(0, -2)
+            ctx.add_product(weight_OI, slope_TO, x_TI)
+            slope_TI.addmm_(slope_TO, weight_OI, beta=min(index, 1))
+        return slope_TI.view(x.shape), None, None
 
 
 class _Matmul(torch.autograd.Function):

@@ -140,9 +140,7 @@ class SharedExchange:
         flat, offset = tensor.detach().view(-1), None
         num_bytes = flat.numel() * flat.itemsize
         if num_bytes <= INLINE_BYTES:
-            letter = Letter(
-                kind=Kind.INLINE, tag=tag, num_bytes=num_bytes, content=flat.view(torch.uint8).numpy().tobytes()
-            )
+            letter = Letter(kind=Kind.INLINE, tag=tag, num_bytes=num_bytes, content=_content(flat))
         else:
             offset = self._neighbours.arena.allocate(num_bytes)
             self._neighbours.arena.view(offset, flat).copy_(flat)
@@ -171,6 +169,11 @@ class SharedExchange:
         self._fence.check()
         if not self._connected:
             self.connect()
+
+
+def _content(flat: Tensor) -> bytes:
+    """Of a copy: storage that an array has seen can be neither closed nor opened any more."""
+    return flat.view(torch.uint8).clone().numpy().tobytes()
 
 
 class _Sent:
