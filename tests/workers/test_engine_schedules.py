@@ -104,7 +104,8 @@ def test_what_is_planned_for_little_memory_runs_in_it(
     little = make_cluster(("n", "cpu-2t", 4, 1), memory_mib={"cpu-2t": LITTLE_MIB}, inter_gbit_per_s=100)
     found = search(asked, little).plan
     assert found.schedule == schedule
-    assert any(stage.recomputed()["none"] < stage.num_layers for pipe in found.pipelines for stage in pipe.stages)
+    stages = [stage for pipeline in found.pipelines for stage in pipeline.stages]
+    assert any(stage.offloaded or stage.recomputed()["none"] < stage.num_layers for stage in stages), "all were easy"
     run = processes.run(RunRequest(job=asked, plan=found, until_step=5, limit_bytes=int(LITTLE_MIB * 2**20)))
     np.testing.assert_allclose(run.losses, solo[False].losses[:5], rtol=1e-5)
 
