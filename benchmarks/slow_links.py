@@ -67,7 +67,7 @@ def requests() -> dict[str, RunRequest]:
 def measure(layouts: Mapping[str, RunRequest], rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """Of each run, in order: its layout's name, and per step the seconds of the slowest rank, what ranks computed of
     it, the loss, and the bytes that each node sent to the other."""
-    with tempfile.TemporaryDirectory() as name, _namespaces() as namespaces:
+    with tempfile.TemporaryDirectory() as name, linked_namespaces(LINK_MBIT_PER_S) as namespaces:
         folder = Path(name)
         turns = [turn for _ in range(rounds) for turn in layouts.items()]
         (folder / "requests").write_bytes(pickle.dumps(turns))
@@ -160,7 +160,7 @@ def _run(folder: Path, namespaces: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _namespaces() -> Iterator[tuple[str, ...]]:
+def linked_namespaces(mbit_per_s: int) -> Iterator[tuple[str, ...]]:
     """One for each node, with a link between them that carries so much in each direction."""
     names = tuple(f"shoal-{node}-{os.getpid()}" for node in NODES)
     ends = tuple(f"shoal{number}p{os.getpid()}"[:15] for number in range(2))
@@ -172,7 +172,7 @@ def _namespaces() -> Iterator[tuple[str, ...]]:
             _ip("-n", name, "address", "add", f"{host}/24", "dev", end)
             _ip("-n", name, "link", "set", end, "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            limit = ("tbf", "rate", f"{LINK_MBIT_PER_S}mbit", "burst", "256kb", "latency", "200ms")
+            limit = ("tbf", "rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "200ms")
             _call("tc", "-n", name, "qdisc", "add", "dev", end, "root", *limit)
         yield names
     finally:

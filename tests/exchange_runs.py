@@ -9,6 +9,7 @@ import time
 import torch
 
 from shoal_workers.errors import PeerLost
+from shoal_workers.exchange import GlooExchange
 from shoal_workers.processes import Seat
 
 MANY = 1500
@@ -36,6 +37,25 @@ def sum_of_three(seat: Seat, numel: int) -> list[float]:
     total = torch.full((numel,), (1e8, 1.0, -1e8)[seat.rank])
     exchange.all_reduce_sum(total)
     return sorted(set(total.tolist()))
+
+
+def sums_two_under_way(seat: Seat, numel: int, over_gloo: bool) -> bool:
+    """Each is started before the one before it is waited for, as often as blocks are used again."""
+    group = ((0, 1, 2),)
+    exchange = seat.connect(group)
+    if over_gloo:
+        far = (f"gloo-{seat.epoch}", seat.rank, seat.size, group, seat.timeout_s)
+        exchange = GlooExchange(seat.store, *far, epoch=seat.epoch, host="127.0.0.1")
+    rows = torch.arange(40.0).unsqueeze(1) + torch.full((40, numel), float(10**seat.rank))
+    expected = 3 * torch.arange(40.0).unsqueeze(1) + 111.0
+    started = exchange.start_all_reduce_sum(rows[0])
+    for row in rows[1:]:
+        before, started = started, exchange.start_all_reduce_sum(row)
+        before.wait()
+    started.wait()
+    started.wait()
+    exchange.all_reduce_max(rows[0])
+    return bool((rows == expected).all())
 
 
 def receive_from_the_dead(seat: Seat) -> tuple[float, str, float]:

@@ -95,6 +95,9 @@ def test_every_rank_hears_what_all_ranks_waited(processes: Processes, layout: st
     for rank in run.ranks:
         assert [report.exposure for report in rank.reports] == [report.exposure for report in first]
         assert all(0.0 < report.compute_s <= report.duration_s for report in rank.reports)
+    for reports in zip(*(rank.reports for rank in run.ranks), strict=True):
+        for wait, (_, most_s) in reports[0].exposure.waited_s.items():
+            assert max(report.waited_s[wait] for report in reports) == most_s
     for report in first:
         assert 0.0 < report.exposure.mean_share <= report.exposure.most_share <= 1.0
         assert all(mean_s <= most_s for mean_s, most_s in report.exposure.waited_s.values())

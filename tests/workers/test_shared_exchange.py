@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 from engine_runs import LAYOUTS, assert_same_bits, job, on_nodes
-from exchange_runs import exchange_many, receive_from_the_dead, sum_of_three
+from exchange_runs import exchange_many, receive_from_the_dead, sum_of_three, sums_two_under_way
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +34,11 @@ def test_no_send_waits_for_its_receiver(processes: Processes) -> None:
 def test_all_ranks_sum_in_the_order_of_ranks(processes: Processes, numel: int) -> None:
     expected = (torch.tensor([1e8]) + 1.0 - 1e8).tolist()
     assert processes.call(3, sum_of_three, numel) == [expected] * 3
+
+
+@pytest.mark.parametrize(("numel", "over_gloo"), [(1, False), (5000, False), (5000, True)])
+def test_two_sums_may_be_under_way(processes: Processes, numel: int, over_gloo: bool) -> None:
+    assert processes.call(3, sums_two_under_way, numel, over_gloo) == [True] * 3
 
 
 def test_neighbour_that_is_killed_leaves_what_it_sent() -> None:

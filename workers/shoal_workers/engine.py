@@ -144,7 +144,7 @@ class Engine:
         """
         assert self._live.tag is not None, "the live state is torn"
         self._evaluated = evaluated
-        self._exchange.take_waited()
+        _, self._waited_s = self._exchange.take_waited()
         try:
             with deterministic(self._job.train.deterministic):
                 return self._run(self._live.tag, until_step, report, stop_after)
@@ -195,6 +195,7 @@ class Engine:
                 samples=verdict.samples,
                 sent=verdict.sent,
                 exposure=verdict.exposure,
+                waited_s=self._waited_s,
                 moved=self._exchange.take(),
                 skipped=skipped,
             )
@@ -282,7 +283,7 @@ class Engine:
         loss, square = self._own_loss(), self._own_gradient_square()
         self._snapshots.wait_safe(step - 1)
         stop = stop_after()
-        elapsed_s, waited_s = self._exchange.take_waited()
+        elapsed_s, self._waited_s = self._exchange.take_waited()
         ballot = Ballot(
             step=step,
             epoch=self._exchange.epoch,
@@ -292,7 +293,7 @@ class Engine:
             fed=self._fed(step),
             sent=self._exchange.take_sent(),
             elapsed_s=elapsed_s,
-            waited_s=waited_s,
+            waited_s=self._waited_s,
         )
         return count(self._exchange.all_gather(ballot.packed(self._max_ranges)), step, self._exchange.epoch)
 

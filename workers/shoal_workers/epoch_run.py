@@ -44,6 +44,8 @@ from shoal_workers.snapshots import AgentSnapshots
 from shoal_workers.tensor_parallel import tp_groups
 from shoal_workers.wire import ConnectionClosed, connect
 
+_LEAST_WAIT_S = 1e-4  # to ask an exchange that has nothing to do takes less
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeState:
@@ -278,6 +280,7 @@ class EpochRun:
         if report.step == self._order.step + 1:
             # What older epochs left takes a while to go, so it goes when the recovery is over.
             threading.Thread(target=GlooExchange.forget, name="forget", daemon=True).start()
+        waited = report.exposure.waited_s.items()
         self._say(
             m.Stepped(
                 epoch=self.epoch,
@@ -290,7 +293,7 @@ class EpochRun:
                 samples=[list(samples) for samples in report.samples],
                 moved=[[link.value, count] for link, count in report.sent.items() if count],
                 exposed=[report.exposure.mean_share, report.exposure.most_share],
-                waited=[[wait.value, *both] for wait, both in report.exposure.waited_s.items() if any(both)],
+                waited=[[wait.value, *both] for wait, both in waited if both[1] >= _LEAST_WAIT_S],
                 skipped=report.skipped,
             )
         )

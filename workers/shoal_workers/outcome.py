@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shoal_workers.ballots import Exposure, Ranges
 from shoal_workers.live import LiveState
-from shoal_workers.traffic import Link, Moved
+from shoal_workers.traffic import Link, Moved, Wait
 
 
 class SnapshotSink(Protocol):
@@ -37,7 +37,8 @@ class StepReport:
 
     `samples` are the half-open ranges of sample numbers that first stages fed, as they said on their ballots.
     `moved` is what this rank sent and received; `sent` are the bytes of all ranks from the vote before to this step's,
-    by link: the last exchange of weights counts to the step after it. `exposure` is of the same time.
+    by link: the last exchange of weights counts to the step after it. `exposure` is of the same time; `waited_s` are
+    the seconds of it that this rank spent in exchanges.
     `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces, but not in
     other exchanges.
     `skipped` says why no update was applied; then the weights are those of the step before.
@@ -53,6 +54,7 @@ class StepReport:
     samples: Ranges
     sent: Mapping[Link, int]
     exposure: Exposure
+    waited_s: Mapping[Wait, float]
     moved: tuple[Moved, ...] = ()
     skipped: str | None = None
 
