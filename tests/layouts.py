@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections import defaultdict
@@ -42,7 +43,21 @@ def plans(draw: st.DrawFn, model: ModelSpec) -> Plan:
     used: defaultdict[str, int] = defaultdict(int)
     pipelines = tuple(draw(_pipelines(model, used)) for _ in range(draw(st.integers(1, 3))))
     groups = tuple(DeviceGroups(node=node, size=2) for node in NODES)
-    return Plan(pipelines=pipelines, sharding=draw(_shardings()), device_groups=groups)
+    sharding = draw(_shardings())
+    if sharding.weights != "none" or sharding.gradients != "none":
+        pipelines = tuple(_in_slices(pipeline, model, draw(st.integers(1, 3))) for pipeline in pipelines)
+    return Plan(pipelines=pipelines, sharding=sharding, device_groups=groups)
+
+
+def _in_slices(pipeline: Pipeline, model: ModelSpec, slices: int) -> Pipeline:
+    """Its stages, as far as they may be."""
+
+    def cut(stage: Stage) -> Stage:
+        degrees = {replica.tp for replica in stage.replicas}
+        most = min(model.ffn, model.vocab) // max(degrees) if len(degrees) == 1 else 1
+        return dataclasses.replace(stage, slices=min(slices, max(1, most)))
+
+    return dataclasses.replace(pipeline, stages=tuple(map(cut, pipeline.stages)))
 
 
 @st.composite

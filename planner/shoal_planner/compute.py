@@ -19,6 +19,10 @@ RESIDUAL_WIDTHS = 20
 # ... and cut by tensor parallelism: of the residual stream (q, k, v and their gradients) and of the MLP's inner width.
 CUT_WIDTHS = 3
 FFN_WIDTHS = 4
+# In widths of the residual stream, what each slice more of an operator reads and writes: its input, its output, and the
+# sum of outputs that this is added to. A block has attention and an MLP.
+SLICE_WIDTHS = 4
+BLOCK_OPERATORS = 2
 # Logits are read and written this often, in fp32.
 LOGIT_PASSES = 2
 # Of the datasheet's memory rate a stream of reads and writes reaches this share.
@@ -61,9 +65,17 @@ def weight_share(model: ModelSpec, part: Part, seq_len: int) -> float:
 
 
 def forward_seconds(
-    device: DeviceType, model: ModelSpec, part: Part, precision: str, seq_len: int, tp: int, samples: int
+    device: DeviceType,
+    model: ModelSpec,
+    part: Part,
+    precision: str,
+    seq_len: int,
+    tp: int,
+    samples: int,
+    slices: int = 1,
 ) -> float:
-    """Matmuls at a share of the peak, less for narrow matrices and few tokens; then memory and kernel starts.
+    """Matmuls at a share of the peak, less for narrow matrices and few tokens; then memory and kernel starts. A part
+    in `slices` has narrower matrices, more kernels, and outputs that are added up.
 
     A share that the cluster file states is what the user's job achieves: it holds for every shape, and includes memory
     and kernel starts.
@@ -72,12 +84,14 @@ def forward_seconds(
     flops = matmul_flops(model, part, seq_len) * samples / tp
     if device.efficiency_stated:
         return flops / (peak * device.efficiency)
-    width, tokens = min(model.hidden, model.ffn / tp), seq_len * samples
+    width, tokens = min(model.hidden, model.ffn / tp / slices), seq_len * samples
     idle = (HALF_WIDTH_PER_TFLOP / width + HALF_TOKENS_PER_TFLOP / tokens) * peak / 1e12
-    memory_s = touched_bytes(model, part, precision, seq_len, tp, samples, device.passes) / (
-        device.memory_bytes_per_s * BANDWIDTH_SHARE
-    )
-    kernels = BLOCK_KERNELS if part == "block" else EDGE_KERNELS
+    touched = touched_bytes(model, part, precision, seq_len, tp, samples, device.passes)
+    if slices > 1:
+        operators = BLOCK_OPERATORS if part == "block" else 1
+        touched += (slices - 1) * operators * SLICE_WIDTHS * tokens * model.hidden * ELEMENT_BYTES[precision]
+    memory_s = touched / (device.memory_bytes_per_s * BANDWIDTH_SHARE)
+    kernels = slices * (BLOCK_KERNELS if part == "block" else EDGE_KERNELS)
     return flops / (peak * device.efficiency) * (1 + idle) + memory_s + kernels * device.kernel_s
 
 

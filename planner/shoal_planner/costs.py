@@ -97,7 +97,7 @@ class CostModel:
         self._nodes = {node.id: node for node in calibrated.nodes}
         self._kinds = node_kinds(snapshot, profile)
         self._devices: dict[str, DeviceType] = {}
-        self._parts: dict[tuple[Part, int, int, int, Recompute], PartTime] = {}
+        self._parts: dict[tuple[Part, int, int, int, Recompute, int], PartTime] = {}
         self._links: dict[tuple[int, int, bool], LinkCost] = {}
         self._backups: dict[int, Mapping[str, tuple[str, ...]]] = {}
         self._made: dict[Hashable, Any] = {}
@@ -141,13 +141,27 @@ class CostModel:
             self._backups[copies] = backups(self.snapshot.nodes, copies)
         return self._backups[copies]
 
-    def part(self, part: Part, node_id: str, tp: int, samples: int, recompute: Recompute = "none") -> PartTime:
-        """One part of the model on `tp` devices of a node, for one micro-batch of `samples`."""
-        key = (part, self._kinds[node_id], tp, samples, recompute)
+    def part(
+        self, part: Part, node_id: str, tp: int, samples: int, recompute: Recompute = "none", slices: int = 1
+    ) -> PartTime:
+        """One part of the model on `tp` devices of a node, for one micro-batch of `samples`, in so many slices."""
+        key = (part, self._kinds[node_id], tp, samples, recompute, slices)
         if key not in self._parts:
             plain = self._part(part, node_id, tp, samples)
+            if slices > 1:
+                plain = self._sliced(plain, part, node_id, tp, samples, slices)
             self._parts[key] = self._recomputed(plain, node_id, tp, samples, recompute)
         return self._parts[key]
+
+    def _sliced(self, plain: PartTime, part: Part, node_id: str, tp: int, samples: int, slices: int) -> PartTime:
+        """With what slices add to matmuls of whole matrices, measured or not."""
+        train, device = self.job.train, self.device(node_id)
+        whole_s, sliced_s = (
+            forward_seconds(device, self.job.model, part, train.precision, train.seq_len, tp, samples, count)
+            for count in (1, slices)
+        )
+        more_s = sliced_s - whole_s
+        return plain.plus(PartTime(forward_s=more_s, backward_s=more_s * BACKWARD_FACTOR))
 
     def _recomputed(self, plain: PartTime, node_id: str, tp: int, samples: int, recompute: Recompute) -> PartTime:
         """With what the backward computes again: all of the forward, or what norms and activation functions made."""
@@ -168,17 +182,25 @@ class CostModel:
         )
 
     def stage(
-        self, node_id: str, tp: int, samples: int, layers: Mapping[Recompute, int], *, embedding: bool, head: bool
+        self,
+        node_id: str,
+        tp: int,
+        samples: int,
+        layers: Mapping[Recompute, int],
+        *,
+        embedding: bool,
+        head: bool,
+        slices: int = 1,
     ) -> PartTime:
         """All that a replica does for one micro-batch; `layers` by their kind of recomputation."""
         found = PartTime()
         for recompute, count in layers.items():
             if count:
-                found = found.plus(self.part("block", node_id, tp, samples, recompute), count)
+                found = found.plus(self.part("block", node_id, tp, samples, recompute, slices), count)
         ends: tuple[tuple[Part, bool], ...] = (("embedding", embedding), ("head", head))
         for part, present in ends:
             if present:
-                found = found.plus(self.part(part, node_id, tp, samples))
+                found = found.plus(self.part(part, node_id, tp, samples, slices=slices))
         return found
 
     def _part(self, part: Part, node_id: str, tp: int, samples: int) -> PartTime:

@@ -96,6 +96,7 @@ def _recomputed(stage: Stage) -> str:
         for kind, count in stage.recomputed().items()
         if kind != "none" and count
     ]
+    parts += [f"in {stage.slices} slices"] if stage.slices > 1 else []
     parts += [f"optimizer of {stage.offloaded()} on the host"] if stage.offloaded() else []
     return f" ({', '.join(parts)})" if parts else ""
 
@@ -110,6 +111,7 @@ def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
     parts.append(_gained(plan, others))
     parts.append(_compared(plan, costs, others))
     parts.append(_why_stages(plan, costs))
+    parts.append(_why_slices(plan))
     if plan.groups:
         parts.append(_why_groups(plan))
     if plan.overlap != NOTHING:
@@ -118,6 +120,15 @@ def reason(plan: Plan, costs: CostModel, others: list[Plan]) -> str:
         parts.append(_why_unused(plan, costs))
     text = "; ".join(part for part in parts if part)
     return text[0].upper() + text[1:] + "."
+
+
+def _why_slices(plan: Plan) -> str:
+    counts = sorted({stage.slices for pipeline in plan.pipelines for stage in pipeline.stages} - {1})
+    if not counts:
+        return ""
+    names = [name for name in ("weights", "gradients") if getattr(plan.sharding, name) != "none"]
+    slices = " or ".join(map(str, counts))
+    return f"{' and '.join(names)} come together in {slices} slices of a unit, as whole units leave too little memory"
 
 
 def _why_groups(plan: Plan) -> str:

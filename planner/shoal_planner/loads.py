@@ -193,7 +193,7 @@ def _time_and_memory(
     for chunk, counts in enumerate(work.chunks):
         layers = dict(counts)
         ends = (work.ends[0] and chunk == 0, work.ends[1] and chunk == end)
-        time = costs.stage(*where, layers, embedding=ends[0], head=ends[1])
+        time = costs.stage(*where, layers, embedding=ends[0], head=ends[1], slices=its.slices)
         times.append(with_chunks(time, costs, *where, sum(layers.values()), layers.get("full", 0), tensor_chunks))
     return tuple(times), memory
 
@@ -223,6 +223,7 @@ def _memory(
         weights=its.weights,
         gradients=its.gradients,
         near=its.near,
+        slices=its.slices,
     )
     if plain:
         return found

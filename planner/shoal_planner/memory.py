@@ -17,6 +17,7 @@ from shoal_planner.orders import InFlight
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Recompute
 from shoal_planner.profile import Part
+from shoal_planner.slices import Slicing, largest_portion
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 GRADIENT_BYTES = 4  # accumulated in fp32 whatever the weights are
@@ -228,10 +229,12 @@ def stage_memory(
     weights: float = 1.0,
     gradients: float = 1.0,
     near: float = 0.0,
+    slices: int = 1,
 ) -> StageMemory:
     """Peak bytes of a rank that owns the optimizer state of `owned` elements, `offloaded` of them on the host, and runs
     `layers` blocks with each kind of recomputation. It keeps these parts of its `weights` and `gradients`; the rest is
-    made whole one unit at a time. `near` is what it keeps besides of the weights that its node gathered.
+    made whole one unit, or slice of a unit, at a time. `near` is what it keeps besides of the weights that its node
+    gathered.
 
     Linear in `layers`: the largest unit counts a block even where a stage holds none.
     """
@@ -240,14 +243,24 @@ def stage_memory(
     size = ELEMENT_BYTES[precision]
     kept = in_flight * sum(count * line.block_flight[kind] for kind, count in layers.items())
     again = line.again if layers.get("full", 0) or layers.get("selective", 0) else 0.0
-    whole = line.largest * (GATHERED_UNITS * size * (weights < 1) + SCATTERED_UNITS * GRADIENT_BYTES * (gradients < 1))
+    portion: float = (
+        line.largest if slices == 1 else _largest_portion(model, tp, slices, embedding=embedding, head=head)
+    )
+    whole = portion * (GATHERED_UNITS * size * (weights < 1) + SCATTERED_UNITS * GRADIENT_BYTES * (gradients < 1))
+    # At the end of a step, parts of whole units are exchanged, as large as are kept.
+    staged = STAGING_COPIES * GRADIENT_BYTES * max(portion, line.largest * max(weights, gradients))
     return StageMemory(
         weights=held * size * (weights + near),
         gradients=held * GRADIENT_BYTES * gradients,
         optimizer=(owned - offloaded) * OPTIMIZER_BYTES,
-        staging=line.staging + whole,
+        staging=staged + whole,
         activations=kept + in_flight * line.flight + line.fixed + again,
     )
+
+
+def _largest_portion(model: ModelSpec, tp: int, slices: int, *, embedding: bool, head: bool) -> int:
+    units = [1, *([0] if embedding else []), *([model.layers + 1] if head else [])]
+    return max(largest_portion(model, unit, Slicing(slices=slices, tp=tp)) for unit in units)
 
 
 def kept_bytes(

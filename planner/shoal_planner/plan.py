@@ -74,12 +74,13 @@ class Override:
 class Stage:
     """Transformer blocks in one chunk [first, last), or in several where the schedule is interleaved; the embedding
     goes with the first stage, final norm and head with the last one of a pipeline. Replicas share each micro-batch in
-    their order."""
+    their order. Where weights or gradients are split, they come together in `slices` of each unit, one by one."""
 
     layers: tuple[tuple[int, int], ...]
     replicas: tuple[Replica, ...]
     recompute: Recompute = "none"
     overrides: tuple[Override, ...] = ()
+    slices: int = 1
 
     def __post_init__(self) -> None:
         check_chunks(self.layers)
@@ -285,14 +286,12 @@ def check_plan(plan: Plan, job: JobSpec) -> None:
     if plan.num_layers != job.model.layers:
         raise InvalidField("pipelines", plan.num_layers, f"must cover the {job.model.layers} layers of the model")
     if plan.global_batch != job.train.global_batch:
-        raise InvalidField(
-            "pipelines", plan.global_batch, f"micro-batches must add up to global_batch ({job.train.global_batch})"
-        )
+        problem = f"micro-batches must add up to global_batch ({job.train.global_batch})"
+        raise InvalidField("pipelines", plan.global_batch, problem)
     for replica in plan.replicas():
         if job.model.heads % replica.tp or job.model.num_kv_heads % replica.tp:
-            raise InvalidField(
-                "tp", replica.tp, f"must divide heads ({job.model.heads}) and kv_heads ({job.model.num_kv_heads})"
-            )
+            problem = f"must divide heads ({job.model.heads}) and kv_heads ({job.model.num_kv_heads})"
+            raise InvalidField("tp", replica.tp, problem)
 
 
 def plan_to_mapping(plan: Plan) -> dict[str, object]:
@@ -329,13 +328,15 @@ def _levels(sharding: Sharding) -> dict[str, object]:
 
 
 def _plain(value: Any) -> object:
-    """As `dataclasses.asdict`, which copies every leaf and so takes several times as long on large plans."""
+    """As `dataclasses.asdict`, which copies every leaf and so takes several times as long on large plans. A single
+    slice is not said, so that plans without any keep their ids."""
     kind: Any = type(value)
     if kind is tuple:
         return [_plain(item) for item in value]
     if kind in _ATOMS:
         return value
-    return {name: _plain(getattr(value, name)) for name in _names(kind)}
+    found = {name: _plain(getattr(value, name)) for name in _names(kind)}
+    return found if found.get("slices") != 1 else {name: its for name, its in found.items() if name != "slices"}
 
 
 _ATOMS = frozenset((int, str, float, bool, type(None)))

@@ -16,6 +16,7 @@ from shoal_planner.memory import GENERATIONS, snapshot_bytes, usable_bytes
 from shoal_planner.plan import Plan, Replica, check_plan
 from shoal_planner.predict import predict_loads
 from shoal_planner.profile import Profile
+from shoal_planner.slices import check_slices
 
 MIB = 1024**2
 
@@ -30,6 +31,7 @@ def score(plan: Plan, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile 
 def score_with(plan: Plan, costs: CostModel) -> Plan:
     """As `score`, with a cost model that has computed much of it before."""
     check_plan(plan, costs.job)
+    check_slices(plan, costs.job.model)
     _check_cluster(plan, costs)
     parts = segments(plan, costs)
     loads = replica_loads(plan, costs, parts)

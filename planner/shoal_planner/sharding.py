@@ -17,6 +17,7 @@ from shoal_planner.circles import Circle, circles, device_group
 from shoal_planner.costs import CostModel
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
 from shoal_planner.plan import Level, Plan, Replica, Stage
+from shoal_planner.slices import Slicing, num_slices, slicing_of
 
 INT8_BYTES, INT4_BYTES = 1.0, 0.5  # scales come to 0.2 and 1.6 per cent more
 Place = tuple[int, int, int]  # pipeline, stage and replica
@@ -25,13 +26,15 @@ Place = tuple[int, int, int]  # pipeline, stage and replica
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
     """What a replica keeps of its weights and gradients, as parts of the whole, `near` of the weights that its node has
-    gathered, and the seconds that passing them round adds to each micro-batch's forward and backward."""
+    gathered, and the seconds that passing them round, each unit in so many slices, adds to each micro-batch's forward
+    and backward."""
 
     weights: float = 1.0
     gradients: float = 1.0
     near: float = 0.0
     forward_s: float = 0.0
     backward_s: float = 0.0
+    slices: int = 1
 
     @property
     def total_s(self) -> float:
@@ -60,8 +63,9 @@ def shards(plan: Plan, costs: CostModel) -> dict[Place, Shards]:
     rounds = _rounds(plan, costs)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            ends = (s == 0, s + 1 == len(pipeline.stages))
-            forward, backward, scatter = (_by_replica(stage, one, ends, costs, known) for one in rounds)
+            units = _Units(stage.num_layers, s == 0, s + 1 == len(pipeline.stages))
+            forward, backward, scatter = (_by_replica(stage, one, units, costs, known) for one in rounds)
+            again = _by_replica(stage, rounds[1], _gathered_again(stage), costs, known)
             for r, replica in enumerate(stage.replicas):
                 busy = bool(replica.samples)  # who runs nothing sends its parts beside what the others do
                 found[p, s, r] = Shards(
@@ -69,7 +73,8 @@ def shards(plan: Plan, costs: CostModel) -> dict[Place, Shards]:
                     gradients=scatter[r][0],
                     near=backward[r][0] if plan.sharding.secondary else 0.0,
                     forward_s=forward[r][1] if busy else 0.0,
-                    backward_s=backward[r][1] + scatter[r][1] if busy else 0.0,
+                    backward_s=backward[r][1] + again[r][1] + scatter[r][1] if busy else 0.0,
+                    slices=stage.slices,
                 )
     return found
 
@@ -91,17 +96,31 @@ def _rounds(plan: Plan, costs: CostModel) -> tuple[_Round, _Round, _Round]:
     return forward, backward, _Round(sharding.gradients, scattered, sharding.relayed)
 
 
+class _Units(NamedTuple):
+    """Of a stage: how many blocks, and which ends of the model."""
+
+    layers: int
+    first: bool = False
+    last: bool = False
+
+
+def _gathered_again(stage: Stage) -> _Units:
+    """What a forward that runs again leaves when it is done: weights that come in slices."""
+    return _Units(stage.recomputed()["full"] if stage.slices > 1 else 0)
+
+
 def _by_replica(
-    stage: Stage, one: _Round, ends: tuple[bool, bool], costs: CostModel, known: dict[tuple[object, ...], float]
+    stage: Stage, one: _Round, units: _Units, costs: CostModel, known: dict[tuple[object, ...], float]
 ) -> dict[int, tuple[float, float]]:
-    """The part that each replica keeps, and the seconds of passing all layers round once."""
+    """The part that each replica keeps, and the seconds of passing all these units round once."""
     found = {}
     for circle in circles_of(stage, one.level, costs):
         replicas = tuple(stage.replicas[member] for member in circle.members)
         names = tuple((replica.node, replica.tp, _group(replica, costs)) for replica in replicas)
-        key = (names, min(circle.parts), stage.num_layers, ends, one.element_bytes)
+        key = (names, min(circle.parts), units, stage.slices, one.element_bytes)
         if key not in known:
-            known[key] = _round_s(replicas, min(circle.parts), stage.num_layers, ends, one.element_bytes, costs)
+            slicing = slicing_of(stage)
+            known[key] = _round_s(replicas, min(circle.parts), units, slicing, one.element_bytes, costs)
         for member, part in zip(circle.members, circle.parts, strict=True):
             found[member] = (part, known[key])
     return found
@@ -112,18 +131,23 @@ def _group(replica: Replica, costs: CostModel) -> int | None:
 
 
 def _round_s(
-    replicas: tuple[Replica, ...], least: float, layers: int, ends: tuple[bool, bool], size: float, costs: CostModel
+    replicas: tuple[Replica, ...], least: float, units: _Units, slicing: Slicing, size: float, costs: CostModel
 ) -> float:
-    """Each layer by itself, the parts from hand to hand: everybody sends all of them but one."""
+    """Each portion of each unit by itself, the parts from hand to hand: everybody sends all of them but one."""
     count = len(replicas)
     if count < 2:
         return 0.0
     members = frozenset((replica.node, replica.tp) for replica in replicas)
     # As if there were fewer bytes, where the circle has faster links or uneven parts than the exchange is made for.
     scale = (1 - least) / (1 - 1 / count) / _faster(replicas, costs)
+    empty_s = costs.half_exchange_s(members, count, 0.0)
     return sum(
-        times * costs.half_exchange_s(members, count, elements * size * scale)
-        for elements, times in _units(layers, ends, costs)
+        times
+        * (
+            costs.half_exchange_s(members, count, elements * size * scale)
+            + num_slices(costs.job.model, unit, slicing) * empty_s
+        )
+        for unit, elements, times in _counted(units, costs)
     )
 
 
@@ -137,15 +161,15 @@ def _faster(replicas: tuple[Replica, ...], costs: CostModel) -> float:
     return max(1.0, node.group_bytes_per_s / costs.link(node_id, node_id).bytes_per_s)
 
 
-def _units(layers: int, ends: tuple[bool, bool], costs: CostModel) -> Iterator[tuple[int, int]]:
-    """Elements of a unit, and how many such units a stage holds."""
-    model, (first, last) = costs.job.model, ends
+def _counted(units: _Units, costs: CostModel) -> Iterator[tuple[int, int, int]]:
+    """A unit, its elements, and how many such units there are."""
+    model, (layers, first, last) = costs.job.model, units
     if layers:
-        yield unit_elements(model, 1, 1), layers
+        yield 1, unit_elements(model, 1, 1), layers
     if first or (last and model.tie_embeddings):  # where it is both, once for each of them
-        yield unit_elements(model, 0, 1), first + (last and model.tie_embeddings)
+        yield 0, unit_elements(model, 0, 1), first + (last and model.tie_embeddings)
     if last:
-        yield unit_elements(model, model.layers + 1, 1), 1
+        yield model.layers + 1, unit_elements(model, model.layers + 1, 1), 1
 
 
 def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
@@ -153,9 +177,15 @@ def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
     found: Counter[str] = Counter()
     for pipeline in plan.pipelines if shares_inside(plan) else ():
         for s, stage in enumerate(pipeline.stages):
-            ends = (s == 0, s + 1 == len(pipeline.stages))
-            elements = sum(count * times for count, times in _units(stage.num_layers, ends, costs))
-            for one in _rounds(plan, costs):
+            units = _Units(stage.num_layers, s == 0, s + 1 == len(pipeline.stages))
+            forward, backward, scatter = _rounds(plan, costs)
+            for one, passed in (
+                (forward, units),
+                (backward, units),
+                (backward, _gathered_again(stage)),
+                (scatter, units),
+            ):
+                elements = sum(count * times for _, count, times in _counted(passed, costs))
                 for circle in circles_of(stage, one.level, costs):
                     nodes = {stage.replicas[member].node for member in circle.members}
                     if len(nodes) > 1:

@@ -1,6 +1,7 @@
 """Pipelines of one stage whose replicas share its gradients, or its weights too: each node a team, or all nodes one.
 
-Owns which teams there are, and how they deal out samples by speed. They are tried beside what the search finds, on
+Owns which teams there are, how they deal out samples by speed, and in how many slices units come together where memory
+is short. They are tried beside what the search finds, on
 clusters that are not tiny: without stages there are no bubbles, and what is split leaves room for larger micro-batches.
 Who shares with whom, and at what cost, is asked from `sharding`; `score` has the last word.
 """
@@ -30,6 +31,7 @@ _MOST_SAMPLES = 16  # of a micro-batch, of one replica
 _SCORED = 3
 _FAR = 1.35
 _RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+_SLICES = (2, 4, 8)  # of each unit, where whole units leave too little memory
 
 Team = tuple[Replica, ...]
 
@@ -50,6 +52,7 @@ class _Way:
     teams: tuple[Team, ...]
     sharding: Sharding
     recompute: Recompute
+    slices: int
     crews: tuple[dict[tuple[int, int], _Crew], ...]
     samples: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -66,7 +69,9 @@ def try_teams(costs: CostModel, copies: int, best_s: float, consider: Callable[[
     teams, kinds = _Teams(costs, best_s), group_kinds(nodes, costs)
     if best_s < teams.bound_s(kinds) * _FAR:
         return
-    for way in sorted(teams.ways(kinds), key=lambda way: way.seconds)[:_SCORED]:
+    found = sorted(teams.ways(kinds), key=lambda way: way.seconds)[:_SCORED]
+    found += [other for way in found for other in teams.in_slices(way)]
+    for way in sorted(found, key=lambda way: way.seconds)[:_SCORED]:
         made = teams.plan(way, copies)
         for tried in dict.fromkeys((made, _without_idle(made))):
             eased = relieved(tried, costs, offload=False) if way.recompute != "none" else None
@@ -82,7 +87,7 @@ class _Teams:
         self.batch = costs.job.train.global_batch
         self._recomputes = _RECOMPUTES if costs.job.train.recompute != "none" else _RECOMPUTES[:1]
         self._divisors = tuple(size for size in range(1, self.batch + 1) if self.batch % size == 0)
-        self._known: dict[tuple[int, int, Recompute], Floats] = {}
+        self._known: dict[tuple[int, int, Recompute, int], Floats] = {}
 
     def bound_s(self, kinds: tuple[Kind, ...]) -> float:
         """Nothing is faster: every device by itself runs the whole model, and waits for nobody."""
@@ -122,21 +127,52 @@ class _Teams:
             return
         for weights in ("none", level):
             sharding = sharding_of(self.costs.job.train, weights, level)
-            one_of = {self._key(team): team for team in teams}
-            shared = {key: self._shards(team, sharding) for key, team in one_of.items()}
-            if self._least_s(list(teams), shared) + after_s >= self.best_s:
-                continue
-            for recompute in self._recomputes:
-                way = self._way(teams, sharding, recompute, one_of, shared)
-                if way is not None and way.seconds + after_s < self.best_s:
-                    yield way
-                    break  # to recompute more pays where less does not fit; what is best in between, `relieved` finds
+            for slices in (1, *self._slices(teams)):
+                ways = self._by_recompute(teams, sharding, slices, after_s)
+                yield from (way for way in ways or [] if way.seconds + after_s < self.best_s)
+                if ways is None or ways:
+                    break
+
+    def in_slices(self, way: _Way) -> Iterator[_Way]:
+        """The same teams with units in more slices, where with more memory they could have larger micro-batches, or
+        less to compute again."""
+        most = min(_MOST_SAMPLES, self.batch)
+        limited = any(len(crew.seconds) <= most for crews in way.crews for crew in crews.values())
+        if limited or way.recompute != "none":
+            for slices in self._slices(way.teams):
+                if slices > way.slices:
+                    yield from self._by_recompute(way.teams, way.sharding, slices, 0.0) or []
+
+    def _by_recompute(
+        self, teams: tuple[Team, ...], sharding: Sharding, slices: int, after_s: float
+    ) -> list[_Way] | None:
+        """Those that fit, up to the first that is fast enough: to recompute more pays where less does not fit; what is
+        best in between, `relieved` finds. None: however much fits, none is fast enough."""
+        one_of = {self._key(team): team for team in teams}
+        shared = {key: self._shards(team, sharding, slices) for key, team in one_of.items()}
+        if self._least_s(list(teams), shared) + after_s >= self.best_s:
+            return None
+        found = []
+        for recompute in self._recomputes:
+            way = self._way(teams, sharding, recompute, slices, one_of, shared)
+            if way is not None:
+                found.append(way)
+                if way.seconds + after_s < self.best_s:
+                    break
+        return found
+
+    def _slices(self, teams: tuple[Team, ...]) -> tuple[int, ...]:
+        """Those that these teams may have."""
+        model, degrees = self.costs.job.model, {replica.tp for team in teams for replica in team}
+        most = min(model.ffn, model.vocab) // max(degrees) if len(degrees) == 1 else 1
+        return tuple(slices for slices in _SLICES if slices <= most)
 
     def _way(
         self,
         teams: tuple[Team, ...],
         sharding: Sharding,
         recompute: Recompute,
+        slices: int,
         one_of: dict[object, Team],
         shared: dict[object, dict[tuple[int, int], Shards]],
     ) -> _Way | None:
@@ -153,6 +189,7 @@ class _Teams:
             teams=teams,
             sharding=sharding,
             recompute=recompute,
+            slices=slices,
             crews=tuple(crews[key] for key in keys),
             samples=dealt,
             sizes=tuple(int(tables[key][1][samples]) for key, samples in zip(keys, dealt, strict=True)),
@@ -165,9 +202,9 @@ class _Teams:
     def _crew_key(self, replica: Replica) -> tuple[int, int]:
         return self.costs.kind(replica.node), replica.tp
 
-    def _shards(self, team: Team, sharding: Sharding) -> dict[tuple[int, int], Shards]:
+    def _shards(self, team: Team, sharding: Sharding, slices: int) -> dict[tuple[int, int], Shards]:
         """By crew; of its replicas that share least, as nodes of a kind need not have equal parts."""
-        stage = Stage(layers=((0, self.costs.job.model.layers),), replicas=team)
+        stage = Stage(layers=((0, self.costs.job.model.layers),), replicas=team, slices=slices)
         pipeline = Pipeline(micro_batch=len(team), micro_batches=1, stages=(stage,))
         found: dict[tuple[int, int], Shards] = {}
         for (_, _, place), its in shards(Plan(pipelines=(pipeline,), sharding=sharding), self.costs).items():
@@ -194,19 +231,19 @@ class _Teams:
         for replica in team:
             crew = self._crew_key(replica)
             if crew not in found:
-                seconds = self._seconds(crew[0], replica.node, replica.tp, recompute)
+                seconds = self._seconds(crew[0], replica.node, replica.tp, recompute, shared[crew].slices)
                 most = self._most_samples(replica, shared[crew], recompute, owners)
                 its = np.where(np.arange(len(seconds)) > 0, shared[crew].total_s, 0.0)
                 found[crew] = _Crew(count=counts[crew], seconds=(seconds + its)[: most + 1])
         return found
 
-    def _seconds(self, kind: int, node: str, tp: int, recompute: Recompute) -> Floats:
+    def _seconds(self, kind: int, node: str, tp: int, recompute: Recompute, slices: int = 1) -> Floats:
         """By samples, of all layers."""
-        key = (kind, tp, recompute)
+        key = (kind, tp, recompute, slices)
         if key not in self._known:
             layers = {recompute: self.costs.job.model.layers}
             times = [
-                self.costs.stage(node, tp, samples, layers, embedding=True, head=True).total_s
+                self.costs.stage(node, tp, samples, layers, embedding=True, head=True, slices=slices).total_s
                 for samples in range(1, min(self.batch, _MOST_SAMPLES) + 1)
             ]
             self._known[key] = np.maximum.accumulate(np.array([0.0, *times]))
@@ -231,6 +268,7 @@ class _Teams:
                 weights=its.weights,
                 gradients=its.gradients,
                 near=its.near,
+                slices=its.slices,
             ).total
             for samples in (0, 1)
         )
@@ -260,7 +298,12 @@ class _Teams:
                 Replica(node=replica.node, devices=replica.devices, tp=replica.tp, samples=count)
                 for replica, count in zip(team, counts, strict=True)
             )
-            stage = Stage(layers=((0, self.costs.job.model.layers),), replicas=tuple(replicas), recompute=way.recompute)
+            stage = Stage(
+                layers=((0, self.costs.job.model.layers),),
+                replicas=tuple(replicas),
+                recompute=way.recompute,
+                slices=way.slices,
+            )
             pipelines.append(Pipeline(micro_batch=size, micro_batches=samples // size, stages=(stage,)))
         return Plan(pipelines=tuple(pipelines), copies=copies, sharding=way.sharding)
 

@@ -30,6 +30,7 @@ from shoal_planner.job import ModelSpec
 from shoal_planner.levels import LEVELS, Level
 from shoal_planner.parameters import Parameter, parameters, stage_units
 from shoal_planner.plan import Plan, RankPlace, Replica
+from shoal_planner.slices import check_slices, slicing_of
 from shoal_recovery.intervals import Interval, merge
 from shoal_recovery.state import Circles, RankState, ShardMap, Span
 
@@ -52,6 +53,7 @@ def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
     """What every rank of `plan` keeps. Raises InvalidField if the plan is not one of this model."""
     if plan.num_layers != model.layers:
         raise InvalidField("pipelines", plan.num_layers, f"must cover the {model.layers} layers of the model")
+    check_slices(plan, model)
     division, by_unit, hosted = _Division(plan), _places_by_unit(plan), _hosted_units(plan)
     found: defaultdict[tuple[str, int], list[Span]] = defaultdict(list)  # by field of RankState and rank
     for parameter in sorted(parameters(model), key=lambda parameter: parameter.fqn):
@@ -67,6 +69,7 @@ def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
                 rank=place.rank,
                 device=place.device,
                 circles=division.circles(place),
+                slicing=slicing_of(plan.pipelines[place.pipeline].stages[place.stage]),
                 **{name: tuple(found[name, place.rank]) for name in _FIELDS},
             )
             for place in plan.places()

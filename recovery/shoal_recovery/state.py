@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shoal_planner.cluster import DeviceRef
+from shoal_planner.slices import UNCUT, Slicing
 from shoal_recovery.intervals import Interval, clip, subtract
 
 ELEMENT_BYTES = 4  # master and both moments are fp32 everywhere
@@ -132,6 +133,7 @@ class RankState:
     relays: tuple[Span, ...] = ()
     hosted: tuple[Span, ...] = ()
     circles: Circles = ALONE
+    slicing: Slicing = UNCUT  # of the units that it runs
 
     @property
     def shares_weights(self) -> bool:

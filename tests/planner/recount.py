@@ -6,6 +6,7 @@ holds, owns and keeps in flight is counted here, matrix by matrix and micro-batc
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from fractions import Fraction
 
@@ -32,6 +33,8 @@ def device_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str
                 total = _state_bytes(held, _owned(plan, held, replica, owners), stage, job, replica.tp)
                 total -= _kept_by_others(plan, held, stage, replica, job, cluster)
                 total += _made_whole(plan, held, stage, replica, job, cluster)
+                if stage.slices > 1:
+                    total -= _not_staged(plan, held, stage, replica, job, cluster)
                 total += _activation_bytes(pipeline, number, replica, job, fused=not _threads(cluster, replica.node))
                 for index in replica.devices:
                     found[f"{replica.node}:{index}"] = total
@@ -161,9 +164,37 @@ def _made_whole(
     """Whole weights of the layer in use and of the next one, and the whole gradients of one layer."""
     size = 2 if job.train.precision == "bf16" else 4
     largest = max(*held.values(), _largest_block(held, job, replica.tp))
+    if stage.slices > 1:
+        largest = _largest_slice(held, stage, replica.tp, job.model)
     gathers = _part(stage, replica, plan.sharding.weights, cluster) < 1
     scatters = _part(stage, replica, plan.sharding.gradients, cluster) < 1
     return float(largest * (2 * size * gathers + 4 * scatters))
+
+
+def _not_staged(
+    plan: Plan, held: dict[str, int], stage: Stage, replica: Replica, job: JobSpec, cluster: ClusterSnapshot
+) -> float:
+    """Bytes of buffers that are smaller where slices are sent. At the end of a step all that is kept of a unit is."""
+    largest = max(*held.values(), _largest_block(held, job, replica.tp))
+    parts = (
+        _part(stage, replica, level, cluster) * largest for level in (plan.sharding.weights, plan.sharding.gradients)
+    )
+    return float(2 * 4 * (largest - max(_largest_slice(held, stage, replica.tp, job.model), *parts)))
+
+
+def _largest_slice(held: dict[str, int], stage: Stage, tp: int, model: ModelSpec) -> int:
+    """Of attention by key heads, of the MLP and the vocabulary by rows, with the norms of the unit beside it."""
+    group = (2 * model.hidden // model.num_kv_heads) + 2 * model.head_dim  # rows of q and o, k and v for a key head
+    heads = model.num_kv_heads // tp
+    attention = math.ceil(heads / min(stage.slices, heads)) * group
+    rows = [math.ceil(math.ceil(count / tp) / stage.slices) for count in (model.ffn, model.vocab)]
+    inner = rows[0] * (3 if model.gated_mlp else 2)
+    found = [model.hidden * (2 + max(attention, inner))]
+    if "embedding" in held:
+        found.append(model.hidden * rows[1])
+    if "norm" in held:
+        found.append(model.hidden * (1 + rows[1]))
+    return max(found)
 
 
 def _offloaded(owned: dict[str, Fraction], stage: Stage) -> Fraction:

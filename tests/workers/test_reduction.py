@@ -48,7 +48,7 @@ def test_each_send_has_its_receive(data: st.DataObject) -> None:
     shards = shard_map(data.draw(plans(model)), model)
     for routes in (reduce_routes, spread_routes, gather_routes, fetch_routes, scatter_routes):
         sends, receives = _all(shards, model, routes)
-        key = lambda message: (message.source, message.destination, message.unit)  # noqa: E731
+        key = lambda message: (message.source, message.destination, message.portion)  # noqa: E731
         assert sorted(sends, key=key) == sorted(receives, key=key)
         assert len({key(message) for message in sends}) == len(sends), "one tag, one message"
 
@@ -125,7 +125,7 @@ def test_every_message_is_in_the_programs_of_both_sides(layout: str, tied: bool)
     for rank, program in enumerate(programs(plan, model)):
         for kind, routes in ((Reduce, reduce_routes), (Gather, gather_routes)):
             units = [item.unit for item in program if isinstance(item, kind)]
-            assert set(routes(shards, model, rank)) <= set(units)
+            assert {portion.unit for portion in routes(shards, model, rank)} <= set(units)
             pairs[kind].update(itertools.combinations(units, 2))
     for found in pairs.values():
         assert not any((other, one) in found for one, other in found), "all ranks in one order"

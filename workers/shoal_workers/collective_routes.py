@@ -22,6 +22,7 @@ from shoal_planner.holder_trees import arranged
 from shoal_planner.job import ModelSpec
 from shoal_planner.plan import Plan
 from shoal_planner.schedule import sync_units
+from shoal_planner.slices import Portion
 from shoal_recovery.intervals import merge
 from shoal_recovery.state import ShardMap, Span, common
 from shoal_workers.reduction import (
@@ -54,7 +55,7 @@ def ways(plan: Plan, model: ModelSpec, shards: ShardMap, rank: int, zones: Mappi
     """`zones` are those of nodes, one zone for all that are not in it. Raises InvalidField where an algorithm is not
     for the replicas that hold a unit."""
     found: Iterator[dict[int, Rounds]] = (
-        {unit: (routes,) for unit, routes in routes_of(shards, model, rank).items()}
+        {portion.unit: (routes,) for portion, routes in routes_of(shards, model, rank).items()}
         for routes_of in (reduce_routes, spread_routes, gather_routes)
     )
     reduces, spreads, gathers = found
@@ -66,7 +67,7 @@ def ways(plan: Plan, model: ModelSpec, shards: ShardMap, rank: int, zones: Mappi
         if plan.sharding.optimizer == "none":  # all own all: they need the sums, and make weights of them by themselves
             spreads[unit] = back
         else:
-            gathers[unit] = (*back, beside.get(unit, NO_ROUTES))
+            gathers[unit] = (*back, beside.get(Portion(unit), NO_ROUTES))
     return Ways(reduces=reduces, spreads=spreads, gathers=gathers)
 
 
@@ -145,11 +146,11 @@ class _Group:
                     found[other] += (span for block in self._blocks[message.first : message.last] for span in block)
         return UnitRoutes(
             sends=tuple(
-                Message(unit=self._unit, source=rank, destination=other, spans=spans)
+                Message(portion=Portion(self._unit), source=rank, destination=other, spans=spans)
                 for other, spans in self._with_ranks(rank, leaving)
             ),
             receives=tuple(
-                Message(unit=self._unit, source=other, destination=rank, spans=spans)
+                Message(portion=Portion(self._unit), source=other, destination=rank, spans=spans)
                 for other, spans in self._with_ranks(rank, coming)
             ),
         )

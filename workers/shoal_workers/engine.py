@@ -34,7 +34,7 @@ from shoal_planner.programs import (
 from shoal_planner.schedule import programs, sync_order
 from shoal_recovery.state import ShardMap
 from shoal_workers.ballots import Ballot, Ranges, Verdict, count
-from shoal_workers.circulation import Circulation, uses
+from shoal_workers.circulation import Circulation, run_again
 from shoal_workers.collective_routes import ways
 from shoal_workers.courier import STAGING, Courier
 from shoal_workers.data import Samples
@@ -49,7 +49,7 @@ from shoal_workers.forward_only import ForwardOnly
 from shoal_workers.idle import IdleForwards, IdleRun
 from shoal_workers.live import GATHERED, LiveState
 from shoal_workers.memory import DeviceMemory
-from shoal_workers.model import Builder
+from shoal_workers.model import Builder, Weights
 from shoal_workers.optimizer import OwnedAdamW, learning_rate
 from shoal_workers.outcome import Finished as Finished
 from shoal_workers.outcome import NoSnapshots as NoSnapshots
@@ -105,10 +105,12 @@ class Engine:
         self._wire = Wire(device=live.device, on_device=exchange.on_device)
         self._courier = courier = Courier(exchange, memory, wire=self._wire)
         chunks = chunk_units(plan, self._place.pipeline, self._place.stage)
+        again = run_again(plan.pipelines[self._place.pipeline].stages[self._place.stage], chunks)
+        ahead = plan.overlap.shards
         self._circulation = Circulation(
-            shards, job.model, rank, live, courier, memory, plan.sharding, ahead=plan.overlap.shards, made=self._made
+            shards, job.model, rank, live, courier, memory, plan.sharding, ahead=ahead, made=self._made, again=again
         )
-        self._uses = uses(self._program, chunks)
+        self._uses = self._circulation.uses(self._program, chunks)
         self._stage = self._build_stage(plan, chunks)
         self._samples = samples
         self._forward_only = self._build_forward_only()
@@ -334,9 +336,9 @@ class Engine:
         group = TensorGroup(
             rank=place.tp_rank, size=place.tp, reducer=self._exchange, chunks=plan.overlap.tensor_chunks
         )
-        builder = Builder(
-            job.model, live.parameter, group, job.train.seq_len, live.device, live.add_product, split=split
-        )
+        slicing, gates = live.state.slicing, self._circulation.gates
+        weights = Weights(model=job.model, lookup=live.parameter, group=group, slicing=slicing, gates=gates)
+        builder = Builder(weights, job.train.seq_len, live.device, live.add_product, live.add_rows, split=split)
         stage = plan.pipelines[place.pipeline].stages[place.stage]
         units = [[builder.unit(number, stage.recompute_of(number - 1)) for number in numbers] for numbers in chunks]
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, wire=self._wire)

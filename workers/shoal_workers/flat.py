@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from shoal_planner.slices import Portion
 from shoal_recovery.state import Span
 
 
@@ -68,38 +69,35 @@ class FlatBuffer:
 
 
 class UnitBuffers:
-    """One kind of state, a buffer per unit: what is `kept`, and what is `whole` while it is used. These are one and the
-    same where all is kept; of other units the whole is closed at first."""
+    """One kind of state: per unit a buffer of what is `kept`, and per portion one of what is `whole` while it is used.
+    Units that are not `split` keep all of it; of the others the whole is closed at first."""
 
     def __init__(
         self,
-        whole: Mapping[int, Sequence[Span]],
         kept: Mapping[int, Sequence[Span]],
+        whole: Mapping[Portion, Sequence[Span]],
         split: frozenset[int],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.split = split
-        self._whole = {unit: FlatBuffer(spans, dtype, device) for unit, spans in whole.items()}
-        self._kept = dict(self._whole)
-        for unit in split:
-            self._kept.pop(unit, None)
-            if unit in kept:
-                self._kept[unit] = FlatBuffer(kept[unit], dtype, device)
-            if unit in self._whole:
-                self._whole[unit].close()
+        self._kept = {unit: FlatBuffer(spans, dtype, device) for unit, spans in kept.items()}
+        self._whole: dict[Portion, FlatBuffer] = {}
+        for portion, spans in whole.items():
+            self._whole[portion] = FlatBuffer(spans, dtype, device)
+            self._whole[portion].close()
 
     def kept(self, unit: int, span: Span) -> Tensor:
         return self._kept[unit].view(span)
 
-    def whole(self, unit: int, span: Span) -> Tensor:
+    def whole(self, portion: Portion, span: Span) -> Tensor:
         """The same tensor to autograd's eyes whatever is written: who writes sees to it that it fits."""
-        return self._whole[unit].view(span)
+        return self._buffer(portion).view(span)
 
-    def whole_now_or_later(self, unit: int, span: Span) -> Tensor:
-        """As `whole`, also of a unit that is closed: the tensor may be used when it is open. (A view of no memory can
-        not be made, but one may lose its memory.)"""
-        buffer = self._whole[unit]
+    def whole_now_or_later(self, portion: Portion, span: Span) -> Tensor:
+        """As `whole`, also of a portion that is closed: the tensor may be used when it is open. (A view of no memory
+        can not be made, but one may lose its memory.)"""
+        buffer = self._buffer(portion)
         closed = not buffer.tensor.untyped_storage().nbytes()
         if closed:
             buffer.open()
@@ -108,19 +106,19 @@ class UnitBuffers:
             buffer.close()
         return view
 
-    def open(self, unit: int) -> int:
+    def open(self, portion: Portion) -> int:
         """The bytes that it takes from now on."""
-        if unit not in self.split or unit not in self._whole:
+        if portion not in self._whole:
             return 0
-        self._whole[unit].open()
-        return self._whole[unit].num_bytes
+        self._whole[portion].open()
+        return self._whole[portion].num_bytes
 
-    def close(self, unit: int) -> int:
+    def close(self, portion: Portion) -> int:
         """The bytes that are free again."""
-        if unit not in self.split or unit not in self._whole:
+        if portion not in self._whole:
             return 0
-        self._whole[unit].close()
-        return self._whole[unit].num_bytes
+        self._whole[portion].close()
+        return self._whole[portion].num_bytes
 
     def clear(self) -> None:
         """What is kept of the split units becomes zeros. What is kept of others is lost, and takes no memory until
@@ -135,6 +133,9 @@ class UnitBuffers:
         """After `clear`, with whatever the memory has; again, it changes nothing."""
         self._kept[unit].open()
 
-    def zero_whole(self, unit: int) -> None:
-        if unit in self._whole:
-            self._whole[unit].tensor.zero_()
+    def zero_whole(self, portion: Portion) -> None:
+        if portion in self._whole:
+            self._whole[portion].tensor.zero_()
+
+    def _buffer(self, portion: Portion) -> FlatBuffer:
+        return self._whole[portion] if portion.unit in self.split else self._kept[portion.unit]

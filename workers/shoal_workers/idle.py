@@ -15,9 +15,10 @@ from shoal_planner.programs import (
     SendGradient,
     WeightGradient,
 )
-from shoal_workers.circulation import Circulation, Part, Use
+from shoal_workers.circulation import Circulation, Use
 from shoal_workers.data import Samples
 from shoal_workers.forward_only import Seen
+from shoal_workers.scattering import Part
 
 
 class IdleRun:
@@ -35,14 +36,11 @@ class IdleRun:
 
     def forward(self, item: Forward) -> None:
         for unit in self._chunks[item.chunk]:
-            with self._circulation.weights(unit):
-                pass
+            self._circulation.pass_forward(unit)
 
     def backward(self, item: Backward | InputGradient) -> None:
         for unit in reversed(self._chunks[item.chunk]):
-            part = Part.VECTORS if unit in self._put_off else Part.ALL
-            with self._circulation.weights(unit), self._circulation.gradients(unit, part):
-                pass
+            self._circulation.pass_backward(unit, Part.VECTORS if unit in self._put_off else Part.ALL)
 
     def weight_gradients(self, item: WeightGradient) -> None:
         for unit in reversed(self._chunks[item.chunk]):
@@ -70,6 +68,6 @@ class IdleForwards:
     def run(self, step: int, samples: Samples, seen: Seen) -> float:
         self._circulation.begin(self._wanted)
         for use in self._wanted:
-            with self._circulation.weights(use.unit):
-                pass
+            if not use.portion.number:
+                self._circulation.pass_forward(use.portion.unit)
         return 0.0

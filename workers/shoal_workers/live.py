@@ -20,12 +20,14 @@ from torch import Tensor
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter, parameters
+from shoal_planner.slices import Portion
 from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, RankState, ShardKey, Span, common, without
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.flat import FlatBuffer, UnitBuffers
 from shoal_workers.hosted import HostedState, passing_bytes
 from shoal_workers.initial import initial_values
 from shoal_workers.memory import DeviceMemory, Ledger
+from shoal_workers.portions import Cutter, cutter
 
 Precision = Literal["fp32", "bf16"]
 _ByUnit = Mapping[int, list[Span]]
@@ -69,7 +71,8 @@ class LiveState:
         self._owned = owned
         self._secondary = secondary
         self._parameters = {parameter.fqn: parameter for parameter in parameters(model)}
-        self._leaves: dict[str, Tensor] = {}
+        self._cut = cutter(model, state.slicing)
+        self._leaves: dict[tuple[str, int], Tensor] = {}
         self._sinks: dict[Tensor, _Sink] = {}  # by leaf
         self._stale: dict[str, list[Span]] = {}  # by parameter: gradients of the step before, which count as zeros
         self._refreshed = common(state.keeps, _apart(state, dtype))
@@ -91,6 +94,7 @@ class LiveState:
             _spans_by_unit(model, spans) for spans in (state.holds, state.keeps, state.contributes, _summed(state))
         )
         split_weights, split_gradients = _differing(holds, keeps), _differing(gives, sums)
+        cut = cutter(model, state.slicing)
         hosted = _spans_by_unit(model, state.hosted)
         beside = without(state.owns, state.hosted)
         owned = {kind: beside for kind in OWNED_KINDS} | {Kind.MASTER: _apart(state, dtype)}
@@ -108,8 +112,8 @@ class LiveState:
             state,
             memory,
             dtype,
-            UnitBuffers(holds, keeps, split_weights, dtype, device),
-            UnitBuffers(holds, sums, split_gradients, torch.float32, device),
+            UnitBuffers(*_kept_and_whole(holds, keeps, split_weights, cut), split_weights, dtype, device),
+            UnitBuffers(*_kept_and_whole(holds, sums, split_gradients, cut), split_gradients, torch.float32, device),
             {kind: FlatBuffer(spans, torch.float32, device) for kind, spans in owned.items()},
             HostedState(hosted, device),
             {unit: FlatBuffer(spans, dtype, device) for unit, spans in _spans_by_unit(model, state.near).items()},
@@ -189,31 +193,30 @@ class LiveState:
         return self._gradients.kept(self._home(span), span)
 
     def whole_weight(self, span: Span) -> Tensor:
-        """The weights of held elements, while their units are open. Autograd does not notice what is written."""
-        return self._weights.whole(self._home(span), span).data
+        """The weights of held elements of one portion, while it is open. Autograd does not notice what is written."""
+        return self._weights.whole(self._portion(span), span).data
 
     def whole_gradient(self, span: Span) -> Tensor:
-        """The fp32 gradient of held elements, while their units are open: of what ran since then."""
-        return self._gradients.whole(self._home(span), span)
+        """The fp32 gradient of held elements of one portion, while it is open: of what ran since then."""
+        return self._gradients.whole(self._portion(span), span)
 
-    def open_weights(self, unit: int) -> None:
-        """Makes room for what is split of the weights that a unit of the model uses. Raises OutOfDeviceMemory."""
-        for home in homes(self.model, unit):
+    def open_weights(self, portion: Portion) -> None:
+        """Makes room for what is split of the weights that a portion of a unit uses. Raises OutOfDeviceMemory."""
+        for home in self._homes(portion):
             self._memory.charge(GATHERED, self._weights.open(home))
 
-    def close_weights(self, unit: int) -> None:
-        for home in homes(self.model, unit):
+    def close_weights(self, portion: Portion) -> None:
+        for home in self._homes(portion):
             self._memory.release(GATHERED, self._weights.close(home))
 
-    def open_gradients(self, unit: int) -> None:
+    def open_gradients(self, portion: Portion) -> None:
         """As `open_weights`, with zeros."""
-        for home in homes(self.model, unit):
-            if home in self._gradients.split:
-                self._memory.charge(GATHERED, self._gradients.open(home))
-                self._gradients.zero_whole(home)
+        for home in self._homes(portion):
+            self._memory.charge(GATHERED, self._gradients.open(home))
+            self._gradients.zero_whole(home)
 
-    def close_gradients(self, unit: int) -> None:
-        for home in homes(self.model, unit):
+    def close_gradients(self, portion: Portion) -> None:
+        for home in self._homes(portion):
             self._memory.release(GATHERED, self._gradients.close(home))
 
     def refresh_weights(self) -> None:
@@ -230,12 +233,12 @@ class LiveState:
             if self._home(span) not in self._gradients.split:
                 self._stale.setdefault(span.fqn, []).append(span)
 
-    def parameter(self, fqn: str) -> Tensor:
-        """The held rows of this parameter, as a leaf that autograd may use: a view of the weights, whose gradients
-        add up in the gradient buffer. KeyError if this rank does not hold it."""
-        if fqn not in self._leaves:
-            self._leaves[fqn] = self._leaf(fqn)
-        return self._leaves[fqn]
+    def parameter(self, fqn: str, number: int = 0) -> Tensor:
+        """The held rows of this parameter in the portion of its unit of this number, as a leaf that autograd may use: a
+        view of the weights, whose gradients add up in the gradient buffer. KeyError if this rank does not hold it."""
+        if (fqn, number) not in self._leaves:
+            self._leaves[fqn, number] = self._leaf(fqn, number)
+        return self._leaves[fqn, number]
 
     @torch.no_grad()
     def add_product(self, leaf: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
@@ -249,6 +252,14 @@ class LiveState:
             torch.mm(left_TR.t(), right_TC, out=gradient_RC)
         else:
             gradient_RC.addmm_(left_TR.t(), right_TC)
+
+    @torch.no_grad()
+    def add_rows(self, leaf: Tensor, rows_T: Tensor, slope_TC: Tensor) -> None:
+        """Adds to these rows of the gradient of a leaf, a matrix of R x C."""
+        sink = self._sinks[leaf]
+        if sink.is_first():
+            sink.gradient.zero_()
+        sink.gradient.index_add_(0, rows_T, slope_TC.to(sink.gradient.dtype))
 
     def initialise(self, seed: int) -> None:
         """Becomes step 0, the same in every layout."""
@@ -267,16 +278,30 @@ class LiveState:
     def _home(self, span: Span) -> int:
         return home_unit(self._parameters[span.fqn])
 
-    def _leaf(self, fqn: str) -> Tensor:
-        spans = [span for span in self.state.holds if span.fqn == fqn]
+    def _portion(self, span: Span) -> Portion:
+        number, _ = next(self._cut(span))
+        return Portion(self._home(span), number)
+
+    def _homes(self, portion: Portion) -> tuple[Portion, ...]:
+        return tuple(Portion(home, portion.number) for home in homes(self.model, portion.unit))
+
+    def _leaf(self, fqn: str, number: int) -> Tensor:
+        held = [span for span in self.state.holds if span.fqn == fqn]
+        spans = [part for span in held for its, part in self._cut(span) if its == number]
         if not spans:
-            raise KeyError(fqn)
+            raise KeyError(fqn, number)
         span = Span(fqn=fqn, first=spans[0].first, last=spans[-1].last)
         shape = (-1, *self._parameters[fqn].shape[1:])
-        home = self._home(span)
-        leaf = self._weights.whole_now_or_later(home, span).view(shape).detach().requires_grad_()
-        gradient = self._gradients.whole_now_or_later(home, span).view(shape)
-        sink = _Sink(fqn=fqn, home=home, gradient=gradient, stale=self._stale, buffers=self._gradients)
+        portion = self._portion(span)
+        leaf = self._weights.whole_now_or_later(portion, span).view(shape).detach().requires_grad_()
+        sink = _Sink(
+            fqn=fqn,
+            home=portion.unit,
+            gradient=self._gradients.whole_now_or_later(portion, span).view(shape),
+            alone=spans == held,
+            stale=self._stale,
+            buffers=self._gradients,
+        )
         leaf.register_post_accumulate_grad_hook(sink.take)  # type: ignore[no-untyped-call]
         self._sinks[leaf] = sink
         return leaf
@@ -289,20 +314,26 @@ class LiveState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sink:
-    """Where the gradient of a leaf adds up. Autograd keeps it, so it must not keep the live state."""
+    """Where the gradient of a leaf adds up. Autograd keeps it, so it must not keep the live state. `alone`: the leaf is
+    all that is held of its parameter."""
 
     fqn: str
     home: int
     gradient: Tensor
+    alone: bool
     stale: dict[str, list[Span]]
     buffers: UnitBuffers
 
     def is_first(self) -> bool:
         """Whether nothing has come yet in this step; then what is there is not to be added to."""
-        if self.stale.pop(self.fqn, None) is None:
+        spans = self.stale.pop(self.fqn, None)
+        if spans is None:
             return False
         self.buffers.reopen(self.home)
-        return True
+        if not self.alone:
+            for span in spans:
+                self.buffers.kept(self.home, span).zero_()
+        return self.alone
 
     def take(self, leaf: Tensor) -> None:
         assert leaf.grad is not None
@@ -346,6 +377,19 @@ def _num_kept(whole: _ByUnit, kept: _ByUnit, split: frozenset[int]) -> int:
     units = {*whole, *kept}
     spans = (span for unit in units for span in (kept if unit in split else whole).get(unit, ()))
     return sum(span.numel for span in spans)
+
+
+def _kept_and_whole(
+    whole: _ByUnit, kept: _ByUnit, split: frozenset[int], cut: Cutter
+) -> tuple[_ByUnit, dict[Portion, list[Span]]]:
+    """By unit what is kept, and of units that are split the whole by portion."""
+    portions: dict[Portion, list[Span]] = {}
+    for unit in split & whole.keys():
+        for number, part in (found for span in whole[unit] for found in cut(span)):
+            portions.setdefault(Portion(unit, number), []).append(part)
+    return {unit: spans for unit, spans in whole.items() if unit not in split} | {
+        unit: spans for unit, spans in kept.items() if unit in split
+    }, portions
 
 
 def _differing(one: _ByUnit, other: _ByUnit) -> frozenset[int]:

@@ -23,7 +23,7 @@ from shoal_workers.devices import CPU, synchronise
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import LiveState, Precision, weight_dtype
 from shoal_workers.memory import DeviceMemory
-from shoal_workers.model import Block, Embedding, Head, Lookup, Rotary
+from shoal_workers.model import Block, Embedding, Head, Lookup, Rotary, Weights
 from shoal_workers.optimizer import OwnedAdamW
 from shoal_workers.products import ByAutograd
 from shoal_workers.remaking import keeping
@@ -47,8 +47,8 @@ def measure_block(
     device: torch.device = CPU,
 ) -> Seconds:
     """Seconds of one block, forward and backward, on `samples` sequences with `threads` threads."""
-    lookup, group = _weights(model, tp, precision, device), _alone()
-    block = Block(model, 0, lookup, group, Rotary(model, seq_len, device), keeping, ByAutograd())
+    weights = Weights(model=model, lookup=_weights(model, tp, precision, device), group=_alone())
+    block = Block(model, 0, weights, Rotary(model, seq_len, device), keeping, ByAutograd())
     x_BSH = _activations(model, seq_len, samples, precision, device)
     return _measure(lambda: block(x_BSH), threads, repeats, device)
 
@@ -65,7 +65,7 @@ def measure_embedding(
 ) -> Seconds:
     """As `measure_block`, for the embedding."""
     lookup = _weights(model, tp, precision, device)
-    embedding = Embedding(model, lookup, _alone())
+    embedding = Embedding(Weights(model=model, lookup=lookup, group=_alone()))
     tokens_BS = torch.randint(len(lookup("embedding.weight")), (samples, seq_len), device=device)
     return _measure(lambda: embedding(tokens_BS), threads, repeats, device)
 
@@ -81,7 +81,9 @@ def measure_head(
     device: torch.device = CPU,
 ) -> Seconds:
     """As `measure_block`, for final norm, head and loss."""
-    head = Head(model, _weights(model, tp, precision, device), _alone())
+    head = Head(
+        model, Weights(model=model, lookup=_weights(model, tp, precision, device), group=_alone()), ByAutograd()
+    )
     x_BSH = _activations(model, seq_len, samples, precision, device)
     targets_BS = torch.randint(model.vocab, (samples, seq_len), device=device)
     return _measure(lambda: head(x_BSH, targets_BS), threads, repeats, device)
@@ -166,7 +168,8 @@ def _weights(model: ModelSpec, tp: int, precision: Precision, device: torch.devi
     known = {parameter.fqn: parameter for parameter in parameters(model)}
     made: dict[str, Tensor] = {}
 
-    def lookup(fqn: str) -> Tensor:
+    def lookup(fqn: str, number: int = 0) -> Tensor:
+        assert number == 0, number
         if fqn not in made:
             first, last = known[fqn].interval(0, tp)
             flat = torch.randn(last - first, device=device).mul_(_STD).to(weight_dtype(precision))

@@ -1,7 +1,7 @@
 """A decoder-only transformer of the Llama family, in units, each of which computes on the rows that one rank holds.
 
 Owns the arithmetic. Does not own the parameters: a unit asks for them by name and finds them in their stored shapes
-(`shoal_planner.parameters`), cut for this rank.
+(`shoal_planner.parameters`), cut for this rank, and perhaps in slices that come one after the other (`sliced`).
 
 Shapes: B sequences, S positions, T = B * S tokens, H hidden, N heads and K key-value heads of this rank, D head size,
 F inner rows of this rank, V vocabulary rows of this rank, C = N * D or K * D.
@@ -9,9 +9,10 @@ F inner rows of this rank, V vocabulary rows of this rank, C = N * D or K * D.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +21,50 @@ from torch import Tensor
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.plan import Recompute
+from shoal_planner.slices import UNCUT, Slicing, cuts
 from shoal_workers.chunked import summed_product
 from shoal_workers.products import AddProduct, AtOnce, Products, PutOff
 from shoal_workers.remaking import Making, Remaking, keeping
+from shoal_workers.sliced import Gate, Slice, added, each, rows_of
 from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, embed, enter, leave, nothing
 
-Lookup = Callable[[str], Tensor]
+Gates = Callable[[int], Sequence[Gate]]  # of the slices of a unit
+
+
+class Lookup(Protocol):
+    def __call__(self, fqn: str, number: int = 0) -> Tensor:
+        """The rows of a parameter that this rank has in the portion of its unit of this number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Parameters as one rank has them: matrices in the slices that its stage cuts them into."""
+
+    model: ModelSpec
+    lookup: Lookup
+    group: TensorGroup
+    slicing: Slicing = UNCUT
+    gates: Gates = lambda unit: ()
+
+    def vector(self, fqn: str) -> Tensor:
+        return self.lookup(fqn)
+
+    def slices(self, unit: int, *fqns: str) -> tuple[Slice, ...]:
+        """Of an operator of this unit: each has its rows of all its matrices."""
+        first_of = _find(self.model, fqns[0])
+        low, high = first_of.interval(self.group.rank, self.group.size)
+        if self.slicing == UNCUT:
+            return (Slice(weights=tuple(map(self.lookup, fqns)), first_row=low // first_of.shape[1]),)
+        gates = self.gates(unit)
+        return tuple(
+            Slice(
+                weights=tuple(self.lookup(fqn, cut.number) for fqn in fqns),
+                first_row=cut.first // first_of.shape[1],
+                gate=gates[cut.number - 1],
+            )
+            for cut in cuts(self.model, first_of, self.slicing)
+            if low <= cut.first and cut.last <= high
+        )
 
 
 class Rotary:
@@ -45,13 +84,20 @@ class Rotary:
 
 
 class Embedding:
-    def __init__(self, model: ModelSpec, lookup: Lookup, group: TensorGroup) -> None:
-        self._weight_VH = lookup("embedding.weight")
-        self._first_row = _first_row(model, "embedding.weight", group)
-        self._group = group
+    """Of a weight in slices the gradients go to `add_rows`."""
+
+    def __init__(self, weights: Weights, add_rows: AddProduct | None = None) -> None:
+        self._slices = weights.slices(0, "embedding.weight")
+        self._group = weights.group
+        self._add_rows = add_rows
 
     def __call__(self, tokens_BS: Tensor) -> Tensor:
-        return embed(tokens_BS, self._weight_VH, self._first_row, self._group)
+        if self._add_rows is None or self._slices[0].gate is None:
+            (one,) = self._slices
+            return embed(tokens_BS, one.weights[0], one.first_row, self._group)
+        turn = torch.zeros(0, device=tokens_BS.device, requires_grad=True)
+        rows = partial(rows_of, tokens_BS=tokens_BS, add_rows=self._add_rows)
+        return leave(added(turn, self._slices, rows), self._group)
 
 
 class Block:
@@ -63,8 +109,7 @@ class Block:
         self,
         model: ModelSpec,
         layer: int,
-        lookup: Lookup,
-        group: TensorGroup,
+        weights: Weights,
         rotary: Rotary,
         make: Making,
         products: Products,
@@ -73,62 +118,68 @@ class Block:
         prefix = f"layers.{layer}"
         self._norm = partial(_norm, eps=model.norm_eps)
         self._head_dim = model.head_dim
-        self._group = group
+        self._group = weights.group
         self._rotary = rotary
         self._make = make
         self._products = products
         self._beside = beside
-        self._attention_norm_H = lookup(f"{prefix}.attention_norm.weight")
-        self._qkv = tuple(lookup(f"{prefix}.attention.{name}.weight") for name in "qkv")
-        self._o = lookup(f"{prefix}.attention.o.weight")
-        self._mlp_norm_H = lookup(f"{prefix}.mlp_norm.weight")
+        self._attention_norm_H = weights.vector(f"{prefix}.attention_norm.weight")
+        self._attention = weights.slices(layer + 1, *(f"{prefix}.attention.{name}.weight" for name in "qkvo"))
+        self._mlp_norm_H = weights.vector(f"{prefix}.mlp_norm.weight")
         self._activation = _gated if model.gated_mlp else F.gelu
-        inner = ("gate", "up") if model.gated_mlp else ("up",)
-        self._inner = tuple(lookup(f"{prefix}.mlp.{name}.weight") for name in inner)
-        self._down_FH = lookup(f"{prefix}.mlp.down.weight")
+        names = ("gate", "up", "down") if model.gated_mlp else ("up", "down")
+        self._mlp = weights.slices(layer + 1, *(f"{prefix}.mlp.{name}.weight" for name in names))
 
     def __call__(self, x_BSH: Tensor) -> Tensor:
         with self._make(self._norm, x_BSH, self._attention_norm_H) as normed_BSH:
-            x_BSH = x_BSH + self._attention(normed_BSH)
+            x_BSH = x_BSH + self._by_all(normed_BSH, self._attention, self._attend)
         with self._make(self._norm, x_BSH, self._mlp_norm_H) as normed_BSH:
-            return x_BSH + self._mlp(normed_BSH)
+            return x_BSH + self._by_all(normed_BSH, self._mlp, self._feed)
 
-    def _attention(self, x_BSH: Tensor) -> Tensor:
-        x_BSH = enter(x_BSH, self._group, self._beside)
-        q_BNSD, k_BKSD, v_BKSD = map(self._heads, self._products.linear(x_BSH, self._qkv))
-        q_BNSD, k_BKSD = self._rotary(q_BNSD), self._rotary(k_BKSD)
-        grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
-        mixed_BNSD = F.scaled_dot_product_attention(q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
-        return self._summed(mixed_BNSD.transpose(1, 2).flatten(2), self._o)
+    def _by_all(self, x_BSH: Tensor, slices: Sequence[Slice], compute: Callable[[Tensor, Slice], Tensor]) -> Tensor:
+        out_BSH = added(enter(x_BSH, self._group, self._beside), slices, compute)
+        return out_BSH if slices[0].gate is None else leave(out_BSH, self._group)
 
-    def _summed(self, x: Tensor, weight_IO: Tensor) -> Tensor:
+    def _last(self, x: Tensor, weight_IO: Tensor, one: Slice) -> Tensor:
+        """The last product of an operator, summed over the group unless there are more slices of it."""
+        if one.gate is not None:
+            return self._products.matmul(x, weight_IO)
         if self._group.overlaps:
             return summed_product(x, weight_IO, self._group, self._products.add)
         return leave(self._products.matmul(x, weight_IO), self._group)
 
+    def _attend(self, x_BSH: Tensor, one: Slice) -> Tensor:
+        *qkv, o = one.weights
+        q_BNSD, k_BKSD, v_BKSD = map(self._heads, self._products.linear(x_BSH, tuple(qkv)))
+        q_BNSD, k_BKSD = self._rotary(q_BNSD), self._rotary(k_BKSD)
+        grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
+        mixed_BNSD = F.scaled_dot_product_attention(q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
+        return self._last(mixed_BNSD.transpose(1, 2).flatten(2), o, one)
+
     def _heads(self, heads_BSC: Tensor) -> Tensor:
         return heads_BSC.view(*heads_BSC.shape[:2], -1, self._head_dim).transpose(1, 2)
 
-    def _mlp(self, x_BSH: Tensor) -> Tensor:
-        x_BSH = enter(x_BSH, self._group, self._beside)
-        with self._make(self._activation, *self._products.linear(x_BSH, self._inner)) as inner_BSF:
-            return self._summed(inner_BSF, self._down_FH)
+    def _feed(self, x_BSH: Tensor, one: Slice) -> Tensor:
+        *inner, down_FH = one.weights
+        with self._make(self._activation, *self._products.linear(x_BSH, tuple(inner))) as inner_BSF:
+            return self._last(inner_BSF, down_FH, one)
 
 
 class Head:
     """Final norm, and the summed cross entropy of the vocabulary's logits."""
 
-    def __init__(self, model: ModelSpec, lookup: Lookup, group: TensorGroup) -> None:
-        fqn = "embedding.weight" if model.tie_embeddings else "head.weight"
-        self._norm_H = lookup("final_norm.weight")
-        self._weight_VH = lookup(fqn)
-        self._first_row = _first_row(model, fqn, group)
+    def __init__(self, model: ModelSpec, weights: Weights, products: Products) -> None:
+        self._norm_H = weights.vector("final_norm.weight")
+        name = "embedding.weight" if model.tie_embeddings else "head.weight"
+        self._slices = weights.slices(model.layers + 1, name)
         self._eps = model.norm_eps
-        self._group = group
+        self._group = weights.group
+        self._products = products
 
     def __call__(self, x_BSH: Tensor, targets_BS: Tensor) -> Tensor:
         x_TH = enter(_norm(x_BSH, self._norm_H, self._eps), self._group).flatten(0, 1)
-        return cross_entropy_sum(F.linear(x_TH, self._weight_VH), targets_BS.flatten(), self._first_row, self._group)
+        slices_TV = each(x_TH, self._slices, lambda x_TH, one: self._products.linear(x_TH, one.weights)[0])
+        return cross_entropy_sum(slices_TV, targets_BS.flatten(), [one.first_row for one in self._slices], self._group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,20 +216,19 @@ class Builder:
 
     def __init__(
         self,
-        model: ModelSpec,
-        lookup: Lookup,
-        group: TensorGroup,
+        weights: Weights,
         seq_len: int,
         device: torch.device,
         add_product: AddProduct,
+        add_rows: AddProduct,
         *,
         split: bool = False,
     ) -> None:
-        self._model = model
-        self._lookup = lookup
-        self._group = group
-        self._rotary = Rotary(model, seq_len, device)
+        self._model = weights.model
+        self._weights = weights
+        self._rotary = Rotary(weights.model, seq_len, device)
         self._add_product = add_product
+        self._add_rows = add_rows
         self._split = split
 
     def unit(self, number: int, recompute: Recompute) -> Unit:
@@ -187,19 +237,20 @@ class Builder:
         remaking = Remaking() if recompute == "selective" else None
         put_off = PutOff(self._add_product) if self._split and is_block else None
 
-        def lookup(fqn: str) -> Tensor:
-            lasting.append(self._lookup(fqn))
+        def lookup(fqn: str, number: int = 0) -> Tensor:
+            lasting.append(self._weights.lookup(fqn, number))
             return lasting[-1]
 
         compute: Embedding | Block | Head
+        weights, at_once = replace(self._weights, lookup=lookup), AtOnce(self._add_product)
         if number == 0:
-            compute = Embedding(self._model, lookup, self._group)
+            compute = Embedding(weights, self._add_rows)
         elif is_block:
             products, beside = self._products(put_off)
             ways = (remaking or keeping, products, beside)
-            compute = Block(self._model, number - 1, lookup, self._group, self._rotary, *ways)
+            compute = Block(self._model, number - 1, weights, self._rotary, *ways)
         else:
-            compute = Head(self._model, lookup, self._group)
+            compute = Head(self._model, weights, at_once)
         return Unit(
             number=number,
             compute=compute,
@@ -213,7 +264,7 @@ class Builder:
         """And what a backward does while the group sums."""
         if put_off is not None:
             return put_off, nothing
-        if not self._group.overlaps:
+        if not self._weights.group.overlaps or self._weights.slicing != UNCUT:
             return AtOnce(self._add_product), nothing
         later = PutOff(self._add_product)
         return later, later.add_left
@@ -225,12 +276,6 @@ def _norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 def _gated(gate_BSF: Tensor, up_BSF: Tensor) -> Tensor:
     return F.silu(gate_BSF) * up_BSF
-
-
-def _first_row(model: ModelSpec, fqn: str, group: TensorGroup) -> int:
-    """The first row of the vocabulary that this rank holds."""
-    parameter = _find(model, fqn)
-    return parameter.interval(group.rank, group.size)[0] // parameter.shape[1]
 
 
 def _find(model: ModelSpec, fqn: str) -> Parameter:

@@ -6,7 +6,8 @@ the same spans in the same order, by construction.
 Once a step: gradients go from whoever summed an interval to the rank that vouches for it, who sums them in the order of
 ranks; from there to the other owners; and updated weights from an owner to whoever keeps them. A parameter travels with
 its first unit. Within a step, among the members of a circle and with whichever unit uses a parameter: weights go from
-whoever keeps them to whoever computes with them, gradients from whoever made them to whoever sums them.
+whoever keeps them to whoever computes with them, gradients from whoever made them to whoever sums them; one portion
+after the other, as their stage cuts its units.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from dataclasses import dataclass, replace
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import parameters
+from shoal_planner.slices import UNCUT, Portion, Slicing
 from shoal_recovery.state import RankState, ShardMap, Span, common, without
+from shoal_workers.portions import Cutter, cutter
 
 _Spans = tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """The spans of one unit that `source` packs, in this order, into one buffer for `destination`."""
+    """The spans of one portion of a unit that `source` packs, in this order, into one buffer for `destination`."""
 
-    unit: int
+    portion: Portion
     source: int
     destination: int
     spans: tuple[Span, ...]
@@ -37,7 +40,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitRoutes:
-    """What one rank sends and receives for one unit, each in the order of the other ranks."""
+    """What one rank sends and receives for one portion, each in the order of the other ranks."""
 
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
@@ -53,12 +56,13 @@ def _with_spans(messages: Iterable[Message]) -> tuple[Message, ...]:
 
 
 NO_ROUTES = UnitRoutes(sends=(), receives=())
-Routes = Mapping[int, UnitRoutes]
+Routes = Mapping[Portion, UnitRoutes]
 _Between = Callable[[RankState, RankState], _Spans]  # what the first one gives the second
 
 
 def reduce_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
-    """The gradients that `rank` sends to those who vouch, and receives as one; by unit, for units with any."""
+    """The gradients that `rank` sends to those who vouch, and receives as one; by unit (its portion 0), for units with
+    any."""
     return _routes(shards, rank, _homes(model), lambda giver, taker: common(giver.sums, taker.vouches))
 
 
@@ -99,7 +103,7 @@ def fetch_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
             return ()
         return turn.taken(without(common(giver.keeps, taker.holds or taker.near), taker.keeps), giver, taker)
 
-    return _routes(shards, rank, _users(model), between)
+    return _routes(shards, rank, _users(model, _slicing(shards, rank)), between)
 
 
 def near_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
@@ -111,7 +115,7 @@ def near_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
             return ()
         return turn.taken(without(common(giver.near, taker.holds), taker.near), giver, taker)
 
-    return _routes(shards, rank, _users(model), between)
+    return _routes(shards, rank, _users(model, _slicing(shards, rank)), between)
 
 
 def scatter_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
@@ -122,7 +126,7 @@ def scatter_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
             return ()
         return common(giver.contributes, taker.sums)
 
-    return _routes(shards, rank, _users(model), between)
+    return _routes(shards, rank, _users(model, _slicing(shards, rank)), between)
 
 
 def hop_routes(shards: ShardMap, model: ModelSpec, rank: int) -> tuple[Routes, Routes]:
@@ -134,7 +138,7 @@ def hop_routes(shards: ShardMap, model: ModelSpec, rank: int) -> tuple[Routes, R
     def onward(giver: RankState, taker: RankState) -> _Spans:
         return common(giver.relays, taker.sums) if giver.circles.gradients == taker.circles.gradients else ()
 
-    users = _users(model)
+    users = _users(model, _slicing(shards, rank))
     return _routes(shards, rank, users, inside), _routes(shards, rank, users, onward)
 
 
@@ -150,10 +154,9 @@ class _Turns:
         return tuple(span for span in spans if span.fqn not in self._replicated)
 
 
-def by_user(spans: _Spans, model: ModelSpec) -> Mapping[int, _Spans]:
-    """These spans by the units that use them, in the order of messages."""
-    users = _users(model)
-    return _by_unit(spans, {fqn: index for index, fqn in enumerate(users)}, users)
+def by_user(spans: _Spans, model: ModelSpec, slicing: Slicing) -> Mapping[Portion, _Spans]:
+    """These spans by the portions of units that use them, in the order of messages."""
+    return _users(model, slicing).sorted(spans)
 
 
 def of_home(spans: _Spans, unit: int, model: ModelSpec) -> _Spans:
@@ -162,37 +165,53 @@ def of_home(spans: _Spans, unit: int, model: ModelSpec) -> _Spans:
     return tuple(sorted((span for span in spans if span.fqn in order), key=lambda span: (order[span.fqn], span.first)))
 
 
-_Units = Mapping[str, tuple[int, ...]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """With which units each parameter travels, in the order of the model, and in which portions of these."""
+
+    units: Mapping[str, tuple[int, ...]]
+    cut: Cutter
+
+    def sorted(self, spans: _Spans) -> dict[Portion, _Spans]:
+        """By portion; in the order of the model, then of elements."""
+        places = {fqn: place for place, fqn in enumerate(self.units)}
+        found: defaultdict[Portion, list[Span]] = defaultdict(list)
+        for span in sorted(spans, key=lambda span: (places[span.fqn], span.first)):
+            for number, part in self.cut(span):
+                for unit in self.units[span.fqn]:
+                    found[Portion(unit, number)].append(part)
+        return {portion: tuple(some) for portion, some in found.items()}
 
 
-def _homes(model: ModelSpec) -> _Units:
-    return {parameter.fqn: parameter.units[:1] for parameter in parameters(model)}
+def _homes(model: ModelSpec) -> _Order:
+    units = {parameter.fqn: parameter.units[:1] for parameter in parameters(model)}
+    return _Order(units=units, cut=cutter(model, UNCUT))
 
 
-def _users(model: ModelSpec) -> _Units:
-    return {parameter.fqn: parameter.units for parameter in parameters(model)}
+def _users(model: ModelSpec, slicing: Slicing) -> _Order:
+    units = {parameter.fqn: parameter.units for parameter in parameters(model)}
+    return _Order(units=units, cut=cutter(model, slicing))
 
 
-def _routes(shards: ShardMap, rank: int, units: _Units, between: _Between) -> Routes:
-    order = {fqn: index for index, fqn in enumerate(units)}
-    own = next(state for state in shards.ranks if state.rank == rank)
-    sends: defaultdict[int, list[Message]] = defaultdict(list)
-    receives: defaultdict[int, list[Message]] = defaultdict(list)
+def _state(shards: ShardMap, rank: int) -> RankState:
+    return next(state for state in shards.ranks if state.rank == rank)
+
+
+def _slicing(shards: ShardMap, rank: int) -> Slicing:
+    """Of its stage: with ranks of others it exchanges nothing within a step."""
+    return _state(shards, rank).slicing
+
+
+def _routes(shards: ShardMap, rank: int, order: _Order, between: _Between) -> Routes:
+    own = _state(shards, rank)
+    sends: defaultdict[Portion, list[Message]] = defaultdict(list)
+    receives: defaultdict[Portion, list[Message]] = defaultdict(list)
     for other in sorted((state for state in shards.ranks if state.rank != rank), key=lambda state: state.rank):
-        for unit, spans in _by_unit(between(own, other), order, units).items():
-            sends[unit].append(Message(unit=unit, source=rank, destination=other.rank, spans=spans))
-        for unit, spans in _by_unit(between(other, own), order, units).items():
-            receives[unit].append(Message(unit=unit, source=other.rank, destination=rank, spans=spans))
+        for portion, spans in order.sorted(between(own, other)).items():
+            sends[portion].append(Message(portion=portion, source=rank, destination=other.rank, spans=spans))
+        for portion, spans in order.sorted(between(other, own)).items():
+            receives[portion].append(Message(portion=portion, source=other.rank, destination=rank, spans=spans))
     return {
-        unit: UnitRoutes(sends=tuple(sends[unit]), receives=tuple(receives[unit]))
-        for unit in sorted({*sends, *receives})
+        portion: UnitRoutes(sends=tuple(sends[portion]), receives=tuple(receives[portion]))
+        for portion in sorted({*sends, *receives})
     }
-
-
-def _by_unit(spans: _Spans, order: Mapping[str, int], units: _Units) -> dict[int, _Spans]:
-    """In the order of the model, then of elements."""
-    found: defaultdict[int, list[Span]] = defaultdict(list)
-    for span in sorted(spans, key=lambda span: (order[span.fqn], span.first)):
-        for unit in units[span.fqn]:
-            found[unit].append(span)
-    return {unit: tuple(some) for unit, some in found.items()}

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal_workers.circulation import Circulation, Part
+from shoal_workers.circulation import Circulation
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Unit
 from shoal_workers.products import WeightProduct
 from shoal_workers.remaking import Remaking
+from shoal_workers.scattering import Part
 
 ACTIVATIONS = "activations"
 

@@ -8,7 +8,9 @@ Shapes: B sequences, S positions, T tokens, H hidden, V vocabulary rows of this 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -110,34 +112,44 @@ def embed(tokens_BS: Tensor, weight_VH: Tensor, first_row: int, group: TensorGro
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, reducer: Reducer) -> Tensor:
-        logits_TV = logits_TV.float()
-        top_T = logits_TV.amax(dim=-1)
+    def forward(ctx: Any, targets_T: Tensor, first_rows: Sequence[int], reducer: Reducer, *slices_TV: Tensor) -> Tensor:
+        logits_TV = [slice_TV.float() for slice_TV in slices_TV]
+        top_T = functools.reduce(torch.maximum, (slice_TV.amax(dim=-1) for slice_TV in logits_TV))
         reducer.all_reduce_max(top_T)
-        logits_TV = logits_TV - top_T.unsqueeze(-1)
-        local_T1 = (targets_T - first_row).unsqueeze(-1)
-        inside_T1 = (local_T1 >= 0) & (local_T1 < logits_TV.shape[-1])
-        local_T1 = local_T1.masked_fill(~inside_T1, 0)
-        hit_T = logits_TV.gather(-1, local_T1).masked_fill(~inside_T1, 0.0).squeeze(-1)
-        exponentials_TV = logits_TV.exp_()
-        sums_2T = torch.stack((exponentials_TV.sum(dim=-1), hit_T))
+        kept, sums = [], []
+        for slice_TV, first_row in zip(logits_TV, first_rows, strict=True):
+            slice_TV = slice_TV - top_T.unsqueeze(-1)
+            local_T1 = (targets_T - first_row).unsqueeze(-1)
+            inside_T1 = (local_T1 >= 0) & (local_T1 < slice_TV.shape[-1])
+            local_T1 = local_T1.masked_fill(~inside_T1, 0)
+            hit_T = slice_TV.gather(-1, local_T1).masked_fill(~inside_T1, 0.0).squeeze(-1)
+            exponentials_TV = slice_TV.exp_()
+            sums.append(torch.stack((exponentials_TV.sum(dim=-1), hit_T)))
+            kept.append((exponentials_TV, local_T1, inside_T1))
+        sums_2T = functools.reduce(torch.add, sums)
         reducer.all_reduce_sum(sums_2T)
-        ctx.save_for_backward(exponentials_TV.div_(sums_2T[0].unsqueeze(-1)), local_T1, inside_T1)
+        for exponentials_TV, _, _ in kept:
+            exponentials_TV.div_(sums_2T[0].unsqueeze(-1))
+        ctx.save_for_backward(*itertools.chain(*kept))
         return (sums_2T[0].log() - sums_2T[1]).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        probabilities_TV, local_T1, inside_T1 = ctx.saved_tensors
-        slope_TV = probabilities_TV.scatter_add(-1, local_T1, -inside_T1.to(probabilities_TV.dtype))
-        return slope_TV.mul_(gradients[0]), None, None, None
+        slopes, saved = [], iter(ctx.saved_tensors)
+        for probabilities_TV, local_T1, inside_T1 in zip(saved, saved, saved, strict=True):
+            slope_TV = probabilities_TV.scatter_add(-1, local_T1, -inside_T1.to(probabilities_TV.dtype))
+            slopes.append(slope_TV.mul_(gradients[0]))
+        return None, None, None, *slopes
 
 
-def cross_entropy_sum(logits_TV: Tensor, targets_T: Tensor, first_row: int, group: TensorGroup) -> Tensor:
+def cross_entropy_sum(
+    slices_TV: Sequence[Tensor], targets_T: Tensor, first_rows: Sequence[int], group: TensorGroup
+) -> Tensor:
     """The cross entropy of all tokens, summed, in fp32 and whole on every rank; the logits never leave their rank.
 
-    The gradient covers this rank's rows of the vocabulary, [first_row, first_row + V).
+    Each slice has logits of this rank for the V rows of the vocabulary from its first row on.
     """
-    loss = _CrossEntropy.apply(logits_TV, targets_T, first_row, group.reducer)  # type: ignore[no-untyped-call]
+    loss = _CrossEntropy.apply(targets_T, first_rows, group.reducer, *slices_TV)  # type: ignore[no-untyped-call]
     return cast(Tensor, loss)
 
 
