@@ -13,6 +13,7 @@ sent, and `relayout_copies` counts operators of the reduce path that transpose a
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -73,6 +74,7 @@ class Counted:
     def __init__(self, inner: Exchange) -> None:
         self._inner = inner
         self.rank, self.size, self.epoch = inner.rank, inner.size, inner.epoch
+        self.on_device = inner.on_device
         self.sent_bytes = 0
 
     def connect(self) -> None:
@@ -192,7 +194,7 @@ def main() -> None:
 
 def _median_sum(by_rank: list[tuple[float, ...]]) -> float:
     """Of all processes together, the median over rounds."""
-    return statistics.median(sum(parts) for parts in zip(*by_rank, strict=True))
+    return statistics.median(math.fsum(parts) for parts in zip(*by_rank, strict=True))
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def part_of_a_core(part: float, pids: list[int]) -> Iterator[None]:
             (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
-        for pid in (group / "cgroup.procs").read_text().split():
-            (_CPU_GROUPS / "cgroup.procs").write_text(pid)
+        for member in (group / "cgroup.procs").read_text().split():
+            (_CPU_GROUPS / "cgroup.procs").write_text(member)
         group.rmdir()
 
 

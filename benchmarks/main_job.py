@@ -10,6 +10,7 @@ import json
 import statistics
 import subprocess
 import sys
+from typing import Any
 
 from benchmarks.reporting import answer
 
@@ -32,15 +33,15 @@ def main() -> None:
     answer("main_job", results, {"demo": runs})
 
 
-def _run() -> dict[str, object]:
+def _run() -> dict[str, Any]:
     command = [sys.executable, "-c", "from shoal.cli import main; main()", "demo", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    figures: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
-def _phase(runs: list[dict[str, object]], cause: str, phase: str) -> float | None:
-    found = [recovery[phase] for run in runs for recovery in run["recoveries"] if recovery["cause"] == cause]  # type: ignore[attr-defined]
+def _phase(runs: list[dict[str, Any]], cause: str, phase: str) -> float | None:
+    found = [recovery[phase] for run in runs for recovery in run["recoveries"] if recovery["cause"] == cause]
     return statistics.median(found) if found else None
 
 

@@ -11,7 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from shoal_workers.processes import Seat
 from shoal_workers.solo import RunRequest, build_rank
 from shoal_workers.tensor_parallel import tp_groups
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 _WARM_UP = 2
 _STEP = "benchmark: step"
 _EXCHANGE = "exchange"
@@ -37,6 +40,7 @@ class Noted:
     def __init__(self, inner: Exchange) -> None:
         self._inner = inner
         self.rank, self.size, self.epoch = inner.rank, inner.size, inner.epoch
+        self.on_device = inner.on_device
 
     def connect(self) -> None:
         self._inner.connect()
@@ -74,9 +78,9 @@ class _NotedPending:
         _noted(self._inner.wait)
 
 
-def _noted(call: Callable[..., Any], *arguments: Any) -> Any:
+def _noted(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     with record_function(_EXCHANGE):
-        return call(*arguments)
+        return call(*args, **kwargs)
 
 
 def profiled(seat: Seat, job: JobSpec, plan: Plan) -> dict[str, Any]:
@@ -96,7 +100,7 @@ def profiled(seat: Seat, job: JobSpec, plan: Plan) -> dict[str, Any]:
 
 def overhead_share(accounts: Iterable[dict[str, Any]]) -> float:
     """Of the process with the most."""
-    return max(account["overhead_s"] / account["step_s"] for account in accounts)
+    return max(float(account["overhead_s"] / account["step_s"]) for account in accounts)
 
 
 def _account(events: Iterable[Any]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def results(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _median(run: Mapping[str, Any], figure: str) -> float:
-    return statistics.median(step[figure] for step in run["steps"])
+    return statistics.median(float(step[figure]) for step in run["steps"])
 
 
 def _together(ranks: list[dict[str, Any]]) -> dict[str, Any]:

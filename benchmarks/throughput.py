@@ -29,7 +29,7 @@ from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_workers.processes import Processes
 
-MODEL = ModelSpec(layers=8, hidden=384, heads=6, kv_heads=2, ffn=1024, vocab=1024, tie_embeddings=False)
+MODEL = ModelSpec(layers=4, hidden=768, heads=12, kv_heads=4, ffn=2048, vocab=1024, tie_embeddings=False)
 SEQ_LEN = 256
 NUM_PAIRS = 13
 
@@ -67,8 +67,8 @@ DUELS = (
         name="pipeline_1f1b",
         size=2,
         job=job(16),
-        plan=plan(8, stage(0, 4, replica(0, 2)), stage(4, 8, replica(1, 2))),
-        peer=partial(Pipeline1F1B, layers=(4, 4), micro_batches=8),
+        plan=plan(8, stage(0, 2, replica(0, 2)), stage(2, 4, replica(1, 2))),
+        peer=partial(Pipeline1F1B, layers=(2, 2), micro_batches=8),
     ),
     Duel(
         name="dtensor_tp",

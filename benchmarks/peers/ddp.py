@@ -23,7 +23,7 @@ class Ddp:
     def step(self, number: int) -> float:
         tokens_BS, targets_BS = self._feed.read(number, self._first, self._last)
         loss = mean_loss(self._model(tokens_BS), targets_BS)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.item() / self._size

@@ -19,7 +19,7 @@ class TorchLoop:
     def step(self, number: int) -> float:
         tokens_BS, targets_BS = self._feed.read(number, 0, self._batch)
         loss = mean_loss(self._model(tokens_BS), targets_BS)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.item()
