@@ -120,7 +120,7 @@ def results(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _of(run: Mapping[str, Any], figure: str) -> float:
-    return statistics.median(step[figure] for step in run["steps"])
+    return statistics.median(float(step[figure]) for step in run["steps"])
 
 
 def _busiest(ranks: list[dict[str, float]]) -> dict[str, float]:
