@@ -124,7 +124,8 @@ class TrainSpec:
     The learning rate warms up linearly to `lr`, and then follows `lr_schedule` down to `min_lr`, or stays. Gradients
     whose norm over all weights is more than `clip_norm` are scaled down to it. Matrices decay, norms do not. After each
     `eval_every` steps, and after the last one, the loss over the same `eval_batches` global batches is evaluated.
-    `gather`, `scatter` and `secondary_weights` say how plans that split weights or gradients pass them round.
+    `gather`, `scatter` and `secondary_weights` say how plans that split weights or gradients pass them round. With
+    `compile`, ranks compile what is between matrix products.
     """
 
     global_batch: int
@@ -142,6 +143,7 @@ class TrainSpec:
     seed: int = 0
     on_nan: Literal["fail", "skip"] = "fail"
     deterministic: bool = False
+    compile: bool = False
     eval_every: int | None = None
     eval_batches: int = EVAL_BATCHES
     sharding: Literal["auto", "none"] = "auto"

@@ -36,6 +36,7 @@ from shoal_recovery.state import ShardMap
 from shoal_workers.ballots import Ballot, Ranges, Verdict, count
 from shoal_workers.circulation import Circulation, run_again
 from shoal_workers.collective_routes import ways
+from shoal_workers.compiling import as_written, compiled
 from shoal_workers.courier import STAGING, Courier
 from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
@@ -338,7 +339,8 @@ class Engine:
         )
         slicing, gates = live.state.slicing, self._circulation.gates
         weights = Weights(model=job.model, lookup=live.parameter, group=group, slicing=slicing, gates=gates)
-        builder = Builder(weights, job.train.seq_len, live.device, live.add_product, live.add_rows, split=split)
+        way, add = compiled if job.train.compile else as_written, (live.add_product, live.add_rows)
+        builder = Builder(weights, job.train.seq_len, live.device, *add, split=split, way=way)
         stage = plan.pipelines[place.pipeline].stages[place.stage]
         units = [[builder.unit(number, stage.recompute_of(number - 1)) for number in numbers] for numbers in chunks]
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, wire=self._wire)

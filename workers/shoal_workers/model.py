@@ -23,6 +23,7 @@ from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.plan import Recompute
 from shoal_planner.slices import UNCUT, Slicing, cuts
 from shoal_workers.chunked import summed_product
+from shoal_workers.compiling import Way, as_written
 from shoal_workers.products import AddProduct, AtOnce, Products, PutOff
 from shoal_workers.remaking import Making, Remaking, keeping
 from shoal_workers.sliced import Gate, Slice, added, each, rows_of
@@ -70,17 +71,16 @@ class Weights:
 class Rotary:
     """Rotary positions for sequences of one length: pairs are (i, i + D/2)."""
 
-    def __init__(self, model: ModelSpec, seq_len: int, device: torch.device) -> None:
+    def __init__(self, model: ModelSpec, seq_len: int, device: torch.device, way: Way = as_written) -> None:
         half = model.head_dim // 2
         rates = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), rates).repeat(1, 2)
         self.cos_SD = angles.cos().float().to(device)
         self.sin_SD = angles.sin().float().to(device)
+        self._turned = way(_turned)
 
     def __call__(self, x_BNSD: Tensor) -> Tensor:
-        low, high = x_BNSD.chunk(2, dim=-1)
-        turned = torch.cat((-high, low), dim=-1)
-        return (x_BNSD * self.cos_SD + turned * self.sin_SD).to(x_BNSD.dtype)
+        return self._turned(x_BNSD, self.cos_SD, self.sin_SD)
 
 
 class Embedding:
@@ -114,9 +114,10 @@ class Block:
         make: Making,
         products: Products,
         beside: Callable[[], None] = nothing,
+        way: Way = as_written,
     ) -> None:
         prefix = f"layers.{layer}"
-        self._norm = partial(_norm, eps=model.norm_eps)
+        self._norm = partial(way(_norm), eps=model.norm_eps)
         self._head_dim = model.head_dim
         self._group = weights.group
         self._rotary = rotary
@@ -126,7 +127,7 @@ class Block:
         self._attention_norm_H = weights.vector(f"{prefix}.attention_norm.weight")
         self._attention = weights.slices(layer + 1, *(f"{prefix}.attention.{name}.weight" for name in "qkvo"))
         self._mlp_norm_H = weights.vector(f"{prefix}.mlp_norm.weight")
-        self._activation = _gated if model.gated_mlp else F.gelu
+        self._activation = way(_gated if model.gated_mlp else F.gelu)
         names = ("gate", "up", "down") if model.gated_mlp else ("up", "down")
         self._mlp = weights.slices(layer + 1, *(f"{prefix}.mlp.{name}.weight" for name in names))
 
@@ -168,16 +169,16 @@ class Block:
 class Head:
     """Final norm, and the summed cross entropy of the vocabulary's logits."""
 
-    def __init__(self, model: ModelSpec, weights: Weights, products: Products) -> None:
+    def __init__(self, model: ModelSpec, weights: Weights, products: Products, way: Way = as_written) -> None:
         self._norm_H = weights.vector("final_norm.weight")
         name = "embedding.weight" if model.tie_embeddings else "head.weight"
         self._slices = weights.slices(model.layers + 1, name)
-        self._eps = model.norm_eps
+        self._norm = partial(way(_norm), eps=model.norm_eps)
         self._group = weights.group
         self._products = products
 
     def __call__(self, x_BSH: Tensor, targets_BS: Tensor) -> Tensor:
-        x_TH = enter(_norm(x_BSH, self._norm_H, self._eps), self._group).flatten(0, 1)
+        x_TH = enter(self._norm(x_BSH, self._norm_H), self._group).flatten(0, 1)
         slices_TV = each(x_TH, self._slices, lambda x_TH, one: self._products.linear(x_TH, one.weights)[0])
         return cross_entropy_sum(slices_TV, targets_BS.flatten(), [one.first_row for one in self._slices], self._group)
 
@@ -212,7 +213,7 @@ class Unit:
 
 class Builder:
     """Builds the units that a rank runs. What is given holds for all of them; with `split`, the backward of blocks is
-    in two parts, and the gradients of weights are the second."""
+    in two parts, and the gradients of weights are the second. `way` is that of small functions."""
 
     def __init__(
         self,
@@ -223,10 +224,12 @@ class Builder:
         add_rows: AddProduct,
         *,
         split: bool = False,
+        way: Way = as_written,
     ) -> None:
         self._model = weights.model
+        self._way = way
         self._weights = weights
-        self._rotary = Rotary(weights.model, seq_len, device)
+        self._rotary = Rotary(weights.model, seq_len, device, way)
         self._add_product = add_product
         self._add_rows = add_rows
         self._split = split
@@ -247,10 +250,10 @@ class Builder:
             compute = Embedding(weights, self._add_rows)
         elif is_block:
             products, beside = self._products(put_off)
-            ways = (remaking or keeping, products, beside)
+            ways = (remaking or keeping, products, beside, self._way)
             compute = Block(self._model, number - 1, weights, self._rotary, *ways)
         else:
-            compute = Head(self._model, weights, at_once)
+            compute = Head(self._model, weights, at_once, self._way)
         return Unit(
             number=number,
             compute=compute,
@@ -268,6 +271,11 @@ class Builder:
             return AtOnce(self._add_product), nothing
         later = PutOff(self._add_product)
         return later, later.add_left
+
+
+def _turned(x_BNSD: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
+    low, high = x_BNSD.chunk(2, dim=-1)
+    return (x_BNSD * cos_SD + torch.cat((-high, low), dim=-1) * sin_SD).to(x_BNSD.dtype)
 
 
 def _norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
