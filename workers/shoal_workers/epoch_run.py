@@ -253,6 +253,7 @@ class EpochRun:
             self._settings.group_timeout_s,
             epoch=self.epoch,
             host=self._order.agents[self._node][0],
+            device=self._computes_on if self._order.accelerated else None,
         )
         self._on_abandon(exchange.abandon)
         exchange.connect()

@@ -1,4 +1,5 @@
-"""Which way tensors go: through shared memory to ranks on the same node, over gloo to all others.
+"""Which way tensors go: from device to device where all ranks can; else through shared memory to ranks on the same
+node, and over gloo to all others.
 
 Owns the choice alone. The plan says which ranks share a node, and no replica spans two, so all-reduces stay on one.
 """
@@ -7,13 +8,16 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store  # torch.distributed has it too, but untyped
 
 from shoal_planner.plan import Plan
+from shoal_workers.device_exchange import DeviceExchange
 from shoal_workers.exchange import Exchange, GlooExchange, Pending, SoloExchange
 from shoal_workers.fence import Fence
 from shoal_workers.shared_exchange import SharedExchange
+from shoal_workers.wires import NcclWires
 
 
 def nodes_of(plan: Plan) -> tuple[str, ...]:
@@ -31,15 +35,35 @@ def open_exchange(
     *,
     epoch: int,
     host: str | None = None,
+    device: torch.device | None = None,
 ) -> Exchange:
-    """Among as many ranks as `nodes` names, one for each; all else as for GlooExchange."""
-    size, fence = len(nodes), Fence(epoch)
-    if size == 1:
+    """Among as many ranks as `nodes` names, one for each; all else as for GlooExchange. `device` is what this rank
+    computes on, given by all ranks or, where a CPU is among their devices, by none."""
+    if len(nodes) == 1:
         return SoloExchange(epoch)
+    fence = Fence(epoch)
+    by_host = _by_host(store, prefix, rank, nodes, tp_groups, timeout_s, epoch, host, fence)
+    if device is None:
+        return by_host
+    return DeviceExchange(by_host, NcclWires(rank, device), tp_groups, timeout_s, fence, host or "127.0.0.1")
+
+
+def _by_host(
+    store: Store,
+    prefix: str,
+    rank: int,
+    nodes: tuple[str, ...],
+    tp_groups: tuple[tuple[int, ...], ...],
+    timeout_s: float,
+    epoch: int,
+    host: str | None,
+    fence: Fence,
+) -> Exchange:
+    size = len(nodes)
     near = tuple(other for other in range(size) if nodes[other] == nodes[rank])
     assert all(set(group) <= set(near) for group in tp_groups if rank in group), "a replica spans nodes"
     if len(near) == 1:
-        return GlooExchange(store, prefix, rank, size, (), timeout_s, epoch=epoch, host=host)
+        return GlooExchange(store, prefix, rank, size, (), timeout_s, epoch=epoch, host=host, fence=fence)
     shared = SharedExchange(store, prefix, rank, size, near, tp_groups, timeout_s, epoch=epoch, fence=fence)
     if len(near) == size:
         return shared

@@ -27,6 +27,7 @@ from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_recovery.state import Kind
 from shoal_workers.allocator import keep_memory
+from shoal_workers.devices import current
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.exchange import Exchange, GlooExchange
 from shoal_workers.node_exchange import nodes_of, open_exchange
@@ -52,7 +53,12 @@ class Seat:
     _exchanges: list[Exchange] = field(default_factory=list)
 
     def connect(
-        self, groups: tuple[tuple[int, ...], ...] = (), *, nodes: tuple[str, ...] | None = None, name: str = "main"
+        self,
+        groups: tuple[tuple[int, ...], ...] = (),
+        *,
+        nodes: tuple[str, ...] | None = None,
+        name: str = "main",
+        device: torch.device | None = None,
     ) -> Exchange:
         """A new exchange among the ranks of this call; `name` tells several of one call apart. They pose as being on
         these nodes, one for each rank; by default all are on one."""
@@ -65,6 +71,7 @@ class Seat:
             self.timeout_s,
             epoch=self.epoch,
             host=_HOST,
+            device=device,
         )
         self._exchanges.append(exchange)
         return exchange
@@ -224,8 +231,11 @@ def run_plan(job: JobSpec, plan: Plan, steps: int, *, limits_bytes: int | None =
 
 def run_seat(seat: Seat, request: RunRequest) -> RankRun:
     """The engine on this seat's rank of the plan."""
-    plan = request.plan
-    return run_rank(request, seat.rank, seat.connect(tp_groups(plan), nodes=nodes_of(plan)))
+    plan, device = request.plan, request.device_of(seat.rank)
+    accelerated = None if device.type == "cpu" else device
+    with current(device):
+        exchange = seat.connect(tp_groups(plan), nodes=nodes_of(plan), device=accelerated)
+        return run_rank(request, seat.rank, exchange)
 
 
 def _serve(connection: Connection, index: int, path: str, threads: int, timeout_s: float) -> None:

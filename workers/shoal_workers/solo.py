@@ -68,7 +68,13 @@ class RunRequest:
     limit_bytes: int | None = None
     host_limit_bytes: int | None = None
     stop_after: Mapping[int, int] | None = None  # rank -> the step after which it is told to stop
-    device: str = "cpu"
+    device: str = "cpu"  # or "cuda": of each rank the one of its device's number; or one for all, "cuda:0"
+
+    def device_of(self, rank: int) -> torch.device:
+        if self.device != "cuda":
+            return torch.device(self.device)
+        place = next(place for place in self.plan.places() if place.rank == rank)
+        return torch.device("cuda", place.device.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +109,7 @@ def build_rank(
     job, plan = request.job, request.plan
     shards = shard_map(plan, job.model)
     memory = DeviceMemory(str(shards.ranks[rank].device), request.limit_bytes, request.host_limit_bytes)
-    live = LiveState.build(job.model, shards.ranks[rank], job.train.precision, memory, device=request.device)
+    live = LiveState.build(job.model, shards.ranks[rank], job.train.precision, memory, device=request.device_of(rank))
     if request.start is None:
         live.initialise(job.train.seed)
     else:

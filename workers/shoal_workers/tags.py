@@ -15,6 +15,7 @@ class Purpose(IntEnum):
     FETCH = 5
     SCATTER = 6
     RELAY = 7
+    TICKET = 8
 
 
 def tag(purpose: Purpose, number: int) -> int:

@@ -1,0 +1,125 @@
+"""Wires of the host in the place of NCCL's: without tags, what is sent first comes first, and a send is over when its
+message is taken. What runs over them in the processes of tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+
+from shoal_workers.device_exchange import DeviceExchange
+from shoal_workers.devices import CPU
+from shoal_workers.errors import EpochAbandoned, PeerLost
+from shoal_workers.exchange import Exchange, GlooExchange, Pending
+from shoal_workers.fence import Fence
+from shoal_workers.nccl import TICKET_BYTES
+from shoal_workers.processes import Seat
+from shoal_workers.solo import RankRun, RunRequest, run_rank
+from shoal_workers.tensor_parallel import tp_groups
+from shoal_workers.wires import Work
+
+_ONE_TAG = 7
+
+
+@dataclass(slots=True)
+class _OnWire:
+    pending: Pending
+
+    def done(self) -> bool:
+        self.pending.wait()
+        return True
+
+
+class HostWires:
+    def __init__(self, exchange: Exchange, identity: list[int]) -> None:
+        self.device = CPU
+        self._exchange = exchange
+        self._identity = identity
+
+    def identity(self) -> list[int]:
+        self._exchange.connect()  # all ranks ask for it at once; later only some would
+        return self._identity
+
+    def ticket(self, peer: int) -> bytes:
+        return bytes([self._exchange.rank, peer])
+
+    def send(self, tensor: Tensor, peer: int) -> Work:
+        return _OnWire(self._exchange.isend(tensor, peer, _ONE_TAG))
+
+    def receive(self, tensor: Tensor, peer: int, ticket: bytes) -> Work:
+        assert ticket == bytes([peer, self._exchange.rank])
+        return _OnWire(self._exchange.irecv(tensor, peer, _ONE_TAG))
+
+    def group_ticket(self) -> bytes:
+        return b"group".ljust(TICKET_BYTES, b"\0")
+
+    def join(self, group: tuple[int, ...], ticket: bytes) -> None:
+        assert ticket == self.group_ticket()
+        assert self._exchange.rank in group
+
+    def all_reduce(self, tensor: Tensor, *, largest: bool) -> None:
+        (self._exchange.all_reduce_max if largest else self._exchange.all_reduce_sum)(tensor)
+
+    def abort(self) -> None:
+        self._exchange.abandon()
+
+
+def over_wires(
+    seat: Seat, groups: tuple[tuple[int, ...], ...] = (), *, able: bool = True, timeout_s: float = 60.0
+) -> DeviceExchange:
+    fence = Fence(seat.epoch)
+    host, found = "127.0.0.1", list[GlooExchange]()
+    for name, own in (("hosts", fence), ("wires", Fence(seat.epoch))):
+        store = PrefixStore(f"wires-{seat.epoch}", seat.store)
+        found.append(
+            GlooExchange(store, name, seat.rank, seat.size, groups, timeout_s, epoch=seat.epoch, host=host, fence=own)
+        )
+    wires = HostWires(found[1], [int(able), seat.rank, 1])
+    exchange = DeviceExchange(found[0], wires, groups, timeout_s, fence, host)
+    seat._exchanges.append(exchange)
+    return exchange
+
+
+def run_over_wires(seat: Seat, request: RunRequest) -> RankRun:
+    return run_rank(request, seat.rank, over_wires(seat, tp_groups(request.plan)))
+
+
+def receive_out_of_order(seat: Seat, able: bool) -> tuple[bool, list[float]]:
+    """Three messages under way at once; taken in another order than sent, one before it was asked for."""
+    exchange = over_wires(seat, able=able)
+    peer = 1 - seat.rank
+    sent = [exchange.isend(torch.full((3 + number,), float(number)), peer, number) for number in range(3)]
+    last = torch.empty(5)
+    exchange.irecv(last, peer, 2).wait()
+    others = [torch.empty(3), torch.empty(4)]
+    pending = [exchange.irecv(tensor, peer, number) for number, tensor in enumerate(others)]
+    for one in (*reversed(pending), *sent):
+        one.wait()
+        one.wait()
+    exchange.all_gather(torch.zeros(1))
+    return exchange.on_device, [float(tensor.mean()) for tensor in (*others, last)]
+
+
+def wait_until_abandoned(seat: Seat) -> float:
+    """The seconds that a wait for what nobody sends took to wake."""
+    exchange = over_wires(seat)
+    exchange.connect()
+    pending = exchange.irecv(torch.zeros(4), 1 - seat.rank, 1)
+    began_s: list[float] = []
+
+    def abandon() -> None:
+        began_s.append(time.perf_counter())
+        exchange.abandon()
+
+    threading.Timer(0.1, abandon).start()
+    try:
+        pending.wait()
+    except PeerLost:  # the other rank was quicker: its sockets are gone
+        return 0.0
+    except EpochAbandoned:
+        return time.perf_counter() - began_s[0]
+    raise AssertionError("nothing was sent, yet something arrived")
