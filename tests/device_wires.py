@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore
 from shoal_workers.device_exchange import DeviceExchange
 from shoal_workers.devices import CPU
 from shoal_workers.errors import EpochAbandoned, PeerLost
-from shoal_workers.exchange import Exchange, GlooExchange, Pending
+from shoal_workers.exchange import Exchange, GlooExchange, Pending, Settled
 from shoal_workers.fence import Fence
 from shoal_workers.nccl import TICKET_BYTES
 from shoal_workers.processes import Seat
@@ -61,8 +61,10 @@ class HostWires:
         assert ticket == self.group_ticket()
         assert self._exchange.rank in group
 
-    def all_reduce(self, tensor: Tensor, *, largest: bool) -> None:
-        (self._exchange.all_reduce_max if largest else self._exchange.all_reduce_sum)(tensor)
+    def all_reduce(self, tensor: Tensor, *, largest: bool) -> Pending:
+        if largest:
+            self._exchange.all_reduce_max(tensor)
+        return Settled() if largest else self._exchange.start_all_reduce_sum(tensor)
 
     def abort(self) -> None:
         self._exchange.abandon()

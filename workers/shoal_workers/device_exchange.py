@@ -122,10 +122,21 @@ class DeviceExchange:
         return self._host.all_gather(vector)
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
-        self._all_reduce(tensor, largest=False)
+        if not self.on_device:
+            self._host.all_reduce_sum(tensor)
+        elif len(self._group) > 1:
+            self._all_reduce(tensor, largest=False)
 
     def all_reduce_max(self, tensor: Tensor) -> None:
-        self._all_reduce(tensor, largest=True)
+        if not self.on_device:
+            self._host.all_reduce_max(tensor)
+        elif len(self._group) > 1:
+            self._all_reduce(tensor, largest=True)
+
+    def start_all_reduce_sum(self, tensor: Tensor) -> Pending:
+        if not self.on_device or len(self._group) == 1:
+            return self._host.start_all_reduce_sum(tensor)
+        return self._start_all_reduce(tensor, largest=False)
 
     def commit(self) -> AbstractContextManager[None]:
         return self._host.commit()
@@ -141,17 +152,16 @@ class DeviceExchange:
             self._under_way.clear()
 
     def _all_reduce(self, tensor: Tensor, *, largest: bool) -> None:
-        """In the device's turn: nobody waits for it here. If it never ends, the vote does not begin."""
-        if not self.on_device:
-            (self._host.all_reduce_max if largest else self._host.all_reduce_sum)(tensor)
-            return
+        whole = tensor.contiguous()
+        self._start_all_reduce(whole, largest=largest).wait()
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    def _start_all_reduce(self, tensor: Tensor, *, largest: bool) -> Pending:
+        """It is the device that waits for it. If it never ends, the vote does not begin."""
         self._fence.check()
-        if len(self._group) > 1:
-            whole = tensor.contiguous()
-            with self._errors_named("an all-reduce"):
-                self._wires.all_reduce(whole, largest=largest)
-            if whole is not tensor:
-                tensor.copy_(whole)
+        with self._errors_named("an all-reduce"):
+            return self._wires.all_reduce(tensor, largest=largest)
 
     def _join(self) -> None:
         """The first rank of the group gives the others its ticket."""

@@ -31,8 +31,8 @@ class Letter:
 
 
 class Letters:
-    """Of one rank, which others reach at `host`. Threads of this object call `heard`, with each sender's letters in their
-    order, and `lost`, with the rank of a sender from whom nothing more will come."""
+    """Of one rank, which others reach at `host`. Threads of this object call `heard`, with each sender's letters in
+    their order, and `lost`, with the rank of a sender from whom nothing more will come."""
 
     def __init__(self, host: str, heard: Callable[[Letter], None], lost: Callable[[int], None]) -> None:
         self._host = socket.gethostbyname(host)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal_workers import nccl
+from shoal_workers.exchange import Pending
 
 _SENDER, _RECEIVER = 0, 1
 
@@ -34,8 +35,8 @@ class Wires(Protocol):
     device: torch.device
 
     def identity(self) -> list[int]:
-        """Three numbers of this rank: whether it can use its wires at all (0 or 1), one that no other device has, and one
-        that must be the same on all ranks."""
+        """Three numbers of this rank: whether it can use its wires at all (0 or 1), one that no other device has, and
+        one that must be the same on all ranks."""
 
     def ticket(self, peer: int) -> bytes:
         """Bytes that `peer` needs to receive from this rank; always the same ones."""
@@ -51,8 +52,8 @@ class Wires(Protocol):
     def join(self, group: tuple[int, ...], ticket: bytes) -> None:
         """Meets the ranks of a group, one of which gave the ticket; waits for them."""
 
-    def all_reduce(self, tensor: Tensor, *, largest: bool) -> None:
-        """In place over the joined group, in the current stream."""
+    def all_reduce(self, tensor: Tensor, *, largest: bool) -> Pending:
+        """In place over the joined group. What the device is to do after `wait` waits for it; the host does not."""
 
     def abort(self) -> None:
         """From any thread. When it returns, nothing is read or written any more."""
@@ -67,6 +68,7 @@ class NcclWires:
         self._tickets: dict[int, bytes] = {}
         self._lanes: dict[tuple[int, int], _Lane] = {}  # by peer and own end
         self._group: nccl.Communicator | None = None
+        self._group_stream: Any = None
         self._aborted = False
         self._lock = threading.Lock()  # around what is open, and whether more may be
 
@@ -94,15 +96,19 @@ class NcclWires:
     def join(self, group: tuple[int, ...], ticket: bytes) -> None:
         with torch.cuda.device(self.device):
             made = nccl.Communicator(ticket, group.index(self._rank), len(group))
+            self._group_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with self._lock:
             self._group = made
             aborted = self._aborted
         if aborted:
             made.abort()
 
-    def all_reduce(self, tensor: Tensor, *, largest: bool) -> None:
+    def all_reduce(self, tensor: Tensor, *, largest: bool) -> Pending:
         assert self._group is not None, "no group was joined"
-        self._group.all_reduce(tensor, torch.cuda.current_stream(self.device), largest=largest)
+        computing = torch.cuda.current_stream(self.device)
+        self._group_stream.wait_event(computing.record_event())
+        self._group.all_reduce(tensor, self._group_stream, largest=largest)
+        return _Summing(computing, self._group_stream.record_event())
 
     def abort(self) -> None:
         with self._lock:
@@ -122,6 +128,15 @@ class NcclWires:
             if (peer, end) not in self._lanes:
                 self._lanes[peer, end] = _Lane(ticket, end, self.device)
             return self._lanes[peer, end]
+
+
+class _Summing:
+    def __init__(self, computing: Any, over: Any) -> None:
+        self._computing = computing
+        self._over = over
+
+    def wait(self) -> None:
+        self._computing.wait_event(self._over)
 
 
 @dataclass(slots=True, kw_only=True)
