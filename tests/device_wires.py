@@ -12,11 +12,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from shoal_workers.device_exchange import DeviceExchange
-from shoal_workers.devices import CPU
+from shoal_workers.devices import CPU, current
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.exchange import Exchange, GlooExchange, Pending, Settled
 from shoal_workers.fence import Fence
 from shoal_workers.nccl import TICKET_BYTES
+from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import Seat
 from shoal_workers.solo import RankRun, RunRequest, run_rank
 from shoal_workers.tensor_parallel import tp_groups
@@ -125,3 +126,12 @@ def wait_until_abandoned(seat: Seat) -> float:
     except EpochAbandoned:
         return time.perf_counter() - began_s[0]
     raise AssertionError("nothing was sent, yet something arrived")
+
+
+def run_and_way(seat: Seat, request: RunRequest) -> tuple[bool, RankRun]:
+    """On CUDA: whether messages went from device to device, and the run."""
+    device = request.device_of(seat.rank)
+    with current(device):
+        exchange = seat.connect(tp_groups(request.plan), nodes=nodes_of(request.plan), device=device)
+        run = run_rank(request, seat.rank, exchange)
+    return exchange.on_device, run
