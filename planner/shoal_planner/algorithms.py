@@ -17,7 +17,8 @@ Kind = Literal["ring", "halving_doubling", "reduce_broadcast", "parameter_server
 # Holders by place: an int is a vertex with so many of them; a tuple is what the next level up connects.
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 
-# What the engine does, and what a plan means that names nothing: everybody sends everybody's part at once.
+# What a plan means that names nothing: everybody sends everybody's part at once; where replicas share a node and others
+# do not, first those of a node among themselves, so that each sum leaves it once.
 DIRECT = "direct"
 _TREE, _UP, _OR = "tree: ", " > ", ", "
 _ALGORITHM = re.compile(r"(ring|halving_doubling|parameter_server)(?: ([1-9]\d{0,4}(?:x[1-9]\d{0,4}){0,15}))?")

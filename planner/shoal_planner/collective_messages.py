@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from shoal_planner.algorithms import Algorithm, Tree, algorithm_of, depth, is_tree, num_holders
+from shoal_planner.algorithms import DIRECT, Algorithm, Tree, algorithm_of, depth, is_tree, num_holders
 from shoal_planner.collectives import algorithms_by_level
 
 
@@ -85,8 +85,10 @@ def tree_all_reduce(tree: Tree, pick: Callable[[int, int], Algorithm]) -> Messag
 
 @functools.lru_cache(maxsize=256)
 def message_plan(name: str, tree: Tree) -> MessagePlan:
-    """The messages of an algorithm that a plan names (but `direct`), among holders as they count through the tree.
-    Raises InvalidField if it is not for such a tree."""
+    """The messages of an algorithm that a plan names, among holders as they count through the tree. Raises InvalidField
+    if it is not for such a tree."""
+    if name == DIRECT:
+        return tree_all_reduce(tree, lambda _, members: Algorithm(kind="parameter_server", holders=members))
     if not is_tree(name):
         return all_reduce(algorithm_of(name, num_holders(tree)))
     found = algorithms_by_level(name, tree)

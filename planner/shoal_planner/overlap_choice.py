@@ -6,6 +6,7 @@ Owns the choice for a plan whose devices and layers stand. Plans are searched fo
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -57,8 +58,19 @@ def _ways(plan: Plan) -> Iterator[tuple[_Change, ...]]:
         yield tuple(partial(_in_chunks, chunks) for chunks in CHUNKS)
     # Where pipelines are cut at different layers, stages that sum in the order of a backward wait for each other.
     alike = len({tuple(stage.layers for stage in pipeline.stages) for pipeline in plan.pipelines}) == 1
-    if plan.num_devices > 1 and plan.sharding.gradients == "none" and plan.schedule != "interleaved" and alike:
+    sums_whole = plan.sharding.gradients == "none" and plan.schedule != "interleaved"
+    if plan.num_devices > 1 and sums_whole and alike and not _sums_on_nodes(plan):
         yield (lambda overlap: dataclasses.replace(overlap, gradients=True),)
+
+
+def _sums_on_nodes(plan: Plan) -> bool:
+    """Whether replicas of a node add up among themselves before they do with others: in rounds, for which a backward
+    would wait, and which spare networks more than overlapping hides."""
+    for stages in zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True):
+        on_node = Counter(replica.node for stage in stages for replica in stage.replicas)
+        if plan.exchanges_whole and len(on_node) > 1 and max(on_node.values()) > 1:
+            return True
+    return False
 
 
 def _in_chunks(chunks: int, overlap: Overlap) -> Overlap:

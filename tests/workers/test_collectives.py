@@ -22,6 +22,7 @@ from shoal_planner.groups import Group
 from shoal_planner.holder_trees import arranged
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.memory import GRADIENT_BYTES, unit_elements
+from shoal_planner.overlap import Overlap
 from shoal_planner.parameters import num_parameters, parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.shard_map import shard_map
@@ -136,10 +137,14 @@ def test_every_algorithm_equals_one_process(
 
 @pytest.mark.parametrize("layout", ["three", "mixed"])
 def test_all_serving_all_is_the_direct_exchange_to_the_bit(processes: Processes, layout: str) -> None:
-    """With the same sums in the same order; what differs is who passes norms on within a replica."""
+    """With the same sums in the same order: within a node, or where they begin in the backward."""
     named = RunRequest(job=job(), plan=by(LAYOUTS[layout], "parameter_server"), until_step=3)
-    direct = processes.run(replace(named, plan=by(LAYOUTS[layout], DIRECT)))
-    assert_same_bits(processes.run(named).state, direct.state)
+    early = replace(LAYOUTS[layout], overlap=Overlap(gradients=True))
+    run = processes.run(named)
+    assert_same_bits(run.state, processes.run(replace(named, plan=early)).state)
+    alone = plan((3, ((LAYERS, replicas("a", "a", "a", "a")),)))
+    both = (processes.run(replace(named, plan=by(alone, name))).state for name in (DIRECT, "parameter_server"))
+    assert_same_bits(*both)
 
 
 def test_each_rank_sums_in_one_order_whatever_comes_first(processes: Processes) -> None:
@@ -171,7 +176,7 @@ def test_an_algorithm_for_other_replicas_is_refused_by_name() -> None:
 EQUAL = plan((3, ((LAYERS, replicas("a", "b", "b", "a")),)))
 MODEL_BYTES = 4 * num_parameters(job().model)
 CROSSING = {  # by all ranks in a reduce-scatter: within nodes and between them, in multiples of the model
-    DIRECT: (1.0, 2.0),
+    DIRECT: (2.0, 1.0),
     "parameter_server": (1.0, 2.0),
     "ring": (1.5, 1.5),
     "halving_doubling": (2.0, 1.0),
@@ -205,16 +210,16 @@ def received(run: PlanRun) -> Counter[tuple[Purpose, Link]]:
     return found
 
 
-def test_buffers_are_no_more_than_those_of_the_direct_exchange(processes: Processes) -> None:
+def test_buffers_are_no_more_than_where_everybody_serves_all_at_once(processes: Processes) -> None:
     """Of samples so short that nothing else takes as much."""
     spec = job()
     spec = replace(spec, model=replace(spec.model, hidden=64, ffn=176), train=replace(spec.train, seq_len=2))
     most = {
         name: _most_staged(processes.run(RunRequest(job=spec, plan=by(EQUAL, name), until_step=1)))
-        for name in (DIRECT, "ring", "halving_doubling")
+        for name in ("parameter_server", DIRECT, "ring", "halving_doubling")
     }
     largest = max(unit_elements(spec.model, unit, 1) for unit in range(LAYERS + 2))
-    assert max(most.values()) == most[DIRECT] <= 2 * 2 * 3 / 4 * GRADIENT_BYTES * largest
+    assert max(most.values()) == most["parameter_server"] <= 2 * 2 * 3 / 4 * GRADIENT_BYTES * largest
     assert most["ring"] <= 2 * GRADIENT_BYTES * largest
 
 

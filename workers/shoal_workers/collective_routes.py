@@ -3,7 +3,8 @@
 An algorithm (`collective_messages`) is among holders, the replicas that hold a unit, and sends numbered blocks. Here
 holders become ranks and blocks become spans: what a holder vouches for is its block, whatever its share, or its blocks,
 if it owns several. A rank of one holder and a rank of another exchange of each block what both have, so replicas need
-not have the same degree of tensor parallelism. Where nothing is named, everybody sends everybody's part at once.
+not have the same degree of tensor parallelism. Where nothing is named, everybody sends everybody's part at once: those
+of a node among themselves before, unless a backward would wait for that (`overlap.gradients`).
 
 Pure functions, as those of `reduction`: each send has its receive, in the same round, by construction.
 """
@@ -77,18 +78,20 @@ _Members = tuple[tuple[int, ...], ...]  # the ranks of each holder of a unit, in
 def _named(
     plan: Plan, model: ModelSpec, rank: int, zones: Mapping[str, str]
 ) -> Iterator[tuple[int, MessagePlan, _Members]]:
-    """The units that this rank exchanges by an algorithm."""
+    """The units that this rank exchanges by an algorithm, or in more rounds than one."""
     ranks: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for place in plan.places() if plan.groups else ():
+    for place in plan.places() if plan.exchanges_whole else ():
         ranks[place.pipeline, place.stage, place.replica].append(place.rank)
     units = {(p, s): sync_units(plan, model, p, s) for p, s, _ in ranks}
     for unit in range(model.layers + 2):
         name = collective_of(plan.groups, plan.num_layers, unit, unit + 1)
         holders = [(p, s, r) for p, s, r in ranks if unit in units[p, s]]
-        if name == DIRECT or len(holders) < 2 or not any(rank in ranks[holder] for holder in holders):
+        if len(holders) < 2 or not any(rank in ranks[holder] for holder in holders):
             continue
         nodes = [plan.pipelines[p].stages[s].replicas[r].node for p, s, r in holders]
         tree, order = arranged(nodes, zones)
+        if name == DIRECT and (isinstance(tree, int) or plan.overlap.gradients):
+            continue
         try:
             messages = message_plan(name, tree)
         except InvalidField as error:
