@@ -16,7 +16,7 @@ from shoal_planner.levels import Sharding
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.memory import snapshot_bytes
 from shoal_planner.parameters import num_parameters, parameters
-from shoal_planner.plan import Schedule
+from shoal_planner.plan import Plan, Schedule
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
 from shoal_recovery.shard_map import shard_map
@@ -57,6 +57,7 @@ def test_state_on_hosts_equals_one_process(
     schedule: Schedule,
 ) -> None:
     given = replace(hosting(LAYOUTS[layout], *layers), sharding=sharding, schedule=schedule)
+    given = in_slices(given, 2 if sharding == SPLIT else 1)
     run = processes.run(RunRequest(job=job(), plan=given, until_step=STEPS))
     assert any(rank.host_breakdown for rank in run.ranks)
     assert worst_difference(run.weights, solo.weights) <= BOUND
@@ -148,6 +149,14 @@ def test_ranks_share_what_snapshots_leave_of_their_host() -> None:
     few, many = host_limits(shards, cluster, 1)
     assert (few + many, many / few) == (pytest.approx(room_bytes, abs=2), pytest.approx(3.0))
     assert host_limits(shard_map(plain, spec.model), cluster, 1) == (0, 0)
+
+
+def in_slices(plan: Plan, slices: int) -> Plan:
+    pipelines = (
+        replace(pipeline, stages=tuple(replace(stage, slices=slices) for stage in pipeline.stages))
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=tuple(pipelines))
 
 
 def _node(name: str) -> Node:
