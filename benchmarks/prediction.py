@@ -1,4 +1,4 @@
-"""How well steps of real runs by others are predicted, with five factors per cluster fitted on five of its runs.
+"""How well steps of real runs by others are predicted, with the factors of a cluster fitted on five of its runs.
 
 Usage: python -m benchmarks.prediction [--json] [--choices N]
 

@@ -4,8 +4,9 @@ Usage: python -m benchmarks.uneven [--json] [--rounds N]
 
 Each process times the parts of the model as it would on a cluster, and the planner plans by these figures. In every
 round come a step of that plan, one of the equal split, and one of each process alone. `uneven_gain` is the planned
-split's tokens per second over the equal one's (1.5 is ideal), `uneven_efficiency` over the sum of what both do alone,
-`prediction_error` how far the planned step is from its prediction; all are medians over rounds.
+split's tokens per second over the equal one's (1.5 is ideal), `uneven_efficiency` over the sum of what both do alone;
+both are medians over rounds. `prediction_error` is how far the planned step is from what is predicted for it after a
+calibration on the other three, `prediction_error.parts` from what the timed parts alone predict.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import torch
 from benchmarks.cores import free_cores, part_of_a_core
 from benchmarks.duel import Ours, timed
 from benchmarks.reporting import answer
+from shoal_planner.calibrate import MeasuredRun, calibrate
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
+from shoal_planner.costs import CostModel
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.predict import predict
 from shoal_planner.profile import LinkFigure, Profile, joined
 from shoal_planner.search import plan as search
 from shoal_workers.exchange import Exchange
@@ -37,7 +41,7 @@ from shoal_workers.timing import time_parts, time_update
 PART = 0.5
 NUM_ROUNDS = 11
 WARM_UP = 1
-RESULTS = ("uneven_gain", "uneven_efficiency", "prediction_error")
+RESULTS = ("uneven_gain", "uneven_efficiency", "prediction_error", "prediction_error.parts")
 # A block takes several of the quota's periods even for one sample: what fits into one would be timed at full speed.
 SEQ_LEN = 512
 GLOBAL_BATCH = 6
@@ -52,11 +56,18 @@ _LINK_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Seconds of a step, of the slower process, and the tokens a second of both when neither waits for the other."""
+    """Seconds of a step, of the slower process, and those of each process alone, in the order of nodes."""
 
     planned_s: float
     equal_s: float
-    alone_tokens_per_s: float
+    alone_s: tuple[float, ...]
+    micro_batch: int
+
+    @property
+    def alone_tokens_per_s(self) -> float:
+        """Of both together, when neither waits for the other."""
+        tokens = ALONE * self.micro_batch * SEQ_LEN
+        return sum(tokens / alone_s for alone_s in self.alone_s)
 
 
 def job(global_batch: int) -> JobSpec:
@@ -166,46 +177,63 @@ def main() -> None:
     free = free_cores()
     with Processes(len(NODES), timeout_s=900.0) as processes:
         try:
-            planned, rounds = run(processes, arguments.rounds)
+            planned, rounds, measured = run(processes, arguments.rounds)
         except OSError as error:
             answer("uneven", dict.fromkeys(RESULTS), {"why": f"no quota can be set: {error}"})
             return
     assert planned.prediction is not None
-    predicted_s = planned.prediction.step_s
+    planned_s, parts_s = statistics.median(lap.planned_s for lap in rounds), planned.prediction.step_s
+    predicted_s = calibrated_s(planned, rounds, measured)
     results = {
         "uneven_gain": statistics.median(lap.equal_s / lap.planned_s for lap in rounds),
         "uneven_efficiency": statistics.median(TOKENS / lap.planned_s / lap.alone_tokens_per_s for lap in rounds),
-        "prediction_error": abs(predicted_s / statistics.median(lap.planned_s for lap in rounds) - 1),
+        "prediction_error": abs(predicted_s / planned_s - 1),
+        "prediction_error.parts": abs(parts_s / planned_s - 1),
     }
     samples = {pipeline.stages[0].replicas[0].node: pipeline.samples for pipeline in planned.pipelines}
     runs = {
         "free_cores": {"before": free, "after": free_cores()},
         "samples": samples,
         "plan": planned.reason,
-        "predicted_s": predicted_s,
+        "predicted_s": {"calibrated": predicted_s, "parts": parts_s},
         "rounds": [dataclasses.asdict(lap) for lap in rounds],
     }
     answer("uneven", results, runs)
 
 
-def run(processes: Processes, num_rounds: int) -> tuple[Plan, list[Round]]:
+def calibrated_s(planned: Plan, rounds: list[Round], measured: Profile) -> float:
+    """Seconds of a step of the plan, by what all other steps took."""
+    spec, micro_batch = job(GLOBAL_BATCH), planned.pipelines[0].micro_batch
+    equal_s = statistics.median(lap.equal_s for lap in rounds)
+    runs = [MeasuredRun(job=spec, plan=equal_split(spec, micro_batch), step_s=equal_s)]
+    for index, node in enumerate(NODES):
+        solo = Plan(pipelines=(alone(node, micro_batch, ALONE),), copies=0)
+        alone_s = statistics.median(lap.alone_s[index] for lap in rounds)
+        runs.append(MeasuredRun(job=job(ALONE * micro_batch), plan=solo, step_s=alone_s))
+    found = calibrate(runs, cluster(), measured)
+    costs = CostModel(spec, cluster(), dataclasses.replace(measured, calibration=found))
+    return predict(planned, costs).step_s
+
+
+def run(processes: Processes, num_rounds: int) -> tuple[Plan, list[Round], Profile]:
     spec = job(GLOBAL_BATCH)
     processes.call(len(NODES), measure, job(1))  # imports and first touches are not the device's speed
     with part_of_a_core(PART, [processes.pid(1)]):
         found = processes.call(len(NODES), measure, spec)
-        planned = search(spec, cluster(), profile(spec, found)).plan
+        measured = profile(spec, found)
+        planned = search(spec, cluster(), measured).plan
         micro_batch = planned.pipelines[0].micro_batch
         equal = equal_split(spec, micro_batch)
         by_rank = processes.call(len(NODES), step_in_turn, spec, planned, equal, micro_batch, num_rounds)
-    return planned, [_whole(parts, micro_batch) for parts in zip(*by_rank, strict=True)]
+    return planned, [_whole(parts, micro_batch) for parts in zip(*by_rank, strict=True)], measured
 
 
 def _whole(parts: tuple[tuple[float, float, float], ...], micro_batch: int) -> Round:
-    tokens = ALONE * micro_batch * SEQ_LEN
     return Round(
         planned_s=max(planned_s for planned_s, _, _ in parts),
         equal_s=max(equal_s for _, equal_s, _ in parts),
-        alone_tokens_per_s=sum(tokens / alone_s for _, _, alone_s in parts),
+        alone_s=tuple(alone_s for _, _, alone_s in parts),
+        micro_batch=micro_batch,
     )
 
 

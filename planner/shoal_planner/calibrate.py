@@ -1,7 +1,7 @@
 """Fits a cluster's Calibration to whole steps that were measured: a few pairs of plan and seconds.
 
-Five factors, each with the catalogue or what is usual as its prior: a regularised least squares of log(predicted /
-measured), so that two runs already help and five determine what they can tell of. A factor of which the runs say
+Six factors, each with the catalogue or what is usual as its prior: a regularised least squares of log(predicted /
+measured), so that two runs already help and six determine what they can tell of. A factor of which the runs say
 nothing stays at 1. Also says which of several plans to measure, from the plans alone, and what a fit is worth for plans
 that it has not seen. Does not own what the factors do (`calibration`).
 """
@@ -31,7 +31,8 @@ _Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 # good to a third or so; how often activations cross memory and what a kernel's start takes depend on the framework and
 # the host; a node's nominal link may carry a twelfth of its rate where devices cannot reach each other directly;
 # networks are shared, and protocols have a price.
-SPREADS = {"compute": 0.35, "passes": 1.0, "kernel": 1.0, "inside": 1.5, "network": 0.4}
+# Parts timed by themselves are off by what a step adds to them, which is little.
+SPREADS = {"compute": 0.35, "passes": 1.0, "kernel": 1.0, "inside": 1.5, "network": 0.4, "parts": 0.2}
 # Where a factor is expected, if runs depend on it at all: exchanges over a network reach about half of its rate.
 USUAL = {"network": 0.5}
 # A smaller change of the logarithm of seconds than this for one of the factor is rounding: the run says nothing of it.
@@ -149,8 +150,8 @@ def _seconds(plans: Sequence[tuple[JobSpec, Plan]], snapshot: ClusterSnapshot, p
 
 
 def _calibration(x: _Vector) -> Calibration:
-    compute, passes, kernel, inside, network = (float(factor) for factor in np.exp(x))
-    return Calibration(compute=compute, passes=passes, kernel=kernel, inside=inside, network=network)
+    compute, passes, kernel, inside, network, parts = (float(factor) for factor in np.exp(x))
+    return Calibration(compute=compute, passes=passes, kernel=kernel, inside=inside, network=network, parts=parts)
 
 
 def _spreads() -> _Vector:

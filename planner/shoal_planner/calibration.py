@@ -1,4 +1,4 @@
-"""Calibration: by how much a cluster differs from the catalogue and its file, as five factors.
+"""Calibration: by how much a cluster differs from the catalogue and its file, as six factors.
 
 Owns the value and how it changes a device type and a cluster. Does not own how it is fitted (`calibrate`), nor the
 costs that follow (`costs`).
@@ -14,14 +14,16 @@ from shoal_planner.catalogue import DeviceType
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.errors import InvalidField
 
-FACTORS = ("compute", "passes", "kernel", "inside", "network")
+FACTORS = ("compute", "passes", "kernel", "inside", "network", "parts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Factors on the catalogue's efficiency (`compute`), on how often a block's activations cross memory (`passes`; a
     framework without fused attention needs several times as many) and on the seconds of a kernel's start (`kernel`),
-    and on the cluster file's rates of links within a node (`inside`) and between nodes (`network`). 1 changes nothing.
+    and on the cluster file's rates of links within a node (`inside`) and between nodes (`network`). Where parts of a
+    model were timed by themselves, `parts` is on these seconds, in place of the first three: within a step, caches are
+    cold and memory is shared. 1 changes nothing.
 
     An efficiency that the cluster file states stays as it is, and so does a link that was measured by itself
     (`Profile.links`). `source` says what it was fitted on, `error` the mean error of those runs, as a share.
@@ -32,6 +34,7 @@ class Calibration:
     kernel: float = 1.0
     inside: float = 1.0
     network: float = 1.0
+    parts: float = 1.0
     source: str = ""
     error: float = 0.0
 

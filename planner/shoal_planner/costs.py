@@ -218,6 +218,9 @@ class CostModel:
 
         points = self.profile.points(part, device.name, train.precision, model, train.seq_len)
         forward_s, backward_s = measured(points, tp, samples, analytic) or analytic(tp, samples)
+        if points and self.profile.calibration is not None:
+            forward_s *= self.profile.calibration.parts
+            backward_s *= self.profile.calibration.parts
         # A measurement contains the exchange, so the exchange is its part of it, as far as it fits.
         tensor_forward_s = min(tensor.tensor_forward_s, forward_s / 2)
         tensor_backward_s = min(tensor.tensor_backward_s, backward_s / 2)

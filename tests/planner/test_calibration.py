@@ -18,7 +18,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
 from shoal_planner.predict import predict
-from shoal_planner.profile import LinkFigure, Profile, joined, profile_from_mapping, profile_to_mapping
+from shoal_planner.profile import LayerTime, LinkFigure, Profile, joined, profile_from_mapping, profile_to_mapping
 
 LAYERS, BATCH, DEVICES = 8, 16, 4
 JOB = make_job(layers=LAYERS, batch=BATCH, precision="bf16", seq_len=1024, hidden=1024, vocab=32000)
@@ -70,13 +70,45 @@ def test_factors_of_one_change_nothing() -> None:
         assert seconds(plan, Calibration()) == seconds(plan, None)
 
 
-@pytest.mark.parametrize(("name", "slower"), [(name, 2.0 if name in ("passes", "kernel") else 0.5) for name in FACTORS])
+@pytest.mark.parametrize(
+    ("name", "slower"),
+    [(name, 2.0 if name in ("passes", "kernel") else 0.5) for name in FACTORS if name != "parts"],
+)
 def test_each_factor_makes_steps_slower_or_faster(name: str, slower: float) -> None:
     worse, better = Calibration(**{name: slower}), Calibration(**{name: 1 / slower})  # type: ignore[arg-type]
     plans = [uniform(1, 8, 1), uniform(2, 4, 1), uniform(4, 1, 2)]
     for plan in plans:
         assert seconds(plan, better) <= seconds(plan, None) <= seconds(plan, worse)
     assert sum(seconds(plan, worse) for plan in plans) > 1.01 * sum(seconds(plan, None) for plan in plans)
+
+
+def test_steps_that_take_longer_than_their_parts_alone() -> None:
+    """What is timed by itself is as good as its conditions: whole steps correct it too."""
+    model = JOB.model
+    block = LayerTime(
+        device="A10G",
+        tp=1,
+        micro_batch=1,
+        seq_len=JOB.train.seq_len,
+        precision="bf16",
+        **{name: getattr(model, name) for name in ("hidden", "heads", "kv_heads", "ffn")},
+        forward_s=0.01,
+        backward_s=0.02,
+        source="a bench",
+    )
+    timed = Profile(layers=(block,))
+    plans = (uniform(1, 8, 1), uniform(1, 4, 1))
+    within = dataclasses.replace(timed, calibration=Calibration(parts=1.25))
+    steps = [predict(plan, CostModel(JOB, CLUSTER, within)).step_s for plan in plans]
+    assert all(
+        step_s > 1.15 * predict(plan, CostModel(JOB, CLUSTER, timed)).step_s
+        for step_s, plan in zip(steps, plans, strict=True)
+    )
+    runs = [MeasuredRun(job=JOB, plan=plan, step_s=step_s) for plan, step_s in zip(plans, steps, strict=True)]
+    found = calibrate(runs, CLUSTER, timed)
+    fitted = dataclasses.replace(timed, calibration=found)
+    for plan, step_s in zip(plans, steps, strict=True):
+        assert predict(plan, CostModel(JOB, CLUSTER, fitted)).step_s == pytest.approx(step_s, rel=0.05)
 
 
 def test_many_runs_give_the_factors_back() -> None:
