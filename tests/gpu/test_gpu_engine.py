@@ -9,19 +9,21 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from agents import open_slots, running_agents
 from device_wires import run_and_way
-from engine_runs import LAYOUTS, assert_same_bits, job, on_nodes, worst_difference
+from engine_runs import LAYOUTS, assert_same_bits, hosting, job, on_nodes, worst_difference
 from torch.profiler import ProfilerActivity, profile
 
 from shoal_planner.parameters import parameters
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Kind
 from shoal_workers.devices import Downloads
+from shoal_workers.engine import Finished
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import LiveState
@@ -129,6 +131,29 @@ def test_a_run_goes_on_from_the_state_of_another_to_the_same_bits() -> None:
     half = whole_state(spec, [run_rank(replace(whole, until_step=3), 0, SoloExchange())])
     one = whole_state(spec, [run_rank(replace(whole, start=half), 0, SoloExchange())])
     assert_same_bits(one, whole_state(spec, [run_rank(whole, 0, SoloExchange())]))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_state_on_the_host_is_updated_there(precision: Literal["fp32", "bf16"]) -> None:
+    spec = job(precision=precision)
+    request = RunRequest(job=spec, plan=hosting(solo_plan(spec), (0, 4)), until_step=STEPS, device="cuda:0")
+    built = build_rank(request, 0, SoloExchange())
+    built.engine.run(until_step=STEPS, report=lambda report: None, stop_after=lambda: None)
+    assert built.live.state.hosted
+    for span in built.live.state.hosted:
+        master = built.live.master(span)
+        assert master.device.type == "cpu"
+        assert torch.equal(built.live.weight(span).cpu(), master.to(built.live.dtype))
+    beside = run_rank(replace(request, plan=solo_plan(spec)), 0, SoloExchange())
+    ours = whole_state(spec, [built.finish(Finished(step=STEPS), ())]).values[Kind.MASTER]
+    bound = BOUND if precision == "fp32" else 0.02
+    assert worst_difference(ours, whole_state(spec, [beside]).values[Kind.MASTER]) <= bound
+
+
+def test_ranks_with_state_on_the_host_exchange(processes: Processes) -> None:
+    """Owners send new weights from the host."""
+    plan = hosting(LAYOUTS["two equal pipelines"], (0, 6))
+    _equals_a_cpu(processes, RunRequest(job=job(), plan=plan, until_step=STEPS, device="cuda:0"), on_device=False)
 
 
 def test_layers_and_updates_are_timed_on_the_device() -> None:
