@@ -210,7 +210,7 @@ def _binding(plan: Plan, costs: CostModel) -> Binding:
         f"{largest.share:.1%} of the step goes into {largest.meaning}",
         _pace(plan, costs, bottleneck),
         _room(memory) + _hosted(prediction_of(plan)),
-        f"all exchanges together take {network_share:.1%} of the step",
+        f"exchanges that nothing hides take {network_share:.1%} of the step",
     )
     return Binding(
         term=largest.name, bottleneck=bottleneck, memory=memory, network_share=network_share, sentences=sentences
@@ -221,7 +221,8 @@ def _bottleneck(plan: Plan, costs: CostModel) -> Bottleneck:
     by_pipeline = defaultdict(list)
     for load in replica_loads(plan, costs, segments(plan, costs)):
         by_pipeline[load.pipeline].append(load)
-    stages = [stage_times(pipeline, by_pipeline[p], costs) for p, pipeline in enumerate(plan.pipelines)]
+    ahead = plan.overlap.stages
+    stages = [stage_times(pipeline, by_pipeline[p], costs, ahead=ahead) for p, pipeline in enumerate(plan.pipelines)]
     times = [[stage.total_s for stage in found] for found in stages]
     whole = [
         pipeline_s(plan.schedule, pipeline, by_pipeline[p], stages[p], costs)
