@@ -138,7 +138,7 @@ def request(micro_batches: int, *, sharding: Sharding = OPTIMIZER_ALONE, groups:
         sharding=sharding,
         groups=groups,
         device_groups=device_groups,
-        overlap=Overlap(shards=True),
+        overlap=Overlap(shards=sharding != OPTIMIZER_ALONE),
     )
     return RunRequest(job=job, plan=plan, until_step=STEPS)
 
