@@ -59,6 +59,7 @@ def test_deterministic_kernels_give_the_same_bits() -> None:
     assert_same_bits(one, other)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it does itself when it compiles
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="nothing compiles for GPUs without Triton")
 def test_a_compiled_run_has_the_numbers_of_a_cpu() -> None:
     spec = replace(job(), train=replace(job().train, compile=True))

@@ -33,6 +33,7 @@ def test_it_is_a_field_of_jobs() -> None:
         parse_job(mapping)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it does itself when it compiles
 @pytest.mark.long  # half a minute of compilers
 def test_a_compiled_run_has_the_numbers_of_an_uncompiled_one(processes: Processes) -> None:
     """In one process, and with tensor parallelism, stages and selective recomputation; and in evaluations."""

@@ -81,7 +81,7 @@ class RayCluster:
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "get_if_exists": True,
-            "num_cpus": 0,
+            "num_cpus": 0,  # nor any GPU: plans say which device computes, and Ray leaves all of the node visible then
             "max_restarts": 0,
             "max_concurrency": 4,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(seen.incarnation, soft=False),

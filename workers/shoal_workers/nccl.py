@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from contextlib import suppress
 from ctypes import POINTER, byref, c_byte, c_char_p, c_int, c_size_t, c_void_p
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 TICKET_BYTES = 128
 _SUCCESS, _IN_PROGRESS = 0, 7
 _SUM, _MAX = 0, 2
+_PATIENCE_S = 1.0
 _TYPES = {
     torch.int8: 0,
     torch.uint8: 1,
@@ -77,34 +79,58 @@ def new_ticket() -> bytes:
 
 
 class Communicator:
-    """Made when all `size` ranks of it make theirs, on the current device. Raises RuntimeError. One thread at a time;
-    any may `abort`."""
+    """Made when all `size` ranks of it make theirs, on the current device. All methods raise RuntimeError, and after
+    `abort`, which any thread may call, they do nothing else."""
 
     def __init__(self, ticket: bytes, rank: int, size: int) -> None:
         self._handle = c_void_p()
+        self._using = threading.Lock()
+        self._aborted = False
         _call("ncclCommInitRank", byref(self._handle), size, _UniqueId.from_buffer_copy(ticket), rank)
 
     def send(self, tensor: Tensor, peer: int, stream: Any) -> None:
-        _call("ncclSend", *_message(tensor), peer, self._handle, stream.cuda_stream)
+        self._use("ncclSend", *_message(tensor), peer, self._handle, stream.cuda_stream)
 
     def receive(self, tensor: Tensor, peer: int, stream: Any) -> None:
-        _call("ncclRecv", *_message(tensor), peer, self._handle, stream.cuda_stream)
+        self._use("ncclRecv", *_message(tensor), peer, self._handle, stream.cuda_stream)
 
     def all_reduce(self, tensor: Tensor, stream: Any, *, largest: bool) -> None:
         """In place; the sums, or the largest ones."""
         address, count, kind = _message(tensor)
         operation = _MAX if largest else _SUM
-        _call("ncclAllReduce", address, address, count, kind, operation, self._handle, stream.cuda_stream)
+        self._use("ncclAllReduce", address, address, count, kind, operation, self._handle, stream.cuda_stream)
 
     def check(self) -> None:
-        """Raises RuntimeError if what is under way has failed."""
-        result = c_int()
-        _call("ncclCommGetAsyncError", self._handle, byref(result))
-        _check("what was under way", result.value)
+        """Raises if what is under way has failed. Waits for nobody who is in a call of this communicator."""
+        if self._using.acquire(blocking=False):
+            try:
+                result = c_int()
+                self._call("ncclCommGetAsyncError", self._handle, byref(result))
+                _check("what was under way", result.value)
+            finally:
+                self._using.release()
 
     def abort(self) -> None:
-        """Ends what is under way, also in streams, and the communicator with it."""
-        _call("ncclCommAbort", self._handle)
+        """Ends what is under way, also in streams, and the communicator with it. Whoever is stuck in a call of it is
+        freed by that; whoever is only passing through is waited for."""
+        if self._aborted:
+            return
+        self._aborted = True
+        passed = self._using.acquire(timeout=_PATIENCE_S)
+        try:
+            _call("ncclCommAbort", self._handle)
+        finally:
+            if passed:
+                self._using.release()
+
+    def _use(self, name: str, *arguments: Any) -> None:
+        with self._using:
+            self._call(name, *arguments)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if self._aborted:
+            raise RuntimeError("NCCL: this communicator was aborted")
+        _call(name, *arguments)
 
 
 def _message(tensor: Tensor) -> tuple[int, int, int]:

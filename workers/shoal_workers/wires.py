@@ -156,7 +156,7 @@ class _Job:
 
 
 class _Lane:
-    """One end of one direction. Only its thread uses the communicator, but for `check` and `abort`."""
+    """One end of one direction, with a thread in which all transfers begin."""
 
     def __init__(self, ticket: bytes, end: int, device: torch.device) -> None:
         self._ticket = ticket
