@@ -158,6 +158,17 @@ def test_it_steps_on_its_own_to_the_end(voice: Voice, agent: RunningAgent, spec:
     assert halt(voice, 2) == m.Halted(epoch=2, step=STEPS, layout_epoch=1, layout_rank=0)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it does itself when it compiles
+@pytest.mark.long
+def test_it_compiles_before_it_is_ready(voice: Voice, agent: RunningAgent, spec: JobSpec) -> None:
+    compiling = dataclasses.replace(spec, train=dataclasses.replace(spec.train, compile=True))
+    halt(voice, 1)
+    voice.say(assign(compiling, agent))
+    assert voice.until(m.Ready).step == 0
+    assert voice.until(m.Stepped).loss == pytest.approx(run_solo(spec, 1).losses[0], rel=1e-5)
+    assert voice.until(m.Left).finished
+
+
 def test_out_of_memory_says_where_how_much_for_what_and_what_was_believed(
     voice: Voice, agent: RunningAgent, spec: JobSpec
 ) -> None:

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Fetcher, FetchFailed, Sources
 from shoal_workers.live import LiveState
+from shoal_workers.measure import compile_block
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.node_exchange import nodes_of, open_exchange
 from shoal_workers.parts import in_parts
@@ -143,6 +145,8 @@ class EpochRun:
     def _live_through(self) -> None:
         began_s = time.monotonic()
         job, plan = parse_job(self._order.spec), parse_plan(self._order.plan)
+        if job.train.compile:
+            self._compile(job, plan)
         shards = shard_map(plan, job.model)
         state, precision = shards.ranks[self._order.rank], job.train.precision
         live = LiveState.build(job.model, state, precision, self._memory, device=self._computes_on)
@@ -190,6 +194,18 @@ class EpochRun:
             evaluated=self._report_evaluation,
         )
         self._say(m.Left(epoch=self.epoch, step=outcome.step, finished=isinstance(outcome, Finished)))
+
+    def _compile(self, job: JobSpec, plan: Plan) -> None:
+        """Before any peer waits for this rank, which meanwhile says that it gets on."""
+        place = next(place for place in plan.places() if place.rank == self._order.rank)
+        low, high = plan.pipelines[place.pipeline].stages[place.stage].sample_range(place.replica)
+        if low == high:
+            return
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            compiling = pool.submit(compile_block, job, place.tp, high - low, self._computes_on)
+            while not wait([compiling], timeout=self._settings.reply_timeout_s / 4).done:
+                self._progress()
+            compiling.result()
 
     def _bring_state(self, job: JobSpec, live: LiveState) -> dict[str, int]:
         if self._order.transfers is None:

@@ -19,6 +19,7 @@ from shoal_planner.cluster import DeviceRef
 from shoal_planner.job import JobSpec, ModelSpec
 from shoal_planner.parameters import parameters
 from shoal_recovery.state import Kind, RankState, Span
+from shoal_workers.compiling import compiled
 from shoal_workers.devices import CPU, synchronise
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import LiveState, Precision, weight_dtype
@@ -51,6 +52,19 @@ def measure_block(
     block = Block(model, 0, weights, Rotary(model, seq_len, device), keeping, ByAutograd())
     x_BSH = _activations(model, seq_len, samples, precision, device)
     return _measure(lambda: block(x_BSH), threads, repeats, device)
+
+
+def compile_block(job: JobSpec, tp: int, samples: int, device: torch.device) -> None:
+    """Has all compiled that a block of this job needs, if the process has not yet: without a backward, and with one."""
+    model, train = job.model, job.train
+    weights = Weights(model=model, lookup=_weights(model, tp, train.precision, device), group=_alone())
+    rotary = Rotary(model, train.seq_len, device, compiled)
+    block = Block(model, 0, weights, rotary, keeping, ByAutograd(), way=compiled)
+    x_BSH = _activations(model, train.seq_len, samples, train.precision, device)
+    with torch.no_grad():
+        block(x_BSH)
+    leaving = block(x_BSH)
+    leaving.backward(torch.ones_like(leaving))  # type: ignore[no-untyped-call]
 
 
 def measure_embedding(
