@@ -144,9 +144,8 @@ class _Run:
                 key = (instruction.peer, rank, kind, entered, instruction.micro_batch, instruction.first)
                 sent_s, link_s = self.arrivals.pop(key)
                 begun_s = sent_s if self.overlap.stages else max(sent_s, self.clock[rank])
-                wait_s = max(0.0, begun_s + link_s - self.clock[rank])
-                self._spend(rank, instruction, "bubble_s", wait_s - min(wait_s, link_s))
-                self._spend(rank, instruction, "pipeline_s", min(wait_s, link_s))
+                self._spend(rank, instruction, "bubble_s", max(0.0, begun_s - self.clock[rank]))
+                self._spend(rank, instruction, "pipeline_s", max(0.0, begun_s + link_s - self.clock[rank]))
             case Reduce() | Vote() | Gather():
                 self._meet(rank, instruction)
             case Update():

@@ -12,6 +12,7 @@ from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Plan
 from shoal_workers.processes import Processes
 from shoal_workers.solo import RunRequest
+from shoal_workers.traffic import Wait
 
 STEPS = 3
 WHOLE = LAYOUTS["3 stages beside 1"]
@@ -73,3 +74,19 @@ def test_units_that_come_when_they_are_needed_take_less_memory(processes: Proces
     for one, other in zip(plain.ranks, ahead.ranks, strict=True):
         assert one.peak_bytes <= other.peak_bytes
     assert sum(rank.peak_bytes for rank in plain.ranks) < sum(rank.peak_bytes for rank in ahead.ranks)
+
+
+def test_every_rank_hears_what_all_ranks_waited(processes: Processes) -> None:
+    kinds = {Wait.STAGES, Wait.TENSOR, Wait.GRADIENTS, Wait.WEIGHTS, Wait.VOTE}
+    run = processes.run(RunRequest(job=job(steps=STEPS), plan=WHOLE, until_step=STEPS))
+    first = run.ranks[0].reports
+    for rank in run.ranks:
+        assert [report.exposure for report in rank.reports] == [report.exposure for report in first]
+        assert all(0.0 < report.compute_s <= report.duration_s for report in rank.reports)
+    for reports in zip(*(rank.reports for rank in run.ranks), strict=True):
+        for wait, (_, most_s) in reports[0].exposure.waited_s.items():
+            assert max(report.waited_s[wait] for report in reports) == most_s
+    for report in first:
+        assert 0.0 < report.exposure.mean_share <= report.exposure.most_share <= 1.0
+        assert all(mean_s <= most_s for mean_s, most_s in report.exposure.waited_s.values())
+    assert {wait for wait, (_, most_s) in first[-1].exposure.waited_s.items() if most_s} == kinds
