@@ -134,7 +134,7 @@ class Communicator:
 
 
 def _message(tensor: Tensor) -> tuple[int, int, int]:
-    assert tensor.is_cuda and tensor.is_contiguous(), (tensor.device, tensor.shape)
+    assert tensor.is_contiguous(), tensor.shape
     return tensor.data_ptr(), tensor.numel(), _TYPES[tensor.dtype]
 
 
