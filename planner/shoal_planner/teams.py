@@ -178,6 +178,8 @@ class _Teams:
     ) -> _Way | None:
         owners = sum(len(team) for team in teams)
         crews = {key: self._crews(team, shared[key], recompute, owners) for key, team in one_of.items()}
+        if slices > 1 and not all(crew.seconds.size for found in crews.values() for crew in found.values()):
+            return None  # slices are for devices that can hold their parts, and lack room for what is whole
         tables = {key: self._table(found) for key, found in crews.items()}
         keys = [self._key(team) for team in teams]
         dealt = deal([tables[key][0] for key in keys], self.batch)
@@ -273,7 +275,8 @@ class _Teams:
             for samples in (0, 1)
         )
         room = usable_bytes(self.costs.device(replica.node)) - empty
-        return max(0, min(_MOST_SAMPLES, self.batch, int(room / (one - empty))))
+        least = -1 if its.slices > 1 and room < 0 else 0  # -1: it cannot even hold its part
+        return max(least, min(_MOST_SAMPLES, self.batch, int(room // (one - empty))))
 
     def _table(self, crews: dict[tuple[int, int], _Crew]) -> tuple[Floats, Ints]:
         """By samples per step: seconds, inf where they cannot be, and the size of the micro-batch."""
