@@ -112,13 +112,13 @@ def solo() -> dict[bool, SoloRun]:
     [
         ("two", "ring", "none", True),
         ("three", "ring", "cluster", False),
-        ("three", "parameter_server", "none", False),
+        pytest.param("three", "parameter_server", "none", False, marks=pytest.mark.long),
         ("three", "tree: ring 2 > parameter_server 2", "cluster", True),
         ("four", "halving_doubling", "cluster", True),
-        ("four", "parameter_server 2x2", "none", False),
+        pytest.param("four", "parameter_server 2x2", "none", False, marks=pytest.mark.long),
         ("four", "tree: parameter_server 2 > halving_doubling 2", "none", True),
         ("mixed", "ring", "cluster", True),
-        ("mixed", "parameter_server", "none", False),
+        pytest.param("mixed", "parameter_server", "none", False, marks=pytest.mark.long),
     ],
 )
 def test_every_algorithm_equals_one_process(
