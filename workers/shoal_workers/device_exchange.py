@@ -75,8 +75,7 @@ class DeviceExchange:
 
     @property
     def on_device(self) -> bool:
-        if self._agreed is None:
-            self.connect()
+        self._ready()
         return bool(self._agreed)
 
     def connect(self) -> None:
@@ -119,6 +118,7 @@ class DeviceExchange:
         return arriving
 
     def all_gather(self, vector: Tensor) -> Tensor:
+        self._ready()
         return self._host.all_gather(vector)
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
@@ -150,6 +150,11 @@ class DeviceExchange:
         self._wires.abort()
         with self._lock:
             self._under_way.clear()
+
+    def _ready(self) -> None:
+        """Connected once, by this: the host's exchange must not connect by itself first."""
+        if self._agreed is None:
+            self.connect()
 
     def _all_reduce(self, tensor: Tensor, *, largest: bool) -> None:
         whole = tensor.contiguous()
