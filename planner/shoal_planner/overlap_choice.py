@@ -32,8 +32,9 @@ def with_overlap(plan: Plan, costs: CostModel) -> Plan:
     for way in _ways(plan):
         for change in way:
             found = _scored(best, costs, change(best.overlap))
-            if found is not None and _step_s(found) < _SURELY * _step_s(best):
-                best = found
+            if found is None or _step_s(found) >= _SURELY * _step_s(best):
+                break  # where a few chunks do not pay, more do not either
+            best = found
     return best
 
 

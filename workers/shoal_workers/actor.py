@@ -12,7 +12,7 @@ import signal
 
 import ray
 
-from shoal_workers.allocator import keep_memory
+from shoal_workers.allocator import keep_memory, keep_modules
 from shoal_workers.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
@@ -55,6 +55,7 @@ class RankActor:
 
         _die_with_parent()
         keep_memory()
+        keep_modules()
         settings = WorkerSettings()
         self._rank = Rank(node=node, index=index, settings=settings)
         self._rank.start()

@@ -53,8 +53,10 @@ class FlatBuffer:
         self.tensor.untyped_storage().resize_(0)
 
     def open(self) -> None:
-        """With whatever the memory has."""
-        self.tensor.untyped_storage().resize_(self.num_bytes)
+        """With whatever the memory has; what is open stays as it is."""
+        storage = self.tensor.untyped_storage()
+        if storage.nbytes() != self.num_bytes:  # to its own size would be a copy
+            storage.resize_(self.num_bytes)
 
     def _find(self, span: Span) -> int | None:
         for first, last, offset in self._intervals.get(span.fqn, ()):

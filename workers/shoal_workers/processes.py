@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import FileStore  # torch.distributed has it too
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_recovery.state import Kind
-from shoal_workers.allocator import keep_memory
+from shoal_workers.allocator import keep_memory, keep_modules
 from shoal_workers.devices import current
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.exchange import Exchange, GlooExchange
@@ -241,6 +241,7 @@ def run_seat(seat: Seat, request: RunRequest) -> RankRun:
 def _serve(connection: Connection, index: int, path: str, threads: int, timeout_s: float) -> None:
     """The life of a process: calls, one after the other, until the parent closes the connection."""
     keep_memory()
+    keep_modules()
     torch.set_num_threads(threads)
     store = FileStore(path, -1)
     calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
