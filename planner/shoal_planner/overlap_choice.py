@@ -19,6 +19,7 @@ from shoal_planner.score import score_with
 CHUNKS = (2, 4, 8)
 # Less is within what a prediction is wrong by, and overlapping has costs that no model knows.
 _SURELY = 1 - 1e-3
+_LEAST = 0.01  # of a step
 
 _Change = Callable[[Overlap], Overlap]
 
@@ -38,6 +39,17 @@ def with_overlap(plan: Plan, costs: CostModel) -> Plan:
     return best
 
 
+def with_like_overlap(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan:
+    """A plan that was scored, for one that runs with this: the same as far as it is for this plan, in one look."""
+    assert plan.prediction is not None and plan.overlap == NOTHING
+    if costs.job.train.overlap == "none":
+        return plan
+    has_stages = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
+    like = dataclasses.replace(overlap, stages=has_stages)
+    found = plan if like == NOTHING else _scored(plan, costs, like) or _ahead(plan, costs)
+    return found if _step_s(found) <= _step_s(plan) else plan
+
+
 def _ahead(plan: Plan, costs: CostModel) -> Plan:
     """With what passes between stages received ahead, if there is any: that is never slower, and the memory for it is
     counted anyway."""
@@ -52,15 +64,17 @@ def overlapping(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan:
 
 
 def _ways(plan: Plan) -> Iterator[tuple[_Change, ...]]:
-    """One of each is taken at most. Where there is nothing to overlap nothing is tried."""
+    """One of each is taken at most. Where there is next to nothing to overlap nothing is tried."""
+    assert plan.prediction is not None
     if plan.sharding.weights != "none" or plan.sharding.gradients != "none":
         yield (lambda overlap: dataclasses.replace(overlap, shards=True),)
-    if any(replica.tp > 1 for replica in plan.replicas()):
+    terms, least_s = plan.prediction.terms, _LEAST * plan.prediction.step_s
+    if terms.tensor_s > least_s and any(replica.tp > 1 for replica in plan.replicas()):
         yield tuple(partial(_in_chunks, chunks) for chunks in CHUNKS)
     # Where pipelines are cut at different layers, stages that sum in the order of a backward wait for each other.
     alike = len({tuple(stage.layers for stage in pipeline.stages) for pipeline in plan.pipelines}) == 1
     sums_whole = plan.sharding.gradients == "none" and plan.schedule != "interleaved"
-    if plan.num_devices > 1 and sums_whole and alike and not _sums_on_nodes(plan):
+    if plan.num_devices > 1 and terms.gradient_s > least_s and sums_whole and alike and not _sums_on_nodes(plan):
         yield (lambda overlap: dataclasses.replace(overlap, gradients=True),)
 
 

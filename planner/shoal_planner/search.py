@@ -24,7 +24,7 @@ from shoal_planner.lasting import Expected, Losses
 from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import usable_nodes
 from shoal_planner.overlap import NOTHING, Overlap
-from shoal_planner.overlap_choice import overlapping, with_overlap
+from shoal_planner.overlap_choice import overlapping, with_like_overlap, with_overlap
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained
@@ -100,7 +100,7 @@ def plan(
             raise
         search = _searched(costs, 0, before, late, thorough)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
-    overlap = NOTHING if previous is None else previous.overlap
+    overlap = None if previous is None else previous.overlap
     scored, running = _closer(_scheduled(search), search.finalists, search.running, costs, overlap)
     losses = Losses(costs, outlook)
     change = None if running is None else choose(running, scored, costs, outlook, losses)
@@ -193,16 +193,18 @@ def _of(types: Iterable[str], nodes: tuple[Node, ...]) -> list[Node]:
 
 
 def _closer(
-    scored: list[Plan], finalists: set[str], running: Plan | None, costs: CostModel, overlap: Overlap
+    scored: list[Plan], finalists: set[str], running: Plan | None, costs: CostModel, overlap: Overlap | None
 ) -> tuple[list[Plan], Plan | None]:
     """With collectives, and what overlaps, for the best plans, for these, and for the one that runs. That one keeps its
-    `overlap`: it is to be the plan that runs, or another."""
+    `overlap`: it is to be the plan that runs, or another. Those in its place take it over where it is for them."""
 
     def change(found: Plan) -> Plan:
         grouped = with_groups(found, costs)
+        if overlap is None:
+            return with_overlap(grouped, costs)
         if running is not None and found.plan_id == running.plan_id:
             return overlapping(grouped, costs, overlap)
-        return with_overlap(grouped, costs)
+        return with_like_overlap(grouped, costs, overlap)
 
     closer = finalists | {found.plan_id for found in scored[:_FINALISTS]} | ({running.plan_id} if running else set())
     changed = {found.plan_id: change(found) for found in scored if found.plan_id in closer}
