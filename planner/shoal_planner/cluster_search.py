@@ -59,6 +59,7 @@ class Search:
         self.refusal: NoPlanFits | None = None  # what a device or a host lacks for a plan that was tried
         self.scored: dict[str, Plan] = {}
         self.running: Plan | None = None
+        self.mended = False  # whether what was made of the running plan was good enough
         self.finalists: set[str] = set()  # plans that are looked at more closely, whatever else is found
         self._finisher = Finisher(costs, copies)
         self._seen: set[tuple[object, ...]] = set()
@@ -66,9 +67,10 @@ class Search:
     def look(self, *, thorough: bool = True, previous: Plan | None = None) -> None:
         """Everything; what takes long and rarely wins, if `thorough`. A plan that runs is mended first, and nothing is
         searched for where that is good enough; its job waits, so nothing takes long then."""
+        self.mended = previous is not None and self.mend(previous)
         if previous is None:
             self.run(thorough=thorough)
-        elif not self.mend(previous):
+        elif not self.mended:
             mended, self.scored = self.scored, {}  # what is known would make the search give up other ways early
             self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN)
             self.scored = mended | self.scored

@@ -19,7 +19,7 @@ from shoal_planner.score import score_with
 CHUNKS = (2, 4, 8)
 # Less is within what a prediction is wrong by, and overlapping has costs that no model knows.
 _SURELY = 1 - 1e-3
-_LEAST = 0.01  # of a step
+_LEAST = 0.002  # of a step
 
 _Change = Callable[[Overlap], Overlap]
 

@@ -100,8 +100,7 @@ def plan(
             raise
         search = _searched(costs, 0, before, late, thorough)
         why = f" Its state has no copies on other nodes, as the plans with one do not fit: {error}."
-    overlap = None if previous is None else previous.overlap
-    scored, running = _closer(_scheduled(search), search.finalists, search.running, costs, overlap)
+    scored, running = _closer(_scheduled(search), search, costs, NOTHING if previous is None else previous.overlap)
     losses = Losses(costs, outlook)
     change = None if running is None else choose(running, scored, costs, outlook, losses)
     found = losses.best(scored) if change is None else change.plan
@@ -192,21 +191,20 @@ def _of(types: Iterable[str], nodes: tuple[Node, ...]) -> list[Node]:
     return [node for node in nodes if node.device in types]
 
 
-def _closer(
-    scored: list[Plan], finalists: set[str], running: Plan | None, costs: CostModel, overlap: Overlap | None
-) -> tuple[list[Plan], Plan | None]:
+def _closer(scored: list[Plan], search: Search, costs: CostModel, overlap: Overlap) -> tuple[list[Plan], Plan | None]:
     """With collectives, and what overlaps, for the best plans, for these, and for the one that runs. That one keeps its
-    `overlap`: it is to be the plan that runs, or another. Those in its place take it over where it is for them."""
+    `overlap`: it is to be the plan that runs, or another. What was made of it in a hurry takes it over where it can."""
+    running = search.running
 
     def change(found: Plan) -> Plan:
         grouped = with_groups(found, costs)
-        if overlap is None:
-            return with_overlap(grouped, costs)
         if running is not None and found.plan_id == running.plan_id:
             return overlapping(grouped, costs, overlap)
-        return with_like_overlap(grouped, costs, overlap)
+        return with_like_overlap(grouped, costs, overlap) if search.mended else with_overlap(grouped, costs)
 
-    closer = finalists | {found.plan_id for found in scored[:_FINALISTS]} | ({running.plan_id} if running else set())
+    closer = (
+        search.finalists | {found.plan_id for found in scored[:_FINALISTS]} | ({running.plan_id} if running else set())
+    )
     changed = {found.plan_id: change(found) for found in scored if found.plan_id in closer}
     scored = sorted((changed.get(found.plan_id, found) for found in scored), key=by_step)
     return scored, running and changed.get(running.plan_id, running)

@@ -170,7 +170,7 @@ def test_cpus_of_one_node_carry_what_they_exchange_themselves() -> None:
 @pytest.mark.parametrize(
     ("given", "network", "chosen"),
     [
-        (TWO, slow(GPUS, between=0.1), Overlap(stages=True, gradients=True)),
+        (TWO, slow(GPUS, between=0.5), Overlap(stages=True, gradients=True)),
         (ZERO_3, slow(GPUS, between=0.05), Overlap(shards=True)),
         (ONE, slow(GPUS, between=0.2), Overlap(gradients=True)),
         (TENSOR, slow(GPUS, inside=0.02), Overlap(tensor_chunks=2)),
