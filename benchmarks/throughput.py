@@ -26,7 +26,7 @@ from benchmarks.peers.torch_loop import TorchLoop
 from benchmarks.reporting import answer
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.overlap import Overlap
-from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
 from shoal_workers.processes import Processes
 
 MODEL = ModelSpec(layers=4, hidden=768, heads=12, kv_heads=4, ffn=2048, vocab=1024, tie_embeddings=False)
@@ -53,6 +53,10 @@ def replica(device: int, samples: int, *, tp: int = 1) -> Replica:
 
 
 PAIR = stage(0, MODEL.layers, replica(0, 8), replica(1, 8))
+# What FSDP2 splits and overlaps, too: weights and gradients within a step.
+SPLIT = dataclasses.replace(
+    plan(1, PAIR), sharding=Sharding(weights="cluster", gradients="cluster"), overlap=Overlap(shards=True)
+)
 DUELS = (
     Duel(
         name="torch_loop",
@@ -62,7 +66,7 @@ DUELS = (
         peer=TorchLoop,
     ),
     Duel(name="ddp", size=2, job=job(16), plan=plan(1, PAIR), peer=Ddp),
-    Duel(name="fsdp2", size=2, job=job(16), plan=plan(1, PAIR), peer=Fsdp2),
+    Duel(name="fsdp2", size=2, job=job(16), plan=SPLIT, peer=Fsdp2),
     Duel(
         name="pipeline_1f1b",
         size=2,

@@ -136,11 +136,6 @@ class RankState:
     slicing: Slicing = UNCUT  # of the units that it runs
 
     @property
-    def shares_weights(self) -> bool:
-        """Whether it has to gather weights before it computes, or keeps some for others."""
-        return self.keeps != self.holds
-
-    @property
     def shares_gradients(self) -> bool:
         return self.sums != self.contributes
 

@@ -1,10 +1,10 @@
 """Within a step: the weights of a unit come together before it computes, and its gradients go to their parts after.
 
 Owns when these are on their way. All ranks of a stage walk their units in one order, and the portions of each
-(`slices`), so whoever shares with whom exchanges in step; weights are under way one portion ahead, in buffers of the
-wire, and gradients while the next portion computes (`scattering`). Nothing of it is state: what was gathered is dropped
-after its use, and sums begin anew with every attempt at a step. After an abandoned wait nothing is closed, as something
-may still arrive.
+(`slices`), so whoever shares with whom exchanges in step. Where the plan has that overlap, weights are under way one
+portion ahead, in buffers of the wire, and gradients while the next portion computes (`scattering`). Nothing of it is
+state: what was gathered is dropped after its use, and sums begin anew with every attempt at a step. After an abandoned
+wait nothing is closed, as something may still arrive.
 
 Does not own what passes once a step (`sharing`), nor who gives what to whom (`reduction`).
 """

@@ -116,7 +116,7 @@ class Downloads:
 
     def begin(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Callable[[], None]:
         """Copies each second one, as it is in its turn, into the first; fp32 and flat. Any thread then calls what this
-        returns, and when that returns it is done; nobody may write the sources before, unless they are on the host."""
+        returns, and when that returns it is done; nobody may write the sources before."""
         pairs = tuple(pairs)
         if self._stream is None:
             for target, source in pairs:

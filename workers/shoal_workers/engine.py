@@ -310,9 +310,10 @@ class Engine:
 
     def _update(self, step: int) -> None:
         assert self._verdict is not None, "an update before the vote"
-        with self._exchange.commit():
-            self._live.tag = None
-            self._optimizer.apply(step, self._verdict.grad_norm)
+        for update in self._optimizer.updates(step, self._verdict.grad_norm):
+            with self._exchange.commit():
+                self._live.tag = None
+                update()
 
     def _fed(self, step: int) -> Ranges:
         feeds = self._place.stage == 0 and self._place.tp_rank == 0

@@ -108,19 +108,17 @@ class UnitBuffers:
             buffer.close()
         return view
 
-    def open(self, portion: Portion) -> int:
-        """The bytes that it takes from now on."""
-        if portion not in self._whole:
-            return 0
-        self._whole[portion].open()
-        return self._whole[portion].num_bytes
+    def num_bytes(self, portion: Portion) -> int:
+        """What it takes while it is open, beside what is kept."""
+        return self._whole[portion].num_bytes if portion in self._whole else 0
 
-    def close(self, portion: Portion) -> int:
-        """The bytes that are free again."""
-        if portion not in self._whole:
-            return 0
-        self._whole[portion].close()
-        return self._whole[portion].num_bytes
+    def open(self, portion: Portion) -> None:
+        if portion in self._whole:
+            self._whole[portion].open()
+
+    def close(self, portion: Portion) -> None:
+        if portion in self._whole:
+            self._whole[portion].close()
 
     def clear(self) -> None:
         """What is kept of the split units becomes zeros. What is kept of others is lost, and takes no memory until

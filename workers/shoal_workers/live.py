@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -28,6 +27,7 @@ from shoal_workers.hosted import HostedState, passing_bytes
 from shoal_workers.initial import initial_values
 from shoal_workers.memory import DeviceMemory, Ledger
 from shoal_workers.portions import Cutter, cutter
+from shoal_workers.sinks import Sink
 
 Precision = Literal["fp32", "bf16"]
 _ByUnit = Mapping[int, list[Span]]
@@ -73,7 +73,7 @@ class LiveState:
         self._parameters = {parameter.fqn: parameter for parameter in parameters(model)}
         self._cut = cutter(model, state.slicing)
         self._leaves: dict[tuple[str, int], Tensor] = {}
-        self._sinks: dict[Tensor, _Sink] = {}  # by leaf
+        self._sinks: dict[Tensor, Sink] = {}  # by leaf
         self._stale: dict[str, list[Span]] = {}  # by parameter: gradients of the step before, which count as zeros
         self._refreshed = common(state.keeps, _apart(state, dtype))
         self._charges: tuple[_Charge, ...] = ()
@@ -203,21 +203,25 @@ class LiveState:
     def open_weights(self, portion: Portion) -> None:
         """Makes room for what is split of the weights that a portion of a unit uses. Raises OutOfDeviceMemory."""
         for home in self._homes(portion):
-            self._memory.charge(GATHERED, self._weights.open(home))
+            self._memory.charge(GATHERED, self._weights.num_bytes(home))
+            self._weights.open(home)
 
     def close_weights(self, portion: Portion) -> None:
         for home in self._homes(portion):
-            self._memory.release(GATHERED, self._weights.close(home))
+            self._weights.close(home)
+            self._memory.release(GATHERED, self._weights.num_bytes(home))
 
     def open_gradients(self, portion: Portion) -> None:
         """As `open_weights`, with zeros."""
         for home in self._homes(portion):
-            self._memory.charge(GATHERED, self._gradients.open(home))
+            self._memory.charge(GATHERED, self._gradients.num_bytes(home))
+            self._gradients.open(home)
             self._gradients.zero_whole(home)
 
     def close_gradients(self, portion: Portion) -> None:
         for home in self._homes(portion):
-            self._memory.release(GATHERED, self._gradients.close(home))
+            self._gradients.close(home)
+            self._memory.release(GATHERED, self._gradients.num_bytes(home))
 
     def refresh_weights(self) -> None:
         """The kept weights of owned elements become what their master is."""
@@ -229,7 +233,7 @@ class LiveState:
         that comes: there is one in nearly every step. Until then they take no memory, though they are charged."""
         self._gradients.clear()
         self._stale.clear()
-        for span in (*self.state.holds, *_summed(self.state)):
+        for span in dict.fromkeys((*self.state.holds, *_summed(self.state))):
             if self._home(span) not in self._gradients.split:
                 self._stale.setdefault(span.fqn, []).append(span)
 
@@ -294,7 +298,7 @@ class LiveState:
         shape = (-1, *self._parameters[fqn].shape[1:])
         portion = self._portion(span)
         leaf = self._weights.whole_now_or_later(portion, span).view(shape).detach().requires_grad_()
-        sink = _Sink(
+        sink = Sink(
             fqn=fqn,
             home=portion.unit,
             gradient=self._gradients.whole_now_or_later(portion, span).view(shape),
@@ -310,38 +314,6 @@ class LiveState:
         for span in self._stale.pop(fqn, ()):
             self._gradients.reopen(self._home(span))
             self._gradients.kept(self._home(span), span).zero_()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sink:
-    """Where the gradient of a leaf adds up. Autograd keeps it, so it must not keep the live state. `alone`: the leaf is
-    all that is held of its parameter."""
-
-    fqn: str
-    home: int
-    gradient: Tensor
-    alone: bool
-    stale: dict[str, list[Span]]
-    buffers: UnitBuffers
-
-    def is_first(self) -> bool:
-        """Whether nothing has come yet in this step; then what is there is not to be added to."""
-        spans = self.stale.pop(self.fqn, None)
-        if spans is None:
-            return False
-        self.buffers.reopen(self.home)
-        if not self.alone:
-            for span in spans:
-                self.buffers.kept(self.home, span).zero_()
-        return self.alone
-
-    def take(self, leaf: Tensor) -> None:
-        assert leaf.grad is not None
-        if self.is_first():
-            self.gradient.copy_(leaf.grad)
-        else:
-            self.gradient.add_(leaf.grad)
-        leaf.grad = None
 
 
 def home_unit(parameter: Parameter) -> int:

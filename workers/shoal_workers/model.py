@@ -267,7 +267,7 @@ class Builder:
         """And what a backward does while the group sums."""
         if put_off is not None:
             return put_off, nothing
-        if not self._weights.group.overlaps or self._weights.slicing != UNCUT:
+        if not self._weights.group.overlaps:  # units in slices sum in one go
             return AtOnce(self._add_product), nothing
         later = PutOff(self._add_product)
         return later, later.add_left

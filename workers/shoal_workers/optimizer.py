@@ -7,7 +7,8 @@ in the vote.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import assert_never
 
 import torch
@@ -55,8 +56,20 @@ class OwnedAdamW:
         self._hosted: tuple[_HostedUnit, ...] | None = None
 
     def apply(self, step: int, grad_norm: float) -> None:
-        """Updates what this rank owns from its summed gradients, and the weights there. Only under a commit.
-        `grad_norm` is that of the gradients of all ranks, each interval counted once."""
+        """All of `updates`."""
+        for update in self.updates(step, grad_norm):
+            update()
+
+    def updates(self, step: int, grad_norm: float) -> Iterator[Callable[[], None]]:
+        """Update what this rank owns from its summed gradients, and the weights there, one after the other. Only under
+        a commit, each under its own: whoever abandons an epoch waits for no more than one of them. `grad_norm` is that
+        of the gradients of all ranks, each interval counted once."""
+        yield partial(self._update_near, step, grad_norm)
+        for unit in self._hosted or ():
+            yield partial(unit.step, step)
+
+    def _update_near(self, step: int, grad_norm: float) -> None:
+        """Also scales all gradients, those of state on the host among them."""
         gradients = [self._live.gradient(span) for span in self._live.state.owns]  # asked for, so none is stale
         scale = clip_scale(self._train, grad_norm)
         if scale < 1.0:
@@ -69,8 +82,6 @@ class OwnedAdamW:
             self._hosted = tuple(_HostedUnit(self._train, self._live, unit) for unit in self._live.hosted.units)
         self._near.step(step)
         self._live.refresh_weights()
-        for unit in self._hosted:
-            unit.step(step)
 
 
 class _HostedUnit:

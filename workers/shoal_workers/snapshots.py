@@ -76,7 +76,7 @@ class AgentSnapshots:
         try:
             finish()
             problem = self._ask(m.SealSnapshot(job=self._job, name=self._name, step=step))
-        except RuntimeError as error:  # all that a device says when it fails; who waits must learn of it
+        except Exception as error:  # whatever it is, who waits must learn of it
             problem = f"the copy to the host failed: {error}"
         with self._changed:
             if problem:

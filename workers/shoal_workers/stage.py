@@ -1,8 +1,8 @@
 """One rank's part of a pipeline stage: micro-batches forward and backward, and what travels between stages.
 
-Owns what travels, from the first receive of a step to its last send, and its charges. Receives are posted ahead, each
-into a buffer of its own, so no send ever waits for anything but the wire. Does not own what happens in between, from
-what enters the stage to what leaves it (`segments`).
+Owns what travels, from the first receive of a step to its last send, and its charges. Where the plan says so, receives
+are posted ahead, each into a buffer of its own: then no send waits for anything but the wire. Does not own what happens
+in between, from what enters the stage to what leaves it (`segments`).
 """
 
 from __future__ import annotations
