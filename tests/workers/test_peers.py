@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from benchmarks.duel import alternate
-from benchmarks.throughput import DUELS
+from benchmarks.throughput import DUELS, MODEL
 from shoal_planner.job import ModelSpec
 from shoal_workers.processes import Processes
 
-SMALL = ModelSpec(layers=8, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=256, tie_embeddings=False)
+SMALL = ModelSpec(layers=MODEL.layers, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=256, tie_embeddings=False)
 
 
 @pytest.mark.parametrize("name", [duel.name for duel in DUELS])
