@@ -31,9 +31,12 @@ PLANS = {
     "zero bubble, tp 2": replace(plan((4, (part(2, (2, 2)), part(4, (2, 2))))), schedule="zero_bubble"),
     "zero++": replace(plan((2, (part(6, (1, 1), (1, 2), (2, 1)),))), sharding=ZERO_PP),
 }
+LONG = ("unequal pipelines", "zero++")
 
 
-@pytest.mark.parametrize("layout", PLANS)
+@pytest.mark.parametrize(
+    "layout", [name if name not in LONG else pytest.param(name, marks=pytest.mark.long) for name in PLANS]
+)
 def test_a_plan_over_wires_has_the_bits_of_one_over_hosts(processes: Processes, layout: str) -> None:
     request = RunRequest(job=job(), plan=PLANS[layout], until_step=STEPS)
     size = sum(1 for _ in request.plan.places())
