@@ -51,8 +51,8 @@ def with_like_overlap(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan:
 
 
 def _ahead(plan: Plan, costs: CostModel) -> Plan:
-    """With what passes between stages received ahead, if there is any: that is never slower, and the memory for it is
-    counted anyway."""
+    """With what passes between stages received ahead, if there is any: by the model that is never slower, and the
+    memory for it is counted anyway."""
     if all(len(pipeline.stages) == 1 for pipeline in plan.pipelines):
         return plan
     return _scored(plan, costs, dataclasses.replace(plan.overlap, stages=True)) or plan

@@ -34,7 +34,7 @@ def compiled(function: Function) -> Function:
     def call(*arguments: Tensor, **named: float) -> Tensor:
         try:
             result: Tensor = kernel(*arguments, **named)
-        except Exception as error:
+        except Exception as error:  # torch's compilers share no base class; all else is passed on as it is
             if not type(error).__module__.startswith(_COMPILERS):
                 raise
             # The first words say which compiler and what about it; what follows is for those who wrote torch.
