@@ -58,13 +58,22 @@ class Pair:
 
 
 class Ours:
-    """The engine, as a contender. Its reports are of the whole step; rank 0 says the loss for all."""
+    """The engine, as a contender, through an exchange that may be `observed`. Its reports are of the whole step; rank 0
+    says the loss for all."""
 
-    def __init__(self, seat: Seat, job: JobSpec, plan: Plan, *, name: str = "ours") -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        job: JobSpec,
+        plan: Plan,
+        *,
+        name: str = "ours",
+        observed: Callable[[Exchange], Exchange] = lambda exchange: exchange,
+    ) -> None:
         self._rank = seat.rank
         request = RunRequest(job=job, plan=plan, until_step=job.train.steps)
         exchange = seat.connect(tp_groups(plan), nodes=nodes_of(plan), name=name)
-        self._engine = build_rank(request, seat.rank, exchange).engine
+        self._engine = build_rank(request, seat.rank, observed(exchange)).engine
         self._losses: list[float] = []
 
     def step(self, number: int) -> float:

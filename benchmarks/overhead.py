@@ -17,18 +17,17 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from benchmarks.duel import Ours
+from benchmarks.peers.contender import Contender
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_workers.exchange import Exchange, Pending
-from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import Seat
-from shoal_workers.solo import RunRequest, build_rank
-from shoal_workers.tensor_parallel import tp_groups
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_WARM_UP = 2
+_WARM_UP, _PROFILED = 2, 3
 _STEP = "benchmark: step"
 _EXCHANGE = "exchange"
 _SHOWN = 12
@@ -83,24 +82,32 @@ def _noted(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return call(*args, **kwargs)
 
 
-def profiled(seat: Seat, job: JobSpec, plan: Plan) -> dict[str, Any]:
-    """Seconds of one step in this process by what they went into, and the operators that took most."""
-    exchange = Noted(seat.connect(tp_groups(plan), nodes=nodes_of(plan)))
-    engine = build_rank(RunRequest(job=job, plan=plan, until_step=job.train.steps), seat.rank, exchange).engine
-
-    def step(number: int) -> None:
-        engine.run(until_step=number, report=lambda report: None, stop_after=lambda: None)
-
+def profiled(seat: Seat, make: Callable[[Seat], Contender]) -> dict[str, Any]:
+    """Seconds of a step in this process by what they went into, and the operators that took most: of several steps the
+    one in the middle by its overhead."""
+    side = make(seat)
     for number in range(1, _WARM_UP + 1):
-        step(number)
-    with profile(activities=[ProfilerActivity.CPU]) as watched, record_function(_STEP):
-        step(_WARM_UP + 1)
-    return _account(watched.events())
+        side.step(number)
+    accounts = []
+    for number in range(_WARM_UP + 1, _WARM_UP + _PROFILED + 1):
+        with profile(activities=[ProfilerActivity.CPU]) as watched, record_function(_STEP):
+            side.step(number)
+        accounts.append(_account(watched.events()))
+    return sorted(accounts, key=_overhead_share)[_PROFILED // 2]
+
+
+def noted(seat: Seat, job: JobSpec, plan: Plan) -> Contender:
+    """The engine, each call of its exchange seen by the profiler."""
+    return Ours(seat, job, plan, observed=Noted)
 
 
 def overhead_share(accounts: Iterable[dict[str, Any]]) -> float:
     """Of the process with the most."""
-    return max(float(account["overhead_s"] / account["step_s"]) for account in accounts)
+    return max(map(_overhead_share, accounts))
+
+
+def _overhead_share(account: dict[str, Any]) -> float:
+    return float(account["overhead_s"] / account["step_s"])
 
 
 def _account(events: Iterable[Any]) -> dict[str, Any]:
@@ -129,8 +136,9 @@ def _account(events: Iterable[Any]) -> dict[str, Any]:
 def _is_kernel(name: str) -> bool:
     if not name.startswith("aten::"):
         return False
-    try:
-        return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    try:  # some have both: a kernel, and a way over others where there is none
+        return has_kernel(name, "CPU") or not has_kernel(name, "CompositeImplicitAutograd")
     except RuntimeError:  # it has several forms and no default one, as arithmetic has
         return True
 

@@ -4,7 +4,8 @@ Usage: python -m benchmarks.throughput [--json] [--only NAME] [--pairs N]
 
 `ratio.*` are tokens per second, ours over the peer's, the median of paired steps; `memory_ratio.*` is what a process
 takes at most on top of what it had before the model was built, ours over the peer's. Peers: `benchmarks/peers`.
-`overhead_share` is what of the engine's step goes into neither kernels nor communication, the largest of all layouts.
+`overhead_share` is what of the engine's step goes into neither kernels nor communication, the largest of all layouts;
+beside it that of the plain loop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from benchmarks.cores import free_cores
 from benchmarks.duel import Duel, alternate, memory_bytes, ratio
-from benchmarks.overhead import overhead_share, profiled
+from benchmarks.overhead import noted, overhead_share, profiled
 from benchmarks.peers.ddp import Ddp
 from benchmarks.peers.dtensor_tp import DTensorTp
 from benchmarks.peers.fsdp2 import Fsdp2
@@ -31,6 +32,8 @@ from shoal_workers.processes import Processes
 
 MODEL = ModelSpec(layers=4, hidden=768, heads=12, kv_heads=4, ffn=2048, vocab=1024, tie_embeddings=False)
 SEQ_LEN = 256
+# Of a micro-batch, on each process: what leads from kernel to kernel takes as long for one sample as for twelve.
+SAMPLES = 12
 NUM_PAIRS = 13
 
 
@@ -52,7 +55,7 @@ def replica(device: int, samples: int, *, tp: int = 1) -> Replica:
     return Replica(node="here", devices=tuple(range(device, device + tp)), tp=tp, samples=samples)
 
 
-PAIR = stage(0, MODEL.layers, replica(0, 8), replica(1, 8))
+PAIR = stage(0, MODEL.layers, replica(0, SAMPLES), replica(1, SAMPLES))
 # What FSDP2 splits and overlaps, too: weights and gradients within a step.
 SPLIT = dataclasses.replace(
     plan(1, PAIR), sharding=Sharding(weights="cluster", gradients="cluster"), overlap=Overlap(shards=True)
@@ -61,24 +64,24 @@ DUELS = (
     Duel(
         name="torch_loop",
         size=1,
-        job=job(8),
-        plan=plan(1, stage(0, MODEL.layers, replica(0, 8))),
+        job=job(SAMPLES),
+        plan=plan(1, stage(0, MODEL.layers, replica(0, SAMPLES))),
         peer=TorchLoop,
     ),
-    Duel(name="ddp", size=2, job=job(16), plan=plan(1, PAIR), peer=Ddp),
-    Duel(name="fsdp2", size=2, job=job(16), plan=SPLIT, peer=Fsdp2),
+    Duel(name="ddp", size=2, job=job(2 * SAMPLES), plan=plan(1, PAIR), peer=Ddp),
+    Duel(name="fsdp2", size=2, job=job(2 * SAMPLES), plan=SPLIT, peer=Fsdp2),
     Duel(
         name="pipeline_1f1b",
         size=2,
-        job=job(16),
-        plan=plan(8, stage(0, 2, replica(0, 2)), stage(2, 4, replica(1, 2))),
-        peer=partial(Pipeline1F1B, layers=(2, 2), micro_batches=8),
+        job=job(4 * SAMPLES),
+        plan=plan(4, stage(0, 2, replica(0, SAMPLES)), stage(2, 4, replica(1, SAMPLES))),
+        peer=partial(Pipeline1F1B, layers=(2, 2), micro_batches=4),
     ),
     Duel(
         name="dtensor_tp",
         size=2,
-        job=job(16),
-        plan=plan(1, stage(0, MODEL.layers, replica(0, 16, tp=2))),
+        job=job(2 * SAMPLES),
+        plan=plan(1, stage(0, MODEL.layers, replica(0, 2 * SAMPLES, tp=2))),
         peer=DTensorTp,
     ),
 )
@@ -104,9 +107,16 @@ def main() -> None:
             "memory_bytes": {"ours": ours, "peer": peer},
         }
     with Processes(2, timeout_s=900.0) as processes:
-        accounts = {duel.name: processes.call(duel.size, profiled, duel.job, duel.plan) for duel in chosen}
-    results["overhead_share"] = max(map(overhead_share, accounts.values()))
-    runs |= {"profiled": accounts, "free_cores.after": free_cores()}
+        accounts = {
+            duel.name: processes.call(duel.size, profiled, partial(noted, job=duel.job, plan=duel.plan))
+            for duel in chosen
+        }
+        loop = processes.call(1, profiled, partial(TorchLoop, job=DUELS[0].job))
+    results |= {
+        "overhead_share": max(map(overhead_share, accounts.values())),
+        "peer_overhead_share.torch_loop": overhead_share(loop),
+    }
+    runs |= {"profiled": accounts | {"peer.torch_loop": loop}, "free_cores.after": free_cores()}
     answer("throughput", results, runs)
 
 
