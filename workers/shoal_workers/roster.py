@@ -259,6 +259,7 @@ class Roster:
         except (ConnectionClosed, m.ProtocolError) as error:
             log.info("contact closed", contact=contact.name, why=str(error))
             contact.connected = False
+            contact.connection.close()  # also of an entry that a newer one of its node has taken the place of
             self._events.put(Closed(contact))
 
     def _hear(self, contact: Contact, wire: dict[str, Any]) -> None:
