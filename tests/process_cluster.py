@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -20,9 +21,11 @@ from pathlib import Path
 
 from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceOverride, Node
 from shoal_recovery.store import open_store
+from shoal_workers import messages as m
 from shoal_workers.agent import Agent
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.rank import Rank
+from shoal_workers.roster import ask
 from shoal_workers.settings import WorkerSettings
 
 HOST = "127.0.0.1"
@@ -76,6 +79,7 @@ class ProcessCluster:
         self._states = {name: _NodeState(_node(name, *shape)) for name, shape in shapes.items()}
         self._lock = threading.RLock()
         self._epochs: dict[str, int] = {}
+        self._notices = itertools.count()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["shoal_workers.agent", "shoal_workers.rank"])
 
@@ -135,6 +139,13 @@ class ProcessCluster:
     def agent_pid(self, name: str) -> int:
         with self._lock:
             return self._states[name].running[_AGENT].pid
+
+    def notice(self, name: str, lead_s: float) -> None:
+        """As whoever owns the machine gives it."""
+        with self._lock:
+            address = HOST, self._states[name].running[_AGENT].port
+            given = f"{name} {next(self._notices)}"
+        ask(address, m.GiveNotice(source="test", name=given, why="the machine is wanted back", lead_s=lead_s), 10.0)
 
     def kill_rank(self, job: str, name: str, index: int = 0) -> None:
         with self._lock:

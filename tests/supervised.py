@@ -16,6 +16,7 @@ from shoal_planner.job import CheckpointSpec, DataSpec, JobSpec, LimitsSpec, Mod
 from shoal_planner.plan import parse_plan
 from shoal_recovery.journal import Event, JobState, PlanAdopted, RecoveryDone, StateChanged, StepDone
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.solo import run_solo
 from shoal_workers.supervisor import Supervisor
 
 E = TypeVar("E", bound=Event)
@@ -186,3 +187,17 @@ def supervised(
         if not running.supervisor.dead:
             running.supervisor.ended.wait(20.0)
         cluster.end_ranks(job)
+
+
+def assert_same_training(running: Supervised, spec: JobSpec) -> None:
+    """The loss curve of one undisturbed process, and every sample fed once, in order."""
+    steps = spec.train.steps
+    losses = running.losses()
+    assert sorted(losses) == list(range(1, steps + 1))
+    reference = run_solo(spec, steps).losses
+    worst = max(abs(losses[step] - expected) / expected for step, expected in enumerate(reference, start=1))
+    assert worst < 1e-4, worst
+    fed = running.samples()
+    assert fed[0][0] == 0
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(fed)), fed
+    assert fed[-1][1] == steps * spec.train.global_batch

@@ -6,6 +6,8 @@ observe is never failing: a member that was never reached is not lost, only not 
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,7 +71,8 @@ class Observation:
     state was found to be lost (None where it was not). `left_out` are nodes that answer but cannot be used, and why,
     neither ready nor expected; `all_at_fault`: every rank, on several nodes, blames its own node. `ended` is how all
     ranks of the epoch left it, None while any of them steps; `interrupted` how many changes of plan in a row were
-    interrupted, the last of them `since_attempt_s` ago."""
+    interrupted, the last of them `since_attempt_s` ago. `doomed` are nodes that are to go away, and what was told of
+    that; they may be ready all the same. `leave_fits`: whether a plan fits without them (None: not known)."""
 
     state: JobState
     cancel_wanted: bool
@@ -86,8 +89,20 @@ class Observation:
     troubles: tuple[TroubleSeen, ...] = ()
     ended: Literal["finished", "stopped"] | None = None
     join_gain: float | None = None
+    doomed: tuple[tuple[str, str], ...] = ()
+    leave_fits: bool | None = None
     interrupted: int = 0
     since_attempt_s: float = 0.0
+
+    @property
+    def going(self) -> frozenset[str]:
+        """Doomed nodes."""
+        return frozenset(node for node, _ in self.doomed)
+
+
+Cause = Literal[
+    "start", "node_lost", "node_joined", "preemption_notice", "group_broken", "nodes_returned", "interrupted"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,19 +113,22 @@ class Keep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePlan:
     """Raise the epoch and plan anew with the nodes in `use`. `lost` are nodes of the old plan, with the evidence; those
-    `at_fault` among them answer, but cannot do their part."""
+    `at_fault` among them answer, but cannot do their part. `doomed` nodes answer and are to go away: they give what
+    they hold, and are planned with only where no plan fits without them."""
 
-    cause: Literal["start", "node_lost", "node_joined", "group_broken", "nodes_returned", "interrupted"]
+    cause: Cause
     use: frozenset[str]
     lost: tuple[tuple[str, str], ...]
     reason: str
     at_fault: frozenset[str] = frozenset()
+    doomed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     """Let all ranks stop after the same step; the change of plan comes when they have."""
 
+    cause: Literal["node_joined", "preemption_notice"]
     reason: str
 
 
@@ -134,7 +152,8 @@ Decision = Keep | ChangePlan | Drain | Wait | End
 
 
 def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
-    """The first of these that applies: end, replace what is lost, mend a group, go on after a drain, begin, grow."""
+    """The first of these that applies: end, replace what is lost, mend a group, go on after a drain, begin, leave,
+    grow."""
     if seen.state in TERMINAL:
         return Keep()
     if seen.cancel_wanted:
@@ -153,26 +172,31 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
         return _replace(seen, lost, faults)
     broken = [trouble for trouble in seen.troubles if trouble.age_s >= rules.broken_group_s]
     if broken:
-        return ChangePlan(
-            cause="group_broken",
-            use=seen.ready,
-            lost=(),
-            reason=f"{broken[0].name} lost its peers ({broken[0].problem}) although all nodes answer; regrouping.",
+        return _change(
+            seen,
+            "group_broken",
+            f"{broken[0].name} lost its peers ({broken[0].problem}) although all nodes answer; regrouping.",
         )
     # Also where it is not known that it drains: who gave the order may have died before it was written down.
     if seen.state in (JobState.RUNNING, JobState.DRAINING) and seen.ended == "stopped":
-        return ChangePlan(
-            cause="node_joined", use=seen.ready, lost=(), reason=f"Taking in {_names(seen.ready - seen.vital)}."
-        )
+        leaving = seen.vital & seen.going
+        if leaving:
+            return _change(seen, "preemption_notice", f"{_told(seen, leaving)}; going on without it.")
+        return _change(seen, "node_joined", f"Taking in {_names(seen.ready - seen.vital - seen.going)}.")
     if seen.since_attempt_s < rules.pause_s(seen.interrupted):
         return Keep()
     if seen.state in (JobState.QUEUED, JobState.STARTING, JobState.WAITING):
         return _begin(seen, rules)
     if seen.state is JobState.RECOVERING:  # a change of plan ends in another state unless it was interrupted
-        return ChangePlan(
-            cause="interrupted", use=seen.ready, lost=(), reason="The change of plan was interrupted; again."
-        )
-    return _grow(seen, rules)
+        return _change(seen, "interrupted", "The change of plan was interrupted; again.")
+    return _leave(seen) or _grow(seen, rules)
+
+
+def _change(seen: Observation, cause: Cause, reason: str, without: Iterable[str] = ()) -> ChangePlan:
+    """With all nodes that are ready, those that stay before those that are to go away."""
+    ready = seen.ready.difference(without)
+    use = ready - seen.going or ready
+    return ChangePlan(cause=cause, use=use, lost=(), reason=reason, doomed=ready - use)
 
 
 def _lost(seen: Observation, rules: Rules) -> dict[str, str]:
@@ -214,11 +238,9 @@ def _replace(seen: Observation, lost: dict[str, str], faults: dict[str, TroubleS
     said = {node: f"{fault.name} cannot go on there: {_line(fault.problem)}" for node, fault in faults.items()}
     known = {**said, **lost}
     evidence = "; ".join(f"{node}: {why}" for node, why in sorted(known.items()))
-    return ChangePlan(
-        cause="node_lost",
-        use=seen.ready.difference(known),
+    return dataclasses.replace(
+        _change(seen, "node_lost", f"Lost {_names(frozenset(known))} ({evidence}).", without=known),
         lost=tuple(sorted(known.items())),
-        reason=f"Lost {_names(frozenset(known))} ({evidence}).",
         at_fault=frozenset(faults.keys() - lost.keys()),
     )
 
@@ -228,11 +250,10 @@ def _begin(seen: Observation, rules: Rules) -> Decision:
     news = seen.ready != seen.tried or (seen.tried_agents is not None and seen.agents != seen.tried_agents)
     if seen.ready and news and (not missing or seen.in_state_s >= rules.start_wait_s):
         late = f" without {_names(missing)}, which did not answer" if missing else ""
+        stay = _names(seen.ready - seen.going or seen.ready)
         if seen.state is JobState.WAITING:
-            return ChangePlan(
-                cause="nodes_returned", use=seen.ready, lost=(), reason=f"Going on with {_names(seen.ready)}{late}."
-            )
-        return ChangePlan(cause="start", use=seen.ready, lost=(), reason=f"Starting on {_names(seen.ready)}{late}.")
+            return _change(seen, "nodes_returned", f"Going on with {stay}{late}.")
+        return _change(seen, "start", f"Starting on {stay}{late}.")
     if seen.left_out and not seen.ready | seen.expected and seen.state is not JobState.WAITING:
         reasons = "; ".join(f"{node}: {why}" for node, why in seen.left_out)
         return Wait(reason=f"No node can be used ({reasons}); waiting for others.")
@@ -241,12 +262,25 @@ def _begin(seen: Observation, rules: Rules) -> Decision:
     return Keep()
 
 
+def _leave(seen: Observation) -> Drain | None:
+    """Nodes that are to go away, before they do; not where the job could not go on without them."""
+    leaving = seen.vital & seen.going
+    if seen.state is not JobState.RUNNING or not leaving or not seen.leave_fits:
+        return None
+    return Drain(cause="preemption_notice", reason=f"{_told(seen, leaving)}: leaving it before that.")
+
+
 def _grow(seen: Observation, rules: Rules) -> Decision:
-    new = seen.ready - seen.vital
+    new = seen.ready - seen.vital - seen.going
     if seen.state is JobState.RUNNING and new and seen.join_gain is not None and seen.join_gain >= rules.join_gain:
         percent = (seen.join_gain - 1) * 100
-        return Drain(reason=f"{_names(new)} joined: steps should be {percent:.0f} % faster with it.")
+        reason = f"{_names(new)} joined: steps should be {percent:.0f} % faster with it."
+        return Drain(cause="node_joined", reason=reason)
     return Keep()
+
+
+def _told(seen: Observation, leaving: frozenset[str]) -> str:
+    return "; ".join(f"{node} is to go away ({told})" for node, told in seen.doomed if node in leaving)
 
 
 def _names(nodes: frozenset[str] | set[str]) -> str:

@@ -134,12 +134,45 @@ class NodeJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNoticed:
+    """`source` has told, for the reason `why`, that the node goes away in `lead_s`. From now on no plan is made with
+    it, unless none fits without it."""
+
+    kind: ClassVar[str] = "node_noticed"
+    node: str
+    source: str
+    why: str
+    lead_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStays:
+    """The node is to go away, but no plan fits without it: the job goes on with it until it is gone."""
+
+    kind: ClassVar[str] = "node_stays"
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeEnded:
+    """What came of a notice: the node is `gone`; or it is there and may be used again, because the notice was
+    `withdrawn`, or is `overdue`."""
+
+    kind: ClassVar[str] = "notice_ended"
+    node: str
+    source: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryDone:
     """A change of plan in flight has ended: the ranks of `epoch` step again from `step`.
 
     `redone_steps` were done but not yet safe; `lost_steps` were safe and yet had to be done again (never, by design).
     Phases in seconds: detect (blow to notice), decide (plan and restore plan), restore (bytes), rebuild (groups,
-    buffers); `num_bytes` by tier: own, node, peer, store. `nodes_lost` and `nodes_joined` are node ids.
+    buffers); `num_bytes` by tier: own, node, peer, store. `nodes_lost`, `nodes_joined` and `nodes_drained` (left before
+    they were lost, because they were to go away) are node ids.
     """
 
     kind: ClassVar[str] = "recovery_done"
@@ -157,6 +190,7 @@ class RecoveryDone:
     num_bytes: dict[str, int]
     nodes_lost: tuple[str, ...] = ()
     nodes_joined: tuple[str, ...] = ()
+    nodes_drained: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +246,9 @@ Event = (
     | EvaluationDone
     | NodeLost
     | NodeJoined
+    | NodeNoticed
+    | NodeStays
+    | NoticeEnded
     | RecoveryDone
     | CheckpointCommitted
     | CheckpointFailed
@@ -228,6 +265,9 @@ _EVENTS: Mapping[str, type[Event]] = {
         EvaluationDone,
         NodeLost,
         NodeJoined,
+        NodeNoticed,
+        NodeStays,
+        NoticeEnded,
         RecoveryDone,
         CheckpointCommitted,
         CheckpointFailed,

@@ -135,6 +135,24 @@ def nodes(as_json: AsJson = False) -> None:
         show_nodes(found)
 
 
+@app.command()
+def preempt(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
+    notice: Annotated[
+        float, typer.Option("--notice", "--grace", metavar="S", min=0, max=86400, help="Seconds until it goes away.")
+    ] = 120.0,
+    cluster_id: Annotated[str | None, typer.Option(metavar="ID", help="Whose, where several have such a node.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell a node that it goes away, as a drill: jobs leave it before that, and nothing ends it."""
+    with Client() as client:
+        drill = client.preempt(node, notice_s=notice, cluster_id=cluster_id)
+    if as_json:
+        show_json(drill)
+    else:
+        print(f"{drill['node']} of cluster {drill['cluster_id']} is told that it goes away at {drill['ends_at']}")
+
+
 @app.command("sign-in")
 def sign_in(as_json: AsJson = False) -> None:
     """Make a link that signs one browser in, once."""
@@ -210,7 +228,6 @@ for _name, _what in (
     ("logs", "Print what a job's processes print"),
     ("pause", "Stop a job for a while"),
     ("resume", "Go on with a paused job"),
-    ("preempt", "Take a node away, as a drill"),
     ("checkpoints", "List a job's checkpoints"),
     ("export", "Write a job's weights for other tools"),
 ):

@@ -234,6 +234,12 @@ def event_line(event: Mapping[str, Any]) -> str:
             rest = f"plan {said['plan_id']} from step {said['step']}, epoch {said['epoch']}: {said['reason']}"
         case "node_lost":
             rest = f"{said['node']}: {said['evidence']}, noticed after {said['detect_s']:.3g} s"
+        case "node_noticed":
+            rest = f"{said['node']} is to go away in {said['lead_s']:.3g} s ({said['source']}: {said['why']})"
+        case "node_stays":
+            rest = f"{said['node']}: {said['reason']}"
+        case "notice_ended":
+            rest = f"{said['node']}: the notice of its end ({said['source']}) is over: {said['outcome']}"
         case "node_joined":
             rest = f"{said['node']}: {said['devices']} x {said['device']}"
         case "recovery_done":

@@ -112,6 +112,12 @@ class Client:
         items: builtins.list[dict[str, Any]] = self._call("GET", "/v1/nodes")["items"]
         return items
 
+    def preempt(self, node: str, *, notice_s: float = 120.0, cluster_id: str | None = None) -> dict[str, Any]:
+        """A drill: the node is told that it goes away, and jobs leave it; nothing ends it. `cluster_id` says whose it
+        is where several clusters have one of that name."""
+        body = _given(notice_s=notice_s, cluster_id=cluster_id)
+        return self._call("POST", f"/v1/nodes/{_part(node)}/preempt", json=body)
+
     def preview(
         self, job: JobSpec | Mapping[str, Any], cluster: Mapping[str, Any] | None = None, *, seed: int = 0
     ) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.errors import InvalidField
 from shoal_planner.profile import profile_from_mapping
 from shoal_recovery.journal import StateChanged
-from shoal_service import clusters, jobs, journal
+from shoal_service import clusters, drills, jobs, journal
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
-from shoal_service.bodies import ClusterReport, Identifier, JournalBatch
+from shoal_service.bodies import ClusterReport, Identifier, JournalBatch, Preemption
 from shoal_service.errors import Conflict, invalid_field
 from shoal_service.measured import MeasuredNodes
 from shoal_service.problems import documented
@@ -79,13 +79,14 @@ async def get_wishes(
     after: int | None = None,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> dict[str, Any]:
-    """Every job of the cluster that has not ended. Held open for up to `wait_s` while the version is still `after`."""
+    """Every job of the cluster that has not ended, and every drill. Held open for up to
+    `wait_s` while the version is still `after`."""
     deadline = time.monotonic() + min(wait_s, deps.settings.max_wait_s)
     while True:
         count = deps.bell.count(CLUSTERS)
         async with deps.database.read() as session:
-            await clusters.get(session, cluster_id)
-            found = await clusters.wishes(session, cluster_id)
+            row = await clusters.get(session, cluster_id)
+            found = await clusters.wishes(session, cluster_id, drills.wishes(row))
         left_s = deadline - time.monotonic()
         if found["version"] != after or left_s <= 0 or deps.bell.closed:
             return found
@@ -134,6 +135,25 @@ async def list_nodes(deps: Deps) -> dict[str, Any]:
         for node in row.snapshot["nodes"]
     ]
     return {"items": items}
+
+
+@router.post("/nodes/{node_id}/preempt", status_code=202, tags=["nodes"], responses=documented(404, 409))
+async def preempt_node(
+    deps: Deps, node_id: Annotated[str, Path(max_length=200)], wanted: Preemption | None = None
+) -> dict[str, Any]:
+    """A drill: tells a node that it goes away, as its cloud would. Jobs leave it before that; nothing ends it, and when
+    its time is well over it may be used again."""
+    wanted = wanted or Preemption()
+    async with deps.database.write() as session:
+        drill = await drills.announce(session, node_id, wanted.cluster_id, wanted.notice_s)
+    deps.bell.ring(CLUSTERS)
+    return {
+        "id": drill["id"],
+        "cluster_id": drill["cluster_id"],
+        "node": drill["node"],
+        "notice_s": drill["lead_s"],
+        "ends_at": jobs.rfc3339(drill["ends_at_s"]),
+    }
 
 
 async def _users(session: Any) -> Mapping[tuple[str, str], list[str]]:

@@ -36,6 +36,13 @@ class ClusterReport(_Body):
     lease_s: float = Field(gt=0, description="How long the lease is wanted for, in seconds.")
 
 
+class Preemption(_Body):
+    """A drill: the notice that a node gets."""
+
+    notice_s: float = Field(default=120.0, ge=0, le=86400, description="How long before the node goes away.")
+    cluster_id: Identifier | None = Field(default=None, description="Which cluster's, where several have such a node.")
+
+
 class JournalBatch(_Body):
     """Entries of a job's journal, in order; those that are known already are skipped."""
 

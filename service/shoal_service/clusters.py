@@ -86,14 +86,15 @@ async def adopt_waiting(session: AsyncSession, cluster_id: str) -> list[str]:
     return waiting
 
 
-async def wishes(session: AsyncSession, cluster_id: str) -> dict[str, Any]:
-    """All jobs of this cluster that have not ended. The version depends on what is wished alone, not on progress."""
+async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All jobs of this cluster that have not ended, and these drills. The version depends on what is wished alone, not
+    on progress."""
     query = select(JobRow).where(JobRow.cluster_id == cluster_id, JobRow.state.not_in(_ENDED)).order_by(JobRow.id)
     rows = (await session.scalars(query)).all()
     listed = [{"id": row.id, "spec": row.spec, "wish": row.wish, "last_seq": row.last_seq} for row in rows]
-    essence = json.dumps([(row.id, row.wish) for row in rows])
+    essence = json.dumps([[(row.id, row.wish) for row in rows], [drill["id"] for drill in drills]])
     version = int.from_bytes(hashlib.sha256(essence.encode()).digest()[:6])
-    return {"version": version, "jobs": listed}
+    return {"version": version, "jobs": listed, "drills": list(drills)}
 
 
 async def active_jobs(session: AsyncSession) -> Sequence[JobRow]:

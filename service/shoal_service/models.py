@@ -91,7 +91,8 @@ class StepRow(Base):
 
 
 class ClusterRow(Base):
-    """A cluster that came to us: who speaks for it until when, what it consists of, what was measured there."""
+    """A cluster that came to us: who speaks for it until when, what it consists of, what was measured there, and which
+    of its nodes are to be told that they go away (`drills`)."""
 
     __tablename__ = "clusters"
 
@@ -100,6 +101,7 @@ class ClusterRow(Base):
     lease_until_s: Mapped[float] = mapped_column(Float)
     snapshot: Mapped[dict[str, Any]] = mapped_column(JSON)
     profile: Mapped[dict[str, Any]] = mapped_column(JSON)
+    drills: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     updated_at_s: Mapped[float] = mapped_column(Float)
 
 

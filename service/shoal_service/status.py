@@ -18,6 +18,9 @@ from shoal_recovery.journal import (
     JobState,
     NodeJoined,
     NodeLost,
+    NodeNoticed,
+    NodeStays,
+    NoticeEnded,
     PlanAdopted,
     PredictionChecked,
     RecoveryDone,
@@ -115,7 +118,7 @@ def advance(status: Status, entry: Entry) -> Status:
             return dataclasses.replace(status, skipped_steps=status.skipped_steps + 1)
         case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
             return status
-        case FiguresMeasured() | PredictionChecked():
+        case NodeNoticed() | NodeStays() | NoticeEnded() | FiguresMeasured() | PredictionChecked():
             return status
         case _:
             assert_never(event)

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_recovery.journal import NodeJoined, NodeLost, PlanAdopted, RecoveryDone, StateChanged
+from shoal_recovery.journal import (
+    NodeJoined,
+    NodeLost,
+    NodeNoticed,
+    NodeStays,
+    NoticeEnded,
+    PlanAdopted,
+    RecoveryDone,
+    StateChanged,
+)
 
 LABEL_WIDTH = 118.0
 WIDTH = 1000.0
@@ -18,7 +27,10 @@ HEAD = 16.0  # strip for the names of recoveries
 MAX_NODES = 24
 PHASES = ("detect", "decide", "restore", "rebuild")
 SOURCES = ("own", "node", "peer", "store")
-KINDS = (StateChanged.kind, PlanAdopted.kind, NodeLost.kind, NodeJoined.kind, RecoveryDone.kind)
+KINDS = (
+    *(StateChanged.kind, PlanAdopted.kind, RecoveryDone.kind),
+    *(NodeLost.kind, NodeJoined.kind, NodeNoticed.kind, NodeStays.kind, NoticeEnded.kind),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +174,7 @@ _Span = tuple[float, float, Mapping[str, Any] | None, bool]
 
 
 def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span]]:
-    """Per node: (from, until, how it was lost or None, whether it joined later)."""
+    """Per node: (from, until, how it was lost, or went as announced, or None, whether it joined later)."""
     spans: dict[str, list[_Span]] = {}
     alive: dict[str, tuple[float, bool]] = {}
     for event in events:
@@ -172,7 +184,7 @@ def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span
                     alive.setdefault(node["id"], (event.at_s, False))
             case NodeJoined.kind:
                 alive.setdefault(event.payload["node"], (event.at_s, True))
-            case NodeLost.kind if event.payload["node"] in alive:
+            case NodeLost.kind | NoticeEnded.kind if event.payload["node"] in alive and _left(event):
                 since_s, joined = alive.pop(event.payload["node"])
                 spans.setdefault(event.payload["node"], []).append((since_s, event.at_s, event.payload, joined))
             case _:
@@ -180,6 +192,10 @@ def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span
     for name, (since_s, joined) in alive.items():
         spans.setdefault(name, []).append((since_s, end_at_s, None, joined))
     return spans
+
+
+def _left(event: Event) -> bool:
+    return event.kind == NodeLost.kind or event.payload["outcome"] == "gone"
 
 
 def _node_lane(name: str, spans: Sequence[_Span], scale: _Scale, y: float) -> Lane:
@@ -190,7 +206,9 @@ def _node_lane(name: str, spans: Sequence[_Span], scale: _Scale, y: float) -> La
         bands.append(Band(x=x, width=max(scale(until_s) - x, 1.5), style="node", text="", title=title))
         if joined:
             marks.append(Mark(x=x, text="joined", title=f"{name} joined"))
-        if lost is not None:
+        if lost is not None and "outcome" in lost:
+            marks.append(Mark(x=scale(until_s), text="gone", title=f"{name} went, as announced ({lost['source']})"))
+        elif lost is not None:
             evidence = f"{name} was lost: {lost['evidence']} (noticed after {duration(lost['detect_s'])})"
             marks.append(Mark(x=scale(until_s), text="lost", title=evidence))
     return Lane(y=y, name=name, bands=tuple(bands), marks=tuple(marks))

@@ -228,6 +228,13 @@ def _event_line(row: JournalRow) -> dict[str, Any]:
     return {"seq": row.seq, "at": jobs.rfc3339(row.at_s), "kind": row.kind.replace("_", " "), "text": _sentence(row)}
 
 
+_CAME_OF = {
+    "gone": "is gone, as announced",
+    "withdrawn": "does not go away after all",
+    "overdue": "is still there long after it was to go; it may be used again",
+}
+
+
 def _sentence(row: JournalRow) -> str:
     said = row.payload
     match row.kind:
@@ -237,6 +244,12 @@ def _sentence(row: JournalRow) -> str:
             return f"plan {said['plan_id']} from step {said['step']} on, epoch {said['epoch']}: {said['reason']}"
         case "node_lost":
             return f"{said['node']}: {said['evidence']}, noticed after {duration(said['detect_s'])}"
+        case "node_noticed":
+            return f"{said['node']} is to go away in {duration(said['lead_s'])} ({said['source']}: {said['why']})"
+        case "node_stays":
+            return f"{said['node']}: {said['reason']}"
+        case "notice_ended":
+            return f"{said['node']} {_CAME_OF[said['outcome']]} ({said['source']})"
         case "node_joined":
             return f"{said['node']}: {said['devices']} x {said['device']}"
         case "recovery_done":

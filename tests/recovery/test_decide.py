@@ -76,6 +76,7 @@ KEEP, WAIT, DRAIN = (Keep,), (Wait,), (Drain,)
 STARTED = changes("start", {"a", "b", "c"})
 AGAIN = changes("interrupted", {"a", "b", "c"})
 WITHOUT_B = changes("node_lost", {"a", "c"}, "b")
+DOOMED_B = (("b", "spot: wanted back, in 9 s"),)
 SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "all is well": (seen(), KEEP),
     "over": (seen(JobState.SUCCEEDED, cancel_wanted=True), KEEP),
@@ -143,6 +144,31 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "drained, and nobody knows of it": (
         seen(ended="stopped", vital=frozenset({"a", "b"})),
         changes("node_joined", {"a", "b", "c"}),
+    ),
+    "to go away": (seen(doomed=DOOMED_B, leave_fits=True), DRAIN),
+    "to go away, but needed": (seen(doomed=DOOMED_B, leave_fits=False), KEEP),
+    "to go away, and it is not known what fits": (seen(doomed=DOOMED_B), KEEP),
+    "to go away, and of no use": (seen(doomed=DOOMED_B, leave_fits=True, vital=frozenset({"a", "c"})), KEEP),
+    "nobody joins who is to go away": (seen(doomed=DOOMED_B, vital=frozenset({"a", "c"}), join_gain=2.0), KEEP),
+    "drained before it goes": (
+        seen(JobState.DRAINING, ended="stopped", doomed=DOOMED_B),
+        changes("preemption_notice", {"a", "c"}),
+    ),
+    "gone before it was drained": (
+        seen(JobState.DRAINING, doomed=DOOMED_B, members=(member("b", connected=False),), ready=frozenset({"a", "c"})),
+        WITHOUT_B,
+    ),
+    "another one is lost": (
+        seen(doomed=DOOMED_B, members=(member("a", connected=False),)),
+        changes("node_lost", {"c"}, "a"),
+    ),
+    "only those are left that are to go away": (
+        seen(doomed=DOOMED_B, members=(member("a", connected=False), member("c", connected=False))),
+        changes("node_lost", {"b"}, "a", "c"),
+    ),
+    "begin without those that are to go away": (
+        begin(JobState.STARTING, doomed=DOOMED_B),
+        changes("start", {"a", "c"}),
     ),
     "draining into the end": (seen(JobState.DRAINING, ended="finished"), (End, JobState.SUCCEEDED, "finished")),
     "begin": (begin(JobState.STARTING), STARTED),
@@ -220,6 +246,13 @@ def test_reasons_name_nodes_and_evidence() -> None:
     joined = decide(seen(vital=frozenset({"a", "b"}), join_gain=1.5))
     assert isinstance(joined, Drain)
     assert joined.reason == "c joined: steps should be 50 % faster with it."
+    leaving = decide(seen(doomed=DOOMED_B, leave_fits=True))
+    assert isinstance(leaving, Drain)
+    assert leaving.reason == "b is to go away (spot: wanted back, in 9 s): leaving it before that."
+    left = decide(seen(JobState.DRAINING, ended="stopped", doomed=DOOMED_B))
+    assert isinstance(left, ChangePlan)
+    assert left.doomed == {"b"}
+    assert left.reason == "b is to go away (spot: wanted back, in 9 s); going on without it."
 
 
 nodes = st.sampled_from(sorted(NODES | {"d"}))
@@ -243,6 +276,8 @@ observations = st.builds(
     troubles=troubles_of,
     ended=st.sampled_from((None, "finished", "stopped")),
     join_gain=st.none() | st.floats(0.1, 4.0),
+    doomed=sets.map(lambda nodes: tuple((node, "told") for node in sorted(nodes))),
+    leave_fits=st.none() | st.booleans(),
     interrupted=st.integers(0, 40),
     since_attempt_s=times_s,
 )
@@ -258,6 +293,8 @@ def test_every_decision_has_a_reason_and_uses_what_answers(observation: Observat
         hash(decision)  # frozen through and through
         assert decision.use <= observation.ready
         assert not decision.use & lost
+        assert decision.doomed <= observation.ready & observation.going - lost - decision.use
+        assert not decision.use & observation.going or decision.use <= observation.going
         assert lost <= observation.vital
         assert all(evidence for _, evidence in decision.lost)
     if observation.state in TERMINAL:
@@ -298,6 +335,7 @@ def test_a_running_job_is_left_alone_unless_there_is_evidence(observation: Obser
         troubles=(),
         ended=None,
         join_gain=None,
+        leave_fits=None,
     )
     assert decide(blind, RULES) == Keep()
 

@@ -12,9 +12,20 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import Connector, job_mapping, ok, story
+from control_plane import ALL_NODES, Connector, Story, job_mapping, ok, snapshot, story
 
-from shoal_recovery.journal import Entry, EvaluationDone, StateChanged, StepDone, StepSkipped, entry_to_mapping
+from shoal_planner.job import parse_job
+from shoal_recovery.journal import (
+    Entry,
+    EvaluationDone,
+    NodeNoticed,
+    NodeStays,
+    NoticeEnded,
+    StateChanged,
+    StepDone,
+    StepSkipped,
+    entry_to_mapping,
+)
 
 
 # Jobs are submitted before the cluster comes where the order does not matter: no plan is searched for then.
@@ -99,6 +110,55 @@ def test_wishes_are_answered_as_soon_as_they_change(api: httpx.Client, connector
     assert connector.wishes()["jobs"][0]["wish"] == "cancelled"
     ok(connector.send(job_id, [state(3, "cancelled")]))
     assert connector.wishes()["jobs"] == []
+
+
+def test_a_drill_is_a_wish_until_it_is_over(
+    api: httpx.Client, connector: Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def preempt(node: str, **body: Any) -> httpx.Response:
+        return api.post(f"/v1/nodes/{node}/preempt", json=body)
+
+    assert preempt("spot-1").json()["code"] == "node_not_found"
+    ok(connector.renew())
+    before = connector.wishes()
+    assert before["drills"] == []
+    asked_s = time.time()
+    drill = ok(preempt("spot-1", notice_s=90))
+    assert (drill["cluster_id"], drill["node"], drill["notice_s"]) == ("local", "spot-1", 90.0)
+    wished = connector.wishes()
+    (told,) = wished["drills"]
+    assert (told["id"], told["node"]) == (drill["id"], "spot-1")
+    assert 90 - (time.time() - asked_s) <= told["left_s"] <= 90
+    assert wished["version"] != before["version"]
+    ok(connector.renew())
+    assert connector.wishes()["version"] == wished["version"], "a lease forgets no drill"
+    ok(Connector(http=api, cluster_id="second", holder="x").renew(lease_s=0.001))
+    assert preempt("spot-1").json()["code"] == "node_ambiguous"
+    assert preempt("spot-1", cluster_id="second").json()["code"] == "cluster_not_connected"
+    assert preempt("spot-1", cluster_id="local", notice_s=-1).json()["param"] == "notice_s"
+    later_s = asked_s + 1000
+    monkeypatch.setattr(time, "time", lambda: later_s)
+    assert connector.wishes()["drills"] == []
+
+
+def test_what_comes_of_notices_is_shown(api: httpx.Client, connector: Connector) -> None:
+    job_id = submit(api)
+    ok(connector.renew())
+    told = Story(job=parse_job(job_mapping()), cluster=snapshot(), now_s=1000.0)
+    told.state("starting", "planned", "starting")
+    told.adopt(ALL_NODES, told.cluster, "first plan of this job")
+    told.state("running", "stepping", "training")
+    told.add(NodeNoticed(node="spot-1", source="aws", why="terminate", lead_s=120.0), 5.0)
+    told.add(NodeStays(node="spot-1", reason="No plan fits without it."))
+    told.add(NoticeEnded(node="spot-1", source="aws", outcome="gone"), 115.0)
+    ok(connector.send(job_id, told.entries))
+    page = api.get(f"/jobs/{job_id}").text
+    assert "spot-1 is to go away in 2 min (aws: terminate)" in page
+    assert "spot-1 is gone, as announced (aws)" in page
+    assert "spot-1 went, as announced (aws)" in page
+    cost = ok(api.get(f"/v1/jobs/{job_id}/cost"))
+    (spot,) = [charge for charge in cost["charges"] if charge["device"] == "T4" and charge["spot"]]
+    assert spot["num_nodes_now"] == spot["num_nodes"] - 1, "what is gone costs nothing any more"
 
 
 def test_a_journal_is_neither_lost_nor_doubled(api: httpx.Client, connector: Connector) -> None:

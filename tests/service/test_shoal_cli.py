@@ -132,7 +132,7 @@ def test_tp_must_divide_heads(files: Path, capsys: pytest.CaptureFixture[str]) -
     assert status == 2 and "tp = 3: must divide heads (4)" in err
 
 
-@pytest.mark.parametrize("name", ["logs", "pause", "resume", "preempt", "checkpoints", "export"])
+@pytest.mark.parametrize("name", ["logs", "pause", "resume", "checkpoints", "export"])
 def test_commands_to_come_are_refused_by_name(capsys: pytest.CaptureFixture[str], name: str) -> None:
     status, out, err = run(capsys, name, "job_x", "-f", "--whatever", "3")
     assert (status, out, err) == (2, "", f"shoal: 'shoal {name}' is not supported yet\n")
@@ -234,12 +234,17 @@ def test_commands_about_a_job(
     assert answer("status", job_id)["status"]["state"] in ("running", "recovering")
     assert [event["seq"] for event in answer("events", job_id)["items"]] == list(range(1, 31))
     assert len(answer("nodes")["items"]) == 4
+    drill = answer("preempt", "spot-1", "--grace", "30")
+    assert (drill["node"], drill["notice_s"], drill["cluster_id"]) == ("spot-1", 30.0, "local")
+    status, _, err = run(capsys, "preempt", "spot-9")
+    assert status == 2 and "node = 'spot-9': no cluster has such a node" in err
     assert answer("sign-in")["url"].startswith(plane.url)
     for arguments, words in (
         (("list",), job_id),
         (("status", job_id), "spot-1"),
         (("events", job_id), "node_lost"),
         (("nodes",), "on demand"),
+        (("preempt", "spot-1"), "spot-1 of cluster local is told that it goes away at 20"),
     ):
         status, out, err = run(capsys, *arguments)
         assert (status, err) == (0, "") and words in out

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from process_cluster import ProcessCluster
-from supervised import Supervised, supervised, tiny_job
+from supervised import Supervised, assert_same_training, supervised, tiny_job
 
-from shoal_planner.job import CheckpointSpec, JobSpec, LimitsSpec
+from shoal_planner.job import CheckpointSpec, LimitsSpec
 from shoal_recovery.journal import (
     CheckpointCommitted,
     CheckpointFailed,
@@ -49,20 +48,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("text") / "text"
     path.write_bytes(Path(argparse.__file__).read_bytes())
     return path.as_uri()
-
-
-def assert_same_training(running: Supervised, spec: JobSpec) -> None:
-    """The loss curve of one undisturbed process, and every sample fed once, in order."""
-    steps = spec.train.steps
-    losses = running.losses()
-    assert sorted(losses) == list(range(1, steps + 1))
-    reference = run_solo(spec, steps).losses
-    worst = max(abs(losses[step] - expected) / expected for step, expected in enumerate(reference, start=1))
-    assert worst < 1e-4, worst
-    fed = running.samples()
-    assert fed[0][0] == 0
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(fed)), fed
-    assert fed[-1][1] == steps * spec.train.global_batch
 
 
 def test_steps_to_the_end(cluster: ProcessCluster, text: str) -> None:

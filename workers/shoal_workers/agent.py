@@ -1,5 +1,6 @@
-"""The agent of one node: it keeps snapshots, passes them to peers and into the object store, keeps journals, and is the
-meeting place of an epoch's ranks. It outlives ranks, epochs and jobs, and runs nothing that can crash in user code.
+"""The agent of one node: it keeps snapshots, passes them to peers and into the object store, keeps journals and what is
+told of the node's end, and is the meeting place of an epoch's ranks. It outlives ranks, epochs and jobs, and runs
+nothing that can crash in user code.
 
 Owns the conversations; files are `ShardStore`'s, objects are the store's.
 """
@@ -20,6 +21,7 @@ import structlog
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
 from shoal_workers.link_probe import probe_link
+from shoal_workers.notices import Notices
 from shoal_workers.rows import keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, checksum, epoch_of, snapshot_name
 from shoal_workers.uploads import Uploads
@@ -43,6 +45,7 @@ _Request = (
     | m.GetKey
     | m.Probe
     | m.ProbeLink
+    | m.GiveNotice
 )
 
 
@@ -88,6 +91,7 @@ class Agent:
         self._oldest_epochs: dict[str, int] = {}
         self._journal_lock = threading.Lock()
         self._rendezvous = _Rendezvous()
+        self.notices = Notices(node)
         self._uploads = Uploads(disk_dir / "uploads", open_store)
         self._server = Server(host, self._serve, f"agent-{node}")
         self.port = self._server.port
@@ -162,6 +166,9 @@ class Agent:
                 connection.send(m.encode(m.Probed(num_bytes=payload_bytes)))
             case m.ProbeLink():
                 connection.send(m.encode(_probed(request)))
+            case m.GiveNotice():
+                self.notices.give(request)
+                connection.send(m.encode(m.Done()))
             case _:
                 assert_never(request)
 
@@ -285,7 +292,8 @@ class Agent:
     # --- watchers ---
 
     def _report(self, connection: Connection, job: str) -> None:
-        events = self._uploads.watch(job)
+        events: queue.SimpleQueue[Any] = self._uploads.watch(job)
+        self.notices.watch(events)
         try:
             while True:
                 try:
@@ -294,6 +302,7 @@ class Agent:
                     connection.send(m.encode(m.Heartbeat()))
         finally:
             self._uploads.unwatch(job, events)
+            self.notices.unwatch(events)
 
 
 def _probed(request: m.ProbeLink) -> m.LinkProbed | m.Done:

@@ -218,6 +218,15 @@ def assignments(
     return tuple(orders)
 
 
+def retire(job: str, agents: tuple[Contact, ...], epoch: int, timeout_s: float) -> None:
+    """Tells these agents that nothing older than this epoch is needed any more."""
+    for agent in agents:
+        try:
+            ask(agent.address, m.Retire(job=job, before_epoch=epoch), timeout_s)
+        except ConnectionClosed:
+            log.info("agent not told to retire", node=agent.node)
+
+
 def vital_nodes(plan: Plan, snapshot: ClusterSnapshot) -> frozenset[str]:
     """Nodes whose loss the epoch would feel: those that compute, and those that keep copies for them."""
     computing = frozenset(device.node for device in plan.devices())

@@ -28,16 +28,17 @@ from shoal_workers.change import (
     assignments,
     choose_state,
     highest_epoch,
+    retire,
     take_stock,
     vital_nodes,
 )
 from shoal_workers.checkpoint_commits import CheckpointCommits
 from shoal_workers.epoch_view import EpochView
-from shoal_workers.gains import Gains
 from shoal_workers.left_out import LeftOut, sentence
 from shoal_workers.measuring import Measuring
 from shoal_workers.nodes import Cluster
 from shoal_workers.pending import PendingChange
+from shoal_workers.prospects import Prospects
 from shoal_workers.record import JobRecord, plan_adopted
 from shoal_workers.roster import Contact, Roster, ask
 from shoal_workers.safekeeping import newest_whole
@@ -77,7 +78,7 @@ class Changer:
         self._measuring = measuring
         self._left_out: LeftOut | None = None
         self._pending: PendingChange | None = None
-        self._gains = Gains(spec)
+        self.prospects = Prospects(spec, record, measuring, self._snapshot)
         self.answers: dict[Contact, m.Halted] = {}
         self.epoch: EpochView | None = None
         self.highest_epoch = 0
@@ -92,7 +93,7 @@ class Changer:
         number = self._record.epoch
         if number:
             plan, snapshot = self._record.plans[number], self._record.snapshots[number]
-            self.epoch = self._view(number, plan, snapshot, self._record.starts[number])
+            self.epoch = EpochView.begun(number, plan, snapshot, self._record.starts[number])
             # Of this epoch alone: what an earlier one did beyond its beginning is done again, and written again.
             self.epoch.last_step = self._record.last_steps.get(number, self.epoch.step)
             self.highest_epoch = number
@@ -106,20 +107,9 @@ class Changer:
     def drain(self, decision: Drain) -> None:
         """Tells every rank to stop after a step that nobody has begun to vote for yet."""
         assert self.epoch is not None
-        self._record.enter(JobState.DRAINING, "node_joined", decision.reason)
+        self._record.enter(JobState.DRAINING, decision.cause, decision.reason)
         for contact in self._roster.ranks(self.epoch.vital):
             contact.send(m.StopAfter(epoch=self.epoch.number, step=self.epoch.last_step + 1))
-
-    def join_gain(self, ready: frozenset[str]) -> float | None:
-        """How many times faster a step would be with all nodes that are ready, 1 where that is not worth the move; None
-        where there is nothing to gain, or as long as that is not known."""
-        epoch = self.epoch
-        if epoch is None or self._record.state is not JobState.RUNNING or ready <= epoch.vital:
-            return None
-        computing = frozenset(device.node for device in epoch.plan.devices())
-        if self._measuring.beside(ready, ready - computing):
-            return None
-        return self._gains.of(epoch, ready, self._record, lambda: self._snapshot(ready))
 
     def stepped(self, epoch: int) -> None:
         """A step of this epoch is done, or none was left to do: a change that led to it is over, and older snapshots
@@ -128,9 +118,8 @@ class Changer:
             return
         self._record.append(self._pending.done(self._clock()))
         self._pending = None
-        threading.Thread(
-            target=self._retire, args=(self._agents(frozenset()), epoch), name=f"retire-{epoch}", daemon=True
-        ).start()
+        arguments = (self._job, self._agents(frozenset()), epoch, self._settings.reply_timeout_s)
+        threading.Thread(target=retire, args=arguments, name=f"retire-{epoch}", daemon=True).start()
 
     def change(self, decision: ChangePlan) -> None:
         """Raises Interrupted."""
@@ -156,7 +145,7 @@ class Changer:
             self._no_plan(decision.use, "no node answers")
             return
         number = self._claim()
-        halted = self._halt(number, decision.use)
+        halted = self._halt(number, decision.use | decision.doomed)
         pending.halted(self._record.done_step)
         snapshot = self._snapshot(decision.use)
         agents = self._agents(decision.use)
@@ -171,9 +160,9 @@ class Changer:
         )
         try:
             self._measure(snapshot)
-            plan = self._plan(snapshot)
+            plan, snapshot = self._plan_without(decision.doomed, snapshot)
         except (NoPlanFits, InvalidField) as error:
-            self._no_plan(decision.use, str(error))
+            self._no_plan(decision.use | decision.doomed, str(error))
             self._bring_to_safety(found, agents)
             return
         self._assign(number, plan, snapshot, found, pending, agents)
@@ -212,6 +201,7 @@ class Changer:
         else:
             self._pending.goes_on(decision)
         self._pending.nodes_lost |= {node for node, _ in decision.lost}
+        self._pending.doomed = decision.doomed
         active = bool(self._record.plans)
         self._record.enter(JobState.RECOVERING if active else JobState.STARTING, decision.cause, decision.reason)
         for node, evidence in decision.lost:
@@ -251,6 +241,19 @@ class Changer:
         nodes = frozenset(node.id for node in snapshot.nodes)
         agents = list(self._roster.agents(nodes))
         self._await(lambda: agents if self._measuring.survey_under_way() else [], nodes, "to probe links")
+
+    def _plan_without(self, doomed: frozenset[str], snapshot: ClusterSnapshot) -> tuple[Plan, ClusterSnapshot]:
+        """Nodes that are to go away are taken only where nothing fits without them. Raises NoPlanFits, InvalidField."""
+        try:
+            return self._plan(snapshot), snapshot
+        except NoPlanFits as error:
+            if not doomed:
+                raise
+            rest = frozenset(node.id for node in snapshot.nodes)
+            whole = self._snapshot(rest | doomed)
+            plan = self._plan(whole)
+            self.prospects.cannot_leave(vital_nodes(plan, whole) & doomed, rest, str(error))
+            return plan, whole
 
     def _plan(self, snapshot: ClusterSnapshot) -> Plan:
         previous = None if self.epoch is None else self.epoch.plan
@@ -333,7 +336,7 @@ class Changer:
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
         self._record.append(plan_adopted(number, plan, step, snapshot))
         self._record.keeper.flush(1.0)
-        self.epoch = epoch = self._view(number, plan, snapshot, step)
+        self.epoch = epoch = EpochView.begun(number, plan, snapshot, step)
         self._roster.after_step = step
         self.tried = frozenset()
         pending.adopted(number, step, epoch.vital, self._clock())
@@ -373,24 +376,7 @@ class Changer:
 
     # --- views ---
 
-    def _view(self, number: int, plan: Plan, snapshot: ClusterSnapshot, step: int) -> EpochView:
-        return EpochView(
-            number=number,
-            plan=plan,
-            snapshot=snapshot,
-            vital=vital_nodes(plan, snapshot),
-            step=step,
-            last_step=step,
-        )
-
     def _snapshot(self, nodes: frozenset[str]) -> ClusterSnapshot:
         whole = self._cluster.snapshot()
         known = tuple(self._roster.seen(node).node for node in sorted(nodes))
         return ClusterSnapshot(nodes=known, overrides=whole.overrides, links=whole.links)
-
-    def _retire(self, agents: tuple[Contact, ...], epoch: int) -> None:
-        for agent in agents:
-            try:
-                ask(agent.address, m.Retire(job=self._job, before_epoch=epoch), self._settings.reply_timeout_s)
-            except ConnectionClosed:
-                log.info("agent not told to retire", node=agent.node)

@@ -21,7 +21,9 @@ from shoal_planner.cluster import snapshot_to_mapping
 from shoal_planner.profile import profile_from_mapping, profile_to_mapping
 from shoal_workers.cluster_profile import ClusterProfile
 from shoal_workers.cluster_ray import NAMESPACE, Figures, RayCluster
-from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, LeaseRefused, Wish
+from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, LeaseRefused, Wish
+from shoal_workers.herald import Herald
+from shoal_workers.messages import GiveNotice
 from shoal_workers.supervisor_actor import SupervisorActor
 
 log = structlog.get_logger()
@@ -47,6 +49,7 @@ class Connector:
         self._wishes: tuple[Wish, ...] = ()
         self._couriers: dict[str, threading.Thread] = {}
         self._profile = ClusterProfile()
+        self._herald = Herald(self._cluster)
 
     def start(self) -> None:
         threading.Thread(target=self._guarded, args=(self._offer,), name="offer", daemon=True).start()
@@ -78,11 +81,14 @@ class Connector:
     def _serve(self) -> None:
         while True:
             try:
-                self._version, self._wishes = self._plane.wishes(self._version, _LONG_POLL_S if self._idle() else 0.5)
+                wishes = self._plane.wishes(self._version, _LONG_POLL_S if self._idle() else 0.5)
             except ControlPlaneDown as error:
                 log.warning("no wishes", error=str(error))
                 time.sleep(_RETRY_S)
                 continue
+            self._version, self._wishes = wishes.version, wishes.jobs
+            for drill in wishes.drills:
+                self._herald.pass_on(drill.node, _notice_of(drill))
             self._couriers = {job: courier for job, courier in self._couriers.items() if courier.is_alive()}
             for wish in sorted(self._wishes, key=lambda wish: wish.id):
                 self._act(wish)
@@ -180,6 +186,10 @@ def _on_the_head() -> Any:
     id, for a driver may be attached to any of several raylets of its machine."""
     heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _HEAD_RESOURCE in node["Resources"]]
     return NodeAffinitySchedulingStrategy(heads[0], soft=False)
+
+
+def _notice_of(drill: Drill) -> GiveNotice:
+    return GiveNotice(source="drill", name=drill.id, why="asked for by a user", lead_s=drill.left_s)
 
 
 def _name(job: str) -> str:

@@ -26,6 +26,24 @@ class Wish:
     last_seq: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """A node is to be told that it goes away in `left_s`."""
+
+    id: str
+    node: str
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """All that is wished of a cluster; `version` is another when that changes."""
+
+    version: int
+    jobs: tuple[Wish, ...]
+    drills: tuple[Drill, ...]
+
+
 class ControlPlane:
     """Any thread may call. All methods raise ControlPlaneDown."""
 
@@ -50,14 +68,15 @@ class ControlPlane:
         found: dict[str, Any] = _expect(response)["profile"]
         return found
 
-    def wishes(self, after: int, wait_s: float) -> tuple[int, tuple[Wish, ...]]:
-        """All jobs of this cluster that are not over, and the list's version; waits for one other than `after`."""
+    def wishes(self, after: int, wait_s: float) -> Wishes:
+        """All jobs of this cluster that are not over, and its drills; waits for a version other than `after`."""
         response = self._call("GET", f"/v1/clusters/{self._cluster}/wishes", params={"after": after, "wait_s": wait_s})
         body = _expect(response)
         jobs = tuple(
             Wish(id=job["id"], spec=job["spec"], wish=job["wish"], last_seq=job["last_seq"]) for job in body["jobs"]
         )
-        return body["version"], jobs
+        drills = tuple(Drill(id=each["id"], node=each["node"], left_s=each["left_s"]) for each in body["drills"])
+        return Wishes(version=body["version"], jobs=jobs, drills=drills)
 
     def append(self, job: str, entries: list[dict[str, Any]]) -> int:
         """The number of the last entry that the control plane has now."""

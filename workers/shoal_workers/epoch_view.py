@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from shoal_planner.cluster import ClusterSnapshot, DeviceRef
 from shoal_planner.plan import Plan
 from shoal_recovery.decide import TroubleSeen
 from shoal_recovery.journal import PredictionChecked
 from shoal_workers import messages as m
+from shoal_workers.change import vital_nodes
 
 _FIRST_STEPS = 2  # the first ones allocate, and load what later ones find loaded
 _TIMED_STEPS = 5
@@ -30,6 +31,11 @@ class EpochView:
     left: dict[DeviceRef, m.Left] = field(default_factory=dict)
     troubles: dict[DeviceRef, tuple[m.Trouble, float]] = field(default_factory=dict)
     durations_s: list[float] = field(default_factory=list)
+
+    @classmethod
+    def begun(cls, number: int, plan: Plan, snapshot: ClusterSnapshot, step: int) -> Self:
+        vital = vital_nodes(plan, snapshot)
+        return cls(number=number, plan=plan, snapshot=snapshot, vital=vital, step=step, last_step=step)
 
     def hear(self, device: DeviceRef, message: m.Ready | m.Left | m.Trouble, now_s: float) -> None:
         if message.epoch != self.number:

@@ -36,8 +36,8 @@ class Gains:
     def of(
         self, epoch: EpochView, ready: frozenset[str], record: JobRecord, snapshot: Callable[[], ClusterSnapshot]
     ) -> float | None:
-        """With these nodes, of which `snapshot` is made; 1 where to move is not worth it, None as long as it is not
-        known."""
+        """How many times faster a step would be with these nodes, of which `snapshot` is made; 1 where that is not
+        worth the move, None as long as it is not known."""
         wanted = (epoch.number, ready)
         if wanted != self._wanted:
             self._wanted = wanted

@@ -181,6 +181,17 @@ class LinkProbed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GiveNotice:
+    """The agent's node goes away in `lead_s`, says `source`, for the reason `why`; answered by Done. The same `name`
+    again is the same notice."""
+
+    source: str
+    name: str
+    why: str
+    lead_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
     """From now on this connection carries Heartbeat and whatever the other side has to report."""
 
@@ -248,12 +259,29 @@ class Uploaded:
     problem: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """The agent's node is to go away: in `lead_s` when the notice came, in `left_s` from now on."""
+
+    source: str
+    why: str
+    lead_s: float
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """The notice of this source does not hold any more."""
+
+    source: str
+
+
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
-        *(Probe, Probed, ProbeLink, LinkProbed),
+        *(Probe, Probed, ProbeLink, LinkProbed, GiveNotice, Noticed, Withdrawn),
         *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, EvaluationDone, Left, Trouble, Measured),
         *(Halt, Assign, StopAfter, Measure),
     )

@@ -16,7 +16,8 @@ from shoal_workers.messages import Ready
 class PendingChange:
     """`blow_s` is the last sign of life of what was lost (or when the change was wanted), `noticed_s` when it was
     noticed; `done_step` the last step done before, `safe_step` the last that stood on another node; `vital_before`
-    the nodes of the plan before. It goes on over attempts that are interrupted."""
+    the nodes of the plan before, `doomed` those of all that are to go away. It goes on over attempts that are
+    interrupted."""
 
     cause: str
     reason: str
@@ -27,6 +28,8 @@ class PendingChange:
     vital_before: frozenset[str]
     nodes_lost: set[str] = field(default_factory=set)
     nodes_joined: frozenset[str] = frozenset()
+    doomed: frozenset[str] = frozenset()
+    nodes_drained: frozenset[str] = frozenset()
     epoch: int = 0
     step: int = 0
     decided_s: float = 0.0
@@ -50,6 +53,7 @@ class PendingChange:
         """What was measured of an attempt before this one did not lead anywhere."""
         self.epoch, self.step, self.decided_s = epoch, step, now_s
         self.nodes_joined = vital - self.vital_before if self.vital_before else frozenset()
+        self.nodes_drained = (self.vital_before & self.doomed) - vital
         self.restore_s = self.rebuild_s = 0.0
 
     def all_ready(self, answers: Iterable[Ready]) -> None:
@@ -75,4 +79,5 @@ class PendingChange:
             num_bytes={tier.value: self.num_bytes[tier.value] for tier in Tier},
             nodes_lost=tuple(sorted(self.nodes_lost)),
             nodes_joined=tuple(sorted(self.nodes_joined)),
+            nodes_drained=tuple(sorted(self.nodes_drained - self.nodes_lost)),
         )

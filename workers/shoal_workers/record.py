@@ -22,6 +22,9 @@ from shoal_recovery.journal import (
     JobState,
     NodeJoined,
     NodeLost,
+    NodeNoticed,
+    NodeStays,
+    NoticeEnded,
     PlanAdopted,
     PredictionChecked,
     RecoveryDone,
@@ -46,6 +49,8 @@ class JobRecord:
         self.checkpoints: set[int] = set()
         self.evaluated_steps: set[int] = set()
         self.present: set[str] = set()
+        self.notices: dict[tuple[str, str], NodeNoticed] = {}  # that are not over, by node and source
+        self.staying: set[str] = set()  # of their nodes, those without which no plan fits
         self.profile = Profile()
         self.checked_epochs: set[int] = set()
         self._outlook = UNKNOWN  # what changes of plan have taken so far
@@ -104,9 +109,16 @@ class JobRecord:
                 self.present.add(event.node)
             case NodeLost():
                 self.present.discard(event.node)
-                lost = self._there.pop(event.node, None)
-                if lost is not None:
-                    self._sightings.append(Sighting(at_s=self._newest_s, node=lost, there=False))
+                self._gone(event.node)
+            case NodeNoticed():
+                self.notices[event.node, event.source] = event
+            case NodeStays():
+                self.staying.add(event.node)
+            case NoticeEnded():
+                self.notices.pop((event.node, event.source), None)
+                self.staying.discard(event.node)
+                if event.outcome == "gone":
+                    self._gone(event.node)
             case EvaluationDone():
                 self.evaluated_steps.add(event.step)
             case CheckpointCommitted():
@@ -120,6 +132,11 @@ class JobRecord:
                 self._outlook = Outlook(restart_s=max(0.0, beside_s))
             case _:
                 pass
+
+    def _gone(self, node: str) -> None:
+        lost = self._there.pop(node, None)
+        if lost is not None:
+            self._sightings.append(Sighting(at_s=self._newest_s, node=lost, there=False))
 
 
 def plan_adopted(epoch: int, plan: Plan, step: int, snapshot: ClusterSnapshot) -> PlanAdopted:

@@ -32,5 +32,7 @@ class WorkerSettings(BaseSettings):
     """How long a change of plan waits for any word, of an answer or of progress, of a member that still shows life."""
     inventory_timeout_s: float = 300.0
     """How long it waits until an agent has looked through the snapshots that it keeps."""
+    notice_overdue_s: float = 60.0
+    """How long after its announced end a node that is still there is not used."""
     link_limit_s: float = 1.0
     """How long links between nodes are measured before a job begins; 0: what labels and the catalogue say is taken."""

@@ -21,6 +21,7 @@ from shoal_workers import messages as m
 from shoal_workers.change import Interrupted
 from shoal_workers.changer import Changer
 from shoal_workers.checkpoint_commits import CheckpointCommits
+from shoal_workers.doomed import Doomed
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.keeper import Keeper, read_journals
 from shoal_workers.measuring import Measuring
@@ -67,6 +68,7 @@ class Supervisor:
         self._roster = Roster(cluster, job, self._events, clock)
         self._record = JobRecord(Keeper(job, wall_clock), clock)
         self._commits = CheckpointCommits(job, spec, self._record.append)
+        self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
         self._measuring = Measuring(
             spec,
             self._roster,
@@ -125,6 +127,8 @@ class Supervisor:
         """One round: listen, observe, decide, act."""
         self._listen(_TICK_S)
         self._record.present -= self._roster.drop(self._vital(), self._clock(), self._settings.silence_s)
+        living = self._roster.living_agents(self._clock(), self._settings.silence_s)
+        self._doomed.settle(frozenset(agent.node for agent in living))
         decision = decide(self._observe(), self._rules)
         try:
             match decision:
@@ -163,7 +167,7 @@ class Supervisor:
         self._expect_checkpoints()
         self._began_s = self._clock()
         if self._record.state is JobState.DRAINING:  # the order may have died with the one who gave it
-            self._changer.drain(Drain(reason="Draining again."))
+            self._changer.drain(Drain(cause="node_joined", reason="Draining again."))
 
     def _all_there(self) -> bool:
         return bool(self._roster.expected) and self._roster.expected <= self._roster.ready()
@@ -236,6 +240,8 @@ class Supervisor:
                 self._evaluated(message)
             case m.Uploaded():
                 self._commits.uploaded(message)
+            case m.Noticed() | m.Withdrawn():
+                self._doomed.hear(contact.node, message)
             case m.Hello():
                 self._greeted(contact, message)
             case _:
@@ -295,6 +301,8 @@ class Supervisor:
     def _observe(self) -> Observation:
         now_s, epoch, left_out = self._clock(), self._changer.epoch, self._changer.left_out()
         ready = self._roster.ready().difference(left_out)
+        doomed = self._doomed.told()
+        going = frozenset(node for node, _ in doomed)
         return Observation(
             state=self._record.state,
             cancel_wanted=self._cancel.is_set(),
@@ -310,7 +318,9 @@ class Supervisor:
             troubles=() if epoch is None else epoch.troubles_seen(now_s),
             all_at_fault=epoch is not None and epoch.all_at_fault,
             ended=None if epoch is None else self._ended(epoch, now_s),
-            join_gain=self._changer.join_gain(ready),
+            join_gain=self._changer.prospects.join_gain(epoch, ready - going),
+            doomed=doomed,
+            leave_fits=self._changer.prospects.leave_fits(epoch, ready, going),
             interrupted=self._changer.interrupted,
             since_attempt_s=now_s - self._changer.attempt_ended_s,
         )

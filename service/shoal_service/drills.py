@@ -1,0 +1,56 @@
+"""Drills: notices that a node is to go away, wished by a user. They stand with their cluster until it was told, and a
+little longer; what comes of one is in the journals of the jobs that it concerns.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+from ulid import ULID
+
+from shoal_service import clusters
+from shoal_service.errors import Conflict, NotFound
+from shoal_service.models import ClusterRow
+
+_TOLD_FOR_S = 60.0  # a connector that is being restarted hears of it, too
+
+
+async def announce(session: AsyncSession, node: str, cluster_id: str | None, notice_s: float) -> dict[str, Any]:
+    """Wishes that this node is told that it goes away in `notice_s`. Raises NotFound and Conflict."""
+    rows = (await session.scalars(select(ClusterRow).order_by(ClusterRow.id).with_for_update())).all()
+    found = [row for row in rows if cluster_id in (None, row.id) and node in _nodes(row)]
+    if not found:
+        where = "no cluster" if cluster_id is None else f"cluster {cluster_id}"
+        raise NotFound("node_not_found", f"node = {node!r}: {where} has such a node", "node")
+    row = found[0]
+    if len(found) > 1:
+        owners = ", ".join(row.id for row in found)
+        raise Conflict("node_ambiguous", f"node = {node!r}: {owners} have one of that name; say which (cluster_id)")
+    if not clusters.connected(row):
+        raise Conflict("cluster_not_connected", f"node = {node!r}: nobody speaks for cluster {row.id} now")
+    now_s = time.time()
+    drill = {"id": f"drill_{ULID()}", "node": node, "lead_s": notice_s, "ends_at_s": now_s + notice_s}
+    row.drills = [*current(row, now_s), drill]
+    return {"cluster_id": row.id, **drill}
+
+
+def current(row: ClusterRow, now_s: float) -> list[dict[str, Any]]:
+    """Those that the cluster has to know of."""
+    told_from_s = ((drill, drill["ends_at_s"] - drill["lead_s"]) for drill in row.drills or ())
+    return [drill for drill, at_s in told_from_s if now_s < max(drill["ends_at_s"], at_s + _TOLD_FOR_S)]
+
+
+def wishes(row: ClusterRow) -> list[dict[str, Any]]:
+    """As a connector hears of them: `left_s` from now on, by nobody's clock."""
+    now_s = time.time()
+    return [
+        {"id": drill["id"], "node": drill["node"], "left_s": max(0.0, drill["ends_at_s"] - now_s)}
+        for drill in current(row, now_s)
+    ]
+
+
+def _nodes(row: ClusterRow) -> set[str]:
+    return {node["id"] for node in row.snapshot["nodes"]}

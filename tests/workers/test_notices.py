@@ -1,0 +1,169 @@
+"""Notices on their way: kept by an agent, told to whoever watches, written down by a supervisor until they are over."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from agents import RunningAgent, running_agents
+from process_cluster import ProcessCluster
+from waiting import eventually
+
+from shoal_recovery.journal import Event, NodeNoticed, NoticeEnded
+from shoal_workers import messages as m
+from shoal_workers.doomed import Doomed
+from shoal_workers.herald import Herald
+from shoal_workers.keeper import Keeper
+from shoal_workers.nodes import NodeSeen, NodeUnreachable
+from shoal_workers.record import JobRecord
+from shoal_workers.wire import Connection, connect
+
+SPOT = m.GiveNotice(source="aws spot", name="terminate at noon", why="terminate", lead_s=120.0)
+OVERDUE_S = 60.0
+
+
+def watch(agent: RunningAgent) -> Connection:
+    connection = agent.connect()
+    connection.send(m.encode(m.Watch(job="job", after_step=0)))
+    return connection
+
+
+def hears(connection: Connection) -> m.Noticed | m.Withdrawn:
+    """The next message that is more than a sign of life."""
+    while True:
+        message = m.decode(connection.receive()[0])
+        if not isinstance(message, m.Heartbeat):
+            assert isinstance(message, m.Noticed | m.Withdrawn)
+            return message
+
+
+def test_an_agent_tells_all_who_watch_also_those_who_come_later(tmp_path: Path) -> None:
+    with running_agents(tmp_path, "n0") as (agent,):
+        early = watch(agent)
+        assert agent.ask(SPOT) == m.Done()
+        assert agent.ask(SPOT) == m.Done()  # the same once more is no news
+        late = watch(agent)
+        for watcher in (early, late):
+            told = hears(watcher)
+            assert isinstance(told, m.Noticed)
+            assert (told.source, told.why, told.lead_s) == ("aws spot", "terminate", 120.0)
+            assert 0 < told.left_s <= 120.0
+        agent.agent.notices.withdraw("aws spot")
+        agent.agent.notices.withdraw("aws spot")
+        agent.ask(m.GiveNotice(source="drill", name="d", why="asked for", lead_s=1.0))
+        for watcher in (early, late):
+            assert hears(watcher) == m.Withdrawn(source="aws spot")
+            assert isinstance(hears(watcher), m.Noticed)
+
+
+class Watched:
+    """A supervisor's view, with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.record = JobRecord(Keeper("job", lambda: 0.0), lambda: self.now_s)
+        self.doomed = Doomed(self.record, lambda: self.now_s, OVERDUE_S)
+
+    def events(self) -> list[Event]:
+        return [entry.event for entry in self.record.keeper.entries()]
+
+    def restarted(self) -> Watched:
+        other = Watched()
+        other.record.adopt(self.record.keeper.entries())
+        return other
+
+
+def told(source: str = "aws spot", left_s: float = 120.0) -> m.Noticed:
+    return m.Noticed(source=source, why="terminate", lead_s=120.0, left_s=left_s)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def outcomes(watched: Watched) -> list[tuple[str, str]]:
+    return [(event.source, event.outcome) for event in watched.events() if isinstance(event, NoticeEnded)]
+
+
+def test_a_notice_holds_until_the_node_is_gone(watched: Watched) -> None:
+    watched.doomed.hear("a", told())
+    watched.now_s += 20.0
+    watched.doomed.settle(frozenset({"a", "b"}))
+    assert watched.doomed.told() == (("a", "aws spot: terminate, in 100 s"),)
+    watched.doomed.settle(frozenset({"b"}))
+    assert watched.doomed.told() == ()
+    assert outcomes(watched) == [("aws spot", "gone")]
+
+
+def test_a_notice_that_comes_to_nothing_is_over_some_time_later(watched: Watched) -> None:
+    watched.doomed.hear("a", told())
+    watched.now_s += 120.0 + OVERDUE_S
+    watched.doomed.settle(frozenset({"a"}))
+    assert watched.doomed.told() == (("a", "aws spot: terminate, by now"),)
+    watched.now_s += 1.0
+    watched.doomed.settle(frozenset({"a"}))
+    assert watched.doomed.told() == ()
+    assert outcomes(watched) == [("aws spot", "overdue")]
+    watched.doomed.hear("a", told(left_s=-OVERDUE_S - 1.0))  # as one who comes much later is told
+    assert watched.doomed.told() == ()
+
+
+def test_a_node_is_doomed_as_long_as_anybody_says_so(watched: Watched) -> None:
+    watched.doomed.hear("a", told("aws rebalance", 600.0))
+    watched.doomed.hear("a", told())
+    assert watched.doomed.told() == (("a", "aws spot: terminate, in 120 s"),)
+    watched.doomed.hear("a", m.Withdrawn(source="aws spot"))
+    watched.doomed.hear("a", m.Withdrawn(source="drill"))
+    assert watched.doomed.told() == (("a", "aws rebalance: terminate, in 600 s"),)
+    assert outcomes(watched) == [("aws spot", "withdrawn")]
+
+
+def test_a_supervisor_that_comes_later_writes_nothing_twice(watched: Watched) -> None:
+    watched.doomed.hear("a", told())
+    later = watched.restarted()
+    later.doomed.hear("a", told(left_s=70.0))
+    assert [type(event) for event in later.events()] == [NodeNoticed]
+    assert later.doomed.told() == (("a", "aws spot: terminate, in 70 s"),)
+    lonely = watched.restarted()
+    lonely.doomed.settle(frozenset())
+    assert outcomes(lonely) == [("aws spot", "gone")]
+
+
+class Reluctant(ProcessCluster):
+    """Its agent cannot be started the first time."""
+
+    asked = 0
+
+    def agent(self, seen: NodeSeen) -> tuple[str, int]:
+        self.asked += 1
+        if self.asked == 1:
+            raise NodeUnreachable(seen.node.id, "not now")
+        return super().agent(seen)
+
+
+def test_a_notice_is_brought_to_the_agent_of_its_node(tmp_path: Path) -> None:
+    """Once, and again where that did not succeed; an agent that does not run yet is started."""
+    cluster = Reluctant(tmp_path, {"a": ("cpu-1t", 1)})
+    herald = Herald(cluster)
+    try:
+        herald.pass_on("elsewhere", SPOT)
+
+        def asked_twice() -> bool:
+            herald.pass_on("a#1", dataclasses.replace(SPOT, name="another"))
+            return cluster.asked >= 2
+
+        eventually(asked_twice, 20.0)
+        (seen,) = cluster.nodes()
+        connection = connect(cluster.agent(seen))
+        connection.send(m.encode(m.Watch(job="job", after_step=0)))
+        told = hears(connection)
+        assert isinstance(told, m.Noticed)
+        assert told.source == "aws spot"
+        asked = cluster.asked
+        herald.pass_on("a#1", dataclasses.replace(SPOT, name="another"))
+        connection.close()
+        assert cluster.asked == asked
+    finally:
+        cluster.close()

@@ -1,0 +1,65 @@
+"""What a running job would be with other nodes than it has: faster with those that joined, able to go on without those
+that are to go away. Nothing here waits, and nothing is done about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.job import JobSpec
+from shoal_recovery.journal import JobState, NodeStays
+from shoal_workers.epoch_view import EpochView
+from shoal_workers.gains import Gains
+from shoal_workers.leaving import Leaving
+from shoal_workers.measuring import Measuring
+from shoal_workers.record import JobRecord
+
+
+class Prospects:
+    """Use from one thread. `snapshot` makes a cluster of nodes that are ready."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        record: JobRecord,
+        measuring: Measuring,
+        snapshot: Callable[[frozenset[str]], ClusterSnapshot],
+    ) -> None:
+        self._record = record
+        self._measuring = measuring
+        self._snapshot = snapshot
+        self._gains = Gains(spec)
+        self._leaving = Leaving(spec)
+
+    def join_gain(self, epoch: EpochView | None, ready: frozenset[str]) -> float | None:
+        """As `Gains.of`; None where there is nothing to gain."""
+        if epoch is None or self._record.state is not JobState.RUNNING or ready <= epoch.vital:
+            return None
+        computing = frozenset(device.node for device in epoch.plan.devices())
+        if self._measuring.beside(ready, ready - computing):
+            return None
+        return self._gains.of(epoch, ready, self._record, lambda: self._snapshot(ready))
+
+    def leave_fits(self, epoch: EpochView | None, ready: frozenset[str], going: frozenset[str]) -> bool | None:
+        """Whether a plan fits without nodes that are `going`; None where none of them matters, or it is not known."""
+        if epoch is None or self._record.state is not JobState.RUNNING or not epoch.vital & going:
+            return None
+        rest, record = ready - going, self._record
+        obstacle: str | None = "all nodes are to go away"
+        if rest:
+            obstacle = self._leaving.obstacle(rest, epoch.plan, record.profile, record.outlook, self._snapshot)
+        if obstacle:
+            self._stay(epoch.vital & going, obstacle)
+        return None if obstacle is None else not obstacle
+
+    def cannot_leave(self, nodes: frozenset[str], rest: frozenset[str], obstacle: str) -> None:
+        """It was tried to go on without these nodes, with the `rest` alone."""
+        self._leaving.no_plan(rest, obstacle)
+        self._stay(nodes, obstacle)
+
+    def _stay(self, nodes: frozenset[str], obstacle: str) -> None:
+        """Said once of each node."""
+        for node in sorted(nodes - self._record.staying):
+            reason = f"No plan fits without it ({obstacle}); the job goes on with it until it is gone."
+            self._record.append(NodeStays(node=node, reason=reason))
