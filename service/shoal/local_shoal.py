@@ -122,10 +122,11 @@ class LocalShoal:
         self._await_server()
         self._say(f"control plane  {self.url}")
 
-    def kill(self, *nodes: str) -> list[int]:
-        """The nodes vanish at once, as machines do: SIGKILL to all their processes, their folders deleted."""
-        pids: list[int] = self._command({"do": "kill", "nodes": list(nodes)})["pids"]
-        return pids
+    def kill(self, *nodes: str) -> float:
+        """The nodes vanish at once, as machines do: SIGKILL to all their processes, their folders deleted. When, by the
+        wall clock."""
+        blow_s: float = self._command({"do": "kill", "nodes": list(nodes)})["at_s"]
+        return blow_s
 
     def add(self, node: str) -> None:
         """Starts a node of the cluster file that was left for later, or one that was killed."""

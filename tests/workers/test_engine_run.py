@@ -13,7 +13,7 @@ from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, 
 from shoal_workers.courier import STAGING
 from shoal_workers.diagnosis import FirstFault, told
 from shoal_workers.engine import Finished, Outcome, StepReport, Stopped
-from shoal_workers.errors import OutOfDeviceMemory
+from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import GRADIENTS, OPTIMIZER, WEIGHTS
 from shoal_workers.processes import Processes, run_plan
@@ -42,6 +42,25 @@ def test_nothing_left_to_do_is_finished() -> None:
     reports: list[StepReport] = []
     assert built.engine.run(until_step=0, report=reports.append, stop_after=lambda: None) == Finished(step=0)
     assert not reports
+
+
+def test_an_abandoned_rank_computes_no_further_than_what_it_is_at() -> None:
+    """Although it has nothing to exchange that would wake it."""
+    request = RunRequest(job=job(), plan=solo_plan(job()), until_step=1)
+    exchange, asked = SoloExchange(), 0
+
+    def clock() -> float:
+        nonlocal asked
+        asked += 1
+        if asked == 2:  # the step has begun, and so has its first forward
+            exchange.abandon()
+        return float(asked)
+
+    built = build_rank(request, 0, exchange, clock=clock)
+    with pytest.raises(EpochAbandoned):
+        built.engine.run(until_step=1, report=lambda report: None, stop_after=lambda: None)
+    assert built.live.tag == 0
+    assert asked == 3, "more was timed than the forward that was under way"
 
 
 def test_resumed_run_gives_the_same_bits(processes: Processes) -> None:

@@ -238,6 +238,7 @@ class Engine:
         self._stage.begin(step)
         self._verdict = None
         for instruction in self._program:
+            self._leave_if_abandoned()
             if isinstance(instruction, Vote):
                 self._verdict = self._vote(step, stop_after)
                 if self._verdict.not_finite:
@@ -249,6 +250,11 @@ class Engine:
             self._live.tag = step
         assert self._verdict is not None, "a program without a vote"
         return self._verdict
+
+    def _leave_if_abandoned(self) -> None:
+        """Raises EpochAbandoned. A rank that exchanges nothing for a while is not to hold up the next epoch either."""
+        with self._exchange.commit():
+            pass
 
     def _execute(self, instruction: Instruction, step: int) -> None:
         match instruction:

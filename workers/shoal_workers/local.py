@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -81,19 +82,20 @@ class LocalCluster:
             labels=labels_of(node),
         )
 
-    def kill(self, node_ids: list[str]) -> list[int]:
-        """As machines that vanish at once; the processes that died. Raises KeyError."""
+    def kill(self, node_ids: list[str]) -> float:
+        """As machines that vanish at once; when, by the wall clock. Raises KeyError."""
         raylets = [self._raylets.pop(node_id) for node_id in node_ids]
         for raylet in raylets:
             os.kill(_raylet_pid(raylet), signal.SIGSTOP)  # or what it starts from here on would escape the list
         victims = [process for raylet in raylets for process in self._processes(raylet)]
+        blow_s = time.time()
         for victim in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGKILL)
         psutil.wait_procs(victims, timeout=10)
         for folder, node_id in itertools.product((self._memory_dir, self._disk_dir), node_ids):
             shutil.rmtree(folder / self._cluster_id / node_id, ignore_errors=True)
-        return [victim.pid for victim in victims]
+        return blow_s
 
     def pids(self, node_id: str) -> dict[str, Any]:
         """The raylet of a node, and what it started. Raises KeyError."""
@@ -157,7 +159,7 @@ def _obey(cluster: LocalCluster, snapshot: ClusterSnapshot, command: dict[str, A
     try:
         match command:
             case {"do": "kill", "nodes": list(node_ids)}:
-                return {"event": "killed", "nodes": node_ids, "pids": cluster.kill(node_ids)}
+                return {"event": "killed", "nodes": node_ids, "at_s": cluster.kill(node_ids)}
             case {"do": "add", "node": str(node_id)}:
                 cluster.add(snapshot.node(node_id))
                 return {"event": "node_started", "node": node_id}

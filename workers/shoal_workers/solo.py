@@ -6,7 +6,7 @@ Owns no processes: `run_rank` runs wherever it is called, given an exchange with
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,7 +104,11 @@ _NO_SNAPSHOTS = NoSnapshots()
 
 
 def build_rank(
-    request: RunRequest, rank: int, exchange: Exchange, snapshots: SnapshotSink = _NO_SNAPSHOTS
+    request: RunRequest,
+    rank: int,
+    exchange: Exchange,
+    snapshots: SnapshotSink = _NO_SNAPSHOTS,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> BuiltRank:
     job, plan = request.job, request.plan
     shards = shard_map(plan, job.model)
@@ -115,7 +119,7 @@ def build_rank(
     else:
         _load(live, request.start)
     samples, held_out = training_samples(job), evaluation_samples(job)
-    engine = Engine(job, plan, rank, shards, live, exchange, samples, snapshots, memory, time.perf_counter, held_out)
+    engine = Engine(job, plan, rank, shards, live, exchange, samples, snapshots, memory, clock, held_out)
     return BuiltRank(engine=engine, live=live, memory=memory)
 
 

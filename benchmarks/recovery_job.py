@@ -1,0 +1,192 @@
+"""A job that trains on a local cluster while nodes of it die and come back, and what each blow cost.
+
+Owns the cluster, the job and the blows; what the figures mean is said in `benchmarks.recovery`. The object store is a
+real S3 server behind a link of its own (`benchmarks.narrow_link`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from benchmarks.narrow_link import NarrowLink
+from shoal.client import Client
+from shoal.local_shoal import CLUSTER_ID, LocalOptions, LocalShoal
+
+STORE_BYTES_PER_S = 400e6 / 8
+_NODES = 3
+_STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
+_LIMIT_S = 180.0
+_CLUSTER: Mapping[str, Any] = {
+    "nodes": [{"name": "node", "device": "cpu-1t", "count": _NODES, "host_memory_gib": 4, "spot": True}],
+    "devices": {"cpu-1t": {"memory_gib": 1}},
+}
+# 14.8 million parameters: 178 MB of state in snapshots.
+_JOB: Mapping[str, Any] = {
+    "name": "recovery",
+    "model": {"layers": 9, "hidden": 384, "heads": 6, "kv_heads": 3, "ffn": 1024, "vocab": 256},
+    "data": {"uri": "stdlib:"},
+    "train": {"global_batch": 6, "seq_len": 16, "steps": 1_000_000},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blow:
+    node: str
+    kill_to_commit_s: float
+    kill_to_ready_s: float
+    lost_steps: int
+    redone_steps: int
+    store_bytes: int
+    rejoin_s: float
+    phases_s: Mapping[str, float]
+
+
+class TrainingJob:
+    """A context: everything is stopped at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = contextlib.ExitStack()
+        self._events: list[dict[str, Any]] = []
+        self._victims = itertools.cycle(range(_NODES))
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            uri = _store(stack, self._folder / "store")
+            options = LocalOptions(cluster=_CLUSTER, data_dir=self._folder / "shoal", port=0)
+            self._shoal = stack.enter_context(LocalShoal(options))
+            self._client: Client = stack.enter_context(self._shoal.client())
+            job = self._client.submit({**_JOB, "checkpoint": {"uri": uri, "every_steps": 50}})
+            self._id: str = job["id"]
+            self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)
+            self._until(lambda event: event["kind"] == "checkpoint_committed")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def median_step_s(self) -> float:
+        """Of all steps of plans with all nodes."""
+        whole = {
+            event["epoch"] for event in self._events if event["kind"] == "plan_adopted" and _num_nodes(event) == _NODES
+        }
+        return statistics.median(
+            float(event["duration_s"])
+            for event in self._events
+            if event["kind"] == "step_done" and event["epoch"] in whole
+        )
+
+    def strike(self, *, everyone: bool) -> Blow:
+        """The next node dies, and with `everyone` all that the other nodes remember; then it comes back."""
+        self._rest()
+        node = f"node-{next(self._victims)}"
+        epoch = self._epoch()
+        if everyone:
+            began_s = self._forget_all(node)
+            self._shoal.kill(node)
+        else:
+            began_s = self._shoal.kill(node)
+        first = self._until(lambda event: event["kind"] == "step_done" and event["epoch"] > epoch)
+        recovery = self._until(_recovered(lambda event: event["epoch"] > epoch), again=True)
+        self._rest()
+        self._shoal.add(node)
+        joined = self._until(_recovered(lambda event: node in event["nodes_joined"]))
+        return Blow(
+            node=node,
+            kill_to_commit_s=first["at_s"] - began_s,
+            kill_to_ready_s=first["at_s"] - first["duration_s"] - began_s,
+            lost_steps=recovery["lost_steps"],
+            redone_steps=recovery["redone_steps"],
+            store_bytes=recovery["num_bytes"].get("store", 0),
+            rejoin_s=self._pause_s(joined["epoch"]),
+            phases_s={
+                phase: recovery[phase] for phase in ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
+            },
+        )
+
+    def _forget_all(self, gone: str) -> float:
+        """The agents and ranks of all other nodes die, and what they keep in memory goes with them. When."""
+        others = [name for name in (f"node-{index}" for index in range(_NODES)) if name != gone]
+        victims = []
+        for pid in itertools.chain.from_iterable(self._shoal.pids(name)["all"] for name in others):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if " ".join(process.cmdline()).startswith(("ray::RankActor", "ray::AgentActor")):
+                    victims.append(process)
+        blow_s = time.time()
+        for victim in victims:
+            victim.send_signal(signal.SIGKILL)
+        psutil.wait_procs(victims, timeout=10)
+        for name in others:
+            shutil.rmtree(self._shoal.memory_dir / CLUSTER_ID / name)
+        return blow_s
+
+    def _pause_s(self, epoch: int) -> float:
+        """How much longer than a step it took from the last step before this epoch to its first."""
+        self._until(lambda event: event["kind"] == "step_done" and event["epoch"] == epoch, again=True)
+        steps = [event for event in self._events if event["kind"] == "step_done"]
+        first = next(index for index, event in enumerate(steps) if event["epoch"] == epoch)
+        gap_s = float(steps[first]["at_s"] - steps[first - 1]["at_s"])
+        return max(0.0, gap_s - float(steps[first]["duration_s"]))
+
+    def _rest(self) -> None:
+        """Until the plan that runs has made some steps."""
+        epoch = self._epoch()
+        for _ in range(_STEPS_BETWEEN):
+            self._until(lambda event: event["kind"] == "step_done" and event["epoch"] >= epoch)
+
+    def _epoch(self) -> int:
+        return max(int(event["epoch"]) for event in self._events if event["kind"] == "plan_adopted")
+
+    def _until(self, wanted: Callable[[dict[str, Any]], bool], *, again: bool = False) -> dict[str, Any]:
+        """The next such event; `again`: the newest that has been read already, if there is one."""
+        read: dict[str, Any] | None = next(filter(wanted, reversed(self._events)), None) if again else None
+        if read is not None:
+            return read
+        deadline_s = time.monotonic() + _LIMIT_S
+        for event in self._stream:
+            self._events.append(event)
+            if wanted(event):
+                return event
+            if time.monotonic() > deadline_s or (event["kind"] == "state_changed" and event["state"] == "failed"):
+                break
+        raise RuntimeError(f"the job did not come so far: {self._events[-1]}")
+
+
+def _recovered(wanted: Callable[[dict[str, Any]], bool]) -> Callable[[dict[str, Any]], bool]:
+    return lambda event: event["kind"] == "recovery_done" and wanted(event)
+
+
+def _num_nodes(adopted: Mapping[str, Any]) -> int:
+    stages = [stage for pipeline in adopted["plan"]["pipelines"] for stage in pipeline["stages"]]
+    return len({replica["node"] for stage in stages for replica in stage["replicas"]})
+
+
+def _store(stack: contextlib.ExitStack, folder: Path) -> str:
+    """The URI of an empty place in an S3 server behind a narrow link; this process's environment leads there."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    from servers import new_place, start_seaweedfs
+
+    server = start_seaweedfs(folder)
+    stack.callback(server.stop)
+    link = stack.enter_context(NarrowLink(int(server.endpoint.rpartition(":")[2]), STORE_BYTES_PER_S))
+    os.environ |= server.environment() | {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{link.port}"}
+    uri: str = new_place()
+    return uri
