@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from servers import RunningServer, new_place, start_seaweedfs
+from servers import ProgramMissing, RunningServer, new_place, start_rclone, start_seaweedfs
 from waiting import eventually as wait_until
 
 # How long an example takes says nothing on a machine that others use, too.
@@ -29,6 +29,25 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServe
     server = start_seaweedfs(tmp_path_factory.mktemp("seaweedfs"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A second real S3 server, of those that ignore the condition of a conditional write."""
+    try:
+        server = start_rclone(tmp_path_factory.mktemp("rclone"))
+    except ProgramMissing as missing:  # of an environment that was made before this one was a dependency
+        pytest.skip(str(missing))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def rclone_environment(rclone: RunningServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    environment = rclone.environment()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return environment
 
 
 @pytest.fixture

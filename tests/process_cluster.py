@@ -69,12 +69,18 @@ class _NodeState:
 
 
 class ProcessCluster:
-    """A `shoal_workers.nodes.Cluster`. `shapes` gives each node its device type and how many devices it has."""
+    """A `shoal_workers.nodes.Cluster`. `shapes` gives each node its device type and how many devices it has;
+    `environment` is added to that of its processes."""
 
     def __init__(
-        self, folder: Path, shapes: Mapping[str, tuple[str, int]], overrides: tuple[DeviceOverride, ...] = ()
+        self,
+        folder: Path,
+        shapes: Mapping[str, tuple[str, int]],
+        overrides: tuple[DeviceOverride, ...] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = folder
+        self._environment = dict(environment or {})
         self._overrides = overrides
         self._states = {name: _NodeState(_node(name, *shape)) for name, shape in shapes.items()}
         self._lock = threading.RLock()
@@ -219,7 +225,10 @@ class ProcessCluster:
     def _start(self, name: str, index: int) -> _Running:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_live, args=(theirs, self._folder / name, name, index), name=f"{name}:{index}", daemon=True
+            target=_live,
+            args=(theirs, self._folder / name, name, index, self._environment),
+            name=f"{name}:{index}",
+            daemon=True,
         )
         process.start()
         theirs.close()
@@ -250,8 +259,9 @@ def _kill(running: _Running) -> None:
     running.process.join()
 
 
-def _live(connection: Connection, folder: Path, name: str, index: int) -> None:
+def _live(connection: Connection, folder: Path, name: str, index: int, environment: dict[str, str]) -> None:
     """The life of an agent or, with a device, of a rank."""
+    os.environ.update(environment)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if index < 0:

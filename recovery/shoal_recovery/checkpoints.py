@@ -1,6 +1,6 @@
 """Whole states in an object store: which objects there are, when a step counts as stored, what is kept.
 
-    JOB/shards/STEP/EPOCH-SHARD     the bytes of one rank's shards (SHARD is any name)
+    JOB/shards/STEP/EPOCH-SHARD     one rank's shards, as a safetensors file (SHARD is any name)
     JOB/manifests/STEP.json         written last, once: it exists, so the step is complete
 
 Numbers are padded with zeros, so that names sort by step. An epoch never touches the objects of another one: a writer
@@ -9,14 +9,16 @@ that comes late cannot spoil what its successors stored. Only one process per jo
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
+from shoal_recovery.claims import MARK
 from shoal_recovery.errors import StoredPieceCorrupt, StoreError
-from shoal_recovery.manifest import manifest_from_json, manifest_to_json
+from shoal_recovery.manifest import manifest_from_json, manifest_to_json, model_from_json
 from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Manifest, Piece, ShardKey, StoredPiece, Tier, Transfer
 from shoal_recovery.store import Data, Store
 
@@ -33,6 +35,22 @@ def shard_name(job: str, step: int, epoch: int, shard: str) -> str:
 
 def manifest_name(job: str, step: int) -> str:
     return f"{job}/manifests/{step:0{_STEP_DIGITS}d}.json"
+
+
+def shard_header(pieces: Iterable[Piece]) -> bytes:
+    """What stands before the bytes of these pieces in an object, so that it is a safetensors file: its tensors are the
+    pieces, flat, and their names say which part of what they are."""
+    tensors = {
+        f"{piece.key.fqn}/{piece.key.kind.value}/{piece.key.first}-{piece.key.last}": {
+            "dtype": "F32",
+            "shape": [piece.key.numel],
+            "data_offsets": [piece.offset, piece.offset + piece.num_bytes],
+        }
+        for piece in pieces
+    }
+    text = json.dumps(tensors, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def put_shard(
@@ -88,6 +106,18 @@ def load_manifest(store: Store, job: str, step: int) -> Manifest:
     return manifest
 
 
+def load_model(store: Store, job: str, step: int) -> ModelSpec:
+    """What the manifest says of the model. Raises StoreError, also where it says nothing."""
+    name = manifest_name(job, step)
+    try:
+        model = model_from_json(store.read(name))
+    except InvalidField as error:
+        raise StoreError(store.uri, f"{name} is not a manifest: {error}") from error
+    if model is None:
+        raise StoreError(store.uri, f"{name} was written by a version that did not describe the model")
+    return model
+
+
 def retire(store: Store, job: str, keep: int) -> tuple[int, ...]:
     """Deletes all but the newest `keep` stored steps; which ones. A manifest goes before its objects, so what is listed
     is whole at any moment; what a crash in between leaves, `remove_orphans` finds."""
@@ -102,21 +132,26 @@ def retire(store: Store, job: str, keep: int) -> tuple[int, ...]:
 
 
 def remove_orphans(store: Store, job: str) -> tuple[str, ...]:
-    """Deletes objects that no manifest names and none will; which ones. Those of steps newer than the newest manifest
-    are left alone: they may belong to an upload under way."""
+    """Deletes objects that no manifest names and none will, and answers which; unfinished puts of such, and claims of
+    old steps, too. Those of steps newer than the newest manifest are left alone: they may be on their way."""
     steps = list_manifests(store, job)
     if not steps:
         return ()
     named = {piece.object for step in steps for piece in load_manifest(store, job, step).pieces}
     newest = _shards(job, steps[0])
     prefix = f"{job}/shards/"
-    orphans = tuple(
-        name
-        for name in store.list(prefix)
-        if name not in named and name[: len(newest)] <= newest  # names sort by step
-    )
+
+    def left(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name not in named and name[: len(newest)] <= newest)  # sorted by step
+
+    orphans = left(store.list(prefix))
     for name in orphans:
         store.delete(name)
+    for name in left(store.unfinished(prefix)):
+        store.abandon(name)
+    for name in store.list(f"{job}/manifests/"):
+        if MARK in name and name < manifest_name(job, steps[0]):
+            store.delete(name)
     return orphans
 
 

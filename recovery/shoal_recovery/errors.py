@@ -3,7 +3,8 @@
     Exception
       StateLost           no step is whole in what survivors hold and the store has
       StoreError          the object store cannot be used as asked
-        StoreUnreachable    it does not answer, or refuses the credentials
+        StoreUnreachable    it cannot be used at present: the same call may succeed later
+          StoreRefused        it is there, and does not let us: credentials, permission, no such bucket
         StoreConflict       an object that must be written once is already there
         StoredPieceCorrupt  bytes do not have the checksum that the manifest promises
 
@@ -36,6 +37,10 @@ class StoreError(Exception):
 
 
 class StoreUnreachable(StoreError):
+    pass
+
+
+class StoreRefused(StoreUnreachable):
     pass
 
 

@@ -216,6 +216,27 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFailed:
+    """The object store does not take step `step`, at present; training goes on, and what waits is brought later. Said
+    once, until it works again."""
+
+    kind: ClassVar[str] = "store_failed"
+    uri: str
+    step: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRecovered:
+    """The object store works again: step `step` stands there. It failed for `duration_s`."""
+
+    kind: ClassVar[str] = "store_recovered"
+    uri: str
+    step: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FiguresMeasured:
     """What was found out about devices and links: `profile` (profile_to_mapping) adds to what was known. `num_bytes`
     crossed links for it."""
@@ -252,6 +273,8 @@ Event = (
     | RecoveryDone
     | CheckpointCommitted
     | CheckpointFailed
+    | StoreFailed
+    | StoreRecovered
     | FiguresMeasured
     | PredictionChecked
 )
@@ -271,6 +294,8 @@ _EVENTS: Mapping[str, type[Event]] = {
         RecoveryDone,
         CheckpointCommitted,
         CheckpointFailed,
+        StoreFailed,
+        StoreRecovered,
         FiguresMeasured,
         PredictionChecked,
     )

@@ -3,6 +3,7 @@
     {"format": "shoal-manifest", "version": 1,
      "job": "job_...", "step": 40, "epoch": 3, "next_sample": 640,
      "notes": "...",                                   what a reader without Shoal has to know
+     "model": {"family": "llama", "layers": 8, "hidden": 256, ...},
      "element_type": "float32", "byte_order": "little",
      "parameters": {"layers.0.attention.o.weight": {"shape": [256, 256], "dimensions": ["in", "out"]}, ...},
      "objects": ["job_.../shards/...", ...],
@@ -10,11 +11,13 @@
      "pieces": [[0, "layers.0.attention.o.weight", "master", 0, 32768, 0, 131072, "crc32:0a1b2c3d"], ...]}
 
 A row says: elements [first, last) of the flattened (row-major) parameter, of that kind, are the `num_bytes` bytes at
-`offset` of objects[object]. This file owns that form, both ways, and refuses anything else.
+`offset` of objects[object], which is a safetensors file whose tensors are its rows. This file owns that form, both
+ways, and refuses anything else.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +34,8 @@ VERSION = 1
 _NOTES = (
     "Each parameter is stored flattened in row-major order of its shape, cut into pieces [first, last). Kinds: master "
     "(the weights in full precision), exp_avg and exp_avg_sq (the moments of AdamW). Dimensions name what each "
-    "dimension means: [in, out] is used as x @ W, [out, in] as x @ W.T. Checksums are CRC-32 (zlib) of the piece."
+    "dimension means: [in, out] is used as x @ W, [out, in] as x @ W.T. Checksums are CRC-32 (zlib) of the piece. An "
+    "object is a safetensors file whose tensors, named parameter/kind/first-last, are its pieces."
 )
 _COLUMNS = ("object", "parameter", "kind", "first", "last", "offset", "num_bytes", "checksum")
 _USED_AS_X_W = ("attention.o.weight", "mlp.down.weight")
@@ -58,6 +62,7 @@ class _Document:
     element_type: Literal["float32"]
     byte_order: Literal["little"]
     columns: tuple[str, ...]
+    model: ModelSpec | None = None  # not said by early versions
     notes: str = ""
 
 
@@ -78,6 +83,7 @@ def manifest_to_json(manifest: Manifest, model: ModelSpec) -> str:
         "epoch": manifest.epoch,
         "next_sample": manifest.next_sample,
         "notes": _NOTES,
+        "model": dataclasses.asdict(model),
         "element_type": "float32",
         "byte_order": "little",
         "parameters": shapes,
@@ -90,6 +96,23 @@ def manifest_to_json(manifest: Manifest, model: ModelSpec) -> str:
 
 def manifest_from_json(text: str | bytes) -> Manifest:
     """Raises InvalidField on anything that `manifest_to_json` would not have written."""
+    document = _document(text)
+    return Manifest(
+        version=document.version,
+        job=document.job,
+        step=document.step,
+        epoch=document.epoch,
+        next_sample=document.next_sample,
+        pieces=tuple(_piece(row, f"pieces[{index}]", document) for index, row in enumerate(document.pieces)),
+    )
+
+
+def model_from_json(text: str | bytes) -> ModelSpec | None:
+    """The model that the manifest describes, if it does. Raises InvalidField as `manifest_from_json`."""
+    return _document(text).model
+
+
+def _document(text: str | bytes) -> _Document:
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -99,14 +122,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
     document = read(_Document, value)
     if document.columns != _COLUMNS:
         raise InvalidField("columns", list(document.columns), f"must be {', '.join(_COLUMNS)}")
-    return Manifest(
-        version=document.version,
-        job=document.job,
-        step=document.step,
-        epoch=document.epoch,
-        next_sample=document.next_sample,
-        pieces=tuple(_piece(row, f"pieces[{index}]", document) for index, row in enumerate(document.pieces)),
-    )
+    return document
 
 
 def check_whole(manifest: Manifest, model: ModelSpec) -> None:

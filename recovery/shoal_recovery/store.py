@@ -1,4 +1,4 @@
-"""The object store as recovery needs it: five verbs over named objects, and the implementation for a directory.
+"""The object store as recovery needs it: a few verbs over named objects, and the implementation for a directory.
 
 Owns the contract and atomicity. Which objects there are and what stands in them is `checkpoints`' affair.
 """
@@ -12,32 +12,40 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from shoal_planner.errors import InvalidField
-from shoal_recovery.errors import StoreConflict, StoreError
+from shoal_recovery.errors import StoreConflict, StoreError, StoreRefused, StoreUnreachable
 
 Data = bytes | bytearray | memoryview
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._=-]*(/[A-Za-z0-9_-][A-Za-z0-9._=-]*)*")
 _UNFINISHED = ".unfinished"  # folder of objects that are still being written
 _ABANDONED_AFTER_S = 24 * 3600.0
+# What may pass by itself, and what will not: all else is no matter of the place as a whole.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
+_REFUSING = (errno.EACCES, errno.EPERM, errno.EROFS)
+_ERRORS: Mapping[int, type[StoreError]] = {
+    **dict.fromkeys(_PASSING, StoreUnreachable),
+    **dict.fromkeys(_REFUSING, StoreRefused),
+}
 
 
 class Store(Protocol):
     """Named, immutable runs of bytes. Names are parts of letters, digits and `_ - . =`, joined by `/`.
 
-    Any thread may call. All methods raise StoreUnreachable where the store does not answer or refuses the credentials,
-    and StoreError for whatever else prevents them. A reader sees an object whole or not at all.
+    Any thread may call. All methods raise StoreUnreachable where the store does not answer (StoreRefused where it does
+    not let us), and StoreError for whatever else prevents them. A reader sees an object whole or not at all.
     """
 
     uri: str
 
     def put(self, name: str, data: Data) -> None:
-        """Returns when the object is durable. Replaces one of the same name."""
+        """Returns when the object is durable. Replaces one of the same name. Called again after an error, it goes on
+        where it was, as far as the store allows."""
 
     def put_new(self, name: str, data: Data) -> None:
         """Like `put`, but raises StoreConflict if somebody else's object is already there: one writer wins."""
@@ -50,6 +58,12 @@ class Store(Protocol):
 
     def delete(self, name: str) -> None:
         """An object that is not there is no error."""
+
+    def unfinished(self, prefix: str) -> tuple[str, ...]:
+        """The names beginning with `prefix` under which a `put` has left something that is no object yet."""
+
+    def abandon(self, name: str) -> None:
+        """Removes what unfinished puts of this name have left."""
 
     def check_writable(self) -> None:
         """Writes a small object, reads it back and deletes it. Raises what prevents that."""
@@ -128,6 +142,12 @@ class DirectoryStore:
             with contextlib.suppress(OSError):  # not empty: others still stand in it
                 path.parent.rmdir()
 
+    def unfinished(self, prefix: str) -> tuple[str, ...]:
+        return ()  # what killed writers leave has no name, and is swept by age
+
+    def abandon(self, name: str) -> None:
+        pass
+
     def check_writable(self) -> None:
         probe(self)
         with self._explained(_UNFINISHED):
@@ -172,7 +192,7 @@ class DirectoryStore:
             raise StoreError(self.uri, f"{name} is not there") from error
         except OSError as error:
             problem = "no space is left" if error.errno == errno.ENOSPC else (error.strerror or str(error)).lower()
-            raise StoreError(self.uri, f"{name}: {problem}") from error
+            raise _ERRORS.get(error.errno or 0, StoreError)(self.uri, f"{name}: {problem}") from error
 
 
 def exactly(uri: str, name: str, data: bytes, offset: int, num_bytes: int | None) -> bytes:

@@ -2,8 +2,7 @@
 
 Where the server is and who we are comes from boto3's own configuration (AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID,
 profiles, instance roles ...), never from here. Servers differ: some answer ranged reads with status 200, some ignore
-the condition of a conditional write. Both are met below. An upload whose writer is killed may leave parts that the
-server keeps until the bucket's lifecycle rule for incomplete uploads removes them.
+the condition of a conditional write. The latter is found out before the first one, and locked around (`claims`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any, TypeVar
 
 import boto3
 from boto3.exceptions import Boto3Error
-from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -31,7 +29,9 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from shoal_recovery.errors import StoreConflict, StoreError, StoreUnreachable
+from shoal_recovery import multipart
+from shoal_recovery.claims import put_claimed
+from shoal_recovery.errors import StoreConflict, StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.store import Data, check_name, exactly, probe
 
 T = TypeVar("T")
@@ -39,12 +39,10 @@ T = TypeVar("T")
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
 _ATTEMPTS = 3
-_PART_BYTES = 16 * 1024**2
+_WORTH_ASKING_BYTES = 1024**2  # whether an object of this size is there already is asked before it is sent
 _WRITER = "shoal-writer"
-_TRANSFER = TransferConfig(multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=4)
-_REFUSED = frozenset(
-    {"403", "401", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
-)
+_REFUSED = frozenset({"403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
+_DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem"})
 _NO_CREDENTIALS = (
     NoCredentialsError,
     PartialCredentialsError,
@@ -55,6 +53,7 @@ _NO_CREDENTIALS = (
 _NO_ANSWER = (ConnectionError, HTTPClientError, IncompleteReadError, HTTPError)  # the last while a body is read
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _TAKEN = frozenset({"412", "PreconditionFailed", "409", "ConditionalRequestConflict"})
+_NO_CONDITIONS = frozenset({"501", "NotImplemented"})
 _NO_ANSWER_CODES = frozenset({"500", "502", "503", "504", "InternalError", "ServiceUnavailable", "SlowDown"})
 
 
@@ -79,35 +78,32 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = client
+        self._minds: bool | None = None  # conditions
 
     def put(self, name: str, data: Data) -> None:
-        place = self._place(name)
-        if len(data) <= _PART_BYTES:
-            self._call(name, lambda: self._client.put_object(**place, Body=_View(data)))
+        """Of a large object, parts that are there already are not sent again; nor is one that is there as a whole."""
+        place, view = self._place(name), memoryview(data).cast("B")
+        if len(view) >= _WORTH_ASKING_BYTES and self._is_there(name, view):
             return
-        self._call(
-            name,
-            lambda: self._client.upload_fileobj(_View(data), place["Bucket"], place["Key"], Config=_TRANSFER),
-        )
+        if len(view) <= multipart.PART_BYTES:
+            self._call(name, lambda: self._client.put_object(**place, Body=_View(view)))
+        else:
+            self._call(name, lambda: multipart.put_in_parts(self._client, place, view, _View))
 
     def put_new(self, name: str, data: Data) -> None:
-        """A server that ignores the condition would overwrite: so we look first, and see afterwards whose object stands
-        there. That leaves such a server one gap, two writers within the same round trip, of whom the later wins."""
-        place = self._place(name)
-        if self._writer(name) is not None:
-            raise StoreConflict(self.uri, f"{name} is already there")
+        if not self._minds_conditions():
+            put_claimed(self, name, bytes(data))
+            if self.read(name) != bytes(data):
+                raise StoreConflict(self.uri, f"{name} was written by somebody else at the same time")
+            return
         token = uuid.uuid4().hex
+        place = self._place(name) | {"IfNoneMatch": "*"}
         try:
-            self._call(
-                name,
-                lambda: self._client.put_object(**place, Body=_View(data), IfNoneMatch="*", Metadata={_WRITER: token}),
-            )
+            self._call(name, lambda: self._client.put_object(**place, Body=_View(data), Metadata={_WRITER: token}))
         except StoreConflict:
             # Ours all the same if the first answer was lost and boto3 asked again.
             if self._writer(name) != token:
                 raise
-        if self._writer(name) != token or self.read(name) != bytes(data):
-            raise StoreConflict(self.uri, f"{name} was written by somebody else at the same time")
 
     def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
         if num_bytes == 0:
@@ -141,19 +137,73 @@ class S3Store:
     def delete(self, name: str) -> None:
         self._call(name, lambda: self._client.delete_object(**self._place(name)))
 
+    def unfinished(self, prefix: str) -> tuple[str, ...]:
+        keys = {key for key, _ in self._call(prefix, lambda: self._unfinished(prefix))}
+        return tuple(sorted(key.removeprefix(self._prefix) for key in keys))
+
+    def abandon(self, name: str) -> None:
+        place = self._place(name)
+
+        def abort() -> None:
+            for key, upload in self._unfinished(name):
+                if key == place["Key"]:
+                    self._client.abort_multipart_upload(**place, UploadId=upload)
+
+        self._call(name, abort)
+
     def check_writable(self) -> None:
+        self.list("probe-")  # some servers would make a bucket that is not there for the first object
         probe(self)
+        self._minds_conditions()
 
     def _place(self, name: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + check_name(name)}
 
+    def _unfinished(self, prefix: str) -> tuple[tuple[str, str], ...]:
+        return multipart.unfinished(self._client, self._bucket, self._prefix + prefix)
+
+    def _is_there(self, name: str, data: memoryview) -> bool:
+        """Whether an object with this content has this name, as far as the server tells."""
+        head = self._head(name)
+        return (
+            head is not None
+            and head.get("ContentLength") == len(data)
+            and str(head.get("ETag", "")).strip('"') in multipart.sums(data)
+        )
+
+    def _minds_conditions(self) -> bool:
+        """Whether the server refuses to overwrite where it was asked to; found out once."""
+        if self._minds is None:
+            name = f"probe-{uuid.uuid4().hex}"
+            place = self._place(name) | {"IfNoneMatch": "*"}
+
+            def refused() -> bool:
+                try:
+                    for _ in range(2):
+                        self._client.put_object(**place, Body=b"probe")
+                except ClientError as error:
+                    if _code(error) in _TAKEN:
+                        return True
+                    if _code(error) not in _NO_CONDITIONS:
+                        raise
+                return False
+
+            self._minds = self._call(name, refused)
+            self.delete(name)
+        return self._minds
+
     def _writer(self, name: str) -> str | None:
         """The mark of whoever wrote this object with `put_new` ("" if by other means); None if there is none."""
+        head = self._head(name)
+        return None if head is None else str(head["Metadata"].get(_WRITER, ""))
+
+    def _head(self, name: str) -> dict[str, Any] | None:
+        """What the server says of an object; None if it is not there."""
         place = self._place(name)
 
-        def head() -> str | None:
+        def head() -> dict[str, Any] | None:
             try:
-                return str(self._client.head_object(**place)["Metadata"].get(_WRITER, ""))
+                return dict(self._client.head_object(**place))
             except ClientError as error:
                 if _code(error) in _MISSING:
                     return None
@@ -168,7 +218,7 @@ class S3Store:
         except ClientError as error:
             raise self._explained(name, error) from error
         except _NO_CREDENTIALS as error:
-            raise StoreUnreachable(self.uri, f"no credentials for {self._endpoint} ({error})") from error
+            raise StoreRefused(self.uri, f"no credentials for {self._endpoint} ({error})") from error
         except _NO_ANSWER as error:
             raise StoreUnreachable(self.uri, f"{self._endpoint} does not answer ({error})") from error
         except (BotoCoreError, Boto3Error) as error:
@@ -177,13 +227,18 @@ class S3Store:
     def _explained(self, name: str, error: ClientError) -> StoreError:
         code, message = _code(error), error.response.get("Error", {}).get("Message", "")
         if code == "NoSuchBucket":
-            return StoreError(self.uri, f"{self._endpoint} has no bucket {self._bucket!r}")
+            return StoreRefused(self.uri, f"{self._endpoint} has no bucket {self._bucket!r}")
         if code in _MISSING:
             return StoreError(self.uri, f"{name} is not there")
         if code in _TAKEN:
             return StoreConflict(self.uri, f"{name} is already there")
         if code in _REFUSED:
-            return StoreUnreachable(self.uri, f"{self._endpoint} refuses the credentials ({code}: {message})")
+            return StoreRefused(self.uri, f"{self._endpoint} refuses the credentials ({code}: {message})")
+        if code in _DENIED:
+            who = f"these credentials this access to bucket {self._bucket!r}"
+            return StoreRefused(self.uri, f"{self._endpoint} denies {who} ({code}: {message})")
+        if code == "NoSuchUpload":
+            return StoreUnreachable(self.uri, f"{self._endpoint} has dropped the parts of {name}; send them again")
         if code in _NO_ANSWER_CODES:
             return StoreUnreachable(self.uri, f"{self._endpoint} cannot answer at present ({code}: {message})")
         return StoreError(self.uri, f"{name}: {self._endpoint} answered {code}: {message}")

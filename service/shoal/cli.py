@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal import cli_calibrate, cli_plan, cli_rent
+from shoal import cli_calibrate, cli_checkpoints, cli_plan, cli_rent
 from shoal.cli_input import BadUsage, read_job
 from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
 from shoal.client import ENDED, Client
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.registered_commands.extend(cli_plan.app.registered_commands)
 app.registered_commands.extend(cli_rent.app.registered_commands)
 app.registered_commands.extend(cli_calibrate.app.registered_commands)
+app.registered_commands.extend(cli_checkpoints.app.registered_commands)
 AsJson = cli_plan.AsJson
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer carries a click of its own and does not export this class
 JobId = Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")]
@@ -228,8 +229,6 @@ for _name, _what in (
     ("logs", "Print what a job's processes print"),
     ("pause", "Stop a job for a while"),
     ("resume", "Go on with a paused job"),
-    ("checkpoints", "List a job's checkpoints"),
-    ("export", "Write a job's weights for other tools"),
 ):
     _not_supported(_name, _what)
 

@@ -75,6 +75,7 @@ def show_job(job: Mapping[str, Any]) -> None:
         ("loss", status["loss"]),
         *([("evaluation", _evaluation(status["evaluation"]))] if status["evaluation"] else []),
         *([("skipped", f"{status['skipped_steps']} steps, done without an update")] if status["skipped_steps"] else []),
+        *([("checkpoints", f"none at present: {status['store_problem']}")] if status["store_problem"] else []),
         ("tokens/s", status["tokens_per_s"]),
         ("seconds to go", status["eta_s"]),
         *_exchanges(status["exchanges"]),
@@ -248,6 +249,12 @@ def event_line(event: Mapping[str, Any]) -> str:
             rest = f"{reason}; again from step {said['step']} after {said['total_s']:.3g} s; bytes from {moved}"
         case "checkpoint_committed":
             rest = f"step {said['step']}, {said['num_bytes'] / 1e6:.1f} MB in {said['duration_s']:.3g} s, {said['uri']}"
+        case "checkpoint_failed":
+            rest = f"step {said['step']} was not stored in {said['uri']}: {said['problem']}"
+        case "store_failed":
+            rest = f"{said['uri']} does not take step {said['step']}: {said['problem']}; training goes on"
+        case "store_recovered":
+            rest = f"{said['uri']} works again after {said['duration_s']:.3g} s: step {said['step']} stands there"
         case "figures_measured":
             profile = said["profile"]
             counts = {

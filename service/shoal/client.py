@@ -103,6 +103,10 @@ class Client:
     def recoveries(self, job_id: str) -> dict[str, Any]:
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/recoveries")
 
+    def checkpoints(self, job_id: str) -> dict[str, Any]:
+        """What stands whole in the job's object store now, newest first."""
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}/checkpoints")
+
     def cost(self, job_id: str) -> dict[str, Any]:
         """What the nodes that the job has had cost so far and cost now, in dollars, by type of node; None where nobody
         stated a price."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator
@@ -15,10 +16,13 @@ from shoal_planner.answers import plan_of_answer
 from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.errors import InvalidField
 from shoal_planner.picture import plan_svg
+from shoal_recovery.checkpoints import list_manifests, manifest_name
+from shoal_recovery.errors import StoreError
+from shoal_recovery.store import open_store
 from shoal_service import jobs, journal
 from shoal_service.bell import job_topic
 from shoal_service.curve import curve
-from shoal_service.errors import BadInput, Conflict, NotFound
+from shoal_service.errors import BadInput, Conflict, NotFound, Unavailable
 from shoal_service.models import JournalRow
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
@@ -160,6 +164,32 @@ async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
         "redone_steps": row.redone_steps,
         "lost_steps": row.lost_steps,
         "bytes": {source: sum(item["bytes"].get(source, 0) for item in items) for source in sources},
+    }
+
+
+@router.get("/checkpoints", responses=documented(404, 503))
+async def get_checkpoints(deps: Deps, job_id: str) -> dict[str, Any]:
+    """What stands whole in the job's object store now, newest first; size and time are those of the journal."""
+    async with deps.database.read() as session:
+        row = await jobs.get(session, job_id)
+        entries = await journal.newest(session, job_id, _PAGE, ("checkpoint_committed",))
+    uri = (row.spec.get("checkpoint") or {}).get("uri")
+    try:
+        async with asyncio.timeout(deps.settings.store_check_s):
+            steps = () if uri is None else await asyncio.to_thread(lambda: list_manifests(open_store(uri), job_id))
+    except (StoreError, TimeoutError) as error:
+        raise Unavailable("store_unreachable", f"checkpoint.uri = {uri!r}: {error or 'does not answer'}") from error
+    said = {entry.payload["step"]: entry for entry in reversed(entries)}
+    return {"uri": uri, "items": [_checkpoint(f"{uri}/{manifest_name(job_id, s)}", s, said.get(s)) for s in steps]}
+
+
+def _checkpoint(uri: str, step: int, said: JournalRow | None) -> dict[str, Any]:
+    return {
+        "step": step,
+        "uri": uri,
+        "epoch": said and said.payload["epoch"],
+        "num_bytes": said and said.payload["num_bytes"],
+        "committed_at": said and jobs.rfc3339(said.at_s),
     }
 
 

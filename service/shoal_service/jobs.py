@@ -231,6 +231,7 @@ def resource(row: JobRow) -> dict[str, Any]:
             "redone_steps": row.redone_steps,
             "lost_steps": row.lost_steps,
             "skipped_steps": row.skipped_steps,
+            "store_problem": row.store_problem,
             "exchanges": row.exchanges,
             "last_seq": row.last_seq,
         },

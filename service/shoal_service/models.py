@@ -51,6 +51,7 @@ class JobRow(Base):
     redone_steps: Mapped[int]
     lost_steps: Mapped[int]
     skipped_steps: Mapped[int] = mapped_column(server_default="0")
+    store_problem: Mapped[str | None] = mapped_column(Text)
 
 
 class JournalRow(Base):

@@ -27,6 +27,8 @@ from shoal_recovery.journal import (
     StateChanged,
     StepDone,
     StepSkipped,
+    StoreFailed,
+    StoreRecovered,
 )
 
 _NEWEST_SHARE = 0.2  # weight of the newest step in the smoothed step time: about five steps of memory
@@ -37,7 +39,8 @@ class Status:
     """`step` is the newest done step of the branch that counts, `loss` that of the newest one that was not skipped;
     `eval_step`, `eval_loss` and `eval_s` (how long it took) are of the newest evaluation. `step_s` and `tokens_per_s`
     are smoothed. `exchanges` is what ranks exchanged in the newest step, as REST shows it. `skipped_steps` counts those
-    of the branch that counts, once `journal.append` is through: what is rolled back is found in the database."""
+    of the branch that counts, once `journal.append` is through: what is rolled back is found in the database.
+    `store_problem` says why the object store takes no checkpoints at present."""
 
     state: JobState
     state_code: str
@@ -59,6 +62,7 @@ class Status:
     redone_steps: int = 0
     lost_steps: int = 0
     skipped_steps: int = 0
+    store_problem: str | None = None
 
     @property
     def terminal(self) -> bool:
@@ -116,6 +120,10 @@ def advance(status: Status, entry: Entry) -> Status:
             )
         case StepSkipped():
             return dataclasses.replace(status, skipped_steps=status.skipped_steps + 1)
+        case StoreFailed():
+            return dataclasses.replace(status, store_problem=event.problem)
+        case StoreRecovered():
+            return dataclasses.replace(status, store_problem=None)
         case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
             return status
         case NodeNoticed() | NodeStays() | NoticeEnded() | FiguresMeasured() | PredictionChecked():

@@ -20,7 +20,7 @@ from shoal_service.timeline import Event, duration, num_bytes
 MAX_EVENTS = 60
 _OTHER_KINDS = (
     *("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped"),
-    "evaluation_done",
+    *("evaluation_done", "store_failed", "store_recovered"),
 )
 _GLYPHS = {
     "queued": "\u25f7",
@@ -64,6 +64,7 @@ def summary(row: JobRow) -> dict[str, Any]:
         "redone_steps": row.redone_steps,
         "lost_steps": row.lost_steps,
         "skipped_steps": row.skipped_steps,
+        "store_problem": row.store_problem,
         "exchanges": _exchanges(row.exchanges),
         "cluster_id": row.cluster_id,
         "can_cancel": not jobs.ended(row) and row.wish != jobs.WISH_CANCELLED,
@@ -259,6 +260,10 @@ def _sentence(row: JournalRow) -> str:
             return f"step {said['step']} stands in {said['uri']}: {num_bytes(said['num_bytes'])} in {took}"
         case "checkpoint_failed":
             return f"step {said['step']} was not stored in {said['uri']}: {said['problem']}"
+        case "store_failed":
+            return f"{said['uri']} does not take step {said['step']}: {said['problem']}; training goes on"
+        case "store_recovered":
+            return f"{said['uri']} works again after {duration(said['duration_s'])}: step {said['step']} stands there"
         case "evaluation_done":
             loss, took = float(said["loss"]), duration(said["duration_s"])
             return f"step {said['step']}: loss {loss:.4f} over {said['tokens']:,} held-out tokens; took {took}"

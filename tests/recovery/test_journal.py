@@ -30,6 +30,8 @@ from shoal_recovery.journal import (
     StateChanged,
     StepDone,
     StepSkipped,
+    StoreFailed,
+    StoreRecovered,
     entry_from_mapping,
     entry_to_mapping,
 )
@@ -66,6 +68,8 @@ EVENTS: tuple[Event, ...] = (
     ),
     CheckpointCommitted(step=4, epoch=3, uri="file:///tmp/x", num_bytes=12, duration_s=0.1),
     CheckpointFailed(step=4, uri="s3://b/p", problem="does not answer"),
+    StoreFailed(step=4, uri="s3://b/p", problem="does not answer"),
+    StoreRecovered(step=8, uri="s3://b/p", duration_s=2.5),
     FiguresMeasured(profile={"updates": [{"device": "T4"}]}, num_bytes=12, duration_s=0.1),
     PredictionChecked(epoch=3, step=9, num_steps=5, predicted_s=0.2, measured_s=0.3),
     EvaluationDone(epoch=2, step=5, loss=5.4, tokens=256, duration_s=0.1),

@@ -250,6 +250,12 @@ class _Metered:
     def delete(self, name: str) -> None:
         self._store.delete(name)
 
+    def unfinished(self, prefix: str) -> tuple[str, ...]:
+        return self._store.unfinished(prefix)
+
+    def abandon(self, name: str) -> None:
+        self._store.abandon(name)
+
     def check_writable(self) -> None:
         self._store.check_writable()
 

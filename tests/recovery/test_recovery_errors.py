@@ -6,7 +6,14 @@ import pickle
 
 import pytest
 
-from shoal_recovery.errors import StateLost, StoreConflict, StoredPieceCorrupt, StoreError, StoreUnreachable
+from shoal_recovery.errors import (
+    StateLost,
+    StoreConflict,
+    StoredPieceCorrupt,
+    StoreError,
+    StoreRefused,
+    StoreUnreachable,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,7 +22,7 @@ from shoal_recovery.errors import StateLost, StoreConflict, StoredPieceCorrupt, 
         (StateLost("no step is whole", ()), "no step is whole"),
         (StateLost("lacks", ("a master [0, 4)", "b master [1, 2)")), "lacks: a master [0, 4), b master [1, 2)"),
         *((kind("s3://b/p", "is cut off"), "s3://b/p: is cut off")
-          for kind in (StoreError, StoreUnreachable, StoreConflict, StoredPieceCorrupt)),
+          for kind in (StoreError, StoreUnreachable, StoreRefused, StoreConflict, StoredPieceCorrupt)),
     ],
 )  # fmt: skip
 def test_errors_pickle_and_speak(error: Exception, text: str) -> None:

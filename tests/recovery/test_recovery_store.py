@@ -1,4 +1,4 @@
-"""One contract for every object store: a folder, a real S3 server, and a quick one in this process."""
+"""One contract for every object store: a folder, two real S3 servers, and a quick one in this process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from shoal_recovery.errors import StoreConflict, StoreError
 from shoal_recovery.store import DirectoryStore, Store, open_store
 
 
-@pytest.fixture(params=["directory", "seaweedfs", "moto"])
+@pytest.fixture(params=["directory", "seaweedfs", "rclone", "moto"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     match request.param:
         case "directory":
             return open_store((tmp_path / "a store").as_uri())
         case "seaweedfs":
             return open_store(request.getfixturevalue("s3_uri"))
-        case _:
-            request.getfixturevalue("moto_environment")
+        case other:
+            request.getfixturevalue(f"{other}_environment")
             return open_store(new_place())
 
 
@@ -99,6 +99,13 @@ def test_list_and_delete(store: Store) -> None:
     assert store.list("job_1/s/") == ("job_1/s/10",)
     with pytest.raises(StoreError, match="job_1/s/2 is not there"):
         store.read("job_1/s/2")
+
+
+def test_nothing_is_unfinished(store: Store) -> None:
+    store.put("whole", b"x")
+    assert store.unfinished("") == ()
+    store.abandon("whole")
+    assert store.read("whole") == b"x"
 
 
 def test_check_writable_leaves_nothing(store: Store) -> None:

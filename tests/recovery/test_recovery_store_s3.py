@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import boto3
 import pytest
 from botocore.config import Config
-from servers import boto3_environment, free_ports
+from botocore.exceptions import EndpointConnectionError
+from servers import boto3_environment, free_ports, new_place
 
+from shoal_recovery import multipart
 from shoal_recovery.errors import StoreConflict, StoreError, StoreUnreachable
 from shoal_recovery.store import open_store
 from shoal_recovery.store_s3 import S3Store
@@ -119,10 +123,13 @@ class _Lax(BaseHTTPRequestHandler):
             return self._answer(503, b"<Error><Code>SlowDown</Code><Message>later</Message></Error>")
         elif self.server.mode == "odd":
             return self._answer(418, b"<Error><Code>Teapot</Code><Message>short and stout</Message></Error>")
-        mark = self.headers.get("x-amz-meta-shoal-writer")
+        mark, taken = self.headers.get("x-amz-meta-shoal-writer"), self.path in self.server.objects
+        refused = b"<Error><Code>PreconditionFailed</Code></Error>"
+        if self.server.mode == "strict, lost answer" and taken:
+            return self._answer(412, refused)
         self.server.objects[self.path] = (body, mark)
-        if self.server.mode == "lost answer" and mark:
-            return self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+        if self.server.mode == "strict, lost answer" and mark:
+            return self._answer(412, refused)
         return self._answer(200)
 
     def do_DELETE(self) -> None:
@@ -133,6 +140,9 @@ class _Lax(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        bucket, _, query = self.path.partition("?")
+        if "list-type=2" in query:
+            return self._list(bucket, parse_qs(query).get("prefix", [""])[0])
         if self.path not in self.server.objects:
             return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
         body, mark = self.server.objects[self.path]
@@ -143,6 +153,11 @@ class _Lax(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
             body = body[first : last + 1]
         return self._answer(200, body, headers)
+
+    def _list(self, bucket: str, prefix: str) -> None:
+        keys = (path.removeprefix(f"{bucket}/") for path in list(self.server.objects))
+        found = "".join(f"<Contents><Key>{key}</Key></Contents>" for key in keys if key.startswith(prefix))
+        self._answer(200, f"<ListBucketResult>{found}</ListBucketResult>".encode())
 
     def _answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -216,8 +231,11 @@ def test_put_new_holds_where_conditions_are_ignored(lax: _LaxServer, lax_store: 
 
 def test_put_new_is_ours_even_if_the_first_answer_was_lost(lax: _LaxServer, lax_store: S3Store) -> None:
     """A retry of boto3 then meets our own object and is answered 412."""
-    lax.mode = "lost answer"
+    lax.mode = "strict, lost answer"
     lax_store.put_new("m", b"ours")
+    assert lax_store.read("m") == b"ours"
+    with pytest.raises(StoreConflict, match="m is already there"):
+        lax_store.put_new("m", b"another's")
     assert lax_store.read("m") == b"ours"
 
 
@@ -235,3 +253,85 @@ def test_a_store_that_gives_back_something_else_is_not_writable(lax: _LaxServer,
     lax.mode = "rival"
     with pytest.raises(StoreError, match="does not give back what was written"):
         lax_store.check_writable()
+
+
+# --- parts ---
+
+_PART = 5 * 1024**2  # the least that servers take
+
+
+@pytest.fixture(params=["s3_environment", "rclone_environment"])
+def parted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    """A store on a real server that sends all objects of some size in parts."""
+    request.getfixturevalue(request.param)
+    monkeypatch.setattr(multipart, "PART_BYTES", _PART)
+    store = open_store(new_place())
+    assert isinstance(store, S3Store)
+    return store
+
+
+def _sent(store: S3Store, fails_from: int | None = None) -> list[int]:
+    """The parts that are sent from now on (0: a whole object); the wire breaks at those of a number from this one."""
+    numbers: list[int] = []
+
+    def note(request: Any, **_: Any) -> None:
+        number = int(parse_qs(urlsplit(request.url).query).get("partNumber", ["0"])[0])
+        if fails_from is not None and number >= fails_from:
+            raise EndpointConnectionError(endpoint_url=request.url)
+        numbers.append(number)
+
+    for operation in ("UploadPart", "PutObject"):
+        store._client.meta.events.unregister(f"before-send.s3.{operation}", unique_id="sent")
+        store._client.meta.events.register(f"before-send.s3.{operation}", note, unique_id="sent")
+    return numbers
+
+
+def test_after_a_broken_connection_only_missing_parts_are_sent(parted: S3Store) -> None:
+    data = os.urandom(5 * _PART + 3)
+    _sent(parted, fails_from=4)
+    with pytest.raises(StoreUnreachable, match="does not answer"):
+        parted.put("large", data)
+    assert parted.list("") == ()
+    assert parted.unfinished("la") == ("large",)
+    again = open_store(parted.uri)  # as a process that was started anew
+    assert isinstance(again, S3Store)
+    sent = _sent(again)
+    again.put("large", memoryview(data))
+    assert sorted(sent) == [4, 5, 6]
+    assert again.read("large") == data
+    assert again.unfinished("") == ()
+
+
+def test_parts_of_other_content_are_not_taken(parted: S3Store) -> None:
+    data = os.urandom(3 * _PART)
+    _sent(parted, fails_from=3)
+    with pytest.raises(StoreUnreachable):
+        parted.put("large", data)
+    changed = bytes(_PART) + data[_PART:]
+    sent = _sent(parted)
+    parted.put("large", changed)
+    assert sorted(sent) == [1, 2, 3]
+    assert parted.read("large") == changed
+
+
+@pytest.mark.parametrize("num_bytes", [2 * 1024**2, 2 * _PART])
+def test_an_object_that_is_there_is_not_sent_again(parted: S3Store, num_bytes: int) -> None:
+    data = os.urandom(num_bytes)
+    parted.put("there", data)
+    sent = _sent(parted)
+    parted.put("there", data)
+    assert sent == []
+    parted.put("there", data[::-1])
+    assert sent
+    assert parted.read("there") == data[::-1]
+
+
+def test_unfinished_parts_are_given_up(parted: S3Store) -> None:
+    _sent(parted, fails_from=2)
+    for name in ("a", "a1"):
+        with pytest.raises(StoreUnreachable):
+            parted.put(name, os.urandom(2 * _PART))
+    parted.abandon("a")
+    assert parted.unfinished("") == ("a1",)
+    parted.abandon("a1")
+    assert parted.unfinished("") == ()

@@ -132,7 +132,7 @@ def test_tp_must_divide_heads(files: Path, capsys: pytest.CaptureFixture[str]) -
     assert status == 2 and "tp = 3: must divide heads (4)" in err
 
 
-@pytest.mark.parametrize("name", ["logs", "pause", "resume", "checkpoints", "export"])
+@pytest.mark.parametrize("name", ["logs", "pause", "resume"])
 def test_commands_to_come_are_refused_by_name(capsys: pytest.CaptureFixture[str], name: str) -> None:
     status, out, err = run(capsys, name, "job_x", "-f", "--whatever", "3")
     assert (status, out, err) == (2, "", f"shoal: 'shoal {name}' is not supported yet\n")

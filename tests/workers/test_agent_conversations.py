@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import safetensors.numpy
 from agents import RunningAgent, open_slots, running_agents, start_agent, write_snapshot
 
-from shoal_recovery.errors import StoreUnreachable
+from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.journal import NodeLost
 from shoal_recovery.state import OWNED_KINDS, Kind, ShardKey
 from shoal_recovery.store import Store, open_store
@@ -245,12 +246,18 @@ def watch(agent: RunningAgent) -> Connection:
     return connection
 
 
-def next_report(connection: Connection) -> m.Uploaded:
+def next_word(connection: Connection) -> m.Uploaded | m.UploadDelayed:
     while True:
         message = m.decode(connection.receive()[0])
         if not isinstance(message, m.Heartbeat):
-            assert isinstance(message, m.Uploaded)
+            assert isinstance(message, m.Uploaded | m.UploadDelayed)
             return message
+
+
+def next_report(connection: Connection) -> m.Uploaded:
+    word = next_word(connection)
+    assert isinstance(word, m.Uploaded)
+    return word
 
 
 def test_uploads_go_when_they_are_due_and_are_reported_to_whoever_watches(
@@ -273,7 +280,8 @@ def test_uploads_go_when_they_are_due_and_are_reported_to_whoever_watches(
         assert [piece.key for piece in pieces] == list(LAYOUT)
         store = open_store(uri)
         for piece in pieces:
-            expected = contents[report.step][piece.offset : piece.offset + piece.num_bytes]
+            first_byte = piece.offset - pieces[0].offset  # before the content stands a header
+            expected = contents[report.step][first_byte : first_byte + piece.num_bytes]
             assert store.read(piece.object, piece.offset, piece.num_bytes) == expected
     assert not list((first.disk_dir / "uploads").iterdir())
     assert pieces[0].key.kind is Kind.MASTER
@@ -289,26 +297,82 @@ def test_an_upload_can_be_asked_for(pair: tuple[RunningAgent, RunningAgent], tmp
     assert "of step 2" in first.ask(m.Upload(job="job", name=NAME, step=2, uri=uri)).problem
 
 
-def test_a_store_that_fails_costs_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
-    down = threading.Event()
-    down.set()
+class Doubtful:
+    """Opens stores, unless it is `down`."""
 
-    def opener(uri: str) -> Store:
-        if down.is_set():
-            raise StoreUnreachable(uri, "does not answer")
+    def __init__(self, problem: type[StoreError] = StoreUnreachable) -> None:
+        self.down = threading.Event()
+        self._problem = problem
+
+    def __call__(self, uri: str) -> Store:
+        if self.down.is_set():
+            raise self._problem(uri, "does not answer")
         return open_store(uri)
 
+
+def test_while_a_store_cannot_be_reached_copies_wait_and_it_is_said_once(tmp_path: Path) -> None:
+    opener = Doubtful()
+    opener.down.set()
+    agent = start_agent(tmp_path, "n0", opener)
+    opened = open_slots(LAYOUT, uri=(tmp_path / "store").as_uri())
+    watching = watch(agent)
+    write_snapshot(agent, opened, 1)
+    assert agent.ask(seal(1)) == m.Done()
+    word = next_word(watching)
+    assert isinstance(word, m.UploadDelayed)
+    assert (word.step, word.job) == (1, "job")
+    assert "does not answer" in word.problem
+    assert isinstance(next_word(watch(agent)), m.UploadDelayed)  # who comes late hears of it, too
+    opener.down.clear()
+    assert (done := next_report(watching)).problem is None
+    assert done.step == 1
+    write_snapshot(agent, opened, 2)
+    assert agent.ask(seal(2)) == m.Done()
+    assert (next_report(watching).step, next_report(watch(agent)).step) == (2, 1)
+    agent.close()
+
+
+def test_an_error_that_will_not_pass_costs_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+    opener = Doubtful(StoreError)
+    opener.down.set()
     agent = start_agent(tmp_path, "n0", opener)
     opened = open_slots(LAYOUT, uri=(tmp_path / "store").as_uri())
     watching = watch(agent)
     write_snapshot(agent, opened, 1)
     assert agent.ask(seal(1)) == m.Done()
     assert "does not answer" in str(next_report(watching).problem)
-    down.clear()
-    write_snapshot(agent, opened, 2)
-    assert agent.ask(seal(2)) == m.Done()
-    assert next_report(watching).problem is None
     agent.close()
+
+
+def test_what_a_dead_agent_left_is_brought_once_somebody_watches(tmp_path: Path) -> None:
+    opener = Doubtful()
+    opener.down.set()
+    uri = (tmp_path / "store").as_uri()
+    first = start_agent(tmp_path, "n0", opener)
+    content = write_snapshot(first, open_slots(LAYOUT, uri=uri), 1)
+    first.ask(seal(1))
+    assert isinstance(next_word(watch(first)), m.UploadDelayed)
+    first.close()
+    (first.disk_dir / "uploads" / "half").write_bytes(b"of one that died while it wrote")
+    second = start_agent(tmp_path, "n0")
+    done = next_report(watch(second))
+    assert (done.step, done.problem) == (1, None)
+    piece = stored_from_rows(done.rows)[0]
+    assert open_store(uri).read(piece.object, piece.offset, piece.num_bytes) == content[: piece.num_bytes]
+    assert not list((second.disk_dir / "uploads").iterdir())
+    second.close()
+
+
+def test_objects_are_safetensors_files(pair: tuple[RunningAgent, RunningAgent], tmp_path: Path) -> None:
+    first, _ = pair
+    content = write_snapshot(first, open_slots(LAYOUT, uri=(tmp_path / "store").as_uri()), 1)
+    first.ask(seal(1))
+    pieces = stored_from_rows(next_report(watch(first)).rows)
+    (name,) = {piece.object for piece in pieces}
+    tensors = safetensors.numpy.load(open_store((tmp_path / "store").as_uri()).read(name))
+    assert (
+        b"".join(tensors[f"{p.key.fqn}/{p.key.kind}/{p.key.first}-{p.key.last}"].tobytes() for p in pieces) == content
+    )
 
 
 def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:

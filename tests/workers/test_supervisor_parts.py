@@ -201,7 +201,7 @@ def test_a_step_is_committed_when_it_is_whole_and_safe(
     assert isinstance(done, CheckpointCommitted)
     assert (done.step, done.epoch) == (3, 1)
     assert list_manifests(DirectoryStore(tmp_path), "j") == (3,)
-    assert commits.settled(3)
+    eventually(lambda: commits.settled(3))
     commits.uploaded(upload(tmp_path, 1, 3, 1))
     for step in (4, 5):
         for rank in (0, 1):
@@ -242,7 +242,7 @@ def test_one_upload_that_failed_is_a_failed_checkpoint(
 def test_steps_of_an_earlier_supervisor_are_settled(
     commits: CheckpointCommits, results: queue.SimpleQueue[Result], tmp_path: Path
 ) -> None:
-    commits.adopt({3})
+    commits.adopt({3}, None)
     commits.expect(1, 0, owners(1, PLAN, MODEL))
     commits.safe(4)
     for step in (3, 4):

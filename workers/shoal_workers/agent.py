@@ -104,6 +104,7 @@ class Agent:
     def close(self) -> None:
         """Takes no more callers and lets go of other agents; files stay for the next agent of this node."""
         self._server.close()
+        self._uploads.close()
         for owner in list(self._owners.values()):
             owner.close()
 

@@ -2,7 +2,8 @@
 
 Only safe steps: recovery may go back behind a step that is merely done, and a manifest stands for ever.
 
-Owns which uploads have come and the writing of manifests, in a thread of its own so that a slow store holds up nothing.
+Owns which uploads have come, the writing of manifests (in a thread of its own, so that a slow store holds up nothing),
+and what the job says of its store: once that it fails, once that it works again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import structlog
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_recovery import checkpoints
-from shoal_recovery.errors import StoreConflict, StoreError
-from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
+from shoal_recovery.errors import StoreConflict, StoreError, StoreUnreachable
+from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed, StoreFailed, StoreRecovered
 from shoal_recovery.lineage import counts
 from shoal_recovery.state import Manifest
 from shoal_recovery.store import open_store
@@ -31,7 +32,9 @@ log = structlog.get_logger()
 
 _MANIFEST_VERSION = 1
 
-Result = CheckpointCommitted | CheckpointFailed
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
+
+Result = CheckpointCommitted | CheckpointFailed | StoreFailed | StoreRecovered
 
 
 class CheckpointCommits:
@@ -43,9 +46,14 @@ class CheckpointCommits:
         self._starts: dict[int, int] = {}
         self._came: defaultdict[tuple[int, int], dict[str, m.Uploaded]] = defaultdict(dict)
         self._first_s: dict[tuple[int, int], float] = {}
+        self._queued: set[tuple[int, int]] = set()
         self._settled: set[int] = set()
         self._swept: set[int] = set()  # epochs after whose beginning orphans were looked for
         self._safe_step = 0
+        self._closed = threading.Event()
+        self._health = threading.Lock()
+        self._failing_step: int | None = None  # the newest that waits for a store that fails
+        self._failing_since_s = 0.0
         self._tasks: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
@@ -53,9 +61,35 @@ class CheckpointCommits:
         """Whether the checkpoint of this step is committed, or has failed for good."""
         return step in self._settled
 
-    def adopt(self, steps: set[int]) -> None:
-        """Steps that an earlier supervisor committed."""
+    def adopt(self, steps: set[int], failed: StoreFailed | None) -> None:
+        """Steps that an earlier supervisor committed, and what it said last of a store that still fails."""
         self._settled |= steps
+        if failed is not None:
+            self._failing_step, self._failing_since_s = failed.step, time.monotonic()
+
+    def fails(self, step: int, problem: str) -> None:
+        """The store does not take this step, at present. Any thread."""
+        with self._health:
+            first = self._failing_step is None
+            if first:
+                self._failing_since_s = time.monotonic()
+            self._failing_step = max(step, self._failing_step or 0)
+        if first:
+            self._done(StoreFailed(uri=str(self._spec.checkpoint.uri), step=step, problem=problem))
+
+    def _works(self, step: int) -> None:
+        with self._health:
+            if self._failing_step is None or step < self._failing_step:
+                return
+            self._failing_step = None
+            failed_s = time.monotonic() - self._failing_since_s
+        self._done(StoreRecovered(uri=str(self._spec.checkpoint.uri), step=step, duration_s=failed_s))
+
+    def give_up(self, step: int, problem: str) -> None:
+        """Nobody waits for this step any more."""
+        if step not in self._settled:
+            self._settled.add(step)
+            self._done(CheckpointFailed(step=step, uri=str(self._spec.checkpoint.uri), problem=problem))
 
     def expect(self, epoch: int, start: int, names: frozenset[str]) -> None:
         """The ranks of `epoch`, which began at step `start`, upload snapshots of these names."""
@@ -77,6 +111,7 @@ class CheckpointCommits:
         self._consider(key)
 
     def close(self) -> None:
+        self._closed.set()
         self._tasks.put(None)
 
     def _consider(self, key: tuple[int, int]) -> None:
@@ -85,19 +120,24 @@ class CheckpointCommits:
             return
         if not counts(*key, self._starts):
             return  # done again by a later epoch: its snapshots are the ones that count
-        if expected <= self._came[key].keys():
+        if expected <= self._came[key].keys() and key not in self._queued:
+            self._queued.add(key)
             self._tasks.put(key)
 
     def _run(self) -> None:
         while (key := self._tasks.get()) is not None:
             if key[1] not in self._settled:
                 result = self._commit(key)
-                self._settled.add(key[1])
                 self._done(result)
                 if isinstance(result, CheckpointCommitted):
+                    self._works(result.step)
+                self._settled.add(key[1])  # after it was said: the end of a job waits for its last step to be settled
+                if isinstance(result, CheckpointCommitted):
                     self._clean_up(result)
+                else:
+                    self._swept.discard(key[0])
 
-    def _commit(self, key: tuple[int, int]) -> Result:
+    def _commit(self, key: tuple[int, int]) -> CheckpointCommitted | CheckpointFailed:
         epoch, step = key
         uri = str(self._spec.checkpoint.uri)
         uploads = [self._came[key][name] for name in sorted(self._expected[epoch])]
@@ -124,13 +164,20 @@ class CheckpointCommits:
         )
 
     def _write(self, manifest: Manifest, uri: str) -> str | None:
-        try:
-            store = open_store(uri)
-            with contextlib.suppress(StoreConflict):  # an earlier supervisor wrote it just before it died
-                checkpoints.commit(store, manifest, self._spec.model)
-        except (StoreError, InvalidField) as error:
-            return str(error)
-        return None
+        """Tries until it is there, or cannot be, or the next one waits."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                with contextlib.suppress(StoreConflict):  # an earlier supervisor wrote it just before it died
+                    checkpoints.commit(open_store(uri), manifest, self._spec.model)
+                return None
+            except StoreUnreachable as error:
+                self.fails(manifest.step, str(error))
+                if not self._tasks.empty() or self._closed.wait(pause_s):
+                    return str(error)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except (StoreError, InvalidField) as error:
+                return str(error)
 
     def _clean_up(self, done: CheckpointCommitted) -> None:
         """Removes what is past keeping; and, once an epoch, what the end of an earlier one left half uploaded."""

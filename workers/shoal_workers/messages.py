@@ -260,6 +260,15 @@ class Uploaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UploadDelayed:
+    """Snapshots up to this step wait on the agent's disk, and will be brought when the store allows."""
+
+    job: str
+    step: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
     """The agent's node is to go away: in `lead_s` when the notice came, in `left_s` from now on."""
 
@@ -281,7 +290,7 @@ _KINDS: dict[str, type[Any]] = {
     for kind in (
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
-        *(Probe, Probed, ProbeLink, LinkProbed, GiveNotice, Noticed, Withdrawn),
+        *(Probe, Probed, ProbeLink, LinkProbed, GiveNotice, Noticed, Withdrawn, UploadDelayed),
         *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, EvaluationDone, Left, Trouble, Measured),
         *(Halt, Assign, StopAfter, Measure),
     )

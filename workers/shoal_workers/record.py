@@ -30,6 +30,8 @@ from shoal_recovery.journal import (
     RecoveryDone,
     StateChanged,
     StepDone,
+    StoreFailed,
+    StoreRecovered,
 )
 from shoal_workers.change import History
 from shoal_workers.keeper import Keeper
@@ -47,6 +49,7 @@ class JobRecord:
         self.starts: dict[int, int] = {}
         self.last_steps: dict[int, int] = {}
         self.checkpoints: set[int] = set()
+        self.store_failed: StoreFailed | None = None
         self.evaluated_steps: set[int] = set()
         self.present: set[str] = set()
         self.notices: dict[tuple[str, str], NodeNoticed] = {}  # that are not over, by node and source
@@ -123,6 +126,10 @@ class JobRecord:
                 self.evaluated_steps.add(event.step)
             case CheckpointCommitted():
                 self.checkpoints.add(event.step)
+            case StoreFailed():
+                self.store_failed = event
+            case StoreRecovered():
+                self.store_failed = None
             case FiguresMeasured():
                 self.profile = joined(self.profile, profile_from_mapping(event.profile))
             case PredictionChecked():

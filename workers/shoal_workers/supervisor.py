@@ -30,6 +30,7 @@ from shoal_workers.record import JobRecord
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
 from shoal_workers.safekeeping import owners
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.store_check import try_store
 from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
@@ -119,9 +120,21 @@ class Supervisor:
         self._knows_history.set()
         if self._record.state is JobState.QUEUED:
             self._record.enter(JobState.STARTING, "starting", "Waiting for the nodes of the cluster to answer.")
+            self._try_store()
         while self._record.state not in TERMINAL:
             self.tick()
         self._wind_up()
+
+    def _try_store(self) -> None:
+        """What the store refuses now it will refuse after hours of training, too."""
+        tried = try_store(self._spec.checkpoint.uri)
+        if tried.refused is not None:
+            reason = (
+                f"checkpoint.uri = {self._spec.checkpoint.uri!r}: cannot be written from the cluster: {tried.refused}"
+            )
+            self._record.enter(JobState.FAILED, "store_refused", reason)
+        elif tried.problem is not None:
+            self._commits.fails(0, tried.problem)
 
     def tick(self) -> None:
         """One round: listen, observe, decide, act."""
@@ -161,7 +174,7 @@ class Supervisor:
             self._roster.refresh()
         kept = read_journals(self._job, [agent.address for agent in self._roster.agents()], ask)
         self._record.adopt(kept if len(kept) >= len(self._history) else self._history)
-        self._commits.adopt(self._record.checkpoints)
+        self._commits.adopt(self._record.checkpoints, self._record.store_failed)
         self._changer.adopt()
         self._adopted = self._changer.epoch
         self._expect_checkpoints()
@@ -240,6 +253,8 @@ class Supervisor:
                 self._evaluated(message)
             case m.Uploaded():
                 self._commits.uploaded(message)
+            case m.UploadDelayed():
+                self._commits.fails(message.step, message.problem)
             case m.Noticed() | m.Withdrawn():
                 self._doomed.hear(contact.node, message)
             case m.Hello():
@@ -345,7 +360,10 @@ class Supervisor:
             return ended
         if self._finished_s is None:
             self._finished_s = now_s
-        return ended if now_s - self._finished_s > _LAST_CHECKPOINT_WAIT_S else None
+        if now_s - self._finished_s <= _LAST_CHECKPOINT_WAIT_S:
+            return None
+        self._commits.give_up(epoch.last_step, f"it was not there {_LAST_CHECKPOINT_WAIT_S:.0f} s after the last step")
+        return ended
 
     def _expect_checkpoints(self) -> None:
         epoch = self._changer.epoch

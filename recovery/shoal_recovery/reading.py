@@ -1,0 +1,36 @@
+"""Whole parameters out of a stored step, for whoever is no rank of a plan. Owns putting pieces together, verified."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from shoal_planner.job import ModelSpec
+from shoal_planner.parameters import parameters
+from shoal_recovery.checkpoints import checksum
+from shoal_recovery.errors import StoredPieceCorrupt
+from shoal_recovery.manifest import check_whole
+from shoal_recovery.state import ELEMENT_BYTES, Kind, Manifest, StoredPiece
+from shoal_recovery.store import Store
+
+
+def read_parameters(
+    store: Store, manifest: Manifest, model: ModelSpec, kind: Kind = Kind.MASTER
+) -> Iterator[tuple[str, bytearray]]:
+    """Each parameter of `model`, in the order of `parameters`, as little-endian float32, row-major. One is in memory at
+    a time. Raises StoreError, StoredPieceCorrupt, and InvalidField if the step is not one of this model."""
+    check_whole(manifest, model)
+    pieces: defaultdict[str, list[StoredPiece]] = defaultdict(list)
+    for piece in manifest.pieces:
+        if piece.key.kind is kind:
+            pieces[piece.key.fqn].append(piece)
+    for parameter in parameters(model):
+        whole = bytearray(parameter.numel * ELEMENT_BYTES)
+        for piece in pieces[parameter.fqn]:
+            data = store.read(piece.object, piece.offset, piece.num_bytes)
+            if checksum(data) != piece.checksum:
+                problem = f"{piece.key.fqn} in {piece.object} has checksum {checksum(data)}, not {piece.checksum}"
+                raise StoredPieceCorrupt(store.uri, problem)
+            first = piece.key.first * ELEMENT_BYTES
+            whole[first : first + piece.num_bytes] = data
+        yield parameter.fqn, whole

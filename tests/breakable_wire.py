@@ -1,0 +1,67 @@
+"""A wire to a server that a test can cut and mend: a port of its own, and everything passed on while it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from urllib.parse import urlsplit
+
+_CHUNK_BYTES = 1 << 16
+
+
+class BreakableWire:
+    def __init__(self, target: str) -> None:
+        """`target` is a URL with a port."""
+        parts = urlsplit(target)
+        self._target = (str(parts.hostname), int(parts.port or 0))
+        self._lock = threading.Lock()
+        self._whole = True
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Ends what is under way; who connects from now on is hung up on."""
+        with self._lock:
+            self._whole = False
+            for each in self._open:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        with self._lock:
+            self._whole = True
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+
+    def _serve(self, caller: socket.socket) -> None:
+        with contextlib.suppress(OSError), caller, socket.create_connection(self._target) as server:
+            with self._lock:
+                if not self._whole:
+                    return
+                self._open |= {caller, server}
+            back = threading.Thread(target=_pass_on, args=(server, caller), daemon=True)
+            back.start()
+            _pass_on(caller, server)
+            back.join()
+            with self._lock:
+                self._open -= {caller, server}
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK_BYTES):
+            sink.sendall(data)
+    for end in (source, sink):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

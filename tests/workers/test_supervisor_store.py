@@ -1,0 +1,117 @@
+"""What a job says and does when its object store, a real S3 server, cannot be used: at the start, and while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from breakable_wire import BreakableWire
+from process_cluster import ProcessCluster
+from servers import RunningServer, new_place
+from supervised import supervised, tiny_job
+
+from shoal_planner.job import CheckpointSpec, JobSpec
+from shoal_recovery.checkpoints import list_manifests
+from shoal_recovery.journal import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    JobState,
+    StepDone,
+    StoreFailed,
+    StoreRecovered,
+)
+from shoal_recovery.store import open_store
+from shoal_workers.checkpoint_commits import CheckpointCommits, Result
+from shoal_workers.store_check import Tried, try_store
+
+
+def job(folder: Path, uri: str, steps: int) -> JobSpec:
+    path = folder / "text"
+    path.write_bytes(Path(argparse.__file__).read_bytes())
+    return tiny_job(path.as_uri(), steps=steps, checkpoint=CheckpointSpec(uri=uri, every_steps=40, keep=2))
+
+
+@pytest.fixture
+def wire(seaweedfs: RunningServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[BreakableWire]:
+    made = BreakableWire(seaweedfs.endpoint)
+    for name, value in seaweedfs.environment().items():
+        monkeypatch.setenv(name, value)
+    uri_environment = seaweedfs.environment() | {"AWS_ENDPOINT_URL_S3": made.url, "AWS_MAX_ATTEMPTS": "1"}
+    for name, value in uri_environment.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()
+
+
+def test_training_goes_on_without_its_store_and_what_waits_is_brought_later(
+    wire: BreakableWire, seaweedfs: RunningServer, tmp_path: Path
+) -> None:
+    uri = new_place()
+    environment = seaweedfs.environment() | {"AWS_ENDPOINT_URL_S3": wire.url}
+    cluster = ProcessCluster(tmp_path, {"a": ("cpu-1t", 1), "b": ("cpu-1t", 1)}, environment=environment)
+    try:
+        with supervised(cluster, "cut-off", job(tmp_path, uri, steps=100_000)) as running:
+            running.eventually(lambda: running.events(CheckpointCommitted))
+            wire.cut()
+            running.eventually(lambda: running.events(StoreFailed))
+            (failed,) = running.events(StoreFailed)
+            assert failed.uri == uri
+            assert wire.url in failed.problem
+            running.reaches(max(running.step, failed.step) + 20)
+            stored = [event.step for event in running.events(CheckpointCommitted)]
+            wire.mend()
+            running.eventually(lambda: running.events(StoreRecovered), 60.0)
+            (recovered,) = running.events(StoreRecovered)
+            assert recovered.step >= failed.step > max(stored)
+            after = [type(event) for event in running.events_before(recovered)]
+            assert after.count(StoreFailed) == 1
+            assert StepDone in after[after.index(StoreFailed) :]
+            running.supervisor.cancel()
+            assert running.ends() is JobState.CANCELLED
+            assert max(list_manifests(open_store(uri), "cut-off")) >= recovered.step
+    finally:
+        cluster.close()
+
+
+def test_a_store_that_refuses_ends_a_job_before_its_first_step(
+    wire: BreakableWire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = new_place()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
+    cluster = ProcessCluster(tmp_path, {"a": ("cpu-1t", 1)})
+    try:
+        with supervised(cluster, "refused", job(tmp_path, uri, steps=5)) as running:
+            assert running.ends() is JobState.FAILED
+            assert running.code == "store_refused"
+            assert running.reason.startswith(f"checkpoint.uri = '{uri}': cannot be written from the cluster: ")
+            assert "refuses the credentials" in running.reason
+            assert not running.events(StepDone)
+    finally:
+        cluster.close()
+
+
+def test_a_store_is_refused_or_has_a_problem_at_present(wire: BreakableWire, tmp_path: Path) -> None:
+    assert try_store(None) == try_store(tmp_path.as_uri()) == try_store(new_place()) == Tried()
+    assert "must begin with" in str(try_store("gs://bucket/x").refused)
+    wire.cut()
+    assert "does not answer" in str(try_store("s3://shoal-tests/x").problem)
+
+
+def test_a_store_is_said_to_fail_once_and_to_work_once_it_has_what_waited(tmp_path: Path) -> None:
+    said: queue.SimpleQueue[Result] = queue.SimpleQueue()
+    commits = CheckpointCommits("j", job(tmp_path, tmp_path.as_uri(), steps=5), said.put)
+    for step in (10, 20, 30):
+        commits.fails(step, "does not answer")
+    assert said.get(timeout=10.0) == StoreFailed(uri=tmp_path.as_uri(), step=10, problem="does not answer")
+    commits._works(20)
+    commits._works(30)
+    recovered = said.get(timeout=10.0)
+    assert isinstance(recovered, StoreRecovered)
+    assert recovered.step == 30
+    commits.give_up(40, "too late")
+    assert said.get(timeout=10.0) == CheckpointFailed(step=40, uri=tmp_path.as_uri(), problem="too late")
+    assert said.empty()
+    commits.close()
