@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,18 @@ class Running:
     def kill(self, *nodes: str) -> None:
         self.killed |= set(nodes)
         self.shoal.kill(*nodes)
+
+    def drain(self, node: str, lead_s: float) -> None:
+        """As Ray's autoscaler does, or `ray start` when it gets a SIGTERM."""
+        from ray._raylet import GcsClient
+        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+        raylet = psutil.Process(self.shoal.pids(node)["raylet"]).cmdline()
+        flags = dict(part.lstrip("-").split("=", 1) for part in raylet if part.startswith("--") and "=" in part)
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        ends_ms = int((time.time() + lead_s) * 1000)
+        accepted, why = GcsClient(address=flags["gcs-address"]).drain_node(flags["node_id"], reason, "spot", ends_ms)
+        assert accepted, why
 
     # --- watching ---
 

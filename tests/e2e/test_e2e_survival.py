@@ -110,22 +110,29 @@ def test_a_rank_that_stops_and_comes_back_does_no_harm(running: Running) -> None
     check_history(running.finish(job_id), steps)
 
 
-def test_a_node_that_is_told_to_go_is_left_with_nothing_to_redo(running: Running) -> None:
+def test_nodes_that_are_told_to_go_are_left_with_nothing_to_redo(running: Running) -> None:
+    """One as a drill, then another one by Ray; both die some time after."""
     job_id = running.submit(job_mapping(STEPS))
     running.until_step(job_id, 10)
-    node = running.plan(job_id)["plan"]["pipelines"][-1]["stages"][0]["replicas"][0]["node"]
-    assert running.client.preempt(node, notice_s=60)["node"] == node
-    recovery = running.until_event(job_id, "recovery_done")
-    assert (recovery["cause"], recovery["nodes_drained"]) == ("preemption_notice", [node])
-    assert (recovery["redone_steps"], recovery["lost_steps"], recovery["num_bytes"]["store"]) == (0, 0, 0)
-    running.kill(node)
-    ended = running.until_event(job_id, "notice_ended")
-    assert (ended["node"], ended["source"], ended["outcome"]) == (node, "drill", "gone")
+    told: dict[str, str] = {}
+    for source in ("drill", "ray"):
+        node = running.plan(job_id)["plan"]["pipelines"][-1]["stages"][0]["replicas"][0]["node"]
+        told[node] = source
+        if source == "drill":
+            assert running.client.preempt(node, notice_s=60)["node"] == node
+        else:
+            running.drain(node, 60)
+        recovery = running.until_event(job_id, "recovery_done", lambda event, node=node: node in event["nodes_drained"])
+        assert recovery["cause"] == "preemption_notice"
+        assert (recovery["redone_steps"], recovery["lost_steps"], recovery["num_bytes"]["store"]) == (0, 0, 0)
+        running.kill(node)
+        ended = running.until_event(job_id, "notice_ended", lambda event, node=node: event["node"] == node)
+        assert (ended["source"], ended["outcome"]) == (source, "gone")
     events = running.finish(job_id)
     check_history(events, STEPS)
-    assert [event["node"] for event in events if event["kind"] == "node_noticed"] == [node]
+    assert {event["node"]: event["source"] for event in events if event["kind"] == "node_noticed"} == told
     assert not [event for event in events if event["kind"] == "node_lost"]
-    assert len([event for event in events if event["kind"] == "recovery_done"]) == 1
+    assert len([event for event in events if event["kind"] == "recovery_done"]) == 2
 
 
 def test_the_store_is_read_for_exactly_what_no_survivor_holds(running: Running) -> None:

@@ -27,6 +27,7 @@ class AgentActor:
     def __init__(self, cluster_id: str, node: str) -> None:
         from shoal_recovery.store import open_store
         from shoal_workers.agent import Agent
+        from shoal_workers.clouds import CloudWatch
 
         _die_with_parent()
         settings = WorkerSettings()
@@ -39,6 +40,8 @@ class AgentActor:
             open_store=open_store,
         )
         self._agent.start()
+        if settings.notice_period_s > 0:
+            CloudWatch(self._agent.notices, settings.metadata_url, settings.notice_period_s).start()
         self._host = settings.advertise_host or ray.util.get_node_ip_address()
 
     def address(self) -> tuple[str, int]:

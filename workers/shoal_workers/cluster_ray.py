@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 import typing
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -32,6 +34,15 @@ NAMESPACE = "shoal"
 _KV_NAMESPACE = b"shoal"
 _START_TIMEOUT_S = 60.0
 _DEFAULT_BYTES_PER_S = 1.25e9
+_DRAIN_LEAD_S = 30.0  # where nobody says: the default grace of Kubernetes, and of Ray itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining:
+    """Ray takes this node away in `left_s`."""
+
+    incarnation: str
+    left_s: float
 
 
 class RayCluster:
@@ -74,6 +85,16 @@ class RayCluster:
         while internal_kv._internal_kv_put(_epoch_key(job, epoch), b"claimed", False, namespace=_KV_NAMESPACE):
             epoch += 1  # somebody had that one
         return epoch
+
+    def draining(self) -> tuple[Draining, ...]:
+        """Nodes that Ray is told to drain: by its autoscaler, by a SIGTERM to `ray start` (as Kubernetes sends it), or
+        by hand. Deadlines are times of day, by the clock of whoever asked."""
+        found = ray._private.state.state.get_draining_nodes()
+        now_s = time.time()
+        return tuple(
+            Draining(incarnation=node, left_s=max(0.0, ends_ms / 1e3 - now_s) if ends_ms else _DRAIN_LEAD_S)
+            for node, ends_ms in sorted(found.items())
+        )
 
     def _address(self, actor_class: Any, name: str, seen: NodeSeen, arguments: tuple[Any, ...]) -> tuple[str, int]:
         options = {

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shoal_planner.cluster import snapshot_to_mapping
 from shoal_planner.profile import profile_from_mapping, profile_to_mapping
 from shoal_workers.cluster_profile import ClusterProfile
-from shoal_workers.cluster_ray import NAMESPACE, Figures, RayCluster
+from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster
 from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, LeaseRefused, Wish
 from shoal_workers.herald import Herald
 from shoal_workers.messages import GiveNotice
@@ -33,6 +33,7 @@ _RENEW_S = 2.0
 _LONG_POLL_S = 10.0
 _ENTRIES_WAIT_S = 0.5
 _RETRY_S = 0.5
+_DRAINS_S = 1.0
 _SUPERVISOR_RESTARTS = 50
 _HEAD_RESOURCE = "node:__internal_head__"
 
@@ -54,6 +55,7 @@ class Connector:
     def start(self) -> None:
         threading.Thread(target=self._guarded, args=(self._offer,), name="offer", daemon=True).start()
         threading.Thread(target=self._guarded, args=(self._serve,), name="wishes", daemon=True).start()
+        threading.Thread(target=self._guarded, args=(self._watch_drains,), name="drains", daemon=True).start()
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:
@@ -92,6 +94,12 @@ class Connector:
             self._couriers = {job: courier for job, courier in self._couriers.items() if courier.is_alive()}
             for wish in sorted(self._wishes, key=lambda wish: wish.id):
                 self._act(wish)
+
+    def _watch_drains(self) -> None:
+        while True:
+            for draining in self._cluster.draining():
+                self._herald.pass_on(draining.incarnation, _notice_of_drain(draining))
+            time.sleep(_DRAINS_S)
 
     def _idle(self) -> bool:
         """Whether nothing but a new wish can give this loop work."""
@@ -190,6 +198,12 @@ def _on_the_head() -> Any:
 
 def _notice_of(drill: Drill) -> GiveNotice:
     return GiveNotice(source="drill", name=drill.id, why="asked for by a user", lead_s=drill.left_s)
+
+
+def _notice_of_drain(draining: Draining) -> GiveNotice:
+    """A node is drained once: Ray takes no such order back."""
+    name = f"drain {draining.incarnation}"
+    return GiveNotice(source="ray", name=name, why="its node is being drained", lead_s=draining.left_s)
 
 
 def _name(job: str) -> str:

@@ -32,6 +32,10 @@ class WorkerSettings(BaseSettings):
     """How long a change of plan waits for any word, of an answer or of progress, of a member that still shows life."""
     inventory_timeout_s: float = 300.0
     """How long it waits until an agent has looked through the snapshots that it keeps."""
+    metadata_url: str = "http://169.254.169.254"
+    """Where the cloud of this machine tells what it is going to do with it (AWS, GCP, Azure)."""
+    notice_period_s: float = 2.0
+    """How often it is asked; 0: never."""
     notice_overdue_s: float = 60.0
     """How long after its announced end a node that is still there is not used."""
     link_limit_s: float = 1.0

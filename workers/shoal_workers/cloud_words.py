@@ -1,0 +1,96 @@
+"""What clouds say to a machine of its own end, read. Pure: texts in, notices out; asking is `clouds`.
+
+AWS: spot instance action and rebalance recommendation (EC2 user guide, "Spot Instance interruption notices"). GCP:
+`preempted` and `maintenance-event` (Compute Engine, "Preemptible VM instances"). Azure: scheduled events of version
+2020-07-01. Where a cloud does not say when, the least that it promises is taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from shoal_workers.messages import GiveNotice
+
+AWS_SPOT = "aws spot"
+AWS_REBALANCE = "aws rebalance"
+GCP_PREEMPTION = "gcp preemption"
+GCP_MAINTENANCE = "gcp maintenance"
+AZURE = "azure scheduled event"
+
+_REBALANCE_LEAD_S = 600.0  # no end is announced, only that one is likelier: the node is not used for so long
+_GCP_PREEMPTION_LEAD_S = 30.0
+_GCP_MAINTENANCE_LEAD_S = 60.0
+_AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")  # after these nothing is left in memory; Freeze passes
+
+
+def aws_spot(text: str, now_s: float) -> GiveNotice:
+    """Raises ValueError for anything else."""
+    said = _mapping(json.loads(text))
+    ends, action = str(said["time"]), str(said["action"])
+    lead_s = max(0.0, _timestamp(ends) - now_s)
+    return GiveNotice(source=AWS_SPOT, name=f"{action} {ends}", why=action, lead_s=lead_s)
+
+
+def aws_rebalance(text: str, now_s: float) -> GiveNotice:
+    """Raises ValueError for anything else."""
+    given = str(_mapping(json.loads(text))["noticeTime"])
+    lead_s = max(0.0, _timestamp(given) + _REBALANCE_LEAD_S - now_s)
+    return GiveNotice(source=AWS_REBALANCE, name=given, why="an interruption has become likely", lead_s=lead_s)
+
+
+def gcp_preempted(text: str) -> GiveNotice | None:
+    if text.strip() != "TRUE":
+        return None
+    return GiveNotice(source=GCP_PREEMPTION, name="preempted", why="preempted", lead_s=_GCP_PREEMPTION_LEAD_S)
+
+
+def gcp_maintenance(text: str) -> GiveNotice | None:
+    """None also where the machine is moved while it runs."""
+    if text.strip() != "TERMINATE_ON_HOST_MAINTENANCE":
+        return None
+    why = "terminated for the maintenance of its host"
+    return GiveNotice(source=GCP_MAINTENANCE, name=text.strip(), why=why, lead_s=_GCP_MAINTENANCE_LEAD_S)
+
+
+def azure_event(text: str, machine: str, now_s: float) -> GiveNotice | None:
+    """The first event that ends this machine; the document tells those of its neighbours, too. Raises ValueError."""
+    found = []
+    for event in map(_mapping, _mapping(json.loads(text)).get("Events", ())):
+        if event["EventType"] in _AZURE_ENDS and machine in event["Resources"]:
+            begins = str(event.get("NotBefore") or "")  # empty once it has begun
+            lead_s = max(0.0, parsedate_to_datetime(begins).timestamp() - now_s) if begins else 0.0
+            kind = str(event["EventType"])
+            found.append(GiveNotice(source=AZURE, name=str(event["EventId"]), why=kind.lower(), lead_s=lead_s))
+    return min(found, key=lambda notice: notice.lead_s, default=None)
+
+
+def azure_machine(text: str) -> str:
+    """The name that events call this machine by. Raises ValueError."""
+    name = _mapping(json.loads(text)).get("name")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name = {name!r}: an Azure machine has one")
+    return name
+
+
+class _Lacking(dict[str, Any]):
+    """A mapping whose missing keys are errors of the text, as all others are."""
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"{key}: is missing in {dict(self)}")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r}: must be an object")
+    return _Lacking(value)
+
+
+def _timestamp(text: str) -> float:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r}: must say its time zone")
+    return moment.timestamp()
