@@ -19,6 +19,7 @@ from pathlib import Path
 from waiting import eventually
 
 READY_TIMEOUT_S = 60.0
+READER = ("reader-key", "reader-secret")  # key and secret, with a SeaweedFS, of one that may not write
 _STOP_TIMEOUT_S = 10.0
 _with_bucket: set[str] = set()  # endpoints
 
@@ -156,9 +157,9 @@ def _still_runs(server: RunningServer, log: str) -> bool:
 
 def _identities(key: str, secret: str) -> dict[str, object]:
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
-    return {
-        "identities": [{"name": "shoal", "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}]
-    }
+    mighty = {"name": "shoal", "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+    reader = {"name": "reader", "credentials": [{"accessKey": READER[0], "secretKey": READER[1]}]}
+    return {"identities": [mighty, reader | {"actions": ["Read", "List"]}]}
 
 
 def _ending_with_us() -> tuple[str, ...]:

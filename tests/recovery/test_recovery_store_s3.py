@@ -12,13 +12,19 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import boto3
+import layouts
 import pytest
 from botocore.config import Config
 from botocore.exceptions import EndpointConnectionError
-from servers import boto3_environment, free_ports, new_place
+from servers import READER, boto3_environment, free_ports, new_place
 
+from shoal_planner.job import ModelSpec
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery import multipart
-from shoal_recovery.errors import StoreConflict, StoreError, StoreUnreachable
+from shoal_recovery.checkpoints import commit, put_shard, remove_orphans, shard_name
+from shoal_recovery.errors import StoreConflict, StoreError, StoreRefused, StoreUnreachable
+from shoal_recovery.shard_map import shard_map
+from shoal_recovery.state import Manifest
 from shoal_recovery.store import open_store
 from shoal_recovery.store_s3 import S3Store
 
@@ -47,6 +53,30 @@ def test_a_bucket_that_is_not_there_is_named(moto_environment: dict[str, str]) -
     for call in (store.check_writable, lambda: store.put_new("a", b"x"), lambda: store.list("")):
         with pytest.raises(StoreError, match="no bucket 'no-such-bucket'"):
             call()
+
+
+@pytest.mark.parametrize("environment", ["s3_environment", "rclone_environment"])
+def test_a_vanished_bucket_is_refused_by_real_servers(environment: str, request: pytest.FixtureRequest) -> None:
+    """And not made anew, as an administrator's first object would at SeaweedFS."""
+    request.getfixturevalue(environment)
+    client = boto3.session.Session().client("s3")
+    client.create_bucket(Bucket="short-lived")
+    store = open_store("s3://short-lived/x")
+    store.check_writable()
+    client.delete_bucket(Bucket="short-lived")
+    with pytest.raises(StoreRefused, match="no bucket 'short-lived'"):
+        store.check_writable()
+    assert "short-lived" not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]
+
+
+def test_who_may_not_write_is_refused(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_store(s3_uri).put("there", b"x")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER[0])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", READER[1])
+    store = open_store(s3_uri)
+    assert store.read("there") == b"x"
+    with pytest.raises(StoreRefused, match="denies these credentials this access to bucket 'shoal-tests'"):
+        store.check_writable()
 
 
 def test_without_credentials_nothing_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -257,6 +287,7 @@ def test_a_store_that_gives_back_something_else_is_not_writable(lax: _LaxServer,
 
 # --- parts ---
 
+_STAGE = Stage(layers=((0, 1),), replicas=(Replica(node="a", devices=(0,)),))
 _PART = 5 * 1024**2  # the least that servers take
 
 
@@ -335,3 +366,21 @@ def test_unfinished_parts_are_given_up(parted: S3Store) -> None:
     assert parted.unfinished("") == ("a1",)
     parted.abandon("a1")
     assert parted.unfinished("") == ()
+
+
+def test_cleaning_up_gives_up_parts_and_claims_of_old_steps_alone(parted: S3Store) -> None:
+    model = ModelSpec(layers=1, hidden=8, heads=2, ffn=4, vocab=8)
+    plan = Plan(pipelines=(Pipeline(micro_batch=1, micro_batches=1, stages=(_STAGE,)),))
+    held = layouts.shard(shard_map(plan, model).ranks[0], layouts.arrays(model, 5))
+    pieces = put_shard(parted, job="j", step=5, epoch=1, shard="r", data=held.content, pieces=held.pieces)
+    commit(parted, Manifest(version=1, job="j", step=5, epoch=1, next_sample=0, pieces=pieces), model)
+    parted.put("j/manifests/000000003.json.claim-dead-1", b"-")
+    _sent(parted, fails_from=2)
+    for step in (4, 6):
+        with pytest.raises(StoreUnreachable):
+            parted.put(shard_name("j", step, 1, "r"), os.urandom(2 * _PART))
+    before = parted.list("")
+    assert remove_orphans(parted, "j") == ()
+    assert parted.unfinished("") == (shard_name("j", 6, 1, "r"),)  # it may be on its way
+    assert set(before) - set(parted.list("")) == {"j/manifests/000000003.json.claim-dead-1"}
+    parted.abandon(shard_name("j", 6, 1, "r"))

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import yaml
 from control_plane import Connector, job_mapping, ok
+from servers import READER
 
 from shoal_planner.job import parse_job
 
@@ -119,6 +120,30 @@ def test_checkpoint_place_must_be_writable(api: httpx.Client, tmp_path: Path) ->
     assert no_jobs(api)
     place = tmp_path / "ckpt"
     assert ok(api.post("/v1/jobs", json=job_mapping(checkpoint={"uri": place.as_uri()})))["id"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "environment", "words"),
+    [
+        ("{place}", {"AWS_SECRET_ACCESS_KEY": "wrong"}, "refuses the credentials"),
+        ("{place}", dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), READER, strict=True)), "denies"),
+        ("s3://vanished/x", {}, "has no bucket 'vanished'"),
+        ("gs://bucket/x", {}, "must begin with file:// or s3://"),
+        ("{place}", {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, "does not answer"),
+    ],
+)
+def test_a_store_that_cannot_be_written_is_refused(
+    uri: str, environment: dict[str, str], words: str, s3_uri: str, api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is created, by field and value, as a real S3 server says."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    place = uri.format(place=s3_uri)
+    problem = refusal(api.post("/v1/jobs", json=job_mapping(checkpoint={"uri": place})))
+    assert problem["param"] == "checkpoint.uri"
+    assert problem["detail"].startswith(f"checkpoint.uri = {place!r}")
+    assert words in problem["detail"]
+    assert no_jobs(api)
 
 
 def test_a_job_that_no_node_can_hold(api: httpx.Client, connector: Connector) -> None:

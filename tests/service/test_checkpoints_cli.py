@@ -1,0 +1,217 @@
+"""A checkpoint listed, exported to other tools, and read as the documents say: all hold the same weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import layouts
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from control_plane import Connector, job_mapping, ok
+from safetensors.torch import load_file
+from torch import Tensor
+
+from shoal import cli
+from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.parameters import parameters
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_recovery.checkpoints import commit
+from shoal_recovery.journal import CheckpointCommitted, Entry
+from shoal_recovery.shard_map import shard_map
+from shoal_recovery.state import OWNED_KINDS, Kind, Manifest, Snapshot
+from shoal_recovery.store import open_store
+from shoal_workers.data import training_samples
+from shoal_workers.rows import stored_from_rows
+from shoal_workers.shards import snapshot_name
+from shoal_workers.solo import run_solo
+from shoal_workers.uploads import Uploads
+
+FILES_MD = Path(__file__).parent.parent.parent / "docs" / "files.md"
+TRAIN = {"global_batch": 4, "seq_len": 16, "steps": 4, "warmup_steps": 0, "lr": 0.01}
+
+
+def small_job(**model: Any) -> JobSpec:
+    shape = {"layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": 256, "rope_theta": 500.0}
+    return parse_job(job_mapping(model=shape | model, train=TRAIN, data={"uri": Path(json.__file__).as_uri()}))
+
+
+def store_step(job: JobSpec, weights: dict[str, Any], job_id: str, step: int, place: Path) -> None:
+    """As agents and supervisor do it: two stages, the second in two tensor-parallel parts."""
+    stages = (
+        Stage(layers=((0, 1),), replicas=(Replica(node="a", devices=(0,)),)),
+        Stage(layers=((1, 2),), replicas=(Replica(node="b", devices=(0, 1), tp=2),)),
+    )
+    plan = Plan(pipelines=(Pipeline(micro_batch=1, micro_batches=4, stages=stages),))
+    truth = {(fqn, kind): np.zeros(array.size, "<f4") for fqn, array in weights.items() for kind in OWNED_KINDS}
+    truth |= {(fqn, Kind.MASTER): array.reshape(-1) for fqn, array in weights.items()}
+    uploads, pieces = Uploads(place / "on-its-way", open_store), []
+    uploads.start()
+    done = uploads.watch(job_id)
+    for state in shard_map(plan, job.model).ranks:
+        held = layouts.shard(state, truth)
+        start = held.pieces[0].offset
+        shifted = tuple(replace(piece, offset=piece.offset - start) for piece in held.pieces)
+        snapshot = Snapshot(node="a", name=snapshot_name(1, state.rank), step=step, pieces=shifted)
+        uploads.add(job_id, snapshot, (place / "store").as_uri(), memoryview(held.content)[start:])
+        result = done.get(timeout=10.0)
+        assert result.problem is None
+        pieces += stored_from_rows(result.rows)
+    manifest = Manifest(version=1, job=job_id, step=step, epoch=1, next_sample=4 * step, pieces=tuple(pieces))
+    commit(open_store((place / "store").as_uri()), manifest, job.model)
+
+
+def their_loss(folder: Path, tokens_BS: Tensor) -> float:
+    """Hugging Face's Llama in plain PyTorch, from the exported files alone."""
+    config = json.loads((folder / "config.json").read_text())
+    weights: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        weights |= load_file(file)
+    heads, kv_heads, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    inputs, targets = tokens_BS[:, :-1], tokens_BS[:, 1:]
+    num, length = inputs.shape
+    rates = config["rope_theta"] ** (-torch.arange(0, size, 2).double() / size)
+    angles = torch.outer(torch.arange(length).double(), rates)
+    cos, sin = (torch.cat((part, part), -1).float() for part in (angles.cos(), angles.sin()))
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return weights[name] * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"])
+
+    def split(x: Tensor, count: int) -> Tensor:
+        return x.view(num, length, count, size).transpose(1, 2)
+
+    def turned(x: Tensor) -> Tensor:
+        return x * cos + torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1) * sin
+
+    x = weights["model.embed_tokens.weight"][inputs]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        h = norm(x, f"{prefix}input_layernorm.weight")
+        q, k, v = (F.linear(h, weights[f"{prefix}self_attn.{name}_proj.weight"]) for name in "qkv")
+        keys, values = (split(part, kv_heads).repeat_interleave(heads // kv_heads, 1) for part in (k, v))
+        a = F.scaled_dot_product_attention(turned(split(q, heads)), turned(keys), values, is_causal=True)
+        x = x + F.linear(a.transpose(1, 2).reshape(num, length, -1), weights[f"{prefix}self_attn.o_proj.weight"])
+        h = norm(x, f"{prefix}post_attention_layernorm.weight")
+        gate, up = (F.linear(h, weights[f"{prefix}mlp.{name}_proj.weight"]) for name in ("gate", "up"))
+        x = x + F.linear(F.silu(gate) * up, weights[f"{prefix}mlp.down_proj.weight"])
+    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    logits = F.linear(norm(x, "model.norm.weight"), weights[head])
+    return float(F.cross_entropy(logits.reshape(-1, config["vocab_size"]), targets.reshape(-1)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_exported_checkpoint_goes_on_with_the_loss_of_training(
+    tied: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = small_job(tie_embeddings=tied)
+    store_step(job, dict(run_solo(job, 2).weights), "job_1", 2, tmp_path)
+    place = f"{(tmp_path / 'store').as_uri()}/job_1"
+    assert cli.run(["export", place, str(tmp_path / "out"), "--format", "hf", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["step"] == 2
+    assert {Path(file).name for file in said["files"]} == {"config.json", "model.safetensors"}
+    tokens_BS = training_samples(job).read(range(8, 12))  # of the third step
+    assert their_loss(tmp_path / "out", tokens_BS) == pytest.approx(run_solo(job, 3).losses[2], rel=1e-5)
+
+
+def test_a_large_model_goes_to_several_files(tmp_path: Path) -> None:
+    from shoal.export_hf import export_hf
+    from shoal_recovery.checkpoints import load_manifest
+
+    job = small_job()
+    store_step(job, dict(run_solo(job, 1).weights), "job_1", 1, tmp_path)
+    store = open_store((tmp_path / "store").as_uri())
+    written = export_hf(store, load_manifest(store, "job_1", 1), job.model, 16, tmp_path / "out", file_bytes=6000)
+    index = json.loads(written[-1].read_text())
+    assert index["metadata"]["total_size"] == sum(4 * parameter.numel for parameter in parameters(job.model))
+    assert len(set(index["weight_map"].values())) == len(written) - 2 > 2
+    for name, file in index["weight_map"].items():
+        assert name in load_file(tmp_path / "out" / file)
+
+
+def test_the_documented_lines_read_a_checkpoint(tmp_path: Path) -> None:
+    job, weights = small_job(), {}
+    for step in (1, 2):
+        weights = dict(run_solo(job, step).weights)
+        store_step(job, weights, "job_1", step, tmp_path)
+    (lines,) = re.findall(r"```python\n(import json.*?)```", FILES_MD.read_text(), flags=re.DOTALL)
+    assert len(lines.strip().splitlines()) <= 11
+    found: dict[str, Any] = {}
+    exec(lines.replace('"/checkpoints"', repr(str(tmp_path / "store"))), found)
+    assert found["weights"].keys() == weights.keys()
+    for name, array in weights.items():
+        assert torch.equal(found["weights"][name], torch.from_numpy(array))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("{store}/job_2", "{out}"), 2, "has no checkpoint of job_2"),
+        (("{store}/job_1", "{out}", "--step", "7"), 2, "--step 7: {store} has steps 1 of job_1"),
+        (("gs://bucket/job_1", "{out}"), 2, "must begin with file:// or s3://"),
+        (("{store}/job_1", "{store_path}/job_1/manifests/000000001.json"), 1, "File exists"),
+        (("{store}/job_1", "{out}", "--format", "onnx"), 2, "'onnx' is not one of 'hf'"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(
+    arguments: tuple[str, ...], status: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = small_job()
+    store_step(job, layouts_weights(job), "job_1", 1, tmp_path)
+    store = tmp_path / "store"
+    known = {"store": store.as_uri(), "store_path": str(store), "out": str(tmp_path / "out")}
+    assert cli.run(["export", *(argument.format(**known) for argument in arguments)]) == status
+    assert words.format(**known) in capsys.readouterr().err
+
+
+def layouts_weights(job: JobSpec) -> dict[str, Any]:
+    truth = layouts.arrays(job.model, 1)
+    return {one.fqn: truth[one.fqn, Kind.MASTER].reshape(one.shape) for one in parameters(job.model)}
+
+
+def test_a_damaged_shard_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = small_job()
+    store_step(job, layouts_weights(job), "job_1", 1, tmp_path)
+    shard = next((tmp_path / "store" / "job_1" / "shards").glob("*/*"))
+    content = bytearray(shard.read_bytes())
+    for place in range(len(content) // 4, len(content), 64):  # in whatever kind of state
+        content[place] ^= 1
+    shard.write_bytes(content)
+    assert cli.run(["export", f"{(tmp_path / 'store').as_uri()}/job_1", str(tmp_path / "out")]) == 1
+    assert "has checksum crc32:" in capsys.readouterr().err
+
+
+def test_checkpoints_of_a_job_are_listed_as_the_store_has_them(
+    api: httpx.Client, connector: Connector, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    uri = (tmp_path / "store").as_uri()
+    ok(connector.renew())
+    job = small_job()
+    body = job_mapping(checkpoint={"uri": uri})
+    created = ok(api.post("/v1/jobs", json=body))["id"]
+    assert ok(api.get(f"/v1/jobs/{created}/checkpoints")) == {"uri": uri, "items": []}
+    store_step(job, layouts_weights(job), created, 4, tmp_path)
+    event = CheckpointCommitted(step=4, epoch=1, uri=uri, num_bytes=1234, duration_s=0.1)
+    ok(connector.send(created, [Entry(seq=1, at_s=1e9, event=event)]))
+    (one,) = ok(api.get(f"/v1/jobs/{created}/checkpoints"))["items"]
+    manifest = f"{uri}/{created}/manifests/000000004.json"
+    assert one == {
+        "step": 4,
+        "uri": manifest,
+        "epoch": 1,
+        "num_bytes": 1234,
+        "committed_at": "2001-09-09T01:46:40.000Z",
+    }
+    monkeypatch.setenv("SHOAL_SERVER", str(api.base_url))
+    monkeypatch.setenv("SHOAL_TOKEN", api.headers["Authorization"].removeprefix("Bearer "))
+    assert cli.run(["checkpoints", created]) == 0
+    assert manifest in capsys.readouterr().out
+    assert cli.run(["checkpoints", "job_none"]) == 2
+    other = ok(api.post("/v1/jobs", json=job_mapping()))["id"]
+    assert ok(api.get(f"/v1/jobs/{other}/checkpoints")) == {"uri": None, "items": []}
