@@ -30,6 +30,7 @@ from shoal_recovery.journal import (
     NodeLost,
     PlanAdopted,
     RecoveryDone,
+    SourceFailed,
     StateChanged,
     StepDone,
     entry_to_mapping,
@@ -134,6 +135,16 @@ def ok(response: httpx.Response) -> Any:
     return response.json()
 
 
+SPOILT = SourceFailed(
+    source="agent of spot-0",
+    object="000001-2",
+    step=20,
+    num_bytes=1_200_000,
+    problem="what came is not what was sealed",
+    instead=("agent of big-0",),
+)
+
+
 @dataclass(kw_only=True)
 class Story:
     """Builds a journal entry by entry; time passes as the events say."""
@@ -212,6 +223,10 @@ class Story:
                 num_bytes={"own": 31_400_000, "node": 8_200_000, "peer": 12_900_000, "store": 0},
                 nodes_lost=lost,
                 nodes_joined=joined,
+                source_s={"own": 0.004, "node": 0.006, "peer": 0.0129, "store": 0.0},
+                failed_sources=(SPOILT,) if lost else (),
+                plan_before="0123456789ab",
+                plan_after="ba9876543210",
             ),
             0.487,
         )

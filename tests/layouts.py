@@ -130,14 +130,14 @@ class Shard:
     pieces: tuple[Piece, ...]
 
 
-def shard(state: RankState, truth: Arrays) -> Shard:
+def shard(state: RankState, truth: Arrays, epoch: int = 1) -> Shard:
     """With a gap before the first piece: offsets must be taken from the pieces."""
     content, pieces = bytearray(b"head"), []
     for key in vouched_keys(state):
         data = truth[key.fqn, key.kind][key.first : key.last].tobytes()
         pieces.append(Piece(key=key, offset=len(content), num_bytes=len(data), checksum=checksum(data)))
         content += data
-    return Shard(name=f"000001-{state.rank}", content=bytes(content), pieces=tuple(pieces))
+    return Shard(name=f"{epoch:06d}-{state.rank}", content=bytes(content), pieces=tuple(pieces))
 
 
 def snapshot(held: Shard, node: str, step: int) -> Snapshot:

@@ -10,23 +10,18 @@ that comes late cannot spoil what its successors stored. Only one process per jo
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterable
-from dataclasses import replace
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_recovery.claims import MARK
+from shoal_recovery.crc import checksum as checksum
 from shoal_recovery.errors import StoredPieceCorrupt, StoreError
 from shoal_recovery.manifest import manifest_from_json, manifest_to_json, model_from_json
-from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Manifest, Piece, ShardKey, StoredPiece, Tier, Transfer
+from shoal_recovery.state import OWNED_KINDS, Manifest, Piece, StoredPiece, Tier, Transfer
 from shoal_recovery.store import Data, Store
 
 _STEP_DIGITS = 9
-
-
-def checksum(data: Data) -> str:
-    return f"crc32:{zlib.crc32(data):08x}"
 
 
 def shard_name(job: str, step: int, epoch: int, shard: str) -> str:
@@ -155,21 +150,20 @@ def remove_orphans(store: Store, job: str) -> tuple[str, ...]:
     return orphans
 
 
-def read_transfer(store: Store, transfer: Transfer) -> bytes:
-    """The bytes of a transfer of tier store, verified where it carries a checksum; no other byte leaves the store.
-    Raises StoreError, StoredPieceCorrupt."""
+def read_transfer(store: Store, transfer: Transfer) -> memoryview:
+    """The bytes of a transfer of tier store, verified: so the whole piece that they are in leaves the store, and no
+    other byte. Raises StoreError, StoredPieceCorrupt."""
     assert transfer.tier is Tier.STORE and transfer.name is not None, transfer
-    key = replace(transfer.key, kind=transfer.source_kind)
-    return _read(store, transfer.name, transfer.offset, key, transfer.checksum)
-
-
-def _read(store: Store, name: str, offset: int, key: ShardKey, expected: str | None) -> bytes:
-    data = store.read(name, offset, key.numel * ELEMENT_BYTES)
-    if expected is not None and checksum(data) != expected:
+    before, name = transfer.before_bytes, transfer.name
+    num_bytes = before + transfer.num_bytes + transfer.after_bytes
+    piece = memoryview(store.read(name, transfer.offset - before, num_bytes))
+    found = checksum(piece)
+    if found != transfer.checksum:
+        key = transfer.source_key
         shard = f"{key.fqn} {key.kind} [{key.first}, {key.last})"
-        problem = f"{shard} in {name} has checksum {checksum(data)}, but was stored with {expected}"
+        problem = f"{shard} in {name} is in a piece with checksum {found}, but that was stored with {transfer.checksum}"
         raise StoredPieceCorrupt(store.uri, problem)
-    return data
+    return piece[before : before + transfer.num_bytes]
 
 
 def _shards(job: str, step: int) -> str:

@@ -166,13 +166,27 @@ class NoticeEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFailed:
+    """What a recovery was to take from `source`, where it lies in `object` as state of `step`, was not there or not as
+    it was sealed. `num_bytes` are those of the shards concerned; `instead` is where they came from."""
+
+    source: str
+    object: str
+    step: int
+    num_bytes: int
+    problem: str
+    instead: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryDone:
     """A change of plan in flight has ended: the ranks of `epoch` step again from `step`.
 
     `redone_steps` were done but not yet safe; `lost_steps` were safe and yet had to be done again (never, by design).
     Phases in seconds: detect (blow to notice), decide (plan and restore plan), restore (bytes), rebuild (groups,
-    buffers); `num_bytes` by tier: own, node, peer, store. `nodes_lost`, `nodes_joined` and `nodes_drained` (left before
-    they were lost, because they were to go away) are node ids.
+    buffers); `num_bytes` by tier: own, node, peer, store, and `source_s` the time from the first byte to the last that
+    the slowest rank took from there. `plan_before` (empty: none) and `plan_after` are ids of plans; `nodes_lost`,
+    `nodes_joined` and `nodes_drained` (left before they were lost, because they were to go away) of nodes.
     """
 
     kind: ClassVar[str] = "recovery_done"
@@ -191,6 +205,10 @@ class RecoveryDone:
     nodes_lost: tuple[str, ...] = ()
     nodes_joined: tuple[str, ...] = ()
     nodes_drained: tuple[str, ...] = ()
+    source_s: dict[str, float] = field(default_factory=dict)
+    failed_sources: tuple[SourceFailed, ...] = ()
+    plan_before: str = ""
+    plan_after: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

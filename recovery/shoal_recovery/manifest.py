@@ -8,7 +8,8 @@
      "parameters": {"layers.0.attention.o.weight": {"shape": [256, 256], "dimensions": ["in", "out"]}, ...},
      "objects": ["job_.../shards/...", ...],
      "columns": ["object", "parameter", "kind", "first", "last", "offset", "num_bytes", "checksum"],
-     "pieces": [[0, "layers.0.attention.o.weight", "master", 0, 32768, 0, 131072, "crc32:0a1b2c3d"], ...]}
+     "pieces": [[0, "layers.0.attention.o.weight", "master", 0, 32768, 0, 131072, "crc32:0a1b2c3d"], ...],
+     "checksum": "crc32:9f8e7d6c"}                     of all text before this field's comma; a reader may go without
 
 A row says: elements [first, last) of the flattened (row-major) parameter, of that kind, are the `num_bytes` bytes at
 `offset` of objects[object], which is a safetensors file whose tensors are its rows. This file owns that form, both
@@ -27,6 +28,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.strict import read
+from shoal_recovery.crc import checksum
 from shoal_recovery.intervals import covers, merge
 from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, Manifest, ShardKey, StoredPiece
 
@@ -38,6 +40,7 @@ _NOTES = (
     "object is a safetensors file whose tensors, named parameter/kind/first-last, are its pieces."
 )
 _COLUMNS = ("object", "parameter", "kind", "first", "last", "offset", "num_bytes", "checksum")
+_SEAL = ',"checksum":"'
 _USED_AS_X_W = ("attention.o.weight", "mlp.down.weight")
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in OWNED_KINDS}
 
@@ -64,6 +67,7 @@ class _Document:
     columns: tuple[str, ...]
     model: ModelSpec | None = None  # not said by early versions
     notes: str = ""
+    checksum: str = ""
 
 
 def manifest_to_json(manifest: Manifest, model: ModelSpec) -> str:
@@ -91,13 +95,14 @@ def manifest_to_json(manifest: Manifest, model: ModelSpec) -> str:
         "columns": list(_COLUMNS),
         "pieces": [_row(piece, numbers) for piece in manifest.pieces],
     }
-    return json.dumps(document, ensure_ascii=True, separators=(",", ":")) + "\n"
+    body = json.dumps(document, ensure_ascii=True, separators=(",", ":")).removesuffix("}")
+    return f'{body}{_SEAL}{checksum(body.encode("ascii"))}"}}\n'
 
 
 def manifest_from_json(text: str | bytes) -> Manifest:
     """Raises InvalidField on anything that `manifest_to_json` would not have written."""
     document = _document(text)
-    return Manifest(
+    manifest = Manifest(
         version=document.version,
         job=document.job,
         step=document.step,
@@ -105,11 +110,15 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         next_sample=document.next_sample,
         pieces=tuple(_piece(row, f"pieces[{index}]", document) for index, row in enumerate(document.pieces)),
     )
+    _verify(document, text)
+    return manifest
 
 
 def model_from_json(text: str | bytes) -> ModelSpec | None:
     """The model that the manifest describes, if it does. Raises InvalidField as `manifest_from_json`."""
-    return _document(text).model
+    document = _document(text)
+    _verify(document, text)
+    return document.model
 
 
 def _document(text: str | bytes) -> _Document:
@@ -123,6 +132,13 @@ def _document(text: str | bytes) -> _Document:
     if document.columns != _COLUMNS:
         raise InvalidField("columns", list(document.columns), f"must be {', '.join(_COLUMNS)}")
     return document
+
+
+def _verify(document: _Document, text: str | bytes) -> None:
+    """After everything else: what is wrong by itself is said more plainly."""
+    body, _, _ = (text.encode("utf-8") if isinstance(text, str) else text).rpartition(_SEAL.encode("ascii"))
+    if document.checksum and document.checksum != checksum(body):
+        raise InvalidField("checksum", document.checksum, f"is not that of the text, {checksum(body)}")
 
 
 def check_whole(manifest: Manifest, model: ModelSpec) -> None:

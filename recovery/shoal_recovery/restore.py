@@ -37,6 +37,7 @@ from shoal_recovery.state import (
 Precision = Literal["fp32", "bf16"]
 _WEIGHT_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 _NUM_EXAMPLES = 3
+_MOST_PASSES = 8  # two or three are the rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +82,8 @@ def plan_restore(
     """Every rank gets master and moments of what it owns and weights of what it keeps, all of the newest whole step.
 
     Transfers are sorted by rank, and within a rank weights come last: one of tier own with source_kind MASTER is cast
-    from the rank's own master, which must be there by then. A transfer never spans two shards of its source, and one
-    that is a whole shard carries its checksum. Raises StateLost.
+    from the rank's own master, which must be there by then. A transfer never spans two shards of its source, and
+    carries the checksum of the one that it lies in. Raises StateLost.
     """
     out_of_reach: tuple[str, ...] = ()
     for step in whole_steps(inventory, manifests, model):
@@ -91,6 +92,35 @@ def plan_restore(
             return RecoveryPlan(step=step, transfers=tuple(_transfer(part, precision) for part in _joined(parts)))
         out_of_reach = out_of_reach or tuple(f"{_show(part)} of step {step}" for part in missing[:_NUM_EXAMPLES])
     raise _lost(_held(inventory, manifests), model, out_of_reach)
+
+
+def plan_again(
+    failed: Iterable[Transfer],
+    step: int,
+    wanted: ShardMap,
+    inventory: Inventory,
+    manifests: tuple[Manifest, ...],
+    precision: Precision,
+) -> tuple[Transfer, ...]:
+    """The same bytes of the same `step` from what is there now: their sources did not give them, and have been left out
+    of the inventory and the manifests. Raises StateLost where nobody else has them."""
+    found = holdings(step, inventory, manifests)
+    search = _Search(found)
+    for transfer in failed:
+        key = transfer.key
+        part = _Part(
+            rank=transfer.rank,
+            fqn=key.fqn,
+            kind=key.kind,
+            source_kind=transfer.source_kind,
+            first=key.first,
+            last=key.last,
+        )
+        search.add(part, wanted.ranks[transfer.rank].device.node)
+    if search.missing:
+        examples = tuple(_show(part) for part in search.missing[:_NUM_EXAMPLES])
+        raise StateLost(f"nobody else has of step {step}", examples)
+    return tuple(_transfer(part, precision) for part in _joined(search.parts()))
 
 
 def _held(inventory: Inventory, manifests: Iterable[Manifest]) -> dict[int, dict[Address, list[Interval]]]:
@@ -136,24 +166,45 @@ def _show(part: _Part) -> str:
 
 def _parts(wanted: ShardMap, found: Holdings) -> tuple[list[_Part], list[_Part]]:
     """Every part with its source, and the parts that nobody can supply."""
-    settled: list[_Part] = []
-    choices: list[_Choice] = []
-    missing: list[_Part] = []
+    search = _Search(found)
     for state in wanted.ranks:
         in_place, lacking = _at_home(state, found)
-        settled.extend(in_place)
+        search.settled.extend(in_place)
         for part in lacking:
-            address = (part.fqn, part.source_kind)
-            for first, last, sources in found.agents.get(address, NOTHING).cut(part.first, part.last):
-                near = [source for source in sources if source.node == state.device.node]
-                if near:
-                    settled.append(_cut(part, first, last, Tier.NODE, min(near)))
-                elif sources:
-                    choices.append(_Choice(part=_cut(part, first, last), sources=sources))
-                else:
-                    _from_store(_cut(part, first, last), found.store.get(address, NOTHING), settled, missing)
-    settled.extend(_spread(choices))
-    return settled, missing
+            search.add(part, state.device.node)
+    return search.parts(), search.missing
+
+
+class _Search:
+    """Where parts come from that are not at home."""
+
+    def __init__(self, found: Holdings) -> None:
+        self._found = found
+        self._choices: list[_Choice] = []
+        self.settled: list[_Part] = []
+        self.missing: list[_Part] = []
+
+    def add(self, part: _Part, node: str) -> None:
+        """`part` of a rank on `node`."""
+        address = (part.fqn, part.source_kind)
+        for first, last, sources in self._found.agents.get(address, NOTHING).cut(part.first, part.last):
+            near = [source for source in sources if source.node == node]
+            if near:
+                self.settled.append(_cut(part, first, last, Tier.NODE, min(near)))
+            elif sources:
+                self._choices.append(_Choice(part=_cut(part, first, last), sources=sources))
+            else:
+                self._from_store(_cut(part, first, last), self._found.store.get(address, NOTHING))
+
+    def parts(self) -> list[_Part]:
+        return [*self.settled, *_spread(self._choices)]
+
+    def _from_store(self, part: _Part, stored: Coverage) -> None:
+        for first, last, sources in stored.cut(part.first, part.last):
+            if sources:
+                self.settled.append(_cut(part, first, last, Tier.STORE, min(sources)))
+            else:
+                self.missing.append(_cut(part, first, last))
 
 
 def _at_home(state: RankState, found: Holdings) -> tuple[list[_Part], list[_Part]]:
@@ -193,14 +244,6 @@ def _outside(rank: int, span: Span, kind: Kind, source_kind: Kind, parts: tuple[
     ]
 
 
-def _from_store(part: _Part, stored: Coverage, settled: list[_Part], missing: list[_Part]) -> None:
-    for first, last, sources in stored.cut(part.first, part.last):
-        if sources:
-            settled.append(_cut(part, first, last, Tier.STORE, min(sources)))
-        else:
-            missing.append(_cut(part, first, last))
-
-
 def _cut(part: _Part, first: int, last: int, tier: Tier = Tier.OWN, source: Source | None = None) -> _Part:
     """Spelled out: `replace` would take half of the time of a large restore."""
     return _Part(
@@ -216,17 +259,30 @@ def _cut(part: _Part, first: int, last: int, tier: Tier = Tier.OWN, source: Sour
 
 
 def _spread(choices: Iterable[_Choice]) -> Iterator[_Part]:
-    """Largest first, each from the node that has the fewest bytes to send so far."""
+    """Largest first, each from the node that has the fewest bytes to send so far; then parts move to other sources as
+    long as that leaves the fuller of the two with less."""
     load: Counter[str] = Counter()
 
     def rank_sources(source: Source) -> tuple[int, Source]:
         assert source.node is not None, source
         return load[source.node], source
 
-    for choice in sorted(choices, key=lambda choice: (-choice.part.numel, _order(choice.part))):
-        source = min(choice.sources, key=rank_sources)
-        assert source.node is not None, source
-        load[source.node] += choice.part.numel * ELEMENT_BYTES
+    ordered = sorted(choices, key=lambda choice: (-choice.part.numel, _order(choice.part)))
+    chosen: list[Source | None] = [None] * len(ordered)
+    moved = True
+    for _ in range(_MOST_PASSES):
+        if not moved:
+            break
+        moved = False
+        for index, choice in enumerate(ordered):
+            best, before = min(choice.sources, key=rank_sources), chosen[index]
+            num_bytes = choice.part.numel * ELEMENT_BYTES
+            if before is None or load[str(best.node)] + num_bytes < load[str(before.node)]:
+                load[str(best.node)] += num_bytes
+                if before is not None:
+                    load[str(before.node)] -= num_bytes
+                chosen[index], moved = best, True
+    for choice, source in zip(ordered, chosen, strict=True):
         yield _cut(choice.part, choice.part.first, choice.part.last, Tier.PEER, source)
 
 
@@ -270,5 +326,7 @@ def _transfer(part: _Part, precision: Precision) -> Transfer:
         node=source.node,
         name=source.name,
         offset=source.offset + (part.first - source.first) * ELEMENT_BYTES,
-        checksum=source.checksum if (part.first, part.last) == (source.first, source.last) else None,
+        checksum=source.checksum,
+        before_bytes=(part.first - source.first) * ELEMENT_BYTES,
+        after_bytes=(source.last - part.last) * ELEMENT_BYTES,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from shoal_planner.cluster import DeviceRef
@@ -225,7 +225,7 @@ class Transfer:
 
     `node` and `name` say which agent's snapshot (tiers node and peer), `name` which object (tier store);
     `offset` and `num_bytes` are within it. For tier own all of these are empty: the rank has it in place.
-    `checksum` is what these bytes must have; None where they are only a part of what a checksum was taken of.
+    `checksum` is that of the whole shard that these bytes are in, after `before_bytes` and before `after_bytes` of it.
     """
 
     rank: int
@@ -237,6 +237,17 @@ class Transfer:
     name: str | None = None
     offset: int = 0
     checksum: str | None = None
+    before_bytes: int = 0
+    after_bytes: int = 0
+
+    @property
+    def source_key(self) -> ShardKey:
+        return replace(self.key, kind=self.source_kind)
+
+    @property
+    def is_derived(self) -> bool:
+        """A weight that is made of the rank's own master, which must be there by then."""
+        return self.tier is Tier.OWN and self.key.kind is Kind.WEIGHT and self.source_kind is Kind.MASTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -244,9 +244,12 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "node_joined":
             rest = f"{said['node']}: {said['devices']} x {said['device']}"
         case "recovery_done":
-            moved = ", ".join(f"{name} {count / 1e6:.1f} MB" for name, count in said["num_bytes"].items())
             reason = said["reason"].rstrip(".")
-            rest = f"{reason}; again from step {said['step']} after {said['total_s']:.3g} s; bytes from {moved}"
+            rest = f"{reason}; again from step {said['step']} after {said['total_s']:.3g} s; bytes from {_moved(said)}"
+            for failed in said.get("failed_sources", ()):
+                what = f"{failed['num_bytes'] / 1e6:.1f} MB of step {failed['step']} in {failed['object']}"
+                instead = ", ".join(failed["instead"])
+                rest += f"; not used: {what}, {failed['source']}: {failed['problem']}; instead {instead}"
         case "checkpoint_committed":
             rest = f"step {said['step']}, {said['num_bytes'] / 1e6:.1f} MB in {said['duration_s']:.3g} s, {said['uri']}"
         case "checkpoint_failed":
@@ -274,3 +277,13 @@ def event_line(event: Mapping[str, Any]) -> str:
             known = ("seq", "at", "at_s", "kind")
             rest = ", ".join(f"{name} {value}" for name, value in said.items() if name not in known)
     return f"{head}{rest}"
+
+
+def _moved(recovery: Mapping[str, Any]) -> str:
+    """Bytes by source, and how fast they came."""
+    took_s = recovery.get("source_s", {})
+    return ", ".join(
+        f"{name} {count / 1e6:.1f} MB"
+        + (f" at {count / took_s[name] / 1e6:.0f} MB/s" if count and took_s.get(name) else "")
+        for name, count in recovery["num_bytes"].items()
+    )

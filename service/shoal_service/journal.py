@@ -164,13 +164,14 @@ def event_resource(row: JournalRow) -> dict[str, Any]:
 
 
 def recovery_resource(row: JournalRow) -> dict[str, Any]:
-    payload = dict(row.payload)
+    payload = row.payload
     return {
         "seq": row.seq,
         "at": jobs.rfc3339(row.at_s),
         "at_s": row.at_s,
-        "bytes": payload.pop("num_bytes"),
-        **payload,
+        "bytes": payload["num_bytes"],
+        "bytes_per_s": timeline.bytes_per_s(payload),
+        **{key: value for key, value in payload.items() if key != "num_bytes"},
     }
 
 

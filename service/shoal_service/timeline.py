@@ -4,7 +4,7 @@ each recovery, by phase and by source of bytes. Pure geometry and words; templat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal_recovery.journal import (
@@ -92,6 +92,8 @@ class Recovery:
     phases: tuple[Segment, ...]
     sources: tuple[Segment, ...]
     total_bytes: str
+    plans: str
+    failed_sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,10 +232,34 @@ def recoveries(events: Sequence[Event], rfc3339: Any) -> tuple[Recovery, ...]:
             redone_steps=event.payload["redone_steps"],
             lost_steps=event.payload["lost_steps"],
             phases=_phases(event.payload, longest_s),
-            sources=_stack({name: event.payload["num_bytes"].get(name, 0) for name in SOURCES}, most_bytes, num_bytes),
+            sources=_sources(event.payload, most_bytes),
             total_bytes=num_bytes(sum(event.payload["num_bytes"].values())),
+            plans=" to ".join(filter(None, (event.payload.get("plan_before"), event.payload.get("plan_after")))),
+            failed_sources=tuple(map(failed_source, event.payload.get("failed_sources", ()))),
         )
         for number, event in enumerate(found, start=1)
+    )
+
+
+def failed_source(failed: Mapping[str, Any]) -> str:
+    """A sentence on what could not be used, and what was."""
+    what = f"{num_bytes(failed['num_bytes'])} of step {failed['step']} from the {failed['source']} ({failed['object']})"
+    return f"{what} were not used: {failed['problem']}. Instead: {', '.join(failed['instead'])}"
+
+
+def bytes_per_s(payload: Mapping[str, Any]) -> dict[str, float]:
+    """Of a recovery, by source, where anything came from it."""
+    took_s = payload.get("source_s", {})
+    counts = payload["num_bytes"]
+    return {name: counts[name] / took_s[name] for name in SOURCES if counts.get(name) and took_s.get(name)}
+
+
+def _sources(payload: Mapping[str, Any], most_bytes: float) -> tuple[Segment, ...]:
+    speeds = bytes_per_s(payload)
+    stack = _stack({name: payload["num_bytes"].get(name, 0) for name in SOURCES}, most_bytes, num_bytes)
+    return tuple(
+        replace(part, text=f"{part.text}, {num_bytes(speeds[part.name])}/s") if part.name in speeds else part
+        for part in stack
     )
 
 

@@ -201,11 +201,13 @@ def _part(piece: StoredPiece, first: int, last: int) -> Transfer:
         num_bytes=key.numel * ELEMENT_BYTES,
         name=piece.object,
         offset=piece.offset + (first - piece.key.first) * ELEMENT_BYTES,
-        checksum=piece.checksum if key == piece.key else None,
+        checksum=piece.checksum,
+        before_bytes=(first - piece.key.first) * ELEMENT_BYTES,
+        after_bytes=(piece.key.last - last) * ELEMENT_BYTES,
     )
 
 
-def test_a_piece_is_read_in_parts_and_no_byte_more(store: Store) -> None:
+def test_a_part_is_read_with_the_piece_that_it_is_in_and_no_byte_more(store: Store) -> None:
     manifest, truth = _upload(store, 5), layouts.arrays(MODEL, 5)
     metered, expected_bytes = _Metered(store), 0
     for piece in manifest.pieces:
@@ -213,7 +215,7 @@ def test_a_piece_is_read_in_parts_and_no_byte_more(store: Store) -> None:
         for first, last in ((key.first, key.last), (key.first + 1, key.last - 2)):
             data = np.frombuffer(read_transfer(metered, _part(piece, first, last)), dtype="<f4")
             np.testing.assert_array_equal(data, values[first:last])
-            expected_bytes += (last - first) * ELEMENT_BYTES
+            expected_bytes += piece.num_bytes
             assert metered.num_bytes == expected_bytes
 
 
@@ -222,7 +224,9 @@ def test_flipped_bits_are_found(store: Store) -> None:
     content = bytearray(store.read(piece.object))
     content[piece.offset + 9] ^= 1
     store.put(piece.object, content)
-    with pytest.raises(StoredPieceCorrupt, match="but was stored with crc32:") as error:
+    with pytest.raises(StoredPieceCorrupt):  # also where another part is wanted
+        read_transfer(store, _part(piece, piece.key.first, piece.key.first + 1))
+    with pytest.raises(StoredPieceCorrupt, match="but that was stored with crc32:") as error:
         read_transfer(store, _part(piece, piece.key.first, piece.key.last))
     assert piece.object in str(error.value)
 

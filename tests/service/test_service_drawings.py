@@ -93,7 +93,14 @@ def test_bars_of_a_recovery_add_up() -> None:
     lost, joined = recoveries(events(), rfc3339)
     assert [part.name for part in lost.phases] == ["detect", "decide", "restore", "rebuild", "rest"]
     assert sum(part.width for part in lost.phases) == pytest.approx(100, abs=0.1)
-    assert [part.text for part in lost.sources] == ["31.4 MB", "8.2 MB", "12.9 MB", "0 B"]
+    assert [part.text for part in lost.sources] == [
+        *("31.4 MB, 7.85 GB/s", "8.2 MB, 1.37 GB/s", "12.9 MB, 1 GB/s", "0 B")
+    ]
+    assert lost.plans == "0123456789ab to ba9876543210"
+    assert (*lost.failed_sources, *joined.failed_sources) == (
+        "1.2 MB of step 20 from the agent of spot-0 (000001-2) were not used: what came is not what was sealed. "
+        "Instead: agent of big-0",
+    )
     assert (lost.redone_steps, joined.redone_steps, lost.total) == (1, 0, "487 ms")
 
 

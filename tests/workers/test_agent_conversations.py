@@ -80,35 +80,42 @@ def test_a_damaged_copy_is_refused(pair: tuple[RunningAgent, RunningAgent]) -> N
     connection = first.connect()
     answer = connection.request(m.encode(copy), (bytes(600),))
     assert "does not match its checksums" in m.decode_as(m.Done, answer).problem
-    assert m.decode(connection.request(m.encode(m.GetInventory(job="job")))) == m.InventoryIs(snapshots=[])
+    assert m.decode(connection.request(m.encode(m.GetInventory(job="job")))) == m.InventoryIs(snapshots=[], spoilt=[])
     with pytest.raises(ConnectionClosed):
         connection.request(m.encode(copy), (bytes(599),))
 
 
-def test_ranges_come_exactly_and_with_their_checksum(pair: tuple[RunningAgent, RunningAgent]) -> None:
+def test_ranges_come_exactly_and_with_the_sums_of_what_is_around_them(pair: tuple[RunningAgent, RunningAgent]) -> None:
     first, _ = pair
     content = write_snapshot(first, open_slots(LAYOUT), 3)
     connection = first.connect()
     ranges = [[0, 4], [400, 200], [8, 0], [10, 3]]
     fetch = m.Fetch(job="job", name=NAME, step=3, ranges=ranges)
-    assert _fetch(connection, fetch) == (f"not held: '{NAME} of step 3'", "", b"")
+    assert _fetch(connection, fetch) == (f"not held: '{NAME} of step 3'", [], b"")
     assert first.ask(seal(3)) == m.Done()
     wanted = b"".join(content[offset : offset + num_bytes] for offset, num_bytes in ranges)
-    assert _fetch(connection, fetch) == (None, f"crc32:{zlib.crc32(wanted):08x}", wanted)
+    around = [(0, 4, 200), (400, 600, 600), (0, 8, 200), (0, 13, 200)]  # a shard begins, the range ends, the shard ends
+    sums = [
+        [zlib.crc32(content[first:offset]), zlib.crc32(content[end:last])]
+        for (first, end, last), (offset, _) in zip(around, ranges, strict=True)
+    ]
+    assert _fetch(connection, fetch) == (None, sums, wanted)
     for step, name in ((1, NAME), (3, "000002-0")):
         problem, _, data = _fetch(connection, m.Fetch(job="job", name=name, step=step, ranges=ranges))
         assert problem is not None and not data
     beyond = m.Fetch(job="job", name=NAME, step=3, ranges=[[590, 11]])
     connection.send(m.encode(beyond))
     assert "not within a slot of 600" in m.decode_as(m.Done, connection.receive()[0]).problem
+    connection.send(m.encode(m.Fetch(job="job", name=NAME, step=3, ranges=[[190, 20]])))
+    assert "not within one shard" in m.decode_as(m.Done, connection.receive()[0]).problem
 
 
-def _fetch(connection: Connection, fetch: m.Fetch) -> tuple[str | None, str, bytes]:
+def _fetch(connection: Connection, fetch: m.Fetch) -> tuple[str | None, list[list[int]], bytes]:
     connection.send(m.encode(fetch))
     wire, num_bytes = connection.receive()
     answer, data = m.decode_as(m.Fetched, wire), bytearray(num_bytes)
     connection.read_into(memoryview(data))
-    return answer.problem, answer.checksum, bytes(data)
+    return answer.problem, answer.around, bytes(data)
 
 
 def test_a_restarted_agent_adopts_what_is_whole(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import random
 import signal
 import subprocess
@@ -66,15 +67,45 @@ def test_a_copy_with_other_checksums_is_not_sealed(tmp_path: Path) -> None:
     assert held(store) == [(NAME, 1)]
 
 
-def test_a_flipped_byte_is_not_listed(tmp_path: Path) -> None:
+def test_a_shard_with_a_flipped_byte_is_not_listed(tmp_path: Path) -> None:
     store = ShardStore(tmp_path, "n0")
     write(store, 1)
     write(store, 2)
     slot = store.slot("job", NAME, 2)
     slot[300] ^= 1
-    assert held(store) == [(NAME, 1)]
+    spoilt: list[tuple[Snapshot, str]] = []
+    _, hit = sorted(store.snapshots("job", spoilt), key=lambda snapshot: snapshot.step)
+    ((bad, problem),) = spoilt
+    assert bad.pieces[0].offset <= 300 < bad.pieces[0].offset + bad.pieces[0].num_bytes
+    assert bad.pieces[0] not in hit.pieces and len(hit.pieces) == len(LAYOUT) - 1
+    assert problem.startswith(f"it was sealed with {bad.pieces[0].checksum}, and has crc32:")
     slot[300] ^= 1
-    assert held(store) == [(NAME, 1), (NAME, 2)]
+    assert [len(snapshot.pieces) for snapshot in store.snapshots("job")] == [len(LAYOUT)] * 2
+
+
+@pytest.mark.parametrize("which", ["seal0", "layout"])
+def test_a_flipped_bit_in_what_says_what_the_bytes_are_makes_them_nothing(tmp_path: Path, which: str) -> None:
+    """It must not make them another step's, or another parameter's."""
+    store = ShardStore(tmp_path, "n0")
+    write(store, 1)
+    write(store, 2)
+    path = tmp_path / "job" / f"{NAME}.{which}"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        found = held(ShardStore(tmp_path, "n0"))
+        assert found == ([(NAME, 1)] if which == "seal0" else []), whole[place:]
+
+
+def test_a_file_that_was_cut_short_ends_nobody(tmp_path: Path) -> None:
+    store = ShardStore(tmp_path, "n0")
+    write(store, 2)
+    os.truncate(tmp_path / "job" / f"{NAME}.slot0", 100)
+    spoilt: list[tuple[Snapshot, str]] = []
+    assert list(store.snapshots("job", spoilt)) == []
+    assert {problem for _, problem in spoilt} == {"the file has 100 of its 768 bytes"}
+    with pytest.raises(OSError, match="has 100 of its"):
+        store.ranges("job", NAME, 2, [(0, 4)])
 
 
 def test_another_layout_under_the_same_name_forgets_the_old_one(tmp_path: Path) -> None:

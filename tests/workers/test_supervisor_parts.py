@@ -62,28 +62,32 @@ def pending(**fields: int) -> PendingChange:
         blow_s=10.0,
         noticed_s=10.5,
         vital_before=frozenset({"a", "b"}),
+        plan_before="old",
         **given,
     )
 
 
 def ready(restore_s: float, rebuild_s: float, **num_bytes: int) -> m.Ready:
-    return m.Ready(epoch=3, step=6, restore_s=restore_s, rebuild_s=rebuild_s, num_bytes=num_bytes)
+    source_s = {tier: restore_s / 2 for tier in num_bytes}
+    return m.Ready(epoch=3, step=6, restore_s=restore_s, rebuild_s=rebuild_s, num_bytes=num_bytes, source_s=source_s)
 
 
 def test_phases_and_bytes_of_a_change_add_up() -> None:
     change = pending()
-    change.adopted(3, 6, frozenset({"a", "b", "c"}), 11.0)
-    change.all_ready([ready(0.5, 0.2, own=5, peer=1), ready(0.3, 0.4, own=1)])
+    change.adopted(3, 6, frozenset({"a", "b", "c"}), "new", 11.0)
+    change.all_ready([ready(0.5, 0.2, own=5, peer=1), ready(0.3, 0.4, own=1)], ())
     done = change.done(13.0)
     assert (done.detect_s, done.decide_s, done.restore_s, done.rebuild_s, done.total_s) == (0.5, 0.5, 0.5, 0.4, 3.0)
     assert done.num_bytes == {"own": 6, "node": 0, "peer": 1, "store": 0}
+    assert done.source_s == {"own": 0.25, "node": 0.0, "peer": 0.25, "store": 0.0}
+    assert (done.plan_before, done.plan_after) == ("old", "new")
     assert (done.epoch, done.step, done.redone_steps, done.lost_steps) == (3, 6, 1, 0)
     assert (done.nodes_joined, done.nodes_lost) == (("c",), ())
 
 
 def test_an_interrupted_attempt_leaves_its_cause_but_none_of_its_figures() -> None:
     change = pending()
-    change.adopted(3, 6, frozenset({"a", "b", "c"}), 11.0)
+    change.adopted(3, 6, frozenset({"a", "b", "c"}), "new", 11.0)
     change.restore_s = 9.0
     again = ChangePlan(cause="interrupted", use=frozenset(), lost=(), reason="Again.")
     lost = ChangePlan(cause="node_lost", use=frozenset(), lost=(("c", "closed"),), reason="Lost c.")
@@ -92,8 +96,8 @@ def test_an_interrupted_attempt_leaves_its_cause_but_none_of_its_figures() -> No
     change.nodes_lost |= {"c"}
     change.goes_on(again)
     change.halted(8)
-    change.adopted(5, 7, frozenset({"a", "b"}), 12.0)
-    change.all_ready([ready(0.1, 0.1)])
+    change.adopted(5, 7, frozenset({"a", "b"}), "new", 12.0)
+    change.all_ready([ready(0.1, 0.1)], ())
     done = change.done(13.0)
     assert (done.cause, done.reason) == ("node_lost", "Taking in c. Lost c.")
     assert (done.epoch, done.step, done.redone_steps, done.lost_steps) == (5, 7, 1, 0)
@@ -102,11 +106,11 @@ def test_an_interrupted_attempt_leaves_its_cause_but_none_of_its_figures() -> No
 
 def test_a_safe_step_that_is_done_again_is_lost() -> None:
     change = pending()
-    change.adopted(3, 4, frozenset({"a"}), 11.0)
+    change.adopted(3, 4, frozenset({"a"}), "new", 11.0)
     done = change.done(12.0)
     assert (done.redone_steps, done.lost_steps) == (1, 2)
     drained = pending(safe_step=7)
-    drained.adopted(3, 7, frozenset({"a"}), 11.0)
+    drained.adopted(3, 7, frozenset({"a"}), "new", 11.0)
     assert (drained.done(12.0).redone_steps, drained.done(12.0).lost_steps) == (0, 0)
 
 

@@ -18,12 +18,13 @@ from typing import Any, assert_never
 
 import structlog
 
+from shoal_recovery.state import Snapshot
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
 from shoal_workers.link_probe import probe_link
 from shoal_workers.notices import Notices
-from shoal_workers.rows import keys_from_rows, snapshot_rows
-from shoal_workers.shards import ShardStore, checksum, epoch_of, snapshot_name
+from shoal_workers.rows import key_rows, keys_from_rows, snapshot_rows
+from shoal_workers.shards import ShardStore, epoch_of, snapshot_name
 from shoal_workers.uploads import Uploads
 from shoal_workers.wire import Connection, ConnectionClosed, Server, connect
 
@@ -139,8 +140,7 @@ class Agent:
             case m.PutSnapshot():
                 connection.send(m.encode(self._take_copy(connection, request, payload_bytes)))
             case m.GetInventory():
-                found = snapshot_rows(self._shards.snapshots(request.job))
-                connection.send(m.encode(m.InventoryIs(snapshots=found)))
+                connection.send(m.encode(self._inventory(request.job)))
             case m.GetEpoch():
                 highest = max(self._shards.epoch(request.job), self._oldest_epochs.get(request.job, 0))
                 connection.send(m.encode(m.EpochIs(epoch=highest)))
@@ -234,17 +234,21 @@ class Agent:
         return m.Done()
 
     def _send_ranges(self, connection: Connection, request: m.Fetch) -> None:
+        """What is written over meanwhile does not have the checksums any more that the other side expects."""
         try:
-            self._shards.sealed(request.job, request.name, request.step)
-            slot = self._shards.slot(request.job, request.name, request.step)
-            parts = [_cut(slot, offset, num_bytes) for offset, num_bytes in request.ranges]
-            found = checksum(*parts)
-            # Still sealed: so nobody wrote while the checksum was taken. What is written later, the checksum shows.
-            self._shards.sealed(request.job, request.name, request.step)
-        except KeyError as error:
-            connection.send(m.encode(m.Fetched(problem=f"not held: {error}", checksum="")))
+            parts, around = self._shards.ranges(
+                request.job, request.name, request.step, ((offset, num_bytes) for offset, num_bytes in request.ranges)
+            )
+        except (KeyError, OSError) as error:
+            connection.send(m.encode(m.Fetched(problem=f"not held: {error}", around=[])))
             return
-        connection.send(m.encode(m.Fetched(problem=None, checksum=found)), parts)
+        connection.send(m.encode(m.Fetched(problem=None, around=[list(sums) for sums in around])), parts)
+
+    def _inventory(self, job: str) -> m.InventoryIs:
+        spoilt: list[tuple[Snapshot, str]] = []
+        held = snapshot_rows(self._shards.snapshots(job, spoilt))
+        rows = [[one.name, one.step, *key_rows(p.key for p in one.pieces)[0], problem] for one, problem in spoilt]
+        return m.InventoryIs(snapshots=held, spoilt=rows)
 
     def _retire(self, request: m.Retire) -> None:
         if request.before_epoch is None:
@@ -311,12 +315,6 @@ def _probed(request: m.ProbeLink) -> m.LinkProbed | m.Done:
         return probe_link((request.host, request.port), request.limit_s)
     except ConnectionClosed as error:
         return m.Done(problem=f"no answer from {request.host}:{request.port}: {error}")
-
-
-def _cut(slot: memoryview, offset: int, num_bytes: int) -> memoryview:
-    if not 0 <= offset <= offset + num_bytes <= slot.nbytes:
-        raise ValueError(f"bytes [{offset}, {offset + num_bytes}) are not within a slot of {slot.nbytes}")
-    return slot[offset : offset + num_bytes]
 
 
 class _Rendezvous:

@@ -6,7 +6,6 @@ the next change begins with a higher epoch. Owns the order of these steps. Does 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,29 +16,25 @@ from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import JobSpec, job_to_mapping
 from shoal_planner.plan import Plan, plan_to_mapping
-from shoal_recovery.checkpoints import list_manifests, load_manifest
-from shoal_recovery.errors import StateLost, StoreError
+from shoal_recovery.faults import Fault
 from shoal_recovery.lineage import counts
 from shoal_recovery.placement import backups
-from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import (
     OWNED_KINDS,
     Inventory,
     Kind,
     Live,
-    Manifest,
     RankState,
     RecoveryPlan,
     ShardKey,
     ShardMap,
     Snapshot,
 )
-from shoal_recovery.store import open_store
 from shoal_workers import messages as m
 from shoal_workers.host_room import host_limits
 from shoal_workers.roster import Contact, ask
-from shoal_workers.rows import Row, snapshots_from_rows, transfer_rows
+from shoal_workers.rows import Row, keys_from_rows, snapshots_from_rows, transfer_rows
 from shoal_workers.shards import epoch_of
 from shoal_workers.wire import ConnectionClosed
 
@@ -80,10 +75,17 @@ class EpochBehind(Interrupted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """State that survivors hold, only what counts."""
+    """State that survivors hold, only what counts; `spoilt` is what agents keep that is not as it was sealed."""
 
     inventory: Inventory
     newest_live_step: int
+    spoilt: tuple[Fault, ...] = ()
+
+    @property
+    def intact(self) -> tuple[Snapshot, ...]:
+        """Snapshots of which nothing is spoilt."""
+        spoilt = {(fault.node, fault.name, fault.step) for fault in self.spoilt}
+        return tuple(one for one in self.inventory.snapshots if (one.node, one.name, one.step) not in spoilt)
 
 
 def highest_epoch(job: str, agents: tuple[Contact, ...], timeout_s: float) -> int:
@@ -125,42 +127,15 @@ def take_stock(
         and answer.layout_epoch in layouts
         and counts(answer.layout_epoch, answer.step, history.starts)
     )
-    snapshots = tuple(
-        snapshot
-        for snapshot in _inventories(job, agents, needed, timeout_s)
-        if counts(epoch_of(snapshot.name), snapshot.step, history.starts)
-    )
+    held = _inventories(job, agents, needed, timeout_s)
+
+    def counting(name: str, step: int) -> bool:
+        return counts(epoch_of(name), step, history.starts)
+
+    snapshots = tuple(one for found, _ in held for one in found if counting(one.name, one.step))
+    spoilt = tuple(fault for _, faults in held for fault in faults if counting(fault.name, fault.step))
     newest = max((entry.step for entry in live), default=0)
-    return Found(inventory=Inventory(live=live, snapshots=snapshots), newest_live_step=newest)
-
-
-def choose_state(
-    job: str, spec: JobSpec, shards: ShardMap, found: Found, history: History, epoch: int
-) -> tuple[RecoveryPlan | None, int]:
-    """Where the new ranks get their state, and the step it is of; no plan means that the job begins.
-
-    The store is asked only when survivors do not hold a whole step. Raises StateLost, StoreError, and EpochBehind when
-    the store knows of this `epoch` or a later one.
-    """
-    with contextlib.suppress(StateLost):
-        restore = plan_restore(shards, found.inventory, (), spec.model, spec.train.precision)
-        return restore, restore.step
-    try:
-        manifests = _manifests(job, spec, history)
-    except StoreError:
-        if history.plans:
-            raise
-        manifests = ()  # a job that never began has nothing there; that it cannot be written will show soon enough
-    known = max((manifest.epoch for manifest in manifests), default=0)
-    if known >= epoch:
-        raise EpochBehind(epoch, known)
-    try:
-        restore = plan_restore(shards, found.inventory, manifests, spec.model, spec.train.precision)
-    except StateLost:
-        if manifests or history.done_step:
-            raise
-        return None, 0  # nobody has done a step: what is lost follows from the seed
-    return restore, restore.step
+    return Found(inventory=Inventory(live=live, snapshots=snapshots), newest_live_step=newest, spoilt=spoilt)
 
 
 def assignments(
@@ -234,22 +209,31 @@ def vital_nodes(plan: Plan, snapshot: ClusterSnapshot) -> frozenset[str]:
     return computing.union(*(copies[node] for node in computing))
 
 
-def _inventories(job: str, agents: tuple[Contact, ...], needed: frozenset[str], timeout_s: float) -> list[Snapshot]:
+_Held = tuple[tuple[Snapshot, ...], tuple[Fault, ...]]
+
+
+def _inventories(job: str, agents: tuple[Contact, ...], needed: frozenset[str], timeout_s: float) -> list[_Held]:
     if not agents:
         return []
     with ThreadPoolExecutor(max_workers=len(agents)) as pool:
         answers = [pool.submit(_held, job, agent, agent.node in needed, timeout_s) for agent in agents]
-        return [snapshot for answer in answers for snapshot in answer.result()]
+        return [answer.result() for answer in answers]
 
 
-def _held(job: str, agent: Contact, needed: bool, timeout_s: float) -> tuple[Snapshot, ...]:
+def _held(job: str, agent: Contact, needed: bool, timeout_s: float) -> _Held:
     try:
-        return snapshots_from_rows(_inventory(job, agent, timeout_s).snapshots)
+        answer = _inventory(job, agent, timeout_s)
     except Interrupted as error:
         if needed:
             raise
         log.info("state of an agent not counted", node=agent.node, why=str(error))
-        return ()
+        return (), ()
+    spoilt = tuple(
+        Fault(node=agent.node, name=name, step=step, key=key, problem=problem)
+        for name, step, *row, problem in answer.spoilt
+        for key in keys_from_rows((row,))
+    )
+    return snapshots_from_rows(answer.snapshots), spoilt
 
 
 def _inventory(job: str, agent: Contact, timeout_s: float) -> m.InventoryIs:
@@ -260,15 +244,6 @@ def _inventory(job: str, agent: Contact, timeout_s: float) -> m.InventoryIs:
     if not isinstance(answer, m.InventoryIs):
         raise Interrupted(f"{agent.name} cannot say what it holds: {answer}", (agent,))
     return answer
-
-
-def _manifests(job: str, spec: JobSpec, history: History) -> tuple[Manifest, ...]:
-    if spec.checkpoint.uri is None:
-        return ()
-    store = open_store(spec.checkpoint.uri)
-    steps = list_manifests(store, job)
-    loaded = (load_manifest(store, job, step) for step in steps)
-    return tuple(manifest for manifest in loaded if counts(manifest.epoch, manifest.step, history.starts))
 
 
 def _keys(state: RankState) -> tuple[ShardKey, ...]:

@@ -26,7 +26,6 @@ from shoal_workers.change import (
     Found,
     Interrupted,
     assignments,
-    choose_state,
     highest_epoch,
     retire,
     take_stock,
@@ -43,6 +42,7 @@ from shoal_workers.record import JobRecord, plan_adopted
 from shoal_workers.roster import Contact, Roster, ask
 from shoal_workers.safekeeping import newest_whole
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.supply import Supply
 from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
@@ -79,6 +79,7 @@ class Changer:
         self._left_out: LeftOut | None = None
         self._pending: PendingChange | None = None
         self.prospects = Prospects(spec, record, measuring, self._snapshot)
+        self.supply: Supply | None = None
         self.answers: dict[Contact, m.Halted] = {}
         self.epoch: EpochView | None = None
         self.highest_epoch = 0
@@ -197,6 +198,7 @@ class Changer:
                 done_step=done_step,
                 safe_step=done_step if drained else max(0, done_step - 1),
                 vital_before=frozenset() if self.epoch is None else self.epoch.vital,
+                plan_before=self._record.plan_id,
             )
         else:
             self._pending.goes_on(decision)
@@ -279,7 +281,7 @@ class Changer:
     def _bring_to_safety(self, found: Found, agents: tuple[Contact, ...]) -> None:
         """While the job waits, nodes may go on vanishing: the newest whole state goes to the object store."""
         uri = self._spec.checkpoint.uri
-        whole = newest_whole(found.inventory.snapshots, self._record.plans, self._spec.model)
+        whole = newest_whole(found.intact, self._record.plans, self._spec.model)
         if uri is None or whole is None or whole.step in self._record.checkpoints:
             return
         self._commits.expect(whole.epoch, self._record.starts[whole.epoch], whole.names)
@@ -313,9 +315,10 @@ class Changer:
         pending: PendingChange,
         agents: tuple[Contact, ...],
     ) -> None:
-        shards = shard_map(plan, self._spec.model)
+        shards, before = shard_map(plan, self._spec.model), self._record.history()
+        supply = self.supply = Supply(number, self._job, self._spec, shards, found, before, pending.faults)
         try:
-            restore, step = choose_state(self._job, self._spec, shards, found, self._record.history(), number)
+            restore, step = supply.choose()
         except StoreUnreachable as error:
             raise Interrupted(f"the object store is needed and cannot be reached: {error}") from error
         except (StateLost, StoreError, InvalidField) as error:
@@ -339,7 +342,7 @@ class Changer:
         self.epoch = epoch = EpochView.begun(number, plan, snapshot, step)
         self._roster.after_step = step
         self.tried = frozenset()
-        pending.adopted(number, step, epoch.vital, self._clock())
+        pending.adopted(number, step, epoch.vital, plan.plan_id, self._clock())
         contacts = {contact.device: contact for contact in self._roster.ranks(epoch.vital)}
         for place, order in zip(plan.places(), orders, strict=True):
             if place.device not in contacts:
@@ -350,7 +353,7 @@ class Changer:
             return [contacts[device] for device in epoch.plan.devices() if device not in epoch.ready]
 
         self._await(unready, epoch.vital, "to restore its state and meet its peers")
-        pending.all_ready(epoch.ready.values())
+        pending.all_ready(epoch.ready.values(), supply.told())
         if restore is None:
             self._pending = None  # a first start is no change in flight
         left_out = sentence(self.left_out().items())
@@ -363,6 +366,8 @@ class Changer:
         asked_s, limit_s = self._clock(), self._settings.reply_timeout_s
         while missing := unanswered():
             self._listen(_WAIT_TICK_S)
+            if self.supply is not None and self.epoch is not None and self.epoch.number == self.highest_epoch:
+                self.supply.serve()
             now_s = self._clock()
             if gone := [contact for contact in missing if not contact.connected]:
                 raise Interrupted(f"lost {gone[0].name} while it was {what}")

@@ -6,11 +6,11 @@ leaves behind is told in `whole` and by the messages it says.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from shoal_planner.plan import Plan, parse_plan
 from shoal_recovery.errors import StoreError
 from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import ShardMap
+from shoal_recovery.state import ShardMap, Transfer
 from shoal_recovery.store import open_store
 from shoal_workers import devices
 from shoal_workers import messages as m
@@ -32,14 +32,14 @@ from shoal_workers.engine import Engine, Finished, StepReport
 from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
-from shoal_workers.fetching import Fetcher, FetchFailed, Sources
+from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
 from shoal_workers.live import LiveState
 from shoal_workers.measure import compile_block
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.node_exchange import nodes_of, open_exchange
 from shoal_workers.parts import in_parts
 from shoal_workers.rendezvous import AgentStore
-from shoal_workers.rows import key_rows, transfers_from_rows
+from shoal_workers.rows import key_rows, transfer_rows, transfers_from_rows
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.shortage import shortage
 from shoal_workers.snapshots import AgentSnapshots
@@ -82,6 +82,7 @@ class EpochRun:
         self._settings = settings
         self._say = say
         self._stop_step: int | None = None
+        self._more: queue.SimpleQueue[tuple[Transfer, ...]] = queue.SimpleQueue()
         self._abandoned = threading.Event()
         self._closers: list[Callable[[], None]] = []
         self._lock = threading.Lock()
@@ -104,6 +105,10 @@ class EpochRun:
 
     def stop_after(self, step: int) -> None:
         self._stop_step = step
+
+    def bring(self, order: m.Bring) -> None:
+        """What was told to be lacking comes from there."""
+        self._more.put(transfers_from_rows(self._order.rank, order.transfers))
 
     def abandon(self) -> None:
         """Wakes every wait of the run; it ends soon after."""
@@ -152,7 +157,7 @@ class EpochRun:
         live = LiveState.build(job.model, state, precision, self._memory, device=self._computes_on)
         self.live = live
         self._progress()
-        taken = self._bring_state(job, live)
+        brought = self._bring_state(job, live)
         restored_s = time.monotonic()
         self._progress()
         snapshots = self._open_snapshots(job, live, shards)
@@ -167,7 +172,8 @@ class EpochRun:
                 step=self._order.step,
                 restore_s=restored_s - began_s,
                 rebuild_s=rebuilt_s - restored_s,
-                num_bytes=taken,
+                num_bytes=dict(brought.num_bytes),
+                source_s=dict(brought.source_s),
             )
         )
         return_memory()
@@ -207,10 +213,11 @@ class EpochRun:
                 self._progress()
             compiling.result()
 
-    def _bring_state(self, job: JobSpec, live: LiveState) -> dict[str, int]:
+    def _bring_state(self, job: JobSpec, live: LiveState) -> Brought:
+        brought = Brought()
         if self._order.transfers is None:
             live.initialise(job.train.seed)
-            return {}
+            return brought
         assert job.checkpoint.uri is not None or all(row[5] != "store" for row in self._order.transfers)
         fetcher = Fetcher(
             Sources(
@@ -222,12 +229,32 @@ class EpochRun:
             )
         )
         self._on_abandon(fetcher.abandon)
-        taken: Counter[str] = Counter()
-        for part in in_parts(transfers_from_rows(self._order.rank, self._order.transfers)):
-            taken.update(fetcher.bring(live, part))
-            self._progress()
+        self._on_abandon(lambda: self._more.put(()))
+        transfers = transfers_from_rows(self._order.rank, self._order.transfers)
+        wanted = tuple(transfer for transfer in transfers if not transfer.is_derived)
+        while wanted:
+            for part in in_parts(wanted):
+                brought.add(fetcher.bring(live, part))
+                self._progress()
+            wanted = self._instead(brought.failed)
+            brought.failed.clear()
+        brought.add(fetcher.bring(live, (transfer for transfer in transfers if transfer.is_derived)))
         live.tag = self._order.step
-        return dict(taken)
+        return brought
+
+    def _instead(self, failed: Sequence[Failed]) -> tuple[Transfer, ...]:
+        """Where else to get what failed, from whoever planned it. Raises FetchFailed, EpochAbandoned."""
+        if not failed:
+            return ()
+        rows = [[*transfer_rows((one.transfer,)), one.problem, one.silent] for one in failed]
+        self._say(m.Lacking(epoch=self.epoch, rows=rows))
+        try:
+            found = self._more.get(timeout=self._settings.reply_timeout_s)
+        except queue.Empty:
+            raise FetchFailed("supervisor", f"did not say where else to get {len(failed)} transfers") from None
+        if self._abandoned.is_set():
+            raise EpochAbandoned(f"epoch {self.epoch} was abandoned while its state was brought")
+        return found
 
     def _progress(self) -> None:
         self._say(m.Progress(epoch=self.epoch))

@@ -1,32 +1,38 @@
 """Carries out a rank's part of a RecoveryPlan: brings every interval into a new live state, nearest source first.
 
-Owns the requests and the counting of bytes really taken, by tier. What comes from where was decided before.
+Owns the requests, the check of every shard before its bytes are used, and the counting of what really came, by tier.
+What comes from where was decided before; what a source did not give is told, and decided anew by whoever did.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from shoal_recovery.checkpoints import read_transfer
-from shoal_recovery.state import Kind, ShardKey, Tier, Transfer
+from shoal_recovery.crc import joined
+from shoal_recovery.errors import StoreError, StoreUnreachable
+from shoal_recovery.state import ELEMENT_BYTES, Tier, Transfer
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
 from shoal_workers.live import LiveState
-from shoal_workers.shards import checksum
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 _MAX_RANGES = 2000
+_PATIENCE_S = 10.0  # without a byte; an agent reads gigabytes in a second, and what it has to verify is less
+_Group = tuple[Tier, str, str]
 
 
 class FetchFailed(Exception):
-    """A source did not deliver what it was said to hold. `source` says which."""
+    """The rank cannot get its state as it was planned. `source` says which source is at fault."""
 
     def __init__(self, source: str, problem: str) -> None:
         super().__init__(source, problem)
@@ -49,6 +55,42 @@ class Sources:
     open_store: Callable[[], Store]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A transfer whose source did not give what it was said to hold; `silent`: it did not answer at all."""
+
+    transfer: Transfer
+    problem: str
+    silent: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Brought:
+    """By tier, the bytes that really came and the time from the first to the last of them; and what did not come."""
+
+    num_bytes: Counter[str] = field(default_factory=lambda: Counter({tier.value: 0 for tier in Tier}))
+    source_s: dict[str, float] = field(default_factory=lambda: {tier.value: 0.0 for tier in Tier})
+    failed: list[Failed] = field(default_factory=list)
+
+    def add(self, other: Brought) -> None:
+        """What was brought after this."""
+        self.num_bytes.update(other.num_bytes)
+        for tier, took_s in other.source_s.items():
+            self.source_s[tier] += took_s
+        self.failed.extend(other.failed)
+
+
+@dataclass(slots=True)
+class _Fetched:
+    """`num_settled`: how many transfers, in order, have come or were refused."""
+
+    num_bytes: int = 0
+    num_settled: int = 0
+    failed: list[Failed] = field(default_factory=list)
+    began_s: float = field(default_factory=time.monotonic)
+    ended_s: float = 0.0
+
+
 class Fetcher:
     """One rank's fetching in one epoch; `abandon` ends it from another thread."""
 
@@ -58,23 +100,28 @@ class Fetcher:
         self._lock = threading.Lock()
         self._abandoned = False
 
-    def bring(self, live: LiveState, transfers: Iterable[Transfer]) -> dict[str, int]:
-        """Fills `live`; answers the bytes that really came, by tier. Raises FetchFailed, StoreError."""
-        taken: Counter[str] = Counter({tier.value: 0 for tier in Tier})
-        groups: defaultdict[tuple[Tier, str, str], list[Transfer]] = defaultdict(list)
+    def bring(self, live: LiveState, transfers: Iterable[Transfer]) -> Brought:
+        """Fills `live`, but for what failed. Weights that are made of masters come last: with them, nothing must have
+        failed that they are made of. Raises FetchFailed where own memory lacks what it should have."""
+        brought = Brought()
+        groups: defaultdict[_Group, list[Transfer]] = defaultdict(list)
         derived: list[Transfer] = []
+        in_place: list[Transfer] = []
         for transfer in transfers:
             if transfer.tier is not Tier.OWN:
                 groups[transfer.tier, transfer.node or "", transfer.name or ""].append(transfer)
-            elif _from_new_master(transfer):
-                derived.append(transfer)
             else:
-                taken[Tier.OWN.value] += _copy(live, transfer, self._old())
-        for tier, num_bytes in self._fetch_groups(live, groups):
-            taken[tier.value] += num_bytes
-        for transfer in derived:  # after everything else: the master they come from must be there
-            taken[Tier.OWN.value] += _copy(live, transfer, live)
-        return dict(taken)
+                (derived if transfer.is_derived else in_place).append(transfer)
+        self._copy(live, in_place, brought)
+        spans: defaultdict[Tier, list[_Fetched]] = defaultdict(list)
+        for tier, fetched in self._fetch_groups(live, groups):
+            brought.num_bytes[tier.value] += fetched.num_bytes
+            brought.failed.extend(fetched.failed)
+            spans[tier].append(fetched)
+        for tier, parts in spans.items():
+            brought.source_s[tier.value] = max(part.ended_s for part in parts) - min(part.began_s for part in parts)
+        self._copy(live, derived, brought)
+        return brought
 
     def abandon(self) -> None:
         with self._lock:
@@ -82,56 +129,93 @@ class Fetcher:
             for connection in self._connections:
                 connection.close()
 
-    def _old(self) -> LiveState:
-        if self._sources.old is None:
-            raise FetchFailed("own memory", f"holds nothing of step {self._sources.step}")
-        return self._sources.old
+    def _copy(self, live: LiveState, transfers: Iterable[Transfer], brought: Brought) -> None:
+        """From own memory: of before, or what has just come."""
+        began_s = time.monotonic()
+        for transfer in transfers:
+            source = live if transfer.is_derived else self._sources.old
+            if source is None:
+                raise FetchFailed("own memory", f"holds nothing of step {self._sources.step}")
+            found = source.view(transfer.source_key)
+            live.view(transfer.key).copy_(found)
+            brought.num_bytes[Tier.OWN.value] += found.numel() * found.element_size()
+        brought.source_s[Tier.OWN.value] += time.monotonic() - began_s
 
     def _fetch_groups(
-        self, live: LiveState, groups: Mapping[tuple[Tier, str, str], list[Transfer]]
-    ) -> Iterator[tuple[Tier, int]]:
-        """Each group's tier and bytes; all groups are under way before the first is waited for."""
+        self, live: LiveState, groups: Mapping[_Group, list[Transfer]]
+    ) -> Iterator[tuple[Tier, _Fetched]]:
+        """Each group's tier and what came; all groups are under way before the first is waited for."""
         with ThreadPoolExecutor(max_workers=max(1, min(4, len(groups)))) as pool:
             under_way = [(key[0], pool.submit(self._fetch_group, live, *key, group)) for key, group in groups.items()]
             for tier, done in under_way:
                 yield tier, done.result()
 
-    def _fetch_group(self, live: LiveState, tier: Tier, node: str, name: str, group: list[Transfer]) -> int:
+    def _fetch_group(self, live: LiveState, tier: Tier, node: str, name: str, group: list[Transfer]) -> _Fetched:
+        fetched = _Fetched()
         if tier is Tier.STORE:
-            store = self._sources.open_store()
-            return sum(_fill(live, transfer, bytearray(read_transfer(store, transfer))) for transfer in group)
+            self._read_store(live, group, fetched)
+        else:
+            self._ask_agent(live, node, name, group, fetched)
+        fetched.ended_s = time.monotonic()
+        return fetched
+
+    def _read_store(self, live: LiveState, group: list[Transfer], fetched: _Fetched) -> None:
+        store = self._sources.open_store()
+        for transfer in group:
+            try:
+                data = read_transfer(store, transfer)
+            except StoreUnreachable as error:
+                raise FetchFailed("object store", str(error)) from error
+            except StoreError as error:
+                fetched.failed.append(Failed(transfer=transfer, problem=str(error)))
+                continue
+            _fill(live, transfer, memoryview(bytearray(data)))  # torch wants bytes that may be written
+            fetched.num_bytes += transfer.before_bytes + len(data) + transfer.after_bytes
+
+    def _ask_agent(self, live: LiveState, node: str, name: str, group: list[Transfer], fetched: _Fetched) -> None:
         try:
             connection = self._connect(node)
-            parts = [group[first : first + _MAX_RANGES] for first in range(0, len(group), _MAX_RANGES)]
-            return sum(self._fetch_ranges(connection, live, node, name, part) for part in parts)
-        except ConnectionClosed as error:
-            raise FetchFailed(f"agent of {node}", str(error)) from error
+            for first in range(0, len(group), _MAX_RANGES):
+                self._fetch_ranges(connection, live, name, group[first : first + _MAX_RANGES], fetched)
+        except (ConnectionClosed, m.ProtocolError) as error:
+            if self._abandoned:
+                raise FetchFailed(f"agent of {node}", "its answer is not waited for any more") from error
+            fetched.failed.extend(
+                Failed(transfer=transfer, problem=str(error), silent=isinstance(error, ConnectionClosed))
+                for transfer in group[fetched.num_settled :]
+            )
 
     def _fetch_ranges(
-        self, connection: Connection, live: LiveState, node: str, name: str, group: list[Transfer]
-    ) -> int:
+        self, connection: Connection, live: LiveState, name: str, group: list[Transfer], fetched: _Fetched
+    ) -> None:
         ranges = [[transfer.offset, transfer.num_bytes] for transfer in group]
         request = m.Fetch(job=self._sources.job, name=name, step=self._sources.step, ranges=ranges)
         connection.send(m.encode(request))
         wire, payload_bytes = connection.receive()
         answer = m.decode_as(m.Fetched, wire)
         if answer.problem:
-            raise FetchFailed(f"agent of {node}", answer.problem)
-        data = bytearray(payload_bytes)
-        connection.read_into(memoryview(data))
-        if checksum(memoryview(data)) != answer.checksum:
-            raise FetchFailed(f"agent of {node}", f"{name} changed on the way")
-        position = 0
-        for transfer in group:
-            part = memoryview(data)[position : position + transfer.num_bytes]
-            if transfer.checksum is not None and checksum(part) != transfer.checksum:
-                raise FetchFailed(f"agent of {node}", f"{transfer.key} in {name} is not what was sealed")
-            _fill(live, transfer, part)
-            position += transfer.num_bytes
-        return position
+            fetched.failed.extend(Failed(transfer=transfer, problem=answer.problem) for transfer in group)
+            fetched.num_settled += len(group)
+            return
+        wanted = sum(transfer.num_bytes for transfer in group)
+        if (payload_bytes, len(answer.around)) != (wanted, len(group)):
+            raise m.ProtocolError(f"{name}: {payload_bytes} bytes came where {wanted} were asked for")
+        buffer = bytearray(max((transfer.num_bytes for transfer in group), default=0))
+        for transfer, (before, after) in zip(group, answer.around, strict=True):
+            part = memoryview(buffer)[: transfer.num_bytes]
+            connection.read_into(part)
+            fetched.num_settled += 1
+            if _verified(transfer, part, before, after):
+                _fill(live, transfer, part)
+                fetched.num_bytes += transfer.num_bytes
+            else:
+                fetched.failed.append(Failed(transfer=transfer, problem="what came is not what was sealed"))
 
     def _connect(self, node: str) -> Connection:
+        if node not in self._sources.agents:
+            raise ConnectionClosed(f"no agent of {node} is known")
         connection = connect(self._sources.agents[node])
+        connection.set_timeout(_PATIENCE_S)
         with self._lock:
             if self._abandoned:
                 connection.close()
@@ -139,23 +223,12 @@ class Fetcher:
         return connection
 
 
-def _from_new_master(transfer: Transfer) -> bool:
-    return transfer.key.kind is Kind.WEIGHT and transfer.source_kind is Kind.MASTER
+def _verified(transfer: Transfer, part: memoryview, before: int, after: int) -> bool:
+    """Whether these bytes, among what is said to be around them, are the shard that was sealed."""
+    runs = ((before, transfer.before_bytes), (zlib.crc32(part), len(part)), (after, transfer.after_bytes))
+    return joined(runs) == transfer.checksum
 
 
-def _source_key(transfer: Transfer) -> ShardKey:
-    key = transfer.key
-    return ShardKey(fqn=key.fqn, kind=transfer.source_kind, first=key.first, last=key.last)
-
-
-def _copy(live: LiveState, transfer: Transfer, source: LiveState) -> int:
-    """The bytes that were in place."""
-    found = source.view(_source_key(transfer))
-    live.view(transfer.key).copy_(found)
-    return found.numel() * found.element_size()
-
-
-def _fill(live: LiveState, transfer: Transfer, data: bytearray | memoryview) -> int:
-    source: Tensor = torch.frombuffer(data, dtype=torch.float32)
+def _fill(live: LiveState, transfer: Transfer, data: memoryview) -> None:
+    source: Tensor = torch.frombuffer(data, dtype=torch.float32, count=len(data) // ELEMENT_BYTES)
     live.view(transfer.key).copy_(source)
-    return len(data)

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 from shoal_recovery.journal import EvaluationDone
 from shoal_workers.rank_messages import Assign as Assign
+from shoal_workers.rank_messages import Bring as Bring
 from shoal_workers.rank_messages import Halt as Halt
 from shoal_workers.rank_messages import Halted as Halted
 from shoal_workers.rank_messages import Hello as Hello
+from shoal_workers.rank_messages import Lacking as Lacking
 from shoal_workers.rank_messages import Left as Left
 from shoal_workers.rank_messages import Measure as Measure
 from shoal_workers.rank_messages import Measured as Measured
@@ -81,7 +83,7 @@ class PutSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetInventory:
-    """Answered by InventoryIs, with every snapshot of the job that passes its checksums."""
+    """Answered by InventoryIs, with every shard of the job that passes its checksum."""
 
     job: str
 
@@ -213,7 +215,11 @@ class SlotsOpen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryIs:
+    """Only shards that are as they were sealed; `spoilt` are rows of (snapshot, step, the shard's four fields, what is
+    wrong with it) of those that are not."""
+
     snapshots: list[Row]
+    spoilt: list[Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +231,10 @@ class EpochIs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
+    """`around`: of each range, the CRC-32 of what lies before and behind it in its shard."""
+
     problem: str | None
-    checksum: str
+    around: list[Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +300,7 @@ _KINDS: dict[str, type[Any]] = {
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
         *(Probe, Probed, ProbeLink, LinkProbed, GiveNotice, Noticed, Withdrawn, UploadDelayed),
         *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, EvaluationDone, Left, Trouble, Measured),
-        *(Halt, Assign, StopAfter, Measure),
+        *(Halt, Assign, Bring, Lacking, StopAfter, Measure),
     )
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from shoal_recovery.state import Kind, Tier, Transfer
+from shoal_recovery.state import Transfer
 
 PART_BYTES = 1 << 28
 
@@ -18,7 +18,7 @@ def in_parts(transfers: Iterable[Transfer], part_bytes: int = PART_BYTES) -> Ite
     for transfer in transfers:
         source = (transfer.tier.value, transfer.node or "", transfer.name or "")
         last_bytes[source] += transfer.num_bytes
-        places.append((_derived(transfer), last_bytes[source], transfer))
+        places.append((transfer.is_derived, last_bytes[source], transfer))
     part: list[Transfer] = []
     num_bytes = 0
     for _, _, transfer in sorted(places, key=lambda place: place[:2]):
@@ -28,7 +28,3 @@ def in_parts(transfers: Iterable[Transfer], part_bytes: int = PART_BYTES) -> Ite
         part.append(transfer)
         num_bytes += transfer.num_bytes
     yield tuple(part)
-
-
-def _derived(transfer: Transfer) -> bool:
-    return transfer.tier is Tier.OWN and transfer.key.kind is Kind.WEIGHT and transfer.source_kind is Kind.MASTER

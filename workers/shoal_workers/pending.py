@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shoal_recovery.decide import ChangePlan
-from shoal_recovery.journal import RecoveryDone
+from shoal_recovery.faults import Fault
+from shoal_recovery.journal import RecoveryDone, SourceFailed
 from shoal_recovery.state import Tier
 from shoal_workers.messages import Ready
 
@@ -17,7 +18,7 @@ class PendingChange:
     """`blow_s` is the last sign of life of what was lost (or when the change was wanted), `noticed_s` when it was
     noticed; `done_step` the last step done before, `safe_step` the last that stood on another node; `vital_before`
     the nodes of the plan before, `doomed` those of all that are to go away. It goes on over attempts that are
-    interrupted."""
+    interrupted; `faults` are those of its sources of state, over all of them."""
 
     cause: str
     reason: str
@@ -26,6 +27,10 @@ class PendingChange:
     done_step: int
     safe_step: int
     vital_before: frozenset[str]
+    plan_before: str = ""
+    plan_after: str = ""
+    faults: list[Fault] = field(default_factory=list)
+    failed_sources: tuple[SourceFailed, ...] = ()
     nodes_lost: set[str] = field(default_factory=set)
     nodes_joined: frozenset[str] = frozenset()
     doomed: frozenset[str] = frozenset()
@@ -36,6 +41,7 @@ class PendingChange:
     restore_s: float = 0.0
     rebuild_s: float = 0.0
     num_bytes: Counter[str] = field(default_factory=Counter)
+    source_s: dict[str, float] = field(default_factory=dict)
 
     def goes_on(self, decision: ChangePlan) -> None:
         """The attempt before was interrupted, or found no plan; this is what comes of it."""
@@ -49,18 +55,21 @@ class PendingChange:
         if done_step > self.done_step:
             self.done_step, self.safe_step = done_step, max(self.safe_step, done_step - 1)
 
-    def adopted(self, epoch: int, step: int, vital: frozenset[str], now_s: float) -> None:
+    def adopted(self, epoch: int, step: int, vital: frozenset[str], plan_id: str, now_s: float) -> None:
         """What was measured of an attempt before this one did not lead anywhere."""
-        self.epoch, self.step, self.decided_s = epoch, step, now_s
+        self.epoch, self.step, self.plan_after, self.decided_s = epoch, step, plan_id, now_s
         self.nodes_joined = vital - self.vital_before if self.vital_before else frozenset()
         self.nodes_drained = (self.vital_before & self.doomed) - vital
         self.restore_s = self.rebuild_s = 0.0
 
-    def all_ready(self, answers: Iterable[Ready]) -> None:
+    def all_ready(self, answers: Iterable[Ready], failed_sources: tuple[SourceFailed, ...]) -> None:
+        self.failed_sources = failed_sources
         for ready in answers:
             self.restore_s = max(self.restore_s, ready.restore_s)
             self.rebuild_s = max(self.rebuild_s, ready.rebuild_s)
             self.num_bytes.update(ready.num_bytes)
+            for tier, took_s in ready.source_s.items():
+                self.source_s[tier] = max(self.source_s.get(tier, 0.0), took_s)
 
     def done(self, now_s: float) -> RecoveryDone:
         lost_steps = max(0, self.safe_step - self.step)
@@ -80,4 +89,8 @@ class PendingChange:
             nodes_lost=tuple(sorted(self.nodes_lost)),
             nodes_joined=tuple(sorted(self.nodes_joined)),
             nodes_drained=tuple(sorted(self.nodes_drained - self.nodes_lost)),
+            source_s={tier.value: self.source_s.get(tier.value, 0.0) for tier in Tier},
+            failed_sources=self.failed_sources,
+            plan_before=self.plan_before,
+            plan_after=self.plan_after,
         )

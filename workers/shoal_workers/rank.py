@@ -86,12 +86,16 @@ class Rank:
             except ConnectionClosed:  # the supervisor is gone; the next one asks for what it missed
                 return
 
-    def _obey(self, order: m.Halt | m.Assign | m.StopAfter | m.Measure) -> None:
+    def _obey(self, order: m.Halt | m.Assign | m.Bring | m.StopAfter | m.Measure) -> None:
         match order:
             case m.Halt():
                 self._halt(order.epoch)
             case m.Assign():
                 self._assign(order)
+            case m.Bring():
+                with self._lock:
+                    if self._run is not None and order.epoch == self._epoch:
+                        self._run.bring(order)
             case m.StopAfter():
                 with self._lock:
                     if self._run is not None and order.epoch == self._epoch:

@@ -39,13 +39,24 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The rank has its state and its groups, and steps. `num_bytes` by tier are what it really took."""
+    """The rank has its state and its groups, and steps. By tier, `num_bytes` are what it really took, `source_s` the
+    time from the first byte to the last."""
 
     epoch: int
     step: int
     restore_s: float
     rebuild_s: float
     num_bytes: dict[str, int]
+    source_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lacking:
+    """Sources did not give the rank what they were said to hold: rows of (row of the transfer, what was wrong, whether
+    the source did not answer at all). It has everything else, and waits for Bring."""
+
+    epoch: int
+    rows: list[Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +138,14 @@ class Assign:
     host_limit_bytes: int | None
     num_threads: int | None
     accelerated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bring:
+    """Where the rank gets what it told to lack: rows of transfers, as in Assign."""
+
+    epoch: int
+    transfers: list[Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,11 @@ class JobRecord:
         return max(self.plans, default=0)
 
     @property
+    def plan_id(self) -> str:
+        """Of that epoch's plan; empty before the first."""
+        return self.plans[self.epoch].plan_id if self.plans else ""
+
+    @property
     def outlook(self) -> Outlook:
         """What changes of plan have taken, and how often nodes were lost, since the job began."""
         return dataclasses.replace(self._outlook, pools=seen_pools(self._sightings, self._newest_s))

@@ -84,7 +84,7 @@ def transfer_rows(transfers: Iterable[Transfer]) -> list[Row]:
     return [
         [
             *(t.key.fqn, t.key.kind.value, t.key.first, t.key.last, t.source_kind.value),
-            *(t.tier.value, t.num_bytes, t.node, t.name, t.offset, t.checksum),
+            *(t.tier.value, t.num_bytes, t.node, t.name, t.offset, t.checksum, t.before_bytes, t.after_bytes),
         ]
         for t in transfers
     ]
@@ -102,6 +102,8 @@ def transfers_from_rows(rank: int, rows: Iterable[Row]) -> tuple[Transfer, ...]:
             name=name,
             offset=offset,
             checksum=checksum,
+            before_bytes=before,
+            after_bytes=after,
         )
-        for fqn, kind, first, last, source, tier, num_bytes, node, name, offset, checksum in rows
+        for fqn, kind, first, last, source, tier, num_bytes, node, name, offset, checksum, before, after in rows
     )

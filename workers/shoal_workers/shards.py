@@ -13,12 +13,18 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import structlog
+
+from shoal_recovery.crc import checksum as checksum
 from shoal_recovery.state import ELEMENT_BYTES, Piece, ShardKey, Snapshot
 from shoal_workers.rows import key_rows, keys_from_rows
+
+log = structlog.get_logger()
 
 NUM_SLOTS = 2
 
@@ -31,17 +37,10 @@ def epoch_of(name: str) -> int:
     return int(name.split("-")[0])
 
 
-def checksum(*parts: memoryview) -> str:
-    """Of the parts as if they were one."""
-    value = 0
-    for part in parts:
-        value = zlib.crc32(part, value)
-    return f"crc32:{value:08x}"
-
-
 @dataclass(slots=True)
 class _File:
     layout: tuple[ShardKey, ...]
+    layout_sum: str
     offsets: tuple[int, ...]
     num_bytes: int
     maps: tuple[mmap.mmap, ...]
@@ -53,11 +52,42 @@ class _File:
         )
 
     def checksums(self, slot: int) -> list[str]:
-        view = memoryview(self.maps[slot])
+        view = self.view(slot)
         return [
             checksum(view[offset : offset + key.numel * ELEMENT_BYTES])
             for key, offset in zip(self.layout, self.offsets, strict=True)
         ]
+
+    def sum_of_seal(self, step: int, checksums: list[str]) -> str:
+        """Of everything that says what the bytes are."""
+        return checksum(json.dumps([self.layout_sum, step, checksums]).encode())
+
+    def view(self, slot: int) -> memoryview:
+        """Raises OSError for a file that somebody cut short: to touch what is missing would end the process."""
+        mapped = self.maps[slot]
+        if mapped.size() < self.num_bytes:
+            raise OSError(f"the file has {mapped.size()} of its {self.num_bytes} bytes")
+        return memoryview(mapped)
+
+    def spoilt(self, slot: int, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, str]]:
+        """Those that are not what was sealed, and why."""
+        try:
+            found = self.checksums(slot)
+        except OSError as error:
+            yield from ((piece, str(error)) for piece in pieces)
+            return
+        for piece, value in zip(pieces, found, strict=True):
+            if value != piece.checksum:
+                yield piece, f"it was sealed with {piece.checksum}, and has {value}"
+
+    def around(self, view: memoryview, offset: int, num_bytes: int) -> tuple[int, int]:
+        """The CRC-32 of what lies before and behind these bytes in their shard. Raises ValueError if that is none."""
+        index = bisect_right(self.offsets, offset) - 1
+        first = self.offsets[index] if index >= 0 else offset
+        last = first + (self.layout[index].numel * ELEMENT_BYTES if index >= 0 else 0)
+        if offset + num_bytes > last:
+            raise ValueError(f"bytes [{offset}, {offset + num_bytes}) are not within one shard")
+        return zlib.crc32(view[first:offset]), zlib.crc32(view[offset + num_bytes : last])
 
 
 class ShardStore:
@@ -71,7 +101,12 @@ class ShardStore:
         folder.mkdir(parents=True, exist_ok=True)
         for layout_path in folder.glob("*/*.layout"):
             job, name = layout_path.parent.name, layout_path.stem
-            self._files[job, name] = self._map(job, name, keys_from_rows(json.loads(layout_path.read_text())))
+            try:
+                layout = keys_from_rows(json.loads(layout_path.read_text()))
+            except (ValueError, TypeError, AssertionError) as error:
+                log.warning("layout of a snapshot cannot be read", job=job, name=name, error=str(error))
+                continue
+            self._files[job, name] = self._map(job, name, layout)
 
     def open(self, job: str, name: str, layout: tuple[ShardKey, ...]) -> tuple[tuple[str, ...], int]:
         """Makes both slots, in memory before the first write; answers their paths and size in bytes."""
@@ -101,9 +136,8 @@ class ShardStore:
             raise ValueError(f"the copy of {name} at step {step} does not match its checksums")
         with self._lock:
             if (job, name) in self._files:
-                _write_whole(
-                    self._seal_path(job, name, step % NUM_SLOTS), json.dumps({"step": step, "checksums": found})
-                )
+                seal = {"step": step, "checksums": found, "sum": file.sum_of_seal(step, found)}
+                _write_whole(self._seal_path(job, name, step % NUM_SLOTS), json.dumps(seal))
         return found
 
     def layout(self, job: str, name: str) -> tuple[ShardKey, ...]:
@@ -111,29 +145,53 @@ class ShardStore:
             return self._file(job, name).layout
 
     def slot(self, job: str, name: str, step: int) -> memoryview:
-        """The bytes of the slot of this step, sealed or not."""
+        """The bytes of the slot of this step, sealed or not. Raises OSError if they are not all there any more."""
         with self._lock:
-            return memoryview(self._file(job, name).maps[step % NUM_SLOTS])
+            return self._file(job, name).view(step % NUM_SLOTS)
+
+    def ranges(
+        self, job: str, name: str, step: int, wanted: Iterable[tuple[int, int]]
+    ) -> tuple[list[memoryview], list[tuple[int, int]]]:
+        """Bytes (offset, length) of a sealed snapshot, and the CRC-32 of what is around each in its shard: with those
+        whoever has the bytes can verify them. Raises KeyError, ValueError, OSError."""
+        self.sealed(job, name, step)
+        with self._lock:
+            file = self._file(job, name)
+        slot = file.view(step % NUM_SLOTS)
+        parts, around = [], []
+        for offset, num_bytes in wanted:
+            if not 0 <= offset <= offset + num_bytes <= slot.nbytes:
+                raise ValueError(f"bytes [{offset}, {offset + num_bytes}) are not within a slot of {slot.nbytes}")
+            parts.append(slot[offset : offset + num_bytes])
+            around.append(file.around(slot, offset, num_bytes))
+        return parts, around
 
     def sealed(self, job: str, name: str, step: int) -> Snapshot:
         """Raises KeyError when the node does not hold this snapshot whole."""
         with self._lock:
             file = self._file(job, name)
-            seal = self._read_seal(job, name, step % NUM_SLOTS)
+            seal = self._read_seal(file, job, name, step % NUM_SLOTS)
         if seal is None or seal[0] != step:
             raise KeyError(f"{name} of step {step}")
         return Snapshot(node=self._node, name=name, step=step, pieces=file.pieces(seal[1]))
 
-    def snapshots(self, job: str) -> Iterator[Snapshot]:
-        """Every snapshot of the job whose bytes have their checksums now."""
+    def snapshots(self, job: str, spoilt: list[tuple[Snapshot, str]] | None = None) -> Iterator[Snapshot]:
+        """Every snapshot of the job, with the shards that have their checksums now; `spoilt` gets those that do not,
+        each as a snapshot of its own, and why."""
         with self._lock:
             names = [name for owner, name in self._files if owner == job]
         for name in names:
             for slot in range(NUM_SLOTS):
                 with self._lock:
-                    file, seal = self._files.get((job, name)), self._read_seal(job, name, slot)
-                if file is not None and seal is not None and file.checksums(slot) == seal[1]:
-                    yield Snapshot(node=self._node, name=name, step=seal[0], pieces=file.pieces(seal[1]))
+                    file = self._files.get((job, name))
+                    seal = None if file is None else self._read_seal(file, job, name, slot)
+                if file is not None and seal is not None:
+                    whole = Snapshot(node=self._node, name=name, step=seal[0], pieces=file.pieces(seal[1]))
+                    bad = dict(file.spoilt(slot, whole.pieces))
+                    if spoilt is not None:
+                        spoilt.extend((replace(whole, pieces=(piece,)), problem) for piece, problem in bad.items())
+                    if not bad or len(bad) < len(whole.pieces):
+                        yield replace(whole, pieces=tuple(piece for piece in whole.pieces if piece not in bad))
 
     def epoch(self, job: str) -> int:
         """The highest that a snapshot of the job is of; 0 where there is none."""
@@ -157,7 +215,8 @@ class ShardStore:
             offsets.append(total)
             total += key.numel * ELEMENT_BYTES
         maps = tuple(_map_file(self._slot_path(job, name, slot), max(total, 1)) for slot in range(NUM_SLOTS))
-        return _File(layout=layout, offsets=tuple(offsets), num_bytes=total, maps=maps)
+        layout_sum = checksum(json.dumps(key_rows(layout)).encode())
+        return _File(layout=layout, layout_sum=layout_sum, offsets=tuple(offsets), num_bytes=total, maps=maps)
 
     def _file(self, job: str, name: str) -> _File:
         return self._files[job, name]
@@ -168,12 +227,20 @@ class ShardStore:
     def _seal_path(self, job: str, name: str, slot: int) -> Path:
         return self._folder / job / f"{name}.seal{slot}"
 
-    def _read_seal(self, job: str, name: str, slot: int) -> tuple[int, list[str]] | None:
+    def _read_seal(self, file: _File, job: str, name: str, slot: int) -> tuple[int, list[str]] | None:
+        """A seal that is not as it was written is none: it may name another step, or belong to another layout."""
         try:
             seal = json.loads(self._seal_path(job, name, slot).read_text())
+            step, checksums, found = seal["step"], seal["checksums"], seal["sum"]
         except FileNotFoundError:
             return None
-        return seal["step"], seal["checksums"]
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("seal of a snapshot cannot be read", job=job, name=name, slot=slot, error=str(error))
+            return None
+        if found != file.sum_of_seal(step, checksums):
+            log.warning("seal of a snapshot is not as it was written", job=job, name=name, slot=slot)
+            return None
+        return step, checksums
 
 
 def _map_file(path: Path, num_bytes: int) -> mmap.mmap:

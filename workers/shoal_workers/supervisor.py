@@ -245,6 +245,9 @@ class Supervisor:
                     self._changer.epoch.hear(contact.device, message, self._clock())
                     if self._changer.epoch.ended is not None:  # perhaps without a step
                         self._changer.stepped(message.epoch)
+            case m.Lacking():
+                if self._changer.supply is not None:
+                    self._changer.supply.hear(contact, message)
             case m.Progress():
                 pass  # that it was said is all: the contact knows when
             case m.Stepped():
