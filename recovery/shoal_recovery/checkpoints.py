@@ -126,18 +126,20 @@ def retire(store: Store, job: str, keep: int) -> tuple[int, ...]:
     return retired
 
 
-def remove_orphans(store: Store, job: str) -> tuple[str, ...]:
+def remove_orphans(store: Store, job: str, *, over: bool = False) -> tuple[str, ...]:
     """Deletes objects that no manifest names and none will, and answers which; unfinished puts of such, and claims of
-    old steps, too. Those of steps newer than the newest manifest are left alone: they may be on their way."""
+    old steps, too. Those of steps newer than the newest manifest may be on their way, and are left alone until the job
+    is over."""
     steps = list_manifests(store, job)
-    if not steps:
+    if not steps and not over:
         return ()
     named = {piece.object for step in steps for piece in load_manifest(store, job, step).pieces}
-    newest = _shards(job, steps[0])
+    newest = _shards(job, steps[0]) if steps else ""
     prefix = f"{job}/shards/"
 
     def left(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if name not in named and name[: len(newest)] <= newest)  # sorted by step
+        # Names sort by step.
+        return tuple(name for name in names if name not in named and (over or name[: len(newest)] <= newest))
 
     orphans = left(store.list(prefix))
     for name in orphans:
@@ -145,7 +147,7 @@ def remove_orphans(store: Store, job: str) -> tuple[str, ...]:
     for name in left(store.unfinished(prefix)):
         store.abandon(name)
     for name in store.list(f"{job}/manifests/"):
-        if MARK in name and name < manifest_name(job, steps[0]):
+        if MARK in name and (over or name < manifest_name(job, steps[0])):
             store.delete(name)
     return orphans
 

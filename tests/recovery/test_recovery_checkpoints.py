@@ -183,6 +183,7 @@ def test_orphans_are_removed_and_uploads_under_way_are_not(store: Store) -> None
     commit(store, _upload(store, 5), MODEL)
     assert remove_orphans(store, JOB) == (abandoned, late)
     assert under_way in store.list("")
+    assert remove_orphans(store, JOB, over=True) == (under_way,)
     assert load_manifest(store, JOB, 5).pieces[0].object in store.list("")
 
 

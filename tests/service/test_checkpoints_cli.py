@@ -23,7 +23,7 @@ from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import commit
-from shoal_recovery.journal import CheckpointCommitted, Entry
+from shoal_recovery.journal import CheckpointCommitted, Entry, StoreFailed, StoreRecovered
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Kind, Manifest, Snapshot
 from shoal_recovery.store import open_store
@@ -215,3 +215,35 @@ def test_checkpoints_of_a_job_are_listed_as_the_store_has_them(
     assert cli.run(["checkpoints", "job_none"]) == 2
     other = ok(api.post("/v1/jobs", json=job_mapping()))["id"]
     assert ok(api.get(f"/v1/jobs/{other}/checkpoints")) == {"uri": None, "items": []}
+
+
+def test_a_store_that_fails_is_said_everywhere_until_it_works_again(
+    api: httpx.Client, connector: Connector, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok(connector.renew())
+    job_id = ok(api.post("/v1/jobs", json=job_mapping()))["id"]
+    monkeypatch.setenv("SHOAL_SERVER", str(api.base_url))
+    monkeypatch.setenv("SHOAL_TOKEN", api.headers["Authorization"].removeprefix("Bearer "))
+
+    def shown() -> tuple[str | None, str, str]:
+        assert cli.run(["status", job_id]) == 0
+        status = ok(api.get(f"/v1/jobs/{job_id}"))["status"]
+        return status["store_problem"], api.get(f"/jobs/{job_id}").text, capsys.readouterr().out
+
+    failed = StoreFailed(uri="s3://b/p", step=20, problem="http://there does not answer")
+    ok(connector.send(job_id, [Entry(seq=1, at_s=1e9, event=failed)]))
+    problem, page, text = shown()
+    assert problem == "http://there does not answer"
+    assert "No checkpoints at present, training goes on: http://there does not answer" in page
+    assert "none at present: http://there does not answer" in text
+    recovered = StoreRecovered(uri="s3://b/p", step=40, duration_s=90.0)
+    ok(connector.send(job_id, [Entry(seq=2, at_s=1e9, event=recovered)]))
+    problem, page, text = shown()
+    assert problem is None
+    assert "No checkpoints at present" not in page
+    assert "works again after 1 min 30 s: step 40 stands there" in page
+    assert "none at present" not in text
+    assert cli.run(["events", job_id]) == 0
+    lines = capsys.readouterr().out
+    assert "s3://b/p does not take step 20: http://there does not answer; training goes on" in lines
+    assert "s3://b/p works again after 90 s: step 40 stands there" in lines

@@ -32,6 +32,7 @@ log = structlog.get_logger()
 
 _MANIFEST_VERSION = 1
 
+_LAST_CLEAN_UP_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
 
 Result = CheckpointCommitted | CheckpointFailed | StoreFailed | StoreRecovered
@@ -55,7 +56,9 @@ class CheckpointCommits:
         self._failing_step: int | None = None  # the newest that waits for a store that fails
         self._failing_since_s = 0.0
         self._tasks: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self._thread.start()
 
     def settled(self, step: int) -> bool:
         """Whether the checkpoint of this step is committed, or has failed for good."""
@@ -110,9 +113,13 @@ class CheckpointCommits:
         self._came[key][upload.name] = upload
         self._consider(key)
 
-    def close(self) -> None:
+    def close(self, *, over: bool = False) -> None:
+        """`over`: nobody uploads any more, so what no manifest names is removed; waits for that, within reason."""
+        self._over = over and self._spec.checkpoint.uri is not None
         self._closed.set()
         self._tasks.put(None)
+        if self._over:
+            self._thread.join(_LAST_CLEAN_UP_S)
 
     def _consider(self, key: tuple[int, int]) -> None:
         expected = self._expected.get(key[0])
@@ -136,6 +143,11 @@ class CheckpointCommits:
                     self._clean_up(result)
                 else:
                     self._swept.discard(key[0])
+        if self._over:
+            try:
+                checkpoints.remove_orphans(open_store(str(self._spec.checkpoint.uri)), self._job, over=True)
+            except (StoreError, InvalidField) as error:
+                log.warning("what was half uploaded is not removed", job=self._job, error=str(error))
 
     def _commit(self, key: tuple[int, int]) -> CheckpointCommitted | CheckpointFailed:
         epoch, step = key

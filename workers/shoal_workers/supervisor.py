@@ -187,10 +187,10 @@ class Supervisor:
 
     def _wind_up(self) -> None:
         self._record.keeper.flush(5.0)
-        self._commits.close()
         self._cluster.end_ranks(self._job)
         if self._record.state is not JobState.FAILED:  # or what somebody could still go on from would be gone
             self._retire_all()
+        self._commits.close(over=self._record.state is not JobState.FAILED)
         self._roster.close()
         self._record.keeper.close()
         self.ended.set()
