@@ -107,7 +107,9 @@ def test_pages_are_complete_without_scripts(
         "2 samples of each micro-batch",
         "spot-1 was lost: its connection closed",
         "restore <b>131 ms</b>",
-        "peer <b>12.9 MB</b>",
+        "peer <b>12.9 MB, 1 GB/s</b>",
+        "1.2 MB of step 20 from the agent of spot-0 (000001-2) were not used",
+        "0123456789ab to ba9876543210",
         "epoch 2",
     ):
         assert words in text, words

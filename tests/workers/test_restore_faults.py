@@ -105,6 +105,7 @@ def make_ground(tmp_path: Path) -> Iterator[Callable[[], Ground]]:
         numbers = iter(range(10**6))
 
         def make() -> Ground:
+            stack.close()
             folder = tmp_path / str(next(numbers))
             agents = {node: start_agent(folder, node) for node in NODES}
             for agent in agents.values():
@@ -304,6 +305,7 @@ def test_another_copy_is_used_whatever_breaks(make_ground: Callable[[], Ground],
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_so_it_is_a_thousand_times(make_ground: Callable[[], Ground]) -> None:
     for seed in range(1000, 2000):
         rng = random.Random(seed)
