@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal import cli
-from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.job import JobSpec, job_to_mapping, parse_job
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import commit
@@ -141,7 +141,7 @@ def test_the_documented_lines_read_a_checkpoint(tmp_path: Path) -> None:
         weights = dict(run_solo(job, step).weights)
         store_step(job, weights, "job_1", step, tmp_path)
     (lines,) = re.findall(r"```python\n(import json.*?)```", FILES_MD.read_text(), flags=re.DOTALL)
-    assert len(lines.strip().splitlines()) <= 11
+    assert len(lines.split("\n")) - lines.count("\n\n") - 1 == 10
     found: dict[str, Any] = {}
     exec(lines.replace('"/checkpoints"', repr(str(tmp_path / "store"))), found)
     assert found["weights"].keys() == weights.keys()
@@ -193,7 +193,7 @@ def test_checkpoints_of_a_job_are_listed_as_the_store_has_them(
     uri = (tmp_path / "store").as_uri()
     ok(connector.renew())
     job = small_job()
-    body = job_mapping(checkpoint={"uri": uri})
+    body = {**job_to_mapping(job), "checkpoint": {"uri": uri}}
     created = ok(api.post("/v1/jobs", json=body))["id"]
     assert ok(api.get(f"/v1/jobs/{created}/checkpoints")) == {"uri": uri, "items": []}
     store_step(job, layouts_weights(job), created, 4, tmp_path)
@@ -213,8 +213,12 @@ def test_checkpoints_of_a_job_are_listed_as_the_store_has_them(
     assert cli.run(["checkpoints", created]) == 0
     assert manifest in capsys.readouterr().out
     assert cli.run(["checkpoints", "job_none"]) == 2
+    assert cli.run(["export", created, str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 16
     other = ok(api.post("/v1/jobs", json=job_mapping()))["id"]
     assert ok(api.get(f"/v1/jobs/{other}/checkpoints")) == {"uri": None, "items": []}
+    assert cli.run(["export", other, str(tmp_path / "out")]) == 2
+    assert f"{other} has no checkpoint.uri" in capsys.readouterr().err
 
 
 def test_a_store_that_fails_is_said_everywhere_until_it_works_again(

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from breakable_wire import BreakableWire
 from process_cluster import ProcessCluster
+from safetensors.numpy import load_file
 from servers import RunningServer, new_place
 from supervised import supervised, tiny_job
 
+from shoal import cli
 from shoal_planner.job import CheckpointSpec, JobSpec
 from shoal_recovery.checkpoints import list_manifests
 from shoal_recovery.journal import (
@@ -74,6 +76,8 @@ def test_training_goes_on_without_its_store_and_what_waits_is_brought_later(
             store = open_store(uri)
             kept = list_manifests(store, "cut-off")
             assert max(kept) >= recovered.step
+            assert cli.run(["export", f"{uri}/cut-off", str(tmp_path / "out")]) == 0
+            assert "model.layers.3.mlp.down_proj.weight" in load_file(tmp_path / "out" / "model.safetensors")
             running.supervisor.ended.wait(30.0)
             steps = {int(name.split("/")[2]) for name in store.list("cut-off/shards/")}
             assert steps <= {*kept, max(steps)}  # an agent may have been at the very last one
