@@ -149,7 +149,7 @@ def show_nodes(nodes: Iterable[Mapping[str, Any]]) -> None:
                 f"{node['devices']} x {node['device']}",
                 "spot" if node["spot"] else "on demand",
                 node["zone"],
-                "connected" if node["connected"] else "not connected",
+                f"{'' if node['connected'] else 'not '}connected{', going away' if node['reclaim_at_s'] else ''}",
                 _measured(node["measured"]),
                 ", ".join(node["jobs"]),
             )

@@ -117,14 +117,18 @@ async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[s
 @router.get("/nodes", tags=["nodes"], responses=documented())
 async def list_nodes(deps: Deps) -> dict[str, Any]:
     """The nodes of every cluster that came to us, which jobs' plans use them, and what of them was `measured`, each
-    figure with its source. Not connected: as last seen."""
+    figure with its source; `reclaim_at_s` while a drill says that a node goes away. Not connected: as last seen."""
     async with deps.database.read() as session:
         rows = await clusters.all_clusters(session)
         users = await _users(session)
     figures = {row.id: MeasuredNodes(row.snapshot, row.profile) for row in rows}
+    ends_at_s = {
+        (row.id, drill["node"]): drill["ends_at_s"] for row in rows for drill in drills.current(row, time.time())
+    }
     items = [
         {
             **node,
+            "reclaim_at_s": ends_at_s.get((row.id, node["id"]), node.get("reclaim_at_s")),
             "measured": figures[row.id].of(node["id"]),
             "cluster_id": row.id,
             "connected": clusters.connected(row),

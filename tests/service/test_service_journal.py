@@ -125,6 +125,8 @@ def test_a_drill_is_a_wish_until_it_is_over(
     asked_s = time.time()
     drill = ok(preempt("spot-1", notice_s=90))
     assert (drill["cluster_id"], drill["node"], drill["notice_s"]) == ("local", "spot-1", 90.0)
+    going = [node["id"] for node in ok(api.get("/v1/nodes"))["items"] if node["reclaim_at_s"]]
+    assert going == ["spot-1"]
     wished = connector.wishes()
     (told,) = wished["drills"]
     assert (told["id"], told["node"]) == (drill["id"], "spot-1")
