@@ -10,13 +10,13 @@ that comes late cannot spoil what its successors stored. Only one process per jo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_recovery.claims import MARK
 from shoal_recovery.crc import checksum as checksum
-from shoal_recovery.errors import StoredPieceCorrupt, StoreError
+from shoal_recovery.errors import StoredPieceCorrupt, StoreError, StoreUnreachable
 from shoal_recovery.manifest import manifest_from_json, manifest_to_json, model_from_json
 from shoal_recovery.state import OWNED_KINDS, Manifest, Piece, StoredPiece, Tier, Transfer
 from shoal_recovery.store import Data, Store
@@ -156,10 +156,52 @@ def read_transfer(store: Store, transfer: Transfer) -> memoryview:
     """The bytes of a transfer of tier store, verified: so the whole piece that they are in leaves the store, and no
     other byte. Raises StoreError, StoredPieceCorrupt."""
     assert transfer.tier is Tier.STORE and transfer.name is not None, transfer
-    before, name = transfer.before_bytes, transfer.name
-    num_bytes = before + transfer.num_bytes + transfer.after_bytes
-    piece = memoryview(store.read(name, transfer.offset - before, num_bytes))
-    found = checksum(piece)
+    piece = memoryview(store.read(transfer.name, transfer.offset - transfer.before_bytes, transfer.shard_bytes))
+    return _verified(store, transfer, piece)
+
+
+def side_by_side(transfers: Iterable[Transfer], most_bytes: int) -> Iterator[tuple[Transfer, ...]]:
+    """Transfers of tier store in runs of about so many bytes, whose pieces lie in one object without a gap."""
+    run: list[Transfer] = []
+    end = total = 0
+    for transfer in sorted(transfers, key=lambda one: (one.name or "", one.offset)):
+        first = transfer.offset - transfer.before_bytes
+        goes_on = run and (transfer.name, first) == (run[0].name, end) and total + transfer.shard_bytes <= most_bytes
+        if run and not goes_on:
+            yield tuple(run)
+            run, total = [], 0
+        run.append(transfer)
+        end, total = first + transfer.shard_bytes, total + transfer.shard_bytes
+    if run:
+        yield tuple(run)
+
+
+def read_transfers(store: Store, run: Sequence[Transfer]) -> Iterator[tuple[Transfer, memoryview | StoreError]]:
+    """As `read_transfer`, of pieces that lie side by side, with one read; what is wrong with one does not concern the
+    others. Raises StoreUnreachable."""
+    first, whole = run[0].offset - run[0].before_bytes, None
+    if len(run) > 1:
+        try:
+            whole = memoryview(store.read(str(run[0].name), first, sum(one.shard_bytes for one in run)))
+        except StoreUnreachable:
+            raise
+        except StoreError:
+            whole = None  # cut short, say: some of the pieces may still be there
+    for transfer in run:
+        begin = transfer.offset - transfer.before_bytes - first
+        try:
+            if whole is None:
+                yield transfer, read_transfer(store, transfer)
+            else:
+                yield transfer, _verified(store, transfer, whole[begin : begin + transfer.shard_bytes])
+        except StoreUnreachable:
+            raise
+        except StoreError as error:
+            yield transfer, error
+
+
+def _verified(store: Store, transfer: Transfer, piece: memoryview) -> memoryview:
+    found, name, before = checksum(piece), transfer.name, transfer.before_bytes
     if found != transfer.checksum:
         key = transfer.source_key
         shard = f"{key.fqn} {key.kind} [{key.first}, {key.last})"

@@ -241,6 +241,11 @@ class Transfer:
     after_bytes: int = 0
 
     @property
+    def shard_bytes(self) -> int:
+        """Of the whole shard in its source."""
+        return self.before_bytes + self.num_bytes + self.after_bytes
+
+    @property
     def source_key(self) -> ShardKey:
         return replace(self.key, kind=self.source_kind)
 

@@ -10,14 +10,14 @@ import threading
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from shoal_recovery.checkpoints import read_transfer
+from shoal_recovery.checkpoints import read_transfers, side_by_side
 from shoal_recovery.crc import joined
 from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.state import ELEMENT_BYTES, Tier, Transfer
@@ -27,8 +27,10 @@ from shoal_workers.live import LiveState
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 _MAX_RANGES = 2000
+_CHUNK_BYTES = 1 << 18
+_READ_BYTES = 1 << 25  # of the store at once; a few of these are under way
 _PATIENCE_S = 10.0  # without a byte; an agent reads gigabytes in a second, and what it has to verify is less
-_Group = tuple[Tier, str, str]
+_Source = tuple[Tier, str, str]
 
 
 class FetchFailed(Exception):
@@ -99,22 +101,23 @@ class Fetcher:
         self._connections: list[Connection] = []
         self._lock = threading.Lock()
         self._abandoned = False
+        self._store: Store | None = None
 
     def bring(self, live: LiveState, transfers: Iterable[Transfer]) -> Brought:
         """Fills `live`, but for what failed. Weights that are made of masters come last: with them, nothing must have
         failed that they are made of. Raises FetchFailed where own memory lacks what it should have."""
         brought = Brought()
-        groups: defaultdict[_Group, list[Transfer]] = defaultdict(list)
+        by_source: defaultdict[_Source, list[Transfer]] = defaultdict(list)
         derived: list[Transfer] = []
         in_place: list[Transfer] = []
         for transfer in transfers:
             if transfer.tier is not Tier.OWN:
-                groups[transfer.tier, transfer.node or "", transfer.name or ""].append(transfer)
+                by_source[transfer.tier, transfer.node or "", transfer.name or ""].append(transfer)
             else:
                 (derived if transfer.is_derived else in_place).append(transfer)
         self._copy(live, in_place, brought)
         spans: defaultdict[Tier, list[_Fetched]] = defaultdict(list)
-        for tier, fetched in self._fetch_groups(live, groups):
+        for tier, fetched in self._fetch_groups(live, _groups(by_source)):
             brought.num_bytes[tier.value] += fetched.num_bytes
             brought.failed.extend(fetched.failed)
             spans[tier].append(fetched)
@@ -142,15 +145,15 @@ class Fetcher:
         brought.source_s[Tier.OWN.value] += time.monotonic() - began_s
 
     def _fetch_groups(
-        self, live: LiveState, groups: Mapping[_Group, list[Transfer]]
+        self, live: LiveState, groups: Sequence[tuple[_Source, Sequence[Transfer]]]
     ) -> Iterator[tuple[Tier, _Fetched]]:
         """Each group's tier and what came; all groups are under way before the first is waited for."""
         with ThreadPoolExecutor(max_workers=max(1, min(4, len(groups)))) as pool:
-            under_way = [(key[0], pool.submit(self._fetch_group, live, *key, group)) for key, group in groups.items()]
+            under_way = [(key[0], pool.submit(self._fetch_group, live, *key, group)) for key, group in groups]
             for tier, done in under_way:
                 yield tier, done.result()
 
-    def _fetch_group(self, live: LiveState, tier: Tier, node: str, name: str, group: list[Transfer]) -> _Fetched:
+    def _fetch_group(self, live: LiveState, tier: Tier, node: str, name: str, group: Sequence[Transfer]) -> _Fetched:
         fetched = _Fetched()
         if tier is Tier.STORE:
             self._read_store(live, group, fetched)
@@ -159,20 +162,25 @@ class Fetcher:
         fetched.ended_s = time.monotonic()
         return fetched
 
-    def _read_store(self, live: LiveState, group: list[Transfer], fetched: _Fetched) -> None:
-        store = self._sources.open_store()
-        for transfer in group:
-            try:
-                data = read_transfer(store, transfer)
-            except StoreUnreachable as error:
-                raise FetchFailed("object store", str(error)) from error
-            except StoreError as error:
-                fetched.failed.append(Failed(transfer=transfer, problem=str(error)))
-                continue
-            _fill(live, transfer, memoryview(bytearray(data)))  # torch wants bytes that may be written
-            fetched.num_bytes += transfer.before_bytes + len(data) + transfer.after_bytes
+    def _read_store(self, live: LiveState, group: Sequence[Transfer], fetched: _Fetched) -> None:
+        """One read for all of the group, which lie side by side in one object."""
+        try:
+            for transfer, data in read_transfers(self._open_store(), group):
+                if isinstance(data, StoreError):
+                    fetched.failed.append(Failed(transfer=transfer, problem=str(data)))
+                else:
+                    _fill(live, transfer, memoryview(bytearray(data)))  # torch wants bytes that may be written
+                    fetched.num_bytes += transfer.shard_bytes
+        except StoreUnreachable as error:
+            raise FetchFailed("object store", str(error)) from error
 
-    def _ask_agent(self, live: LiveState, node: str, name: str, group: list[Transfer], fetched: _Fetched) -> None:
+    def _open_store(self) -> Store:
+        with self._lock:
+            if self._store is None:
+                self._store = self._sources.open_store()
+            return self._store
+
+    def _ask_agent(self, live: LiveState, node: str, name: str, group: Sequence[Transfer], fetched: _Fetched) -> None:
         try:
             connection = self._connect(node)
             for first in range(0, len(group), _MAX_RANGES):
@@ -186,7 +194,7 @@ class Fetcher:
             )
 
     def _fetch_ranges(
-        self, connection: Connection, live: LiveState, name: str, group: list[Transfer], fetched: _Fetched
+        self, connection: Connection, live: LiveState, name: str, group: Sequence[Transfer], fetched: _Fetched
     ) -> None:
         ranges = [[transfer.offset, transfer.num_bytes] for transfer in group]
         request = m.Fetch(job=self._sources.job, name=name, step=self._sources.step, ranges=ranges)
@@ -200,13 +208,14 @@ class Fetcher:
         wanted = sum(transfer.num_bytes for transfer in group)
         if (payload_bytes, len(answer.around)) != (wanted, len(group)):
             raise m.ProtocolError(f"{name}: {payload_bytes} bytes came where {wanted} were asked for")
-        buffer = bytearray(max((transfer.num_bytes for transfer in group), default=0))
         for transfer, (before, after) in zip(group, answer.around, strict=True):
-            part = memoryview(buffer)[: transfer.num_bytes]
-            connection.read_into(part)
+            place = _place(live, transfer)
+            part = memoryview(bytearray(transfer.num_bytes)) if place is None else place
+            found = _receive(connection, part)
             fetched.num_settled += 1
-            if _verified(transfer, part, before, after):
-                _fill(live, transfer, part)
+            if _verified(transfer, found, before, after):
+                if place is None:
+                    _fill(live, transfer, part)
                 fetched.num_bytes += transfer.num_bytes
             else:
                 fetched.failed.append(Failed(transfer=transfer, problem="what came is not what was sealed"))
@@ -223,9 +232,37 @@ class Fetcher:
         return connection
 
 
-def _verified(transfer: Transfer, part: memoryview, before: int, after: int) -> bool:
-    """Whether these bytes, among what is said to be around them, are the shard that was sealed."""
-    runs = ((before, transfer.before_bytes), (zlib.crc32(part), len(part)), (after, transfer.after_bytes))
+def _groups(by_source: Mapping[_Source, list[Transfer]]) -> list[tuple[_Source, Sequence[Transfer]]]:
+    """What is fetched in one conversation: all of a snapshot, and some of an object."""
+    found: list[tuple[_Source, Sequence[Transfer]]] = []
+    for source, transfers in by_source.items():
+        runs = side_by_side(transfers, _READ_BYTES) if source[0] is Tier.STORE else (transfers,)
+        found.extend((source, run) for run in runs)
+    return found
+
+
+def _place(live: LiveState, transfer: Transfer) -> memoryview | None:
+    """Where the bytes can come to lie at once, if they can. What is not as it should be is brought again before anybody
+    takes the state for whole."""
+    view = live.view(transfer.key)
+    if view.device.type != "cpu" or view.dtype != torch.float32:
+        return None
+    return view.numpy().data.cast("B")
+
+
+def _receive(connection: Connection, part: memoryview) -> int:
+    """Fills `part`; its CRC-32, taken while the bytes are near the processor."""
+    found = 0
+    for first in range(0, part.nbytes, _CHUNK_BYTES):
+        chunk = part[first : first + _CHUNK_BYTES]
+        connection.read_into(chunk)
+        found = zlib.crc32(chunk, found)
+    return found
+
+
+def _verified(transfer: Transfer, found: int, before: int, after: int) -> bool:
+    """Whether bytes with this CRC-32, among what is said to be around them, are the shard that was sealed."""
+    runs = ((before, transfer.before_bytes), (found, transfer.num_bytes), (after, transfer.after_bytes))
     return joined(runs) == transfer.checksum
 
 
