@@ -20,12 +20,14 @@ $(VENV)/.installed: pyproject.toml
 demo: setup
 	$(BIN)/shoal demo $(DEMO_ARGS)
 
-# Searching for plans keeps one core busy and disturbs nobody, so those tests share the cores; clusters have theirs alone.
+# Plans, stores and the service keep one core busy and disturb nobody, so those tests share the cores; clusters and
+# ranks have theirs alone.
+SHARING := tests/planner tests/recovery tests/service
 test: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
 ifeq ($(TEST_ARGS),)
-	$(BIN)/python -m pytest -m "not long" --ignore=tests/planner
-	$(BIN)/python -m pytest -m "not long" -n 2 tests/planner
+	$(BIN)/python -m pytest -m "not long" $(SHARING:%=--ignore=%)
+	$(BIN)/python -m pytest -m "not long" -n 2 $(SHARING)
 else
 	$(BIN)/python -m pytest $(TEST_ARGS) -m "not long"
 endif

@@ -57,8 +57,12 @@ def sums(data: memoryview) -> frozenset[str]:
 def unfinished(client: Any, bucket: str, prefix: str) -> tuple[tuple[str, str], ...]:
     """Key and id of each upload in parts that nobody has finished or given up."""
     found: list[tuple[str, str]] = []
-    for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
-        found.extend((str(one["Key"]), str(one["UploadId"])) for one in page.get("Uploads", ()))
+    try:
+        for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
+            found.extend((str(one["Key"]), str(one["UploadId"])) for one in page.get("Uploads", ()))
+    except client.exceptions.ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchUpload":  # of a bucket that never had any, rclone says that
+            raise
     return tuple((key, upload) for key, upload in found if key.startswith(prefix))
 
 
