@@ -17,7 +17,7 @@ from shoal_planner.job import parse_job
 from shoal_planner.plan import parse_plan
 from shoal_recovery.placement import backups
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import ShardMap
+from shoal_recovery.state import ShardMap, Span
 
 STEPS = 60
 
@@ -176,21 +176,33 @@ def _owner_and_backup(adopted: dict[str, Any]) -> tuple[str, str]:
 
 def _bytes_nobody_holds(before: dict[str, Any], after: dict[str, Any], gone: frozenset[str], gone_back: bool) -> int:
     """Counted element by element, 4 bytes each: master and moments for their new owners, master for ranks that only
-    compute with them, unless they have the weights in place (not of an earlier step than theirs: `gone_back`)."""
+    compute with them, unless they have the weights in place (not of an earlier step than theirs: `gone_back`). Of a
+    stored piece all is read, for it is verified as a whole."""
     job = parse_job(job_mapping(STEPS))
     old, new = (shard_map(parse_plan(adopted["plan"]), job.model) for adopted in (before, after))
     copies = backups(snapshot_from_mapping(before["snapshot"]).nodes, before["plan"]["copies"])
-    dead = {state.rank for state in old.ranks if state.device.node in gone and set(copies[state.device.node]) <= gone}
-    missing = {element for element in _elements(old, "vouches", dead)}
+    pieces = [
+        span
+        for state in old.ranks
+        if state.device.node in gone and set(copies[state.device.node]) <= gone
+        for span in state.vouches
+    ]
     survivors = [state for state in old.ranks if state.device.node not in gone]
     live = {state.device: set(_elements(old, "keeps", {state.rank})) for state in survivors}
     total = 0
     for state in new.ranks:
-        owned = missing & set(_elements(new, "owns", {state.rank}))
-        computed = missing & set(_elements(new, "keeps", {state.rank}))
+        owned, computed = (set(_elements(new, what, {state.rank})) for what in ("owns", "keeps"))
         kept = set() if gone_back else live.get(state.device, set())
-        total += 12 * len(owned) + 4 * len(computed - owned - kept)
+        for piece in pieces:
+            for wanted, num_kinds in ((owned, 3), (computed - owned - kept, 1)):
+                total += 4 * num_kinds * _num_runs(piece, wanted) * piece.numel
     return total
+
+
+def _num_runs(piece: Span, wanted: set[tuple[str, int]]) -> int:
+    """How many unbroken runs of what is wanted lie in the piece."""
+    inside = [(piece.fqn, element) in wanted for element in range(piece.first, piece.last)]
+    return sum(here and not before for before, here in zip([False, *inside], inside, strict=False))
 
 
 def _elements(shards: ShardMap, what: str, ranks: set[int]) -> list[tuple[str, int]]:
