@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from running import LIMIT_S, Running, job_mapping
 from waiting import eventually
 
@@ -14,6 +15,7 @@ def cluster(running: Running) -> dict[str, Any]:
     return running.client._call("GET", f"/v1/clusters/{CLUSTER_ID}")
 
 
+@pytest.mark.long
 def test_a_preview_is_priced_by_what_an_earlier_job_measured(running: Running) -> None:
     job = job_mapping(12)
     job["model"] = {**job["model"], "ffn": 192}  # a shape that no other test has
