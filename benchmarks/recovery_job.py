@@ -181,7 +181,7 @@ def _num_nodes(adopted: Mapping[str, Any]) -> int:
 
 def _store(stack: contextlib.ExitStack, folder: Path) -> str:
     """The URI of an empty place in an S3 server behind a narrow link; this process's environment leads there."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))  # no package: tests and benchmarks start the same servers
     from servers import new_place, start_seaweedfs
 
     server = start_seaweedfs(folder)

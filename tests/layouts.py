@@ -16,7 +16,7 @@ from shoal_planner.job import ModelSpec
 from shoal_planner.levels import LEVELS, DeviceGroups, Level, Sharding
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_recovery.checkpoints import checksum
+from shoal_recovery.crc import checksum
 from shoal_recovery.state import OWNED_KINDS, Kind, Live, Piece, RankState, ShardKey, Snapshot, Span, StoredPiece
 
 Arrays = dict[tuple[str, Kind], np.ndarray]

@@ -17,7 +17,7 @@ from layouts import Arrays
 from shoal_planner.cluster import DeviceRef
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import parameters
-from shoal_recovery.checkpoints import checksum
+from shoal_recovery.crc import checksum
 from shoal_recovery.restore import Precision, plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import (

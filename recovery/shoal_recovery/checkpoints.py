@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_recovery.claims import MARK
-from shoal_recovery.crc import checksum as checksum
+from shoal_recovery.crc import checksum
 from shoal_recovery.errors import StoredPieceCorrupt, StoreError, StoreUnreachable
 from shoal_recovery.manifest import manifest_from_json, manifest_to_json, model_from_json
 from shoal_recovery.state import OWNED_KINDS, Manifest, Piece, StoredPiece, Tier, Transfer

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import parameters
-from shoal_recovery.checkpoints import checksum
+from shoal_recovery.crc import checksum
 from shoal_recovery.errors import StoredPieceCorrupt
 from shoal_recovery.manifest import check_whole
 from shoal_recovery.state import ELEMENT_BYTES, Kind, Manifest, StoredPiece

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
+from shoal_recovery.crc import checksum
 from shoal_recovery.state import OWNED_KINDS, ShardKey, Snapshot
-from shoal_workers.shards import ShardStore, checksum, snapshot_name
+from shoal_workers.shards import ShardStore, snapshot_name
 
 LAYOUT = tuple(ShardKey(fqn="w", kind=kind, first=0, last=64) for kind in OWNED_KINDS)
 NAME = snapshot_name(1, 0)

@@ -11,7 +11,8 @@ from engine_runs import LAYOUTS, hosting, job, part, plan
 
 from shoal_planner.levels import Sharding
 from shoal_planner.plan import Plan
-from shoal_recovery.checkpoints import checksum, commit, load_manifest, put_shard
+from shoal_recovery.checkpoints import commit, load_manifest, put_shard
+from shoal_recovery.crc import checksum
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Manifest, Piece, Tier

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from shoal_recovery.crc import checksum as checksum
+from shoal_recovery.crc import checksum
 from shoal_recovery.state import ELEMENT_BYTES, Piece, ShardKey, Snapshot
 from shoal_workers.rows import key_rows, keys_from_rows
 
