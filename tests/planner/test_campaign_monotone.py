@@ -33,13 +33,13 @@ def test_larger_ones_on_a_sample() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_small_clusters() -> None:
-    judged("monotone", range(10_000), changes=1)
+    judged("monotone", range(1_500), changes=1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_larger_ones() -> None:
-    judged("larger", range(500), MOST_OF_LARGER, changes=1)
+    judged("larger", range(100), MOST_OF_LARGER, changes=1)
 
 
 # --- the changes -----------------------------------------------------------------------------------------------------
