@@ -34,6 +34,7 @@ from shoal_workers.agent import Agent
 from shoal_workers.fetching import Fetcher, Sources
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
+from shoal_workers.rooms import Rooms
 from shoal_workers.shards import ShardStore
 
 ROUNDS = 7
@@ -65,7 +66,7 @@ def _pieces(keys: tuple[ShardKey, ...], content: memoryview) -> tuple[Piece, ...
 
 def _serve(pipe: Pipe, folder: Path, content: bytes, keys: tuple[ShardKey, ...]) -> None:
     """In a process of its own: an agent that holds a snapshot, and a plain socket that sends as many bytes."""
-    shards = ShardStore(folder / "memory", "there")
+    shards = ShardStore(Rooms(folder / "memory"), "there")
     shards.open("job", NAME, keys)
     shards.begin("job", NAME, STEP)
     shards.slot("job", NAME, STEP)[:] = content
@@ -74,6 +75,7 @@ def _serve(pipe: Pipe, folder: Path, content: bytes, keys: tuple[ShardKey, ...])
         node="there",
         memory_dir=folder / "memory",
         disk_dir=folder / "disk",
+        disk_limit_bytes=0,
         host="127.0.0.1",
         heartbeat_s=1.0,
         open_store=open_store,

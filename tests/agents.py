@@ -14,6 +14,7 @@ from shoal_workers import messages as m
 from shoal_workers.agent import Agent
 from shoal_workers.roster import ask
 from shoal_workers.rows import key_rows, snapshots_from_rows
+from shoal_workers.settings import WorkerSettings
 from shoal_workers.wire import Connection, connect
 
 HOST = "127.0.0.1"
@@ -52,9 +53,19 @@ class RunningAgent:
         return sorted((snapshot.name, snapshot.step) for snapshot in self.inventory(job))
 
 
-def start_agent(folder: Path, node: str, opener: Callable[[str], Store] = open_store) -> RunningAgent:
-    memory_dir, disk_dir = folder / node / "memory", folder / node / "disk"
-    agent = Agent(node=node, memory_dir=memory_dir, disk_dir=disk_dir, host=HOST, heartbeat_s=0.05, open_store=opener)
+def start_agent(
+    folder: Path, node: str, opener: Callable[[str], Store] = open_store, memory_dir: Path | None = None
+) -> RunningAgent:
+    memory_dir, disk_dir = memory_dir or folder / node / "memory", folder / node / "disk"
+    agent = Agent(
+        node=node,
+        memory_dir=memory_dir,
+        disk_dir=disk_dir,
+        disk_limit_bytes=WorkerSettings().disk_limit_bytes,
+        host=HOST,
+        heartbeat_s=0.05,
+        open_store=opener,
+    )
     agent.start()
     return RunningAgent(node=node, agent=agent, memory_dir=memory_dir, disk_dir=disk_dir)
 

@@ -269,6 +269,7 @@ def _live(connection: Connection, folder: Path, name: str, index: int, environme
             node=name,
             memory_dir=folder / "memory",
             disk_dir=folder / "disk",
+            disk_limit_bytes=WorkerSettings().disk_limit_bytes,  # of this node's environment
             host=HOST,
             heartbeat_s=SETTINGS.heartbeat_s,
             open_store=open_store,

@@ -255,6 +255,18 @@ class StoreRecovered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoomShort:
+    """A node had no room in memory for `num_bytes` of the job's snapshots. They lie on its disk (`on_disk`), or have no
+    room there either: then plans count on `room_bytes` there, and keep fewer copies or none on that node."""
+
+    kind: ClassVar[str] = "room_short"
+    node: str
+    num_bytes: int
+    on_disk: bool
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FiguresMeasured:
     """What was found out about devices and links: `profile` (profile_to_mapping) adds to what was known. `num_bytes`
     crossed links for it."""
@@ -292,6 +304,7 @@ Event = (
     | CheckpointCommitted
     | CheckpointFailed
     | StoreFailed
+    | RoomShort
     | StoreRecovered
     | FiguresMeasured
     | PredictionChecked
@@ -313,6 +326,7 @@ _EVENTS: Mapping[str, type[Event]] = {
         CheckpointCommitted,
         CheckpointFailed,
         StoreFailed,
+        RoomShort,
         StoreRecovered,
         FiguresMeasured,
         PredictionChecked,

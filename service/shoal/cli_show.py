@@ -258,6 +258,9 @@ def event_line(event: Mapping[str, Any]) -> str:
             rest = f"{said['uri']} does not take step {said['step']}: {said['problem']}; training goes on"
         case "store_recovered":
             rest = f"{said['uri']} works again after {said['duration_s']:.3g} s: step {said['step']} stands there"
+        case "room_short":
+            where = "they lie on its disk" if said["on_disk"] else "nor has its disk: plans will keep less there"
+            rest = f"{said['node']} has no room in memory for {said['num_bytes'] / 1e6:.1f} MB of snapshots; {where}"
         case "figures_measured":
             profile = said["profile"]
             counts = {

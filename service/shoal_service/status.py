@@ -24,6 +24,7 @@ from shoal_recovery.journal import (
     PlanAdopted,
     PredictionChecked,
     RecoveryDone,
+    RoomShort,
     StateChanged,
     StepDone,
     StepSkipped,
@@ -126,7 +127,7 @@ def advance(status: Status, entry: Entry) -> Status:
             return dataclasses.replace(status, store_problem=None)
         case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
             return status
-        case NodeNoticed() | NodeStays() | NoticeEnded() | FiguresMeasured() | PredictionChecked():
+        case NodeNoticed() | NodeStays() | NoticeEnded() | RoomShort() | FiguresMeasured() | PredictionChecked():
             return status
         case _:
             assert_never(event)

@@ -20,7 +20,7 @@ from shoal_service.timeline import Event, duration, num_bytes
 MAX_EVENTS = 60
 _OTHER_KINDS = (
     *("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped"),
-    *("evaluation_done", "store_failed", "store_recovered"),
+    *("evaluation_done", "store_failed", "store_recovered", "room_short"),
 )
 _GLYPHS = {
     "queued": "\u25f7",
@@ -264,6 +264,9 @@ def _sentence(row: JournalRow) -> str:
             return f"{said['uri']} does not take step {said['step']}: {said['problem']}; training goes on"
         case "store_recovered":
             return f"{said['uri']} works again after {duration(said['duration_s'])}: step {said['step']} stands there"
+        case "room_short":
+            where = "they lie on its disk" if said["on_disk"] else "nor has its disk: plans will keep less there"
+            return f"{said['node']} has no room in memory for {num_bytes(said['num_bytes'])} of snapshots; {where}"
         case "evaluation_done":
             loss, took = float(said["loss"]), duration(said["duration_s"])
             return f"step {said['step']}: loss {loss:.4f} over {said['tokens']:,} held-out tokens; took {took}"

@@ -15,6 +15,7 @@ from waiting import eventually
 
 from shoal_recovery.crc import checksum
 from shoal_recovery.state import OWNED_KINDS, ShardKey, Snapshot
+from shoal_workers.rooms import Rooms
 from shoal_workers.shards import ShardStore, snapshot_name
 
 LAYOUT = tuple(ShardKey(fqn="w", kind=kind, first=0, last=64) for kind in OWNED_KINDS)
@@ -36,7 +37,7 @@ def held(store: ShardStore, job: str = "job") -> list[tuple[str, int]]:
 
 
 def test_even_and_odd_steps_stand_side_by_side(tmp_path: Path) -> None:
-    store = ShardStore(tmp_path, "n0")
+    store = ShardStore(Rooms(tmp_path), "n0")
     contents = {step: write(store, step) for step in range(5)}
     assert held(store) == [(NAME, 3), (NAME, 4)]
     assert bytes(store.slot("job", NAME, 3)) == contents[3]
@@ -49,18 +50,18 @@ def test_even_and_odd_steps_stand_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_slot_holds_nothing_from_the_moment_that_its_writing_begins(tmp_path: Path) -> None:
-    store = ShardStore(tmp_path, "n0")
+    store = ShardStore(Rooms(tmp_path), "n0")
     write(store, 1)
     write(store, 2)
     store.begin("job", NAME, 3)
     assert held(store) == [(NAME, 2)]
-    assert held(ShardStore(tmp_path, "n0")) == [(NAME, 2)]
+    assert held(ShardStore(Rooms(tmp_path), "n0")) == [(NAME, 2)]
     store.seal("job", NAME, 3)
     assert held(store) == [(NAME, 2), (NAME, 3)]
 
 
 def test_a_copy_with_other_checksums_is_not_sealed(tmp_path: Path) -> None:
-    store = ShardStore(tmp_path, "n0")
+    store = ShardStore(Rooms(tmp_path), "n0")
     write(store, 1)
     store.begin("job", NAME, 2)
     with pytest.raises(ValueError, match="does not match its checksums"):
@@ -69,7 +70,7 @@ def test_a_copy_with_other_checksums_is_not_sealed(tmp_path: Path) -> None:
 
 
 def test_a_shard_with_a_flipped_byte_is_not_listed(tmp_path: Path) -> None:
-    store = ShardStore(tmp_path, "n0")
+    store = ShardStore(Rooms(tmp_path), "n0")
     write(store, 1)
     write(store, 2)
     slot = store.slot("job", NAME, 2)
@@ -87,19 +88,19 @@ def test_a_shard_with_a_flipped_byte_is_not_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", ["seal0", "layout"])
 def test_a_flipped_bit_in_what_says_what_the_bytes_are_makes_them_nothing(tmp_path: Path, which: str) -> None:
     """It must not make them another step's, or another parameter's."""
-    store = ShardStore(tmp_path, "n0")
+    store = ShardStore(Rooms(tmp_path), "n0")
     write(store, 1)
     write(store, 2)
     path = tmp_path / "job" / f"{NAME}.{which}"
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        found = held(ShardStore(tmp_path, "n0"))
+        found = held(ShardStore(Rooms(tmp_path), "n0"))
         assert found == ([(NAME, 1)] if which == "seal0" else []), whole[place:]
 
 
 def test_a_file_that_was_cut_short_ends_nobody(tmp_path: Path) -> None:
-    store = ShardStore(tmp_path, "n0")
+    store = ShardStore(Rooms(tmp_path), "n0")
     write(store, 2)
     os.truncate(tmp_path / "job" / f"{NAME}.slot0", 100)
     spoilt: list[tuple[Snapshot, str]] = []
@@ -110,7 +111,7 @@ def test_a_file_that_was_cut_short_ends_nobody(tmp_path: Path) -> None:
 
 
 def test_another_layout_under_the_same_name_forgets_the_old_one(tmp_path: Path) -> None:
-    store = ShardStore(tmp_path, "n0")
+    store = ShardStore(Rooms(tmp_path), "n0")
     write(store, 1)
     write(store, 2)
     paths, num_bytes = store.open("job", NAME, LAYOUT)
@@ -120,11 +121,11 @@ def test_another_layout_under_the_same_name_forgets_the_old_one(tmp_path: Path) 
     store.open("job", NAME, LAYOUT[:1])
     assert held(store) == []
     assert store.layout("job", NAME) == LAYOUT[:1]
-    assert held(ShardStore(tmp_path, "n0")) == []
+    assert held(ShardStore(Rooms(tmp_path), "n0")) == []
 
 
 def test_retiring_forgets_older_epochs_and_other_jobs_stay(tmp_path: Path) -> None:
-    store = ShardStore(tmp_path, "n0")
+    store = ShardStore(Rooms(tmp_path), "n0")
     names = [snapshot_name(epoch, rank) for epoch in (1, 2, 3) for rank in (1, 11)]
     for name in names:
         write(store, 4, name=name)
@@ -133,7 +134,7 @@ def test_retiring_forgets_older_epochs_and_other_jobs_stay(tmp_path: Path) -> No
     store.seal("other", NAME, 7)
     store.retire("job", 3)
     assert held(store) == [(name, 4) for name in names[4:]]
-    assert held(ShardStore(tmp_path, "n0")) == [(name, 4) for name in names[4:]]
+    assert held(ShardStore(Rooms(tmp_path), "n0")) == [(name, 4) for name in names[4:]]
     store.retire("job", None)
     assert held(store) == []
     assert not (tmp_path / "job").exists()
@@ -143,20 +144,21 @@ def test_retiring_forgets_older_epochs_and_other_jobs_stay(tmp_path: Path) -> No
 
 
 def test_a_rank_that_owns_nothing_has_an_empty_snapshot(tmp_path: Path) -> None:
-    store = ShardStore(tmp_path, "n0")
+    store = ShardStore(Rooms(tmp_path), "n0")
     _, num_bytes = store.open("job", NAME, ())
     store.begin("job", NAME, 1)
     store.seal("job", NAME, 1)
     assert num_bytes == 0
-    assert [snapshot.pieces for snapshot in ShardStore(tmp_path, "n0").snapshots("job")] == [()]
+    assert [snapshot.pieces for snapshot in ShardStore(Rooms(tmp_path), "n0").snapshots("job")] == [()]
 
 
 WRITER = """
 import sys
 from pathlib import Path
 from shoal_recovery.state import OWNED_KINDS, ShardKey
+from shoal_workers.rooms import Rooms
 from shoal_workers.shards import ShardStore
-store = ShardStore(Path(sys.argv[1]), "n0")
+store = ShardStore(Rooms(Path(sys.argv[1])), "n0")
 layout = tuple(ShardKey(fqn="w", kind=kind, first=0, last=500_000) for kind in OWNED_KINDS)
 store.open("job", "000001-0", layout)
 step = int(sys.argv[2])
@@ -189,7 +191,7 @@ def test_whatever_moment_kills_the_writer_the_newest_whole_step_is_found(tmp_pat
         sealed = max([sealed, *map(int, process.stdout.read().split())])
         process.wait()
         process.stdout.close()
-        found = list(ShardStore(tmp_path, "n0").snapshots("job"))
+        found = list(ShardStore(Rooms(tmp_path), "n0").snapshots("job"))
         assert max(snapshot.step for snapshot in found) >= sealed
         for snapshot in found:
             _assert_whole(tmp_path, snapshot)

@@ -28,6 +28,7 @@ from shoal_workers.change import History, take_stock
 from shoal_workers.fetching import Failed, Fetcher, Sources
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
+from shoal_workers.rooms import Rooms
 from shoal_workers.roster import Contact
 from shoal_workers.rows import transfer_rows, transfers_from_rows
 from shoal_workers.shards import ShardStore
@@ -178,7 +179,7 @@ def _break_slot(ground: Ground, rng: random.Random, node: str) -> None:
 
 
 def _lie(ground: Ground, rng: random.Random, node: str) -> None:
-    liar = ground.agents[node].agent._shards = Liar(ground.agents[node].memory_dir, node)
+    liar = ground.agents[node].agent._shards = Liar(Rooms(ground.agents[node].memory_dir), node)
     liar.lies, liar.num_left = rng.choice(((True, 10**9), (False, rng.randrange(10)), (False, 0)))
 
 

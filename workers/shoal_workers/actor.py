@@ -35,6 +35,7 @@ class AgentActor:
             node=node,
             memory_dir=settings.memory_dir / cluster_id / node,
             disk_dir=settings.disk_dir / cluster_id / node,
+            disk_limit_bytes=settings.disk_limit_bytes,
             host=settings.bind_host,
             heartbeat_s=settings.heartbeat_s,
             open_store=open_store,

@@ -23,6 +23,7 @@ from shoal_recovery.store import Store
 from shoal_workers import messages as m
 from shoal_workers.link_probe import probe_link
 from shoal_workers.notices import Notices
+from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, epoch_of, snapshot_name
 from shoal_workers.uploads import Uploads
@@ -73,7 +74,7 @@ class _Owner:
 
 class Agent:
     """Serves until the process ends or `close`. `memory_dir` is in memory, `disk_dir` on disk; both belong to this node
-    alone."""
+    alone. Snapshots may take `disk_limit_bytes` of the disk where there is no room in memory."""
 
     def __init__(
         self,
@@ -81,11 +82,13 @@ class Agent:
         node: str,
         memory_dir: Path,
         disk_dir: Path,
+        disk_limit_bytes: int,
         host: str,
         heartbeat_s: float,
         open_store: Callable[[str], Store],
     ) -> None:
-        self._shards = ShardStore(memory_dir, node)
+        self._rooms = Rooms(memory_dir, disk_dir / "snapshots", disk_limit_bytes)
+        self._shards = ShardStore(self._rooms, node)
         self._disk_dir = disk_dir
         self._heartbeat_s = heartbeat_s
         self._owners: dict[tuple[str, str], _Owner] = {}
@@ -299,6 +302,7 @@ class Agent:
     def _report(self, connection: Connection, job: str) -> None:
         events: queue.SimpleQueue[Any] = self._uploads.watch(job)
         self.notices.watch(events)
+        self._rooms.watch(job, events)
         try:
             while True:
                 try:
@@ -308,6 +312,7 @@ class Agent:
         finally:
             self._uploads.unwatch(job, events)
             self.notices.unwatch(events)
+            self._rooms.unwatch(job, events)
 
 
 def _probed(request: m.ProbeLink) -> m.LinkProbed | m.Done:

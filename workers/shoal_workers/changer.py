@@ -383,5 +383,5 @@ class Changer:
 
     def _snapshot(self, nodes: frozenset[str]) -> ClusterSnapshot:
         whole = self._cluster.snapshot()
-        known = tuple(self._roster.seen(node).node for node in sorted(nodes))
+        known = tuple(self._record.with_its_room(self._roster.seen(node).node) for node in sorted(nodes))
         return ClusterSnapshot(nodes=known, overrides=whole.overrides, links=whole.links)

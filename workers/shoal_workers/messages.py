@@ -277,6 +277,17 @@ class UploadDelayed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoomShort:
+    """The agent's node had no room in memory for so many bytes of snapshots of the job: they lie on its disk now, or
+    nowhere. `room_bytes` is what it has for snapshots of all jobs, with what these take already."""
+
+    job: str
+    num_bytes: int
+    on_disk: bool
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
     """The agent's node is to go away: in `lead_s` when the notice came, in `left_s` from now on."""
 
@@ -298,7 +309,7 @@ _KINDS: dict[str, type[Any]] = {
     for kind in (
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
-        *(Probe, Probed, ProbeLink, LinkProbed, GiveNotice, Noticed, Withdrawn, UploadDelayed),
+        *(Probe, Probed, ProbeLink, LinkProbed, GiveNotice, Noticed, Withdrawn, UploadDelayed, RoomShort),
         *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, EvaluationDone, Left, Trouble, Measured),
         *(Halt, Assign, Bring, Lacking, StopAfter, Measure),
     )

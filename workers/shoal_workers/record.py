@@ -28,6 +28,7 @@ from shoal_recovery.journal import (
     PlanAdopted,
     PredictionChecked,
     RecoveryDone,
+    RoomShort,
     StateChanged,
     StepDone,
     StoreFailed,
@@ -50,6 +51,7 @@ class JobRecord:
         self.last_steps: dict[int, int] = {}
         self.checkpoints: set[int] = set()
         self.store_failed: StoreFailed | None = None
+        self.rooms: dict[str, RoomShort] = {}
         self.evaluated_steps: set[int] = set()
         self.present: set[str] = set()
         self.notices: dict[tuple[str, str], NodeNoticed] = {}  # that are not over, by node and source
@@ -69,6 +71,20 @@ class JobRecord:
 
     def append(self, event: Event) -> None:
         self._note(self.keeper.append(event))
+
+    def room_short(self, node: str, num_bytes: int, room_bytes: int, *, on_disk: bool) -> None:
+        """What agents tell whoever watches them anew is written once."""
+        short = RoomShort(node=node, num_bytes=num_bytes, on_disk=on_disk, room_bytes=room_bytes)
+        before = self.rooms.get(node)
+        if before is None or (before != short and not (before.on_disk and on_disk)):
+            self.append(short)
+
+    def with_its_room(self, node: Node) -> Node:
+        """With no more host memory than snapshots were found to have there, where they did not fit once."""
+        short = self.rooms.get(node.id)
+        if short is None or short.on_disk or node.host_memory_bytes <= short.room_bytes:
+            return node
+        return dataclasses.replace(node, host_memory_bytes=short.room_bytes)
 
     def enter(self, state: JobState, code: str, reason: str) -> None:
         """Nothing is written when the job is in that state for that reason already."""
@@ -133,6 +149,8 @@ class JobRecord:
                 self.checkpoints.add(event.step)
             case StoreFailed():
                 self.store_failed = event
+            case RoomShort():
+                self.rooms[event.node] = event
             case StoreRecovered():
                 self.store_failed = None
             case FiguresMeasured():

@@ -2,7 +2,8 @@
 
 A snapshot file has two slots, one for even and one for odd steps. A slot counts only while its seal stands beside it:
 the seal is removed before the first byte changes and written, with the checksum of every piece, after the last.
-Files are plain files in a folder of the node: they go with nobody's death. Thread-safe. Owns no sockets.
+Files are plain files in folders of the node: they go with nobody's death. Thread-safe. Owns no sockets; in which
+folder a file lies, `rooms` decides.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import structlog
 
 from shoal_recovery.crc import checksum
 from shoal_recovery.state import ELEMENT_BYTES, Piece, ShardKey, Snapshot
+from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows
 
 log = structlog.get_logger()
@@ -44,6 +46,13 @@ class _File:
     offsets: tuple[int, ...]
     num_bytes: int
     maps: tuple[mmap.mmap, ...]
+    folder: Path
+
+    def slot_path(self, name: str, slot: int) -> Path:
+        return _slot_path(self.folder, name, slot)
+
+    def seal_path(self, name: str, slot: int) -> Path:
+        return self.folder / f"{name}.seal{slot}"
 
     def pieces(self, checksums: list[str]) -> tuple[Piece, ...]:
         return tuple(
@@ -91,41 +100,40 @@ class _File:
 
 
 class ShardStore:
-    """All snapshots that one node keeps, for all jobs. Adopts what it finds in `folder`."""
+    """All snapshots that one node keeps, for all jobs. Adopts what it finds in the folders of `rooms`."""
 
-    def __init__(self, folder: Path, node: str) -> None:
-        self._folder = folder
+    def __init__(self, rooms: Rooms, node: str) -> None:
+        self._rooms = rooms
         self._node = node
         self._files: dict[tuple[str, str], _File] = {}
         self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
-        for layout_path in folder.glob("*/*.layout"):
+        for layout_path in (path for folder in rooms.folders() for path in folder.glob("*/*.layout")):
             job, name = layout_path.parent.name, layout_path.stem
             try:
                 layout = keys_from_rows(json.loads(layout_path.read_text()))
+                self._files[job, name] = _map(layout_path.parent, name, layout)
             except (ValueError, TypeError, AssertionError) as error:
                 log.warning("layout of a snapshot cannot be read", job=job, name=name, error=str(error))
-                continue
-            self._files[job, name] = self._map(job, name, layout)
+            except OSError as error:  # the agent before this one died while it made them
+                log.warning("slots of a snapshot are not all there", job=job, name=name, error=str(error))
 
     def open(self, job: str, name: str, layout: tuple[ShardKey, ...]) -> tuple[tuple[str, ...], int]:
-        """Makes both slots, in memory before the first write; answers their paths and size in bytes."""
+        """Makes both slots, with all their pages before the first write; answers their paths and size in bytes. Raises
+        NoRoom."""
         with self._lock:
             known = self._files.get((job, name))
             if known is None or known.layout != layout:
-                folder = self._folder / job
-                folder.mkdir(exist_ok=True)
-                for slot in range(NUM_SLOTS):
-                    self._seal_path(job, name, slot).unlink(missing_ok=True)
-                _write_whole(folder / f"{name}.layout", json.dumps(key_rows(layout)))
-                known = self._files[job, name] = self._map(job, name, layout)
-            return tuple(str(self._slot_path(job, name, slot)) for slot in range(NUM_SLOTS)), known.num_bytes
+                if known is not None:
+                    self._remove(job, name)
+                num_bytes = NUM_SLOTS * sum(key.numel * ELEMENT_BYTES for key in layout)
+                known = self._rooms.place(job, num_bytes, lambda folder: _make(folder, name, layout))
+                self._files[job, name] = known
+            return tuple(str(known.slot_path(name, slot)) for slot in range(NUM_SLOTS)), known.num_bytes
 
     def begin(self, job: str, name: str, step: int) -> None:
         """From now on the slot of this step holds nothing. Raises KeyError when the snapshot was never opened."""
         with self._lock:
-            self._file(job, name)
-            self._seal_path(job, name, step % NUM_SLOTS).unlink(missing_ok=True)
+            self._file(job, name).seal_path(name, step % NUM_SLOTS).unlink(missing_ok=True)
 
     def seal(self, job: str, name: str, step: int, expected: list[str] | None = None) -> list[str]:
         """The slot of this step is whole; answers the checksums. Raises ValueError if others were expected."""
@@ -137,7 +145,7 @@ class ShardStore:
         with self._lock:
             if (job, name) in self._files:
                 seal = {"step": step, "checksums": found, "sum": file.sum_of_seal(step, found)}
-                _write_whole(self._seal_path(job, name, step % NUM_SLOTS), json.dumps(seal))
+                _write_whole(file.seal_path(name, step % NUM_SLOTS), json.dumps(seal))
         return found
 
     def layout(self, job: str, name: str) -> tuple[ShardKey, ...]:
@@ -203,34 +211,22 @@ class ShardStore:
         with self._lock:
             for owner, name in list(self._files):
                 if owner == job and (before_epoch is None or epoch_of(name) < before_epoch):
-                    del self._files[owner, name]
-                    for path in (self._folder / job).glob(f"{name}.*"):
-                        path.unlink(missing_ok=True)
+                    self._remove(job, name)
             if before_epoch is None:
-                shutil.rmtree(self._folder / job, ignore_errors=True)
+                self._rooms.forget(job)
+                for folder in self._rooms.folders():
+                    shutil.rmtree(folder / job, ignore_errors=True)
 
-    def _map(self, job: str, name: str, layout: tuple[ShardKey, ...]) -> _File:
-        offsets, total = [], 0
-        for key in layout:
-            offsets.append(total)
-            total += key.numel * ELEMENT_BYTES
-        maps = tuple(_map_file(self._slot_path(job, name, slot), max(total, 1)) for slot in range(NUM_SLOTS))
-        layout_sum = checksum(json.dumps(key_rows(layout)).encode())
-        return _File(layout=layout, layout_sum=layout_sum, offsets=tuple(offsets), num_bytes=total, maps=maps)
+    def _remove(self, job: str, name: str) -> None:
+        _remove_files(self._files.pop((job, name)).folder, name)
 
     def _file(self, job: str, name: str) -> _File:
         return self._files[job, name]
 
-    def _slot_path(self, job: str, name: str, slot: int) -> Path:
-        return self._folder / job / f"{name}.slot{slot}"
-
-    def _seal_path(self, job: str, name: str, slot: int) -> Path:
-        return self._folder / job / f"{name}.seal{slot}"
-
     def _read_seal(self, file: _File, job: str, name: str, slot: int) -> tuple[int, list[str]] | None:
         """A seal that is not as it was written is none: it may name another step, or belong to another layout."""
         try:
-            seal = json.loads(self._seal_path(job, name, slot).read_text())
+            seal = json.loads(file.seal_path(name, slot).read_text())
             step, checksums, found = seal["step"], seal["checksums"], seal["sum"]
         except FileNotFoundError:
             return None
@@ -241,6 +237,38 @@ class ShardStore:
             log.warning("seal of a snapshot is not as it was written", job=job, name=name, slot=slot)
             return None
         return step, checksums
+
+
+def _make(folder: Path, name: str, layout: tuple[ShardKey, ...]) -> _File:
+    """Both slots of a new snapshot; nothing is left of an attempt that fails."""
+    folder.mkdir(exist_ok=True)
+    try:
+        _write_whole(folder / f"{name}.layout", json.dumps(key_rows(layout)))
+        return _map(folder, name, layout)
+    except OSError:
+        _remove_files(folder, name)
+        raise
+
+
+def _map(folder: Path, name: str, layout: tuple[ShardKey, ...]) -> _File:
+    offsets, total = [], 0
+    for key in layout:
+        offsets.append(total)
+        total += key.numel * ELEMENT_BYTES
+    maps = tuple(_map_file(_slot_path(folder, name, slot), max(total, 1)) for slot in range(NUM_SLOTS))
+    layout_sum = checksum(json.dumps(key_rows(layout)).encode())
+    return _File(
+        layout=layout, layout_sum=layout_sum, offsets=tuple(offsets), num_bytes=total, maps=maps, folder=folder
+    )
+
+
+def _slot_path(folder: Path, name: str, slot: int) -> Path:
+    return folder / f"{name}.slot{slot}"
+
+
+def _remove_files(folder: Path, name: str) -> None:
+    for path in folder.glob(f"{name}.*"):
+        path.unlink(missing_ok=True)
 
 
 def _map_file(path: Path, num_bytes: int) -> mmap.mmap:

@@ -258,6 +258,8 @@ class Supervisor:
                 self._commits.uploaded(message)
             case m.UploadDelayed():
                 self._commits.fails(message.step, message.problem)
+            case m.RoomShort():
+                self._record.room_short(contact.node, message.num_bytes, message.room_bytes, on_disk=message.on_disk)
             case m.Noticed() | m.Withdrawn():
                 self._doomed.hear(contact.node, message)
             case m.Hello():
