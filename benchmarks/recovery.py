@@ -8,7 +8,8 @@ their processes are killed, too, and what starts anew has only the object store.
 one job. The store is a real S3 server behind a link of 400 Mbit/s.
 
 `kill_to_commit_s` ends with the next done step, `kill_to_ready_s` where that step begins, `rejoin_s` is how long the
-others stand still when the node comes back. Steps and bytes are those of the job's own records.
+others stand still when the node comes back; `step_s` is a step of all nodes, and by way of recovery one of survivors.
+Steps, phases and bytes are those of the job's own records.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.recovery_job import Blow, TrainingJob
 from benchmarks.reporting import answer
 
 NUM_KILLS = 5
-_FIGURES = ("kill_to_commit_s", "kill_to_ready_s", "lost_steps", "redone_steps", "store_bytes", "rejoin_s")
+_FIGURES = ("kill_to_commit_s", "kill_to_ready_s", "lost_steps", "redone_steps", "store_bytes", "rejoin_s", "step_s")
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ STORE_BYTES_PER_S = 400e6 / 8
 _NODES = 3
 _STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
 _LIMIT_S = 180.0
+_PHASES = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
 _CLUSTER: Mapping[str, Any] = {
     "nodes": [{"name": "node", "device": "cpu-1t", "count": _NODES, "host_memory_gib": 4, "spot": True}],
     "devices": {"cpu-1t": {"memory_gib": 1}},
@@ -45,7 +46,10 @@ _JOB: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
+    """`step_s` is the median of the survivors' steps, but for the first one, of which `phases_s` tells."""
+
     node: str
+    step_s: float
     kill_to_commit_s: float
     kill_to_ready_s: float
     lost_steps: int
@@ -106,19 +110,19 @@ class TrainingJob:
         first = self._until(lambda event: event["kind"] == "step_done" and event["epoch"] > epoch)
         recovery = self._until(_recovered(lambda event: event["epoch"] > epoch), again=True)
         self._rest()
+        later = [event for event in self._steps(recovery["epoch"]) if event["step"] > first["step"]]
         self._shoal.add(node)
         joined = self._until(_recovered(lambda event: node in event["nodes_joined"]))
         return Blow(
             node=node,
+            step_s=statistics.median(float(event["duration_s"]) for event in later),
             kill_to_commit_s=first["at_s"] - began_s,
             kill_to_ready_s=first["at_s"] - first["duration_s"] - began_s,
             lost_steps=recovery["lost_steps"],
             redone_steps=recovery["redone_steps"],
             store_bytes=recovery["num_bytes"].get("store", 0),
             rejoin_s=self._pause_s(joined["epoch"]),
-            phases_s={
-                phase: recovery[phase] for phase in ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
-            },
+            phases_s={phase: recovery[phase] for phase in _PHASES} | {"first_step_s": float(first["duration_s"])},
         )
 
     def _forget_all(self, gone: str) -> float:
@@ -145,6 +149,9 @@ class TrainingJob:
         first = next(index for index, event in enumerate(steps) if event["epoch"] == epoch)
         gap_s = float(steps[first]["at_s"] - steps[first - 1]["at_s"])
         return max(0.0, gap_s - float(steps[first]["duration_s"]))
+
+    def _steps(self, epoch: int) -> list[dict[str, Any]]:
+        return [event for event in self._events if event["kind"] == "step_done" and event["epoch"] == epoch]
 
     def _rest(self) -> None:
         """Until the plan that runs has made some steps."""

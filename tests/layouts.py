@@ -95,6 +95,19 @@ def _replicas(draw: st.DrawFn, model: ModelSpec, micro_batch: int, used: default
     return tuple(found)
 
 
+def side_by_side(*nodes: str) -> Plan:
+    """One pipeline of one stage on each of these nodes; the state that updates need is cut among them."""
+    pipelines = tuple(
+        Pipeline(
+            micro_batch=1,
+            micro_batches=1,
+            stages=(Stage(layers=((0, 2),), replicas=(Replica(node=node, devices=(0,), samples=1),)),),
+        )
+        for node in nodes
+    )
+    return Plan(pipelines=pipelines, sharding=Sharding(optimizer="cluster"))
+
+
 @functools.lru_cache(maxsize=8)
 def arrays(model: ModelSpec, step: int) -> Arrays:
     """The whole state after `step`; different in every element from that of any other step. Not to be changed."""

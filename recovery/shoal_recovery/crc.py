@@ -1,13 +1,15 @@
 """Checksums of runs of bytes, also of runs of which only a part is at hand and of the rest no more than its sum.
 
-CRC-32 as zlib has it: it finds what breaks by itself. It is no proof against somebody who wants to deceive. Pure.
+CRC-32 as zlib has it: it finds what breaks by itself. It is no proof against somebody who wants to deceive. Pure, but
+for the look for libdeflate: where a machine has that, it is asked, as it is some six times as fast as zlib.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 Data = bytes | bytearray | memoryview
 Run = tuple[int, int]  # the CRC-32 of some bytes, and how many they are
@@ -16,11 +18,29 @@ _POLYNOMIAL = 0xEDB88320
 _ONE = 1 << 31  # polynomials stand with their lowest power in the highest bit
 
 
+_LIBRARY = "libdeflate.so.0"
+_LEAST_BYTES = 1 << 12  # less is not worth a call by way of ctypes
+
+
+def crc32(data: Data, value: int = 0) -> int:
+    """As `zlib.crc32`. Other threads run meanwhile."""
+    fast = _libdeflate()
+    if fast is None or len(data) < _LEAST_BYTES:
+        return zlib.crc32(data, value)
+    if isinstance(data, bytes):
+        return fast(value, data, len(data))
+    view = memoryview(data).cast("B")
+    if view.readonly:  # ctypes gives no address of these
+        return zlib.crc32(data, value)
+    first = ctypes.c_char.from_buffer(view)  # keeps it where it is
+    return fast(value, ctypes.addressof(first), view.nbytes)
+
+
 def checksum(*parts: Data) -> str:
     """Of the parts as if they were one."""
     value = 0
     for part in parts:
-        value = zlib.crc32(part, value)
+        value = crc32(part, value)
     return as_text(value)
 
 
@@ -34,6 +54,16 @@ def joined(runs: Iterable[Run]) -> str:
     for crc, num_bytes in runs:
         value = _product(_shift(num_bytes), value) ^ crc
     return as_text(value)
+
+
+@functools.cache
+def _libdeflate() -> Callable[[int, bytes | int, int], int] | None:
+    try:
+        found = ctypes.CDLL(_LIBRARY).libdeflate_crc32
+    except (OSError, AttributeError):
+        return None
+    found.argtypes, found.restype = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_uint32
+    return found if found(0, b"123456789", 9) == zlib.crc32(b"123456789") else None
 
 
 def _product(one: int, other: int) -> int:

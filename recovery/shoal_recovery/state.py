@@ -136,6 +136,11 @@ class RankState:
     slicing: Slicing = UNCUT  # of the units that it runs
 
     @property
+    def vouched_keys(self) -> tuple[ShardKey, ...]:
+        """What a snapshot of this rank has."""
+        return tuple(span.key(kind) for kind in OWNED_KINDS for span in self.vouches)
+
+    @property
     def shares_gradients(self) -> bool:
         return self.sums != self.contributes
 

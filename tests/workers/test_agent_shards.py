@@ -81,6 +81,7 @@ def test_a_shard_with_a_flipped_byte_is_not_listed(tmp_path: Path) -> None:
     assert bad.pieces[0].offset <= 300 < bad.pieces[0].offset + bad.pieces[0].num_bytes
     assert bad.pieces[0] not in hit.pieces and len(hit.pieces) == len(LAYOUT) - 1
     assert problem.startswith(f"it was sealed with {bad.pieces[0].checksum}, and has crc32:")
+    assert {len(snapshot.pieces) for snapshot in store.snapshots("job", verified=False)} == {len(LAYOUT)}
     slot[300] ^= 1
     assert [len(snapshot.pieces) for snapshot in store.snapshots("job")] == [len(LAYOUT)] * 2
 
@@ -106,6 +107,7 @@ def test_a_file_that_was_cut_short_ends_nobody(tmp_path: Path) -> None:
     spoilt: list[tuple[Snapshot, str]] = []
     assert list(store.snapshots("job", spoilt)) == []
     assert {problem for _, problem in spoilt} == {"the file has 100 of its 768 bytes"}
+    assert list(store.snapshots("job", verified=False)) == []
     with pytest.raises(OSError, match="has 100 of its"):
         store.ranges("job", NAME, 2, [(0, 4)])
 

@@ -371,7 +371,7 @@ def test_a_long_restore_tells_of_its_progress(
     before, rows = voice.num_progress, _restore(spec)
     voice.say(assign(spec, agent, epoch=2, step=STEPS, transfers=rows))
     ready = voice.until(m.Ready)
-    assert voice.num_progress - before == len(rows) + 3
+    assert voice.num_progress - before == len(rows) + 2
     assert ready.num_bytes["own"] > 0
     assert halt(voice, 3).step == STEPS
 

@@ -7,6 +7,7 @@ Owns the conversations; files are `ShardStore`'s, objects are the store's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -41,6 +42,7 @@ _Request = (
     | m.Fetch
     | m.Upload
     | m.Retire
+    | m.MakeReady
     | m.AppendJournal
     | m.ReadJournal
     | m.SetKey
@@ -143,7 +145,7 @@ class Agent:
             case m.PutSnapshot():
                 connection.send(m.encode(self._take_copy(connection, request, payload_bytes)))
             case m.GetInventory():
-                connection.send(m.encode(self._inventory(request.job)))
+                connection.send(m.encode(self._inventory(request)))
             case m.GetEpoch():
                 highest = max(self._shards.epoch(request.job), self._oldest_epochs.get(request.job, 0))
                 connection.send(m.encode(m.EpochIs(epoch=highest)))
@@ -154,6 +156,9 @@ class Agent:
                 connection.send(m.encode(m.Done()))
             case m.Retire():
                 self._retire(request)
+                connection.send(m.encode(m.Done()))
+            case m.MakeReady():
+                self._shards.make_ready(request.job, request.local, request.copies)
                 connection.send(m.encode(m.Done()))
             case m.AppendJournal():
                 self._append_journal(request)
@@ -187,7 +192,8 @@ class Agent:
     def _open(self, request: m.OpenSlots) -> m.SlotsOpen:
         self._check_epoch(request.job, request.epoch)
         name = snapshot_name(request.epoch, request.rank)
-        paths, num_bytes = self._shards.open(request.job, name, keys_from_rows(request.layout))
+        layout = keys_from_rows(request.layout)
+        paths, num_bytes = self._shards.open(request.job, name, layout, by_rank=True, left=request.left)
         if replaced := self._owners.get((request.job, name)):
             replaced.close()
         self._owners[request.job, name] = _Owner(request)
@@ -195,7 +201,10 @@ class Agent:
 
     def _seal(self, request: m.SealSnapshot) -> m.Done:
         self._check_epoch(request.job, epoch_of(request.name))
-        owner = self._owners[request.job, request.name]
+        with self._shards.used(request.job, request.name):
+            return self._bring_to_safety(self._owners[request.job, request.name], request)
+
+    def _bring_to_safety(self, owner: _Owner, request: m.SealSnapshot) -> m.Done:
         checksums = self._shards.seal(request.job, request.name, request.step)
         copy = m.PutSnapshot(
             job=request.job,
@@ -223,17 +232,19 @@ class Agent:
             return f"no copy on {address[0]}:{address[1]}: {error}"
 
     def _take_copy(self, connection: Connection, request: m.PutSnapshot, payload_bytes: int) -> m.Done:
-        try:
-            self._check_epoch(request.job, epoch_of(request.name))
-            _, num_bytes = self._shards.open(request.job, request.name, keys_from_rows(request.layout))
-            self._shards.begin(request.job, request.name, request.step)
-        except (KeyError, ValueError, OSError) as error:
-            connection.skip(payload_bytes)  # or the copy would be read as the next request
-            return m.Done(problem=f"cannot keep a copy of {request.name}: {error}")
-        if payload_bytes != max(num_bytes, 1):
-            raise ConnectionClosed(f"a copy of {payload_bytes} bytes where the layout has {num_bytes}")
-        connection.read_into(self._shards.slot(request.job, request.name, request.step))
-        self._shards.seal(request.job, request.name, request.step, request.checksums)
+        with contextlib.ExitStack() as stack:
+            try:
+                self._check_epoch(request.job, epoch_of(request.name))
+                _, num_bytes = self._shards.open(request.job, request.name, keys_from_rows(request.layout))
+                stack.enter_context(self._shards.used(request.job, request.name))
+                self._shards.begin(request.job, request.name, request.step)
+            except (KeyError, ValueError, OSError) as error:
+                connection.skip(payload_bytes)  # or the copy would be read as the next request
+                return m.Done(problem=f"cannot keep a copy of {request.name}: {error}")
+            if payload_bytes != max(num_bytes, 1):
+                raise ConnectionClosed(f"a copy of {payload_bytes} bytes where the layout has {num_bytes}")
+            connection.read_into(self._shards.slot(request.job, request.name, request.step))
+            self._shards.seal(request.job, request.name, request.step, request.checksums)
         return m.Done()
 
     def _send_ranges(self, connection: Connection, request: m.Fetch) -> None:
@@ -247,9 +258,9 @@ class Agent:
             return
         connection.send(m.encode(m.Fetched(problem=None, around=[list(sums) for sums in around])), parts)
 
-    def _inventory(self, job: str) -> m.InventoryIs:
+    def _inventory(self, request: m.GetInventory) -> m.InventoryIs:
         spoilt: list[tuple[Snapshot, str]] = []
-        held = snapshot_rows(self._shards.snapshots(job, spoilt))
+        held = snapshot_rows(self._shards.snapshots(request.job, spoilt, verified=request.verified))
         rows = [[one.name, one.step, *key_rows(p.key for p in one.pieces)[0], problem] for one, problem in spoilt]
         return m.InventoryIs(snapshots=held, spoilt=rows)
 

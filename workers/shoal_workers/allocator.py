@@ -11,16 +11,22 @@ import ctypes
 import gc
 from contextlib import suppress
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _MOST = 2**31 - 1
 _SPARE_BYTES = 1 << 26
 
 
 def keep_memory() -> None:
-    """For processes that step. Early: blocks that are mapped already are not moved."""
+    """For processes that step. Early: blocks that are mapped already are not moved. All threads share what there is: an
+    epoch has a thread of its own, and else would not get the memory that the one before it has left."""
     with suppress(AttributeError):  # another C library, with ways of its own
         mallopt = ctypes.CDLL(None).mallopt
-        for option, value in ((_M_MMAP_THRESHOLD, _MOST), (_M_TRIM_THRESHOLD, _MOST), (_M_TOP_PAD, _SPARE_BYTES)):
+        for option, value in (
+            (_M_ARENA_MAX, 1),
+            (_M_MMAP_THRESHOLD, _MOST),
+            (_M_TRIM_THRESHOLD, _MOST),
+            (_M_TOP_PAD, _SPARE_BYTES),
+        ):
             mallopt(option, value)
 
 

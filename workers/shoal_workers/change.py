@@ -30,12 +30,14 @@ from shoal_recovery.state import (
     ShardKey,
     ShardMap,
     Snapshot,
+    without,
 )
 from shoal_workers import messages as m
 from shoal_workers.host_room import host_limits
-from shoal_workers.roster import Contact, ask
+from shoal_workers.roster import Contact, Roster, ask
 from shoal_workers.rows import Row, keys_from_rows, snapshots_from_rows, transfer_rows
 from shoal_workers.shards import epoch_of
+from shoal_workers.slot_sizes import Sizes
 from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
@@ -113,21 +115,26 @@ def take_stock(
     needed: frozenset[str],
     history: History,
     timeout_s: float,
+    *,
+    verified: bool = True,
 ) -> Found:
-    """Asks every agent what it holds and adds what ranks keep live. Raises Interrupted if the agent of a node that is
-    `needed` does not answer; what others do not tell is not there."""
+    """Asks every agent what it holds and adds what ranks keep live. `verified`: agents look through all of it now, at
+    some gigabytes per second; ranks verify what they fetch in any case. Raises Interrupted if the agent of a node that
+    is `needed` does not answer; what others do not tell is not there."""
     wanted = {answer.layout_epoch for answer in halted.values() if answer.step is not None}
     layouts = {epoch: shard_map(history.plans[epoch], model_spec.model) for epoch in wanted & history.plans.keys()}
     live = tuple(
         Live(
-            device=contact.device, step=answer.step, keys=_keys(layouts[answer.layout_epoch].ranks[answer.layout_rank])
+            device=contact.device,
+            step=answer.step,
+            keys=live_keys(layouts[answer.layout_epoch].ranks[answer.layout_rank], model_spec.train.precision),
         )
         for contact, answer in halted.items()
         if answer.step is not None
         and answer.layout_epoch in layouts
         and counts(answer.layout_epoch, answer.step, history.starts)
     )
-    held = _inventories(job, agents, needed, timeout_s)
+    held = _inventories(m.GetInventory(job=job, verified=verified), agents, needed, timeout_s)
 
     def counting(name: str, step: int) -> bool:
         return counts(epoch_of(name), step, history.starts)
@@ -202,6 +209,16 @@ def retire(job: str, agents: tuple[Contact, ...], epoch: int, timeout_s: float) 
             log.info("agent not told to retire", node=agent.node)
 
 
+def make_ready(job: str, roster: Roster, timeout_s: float, sizes: Mapping[str, Sizes]) -> None:
+    """Tells the agents of these nodes what memory for snapshots an epoch to come may need."""
+    for agent in roster.agents(sizes):
+        try:
+            wanted = sizes[agent.node]
+            ask(agent.address, m.MakeReady(job=job, local=list(wanted.local), copies=list(wanted.copies)), timeout_s)
+        except ConnectionClosed:
+            log.info("agent made nothing ready", node=agent.node)
+
+
 def vital_nodes(plan: Plan, snapshot: ClusterSnapshot) -> frozenset[str]:
     """Nodes whose loss the epoch would feel: those that compute, and those that keep copies for them."""
     computing = frozenset(device.node for device in plan.devices())
@@ -212,17 +229,19 @@ def vital_nodes(plan: Plan, snapshot: ClusterSnapshot) -> frozenset[str]:
 _Held = tuple[tuple[Snapshot, ...], tuple[Fault, ...]]
 
 
-def _inventories(job: str, agents: tuple[Contact, ...], needed: frozenset[str], timeout_s: float) -> list[_Held]:
+def _inventories(
+    question: m.GetInventory, agents: tuple[Contact, ...], needed: frozenset[str], timeout_s: float
+) -> list[_Held]:
     if not agents:
         return []
     with ThreadPoolExecutor(max_workers=len(agents)) as pool:
-        answers = [pool.submit(_held, job, agent, agent.node in needed, timeout_s) for agent in agents]
+        answers = [pool.submit(_held, question, agent, agent.node in needed, timeout_s) for agent in agents]
         return [answer.result() for answer in answers]
 
 
-def _held(job: str, agent: Contact, needed: bool, timeout_s: float) -> _Held:
+def _held(question: m.GetInventory, agent: Contact, needed: bool, timeout_s: float) -> _Held:
     try:
-        answer = _inventory(job, agent, timeout_s)
+        answer = _inventory(question, agent, timeout_s)
     except Interrupted as error:
         if needed:
             raise
@@ -236,9 +255,9 @@ def _held(job: str, agent: Contact, needed: bool, timeout_s: float) -> _Held:
     return snapshots_from_rows(answer.snapshots), spoilt
 
 
-def _inventory(job: str, agent: Contact, timeout_s: float) -> m.InventoryIs:
+def _inventory(question: m.GetInventory, agent: Contact, timeout_s: float) -> m.InventoryIs:
     try:
-        answer = ask(agent.address, m.GetInventory(job=job), timeout_s)
+        answer = ask(agent.address, question, timeout_s)
     except ConnectionClosed as error:
         raise Interrupted(f"{agent.name} did not say what it holds: {error}", (agent,)) from error
     if not isinstance(answer, m.InventoryIs):
@@ -246,6 +265,11 @@ def _inventory(job: str, agent: Contact, timeout_s: float) -> m.InventoryIs:
     return answer
 
 
-def _keys(state: RankState) -> tuple[ShardKey, ...]:
+def live_keys(state: RankState, precision: str) -> tuple[ShardKey, ...]:
+    """What a rank keeps live. Weights in fp32 are their own masters, so it has those of all that it keeps."""
     weights = tuple(span.key(Kind.WEIGHT) for span in state.keeps)
-    return weights + tuple(span.key(kind) for kind in OWNED_KINDS for span in state.owns)
+    owned = tuple(span.key(kind) for kind in OWNED_KINDS for span in state.owns)
+    if precision != "fp32":
+        return weights + owned
+    apart = {span.fqn for span in without(state.owns, state.keeps)}  # a view must lie in one place
+    return weights + owned + tuple(span.key(Kind.MASTER) for span in state.keeps if span.fqn not in apart)

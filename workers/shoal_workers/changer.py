@@ -6,8 +6,11 @@ the supervisor then observes and decides again, and what was measured so far goe
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -27,6 +30,7 @@ from shoal_workers.change import (
     Interrupted,
     assignments,
     highest_epoch,
+    make_ready,
     retire,
     take_stock,
     vital_nodes,
@@ -78,7 +82,9 @@ class Changer:
         self._measuring = measuring
         self._left_out: LeftOut | None = None
         self._pending: PendingChange | None = None
-        self.prospects = Prospects(spec, record, measuring, self._snapshot)
+        self.prospects = Prospects(
+            spec, record, measuring, self._snapshot, partial(make_ready, job, roster, settings.reply_timeout_s)
+        )
         self.supply: Supply | None = None
         self.answers: dict[Contact, m.Halted] = {}
         self.epoch: EpochView | None = None
@@ -102,7 +108,7 @@ class Changer:
     def left_out(self) -> dict[str, str]:
         """Nodes that are not used although they may answer, and why."""
         if self._left_out is None:
-            self._left_out = LeftOut(self._cluster.snapshot().overrides)
+            self._left_out = LeftOut(self._figures.overrides)
         return self._left_out.reasons(self._roster.nodes)
 
     def drain(self, decision: Drain) -> None:
@@ -115,7 +121,11 @@ class Changer:
     def stepped(self, epoch: int) -> None:
         """A step of this epoch is done, or none was left to do: a change that led to it is over, and older snapshots
         are not needed. Nothing happens before all ranks have told what the change took."""
-        if self._pending is None or self._pending.epoch != epoch or self.epoch is None or not self.epoch.all_ready:
+        if self.epoch is None or not self.epoch.all_ready:
+            return
+        if self.epoch.last_step > self.epoch.step + 1:
+            self.prospects.look_ahead(self.epoch, self._roster.ready().difference(self.left_out()))
+        if self._pending is None or self._pending.epoch != epoch:
             return
         self._record.append(self._pending.done(self._clock()))
         self._pending = None
@@ -150,21 +160,16 @@ class Changer:
         pending.halted(self._record.done_step)
         snapshot = self._snapshot(decision.use)
         agents = self._agents(decision.use)
-        found = take_stock(
-            self._job,
-            self._spec,
-            halted,
-            agents,
-            decision.use,
-            self._record.history(),
-            self._settings.inventory_timeout_s,
-        )
+        limit_s, history = self._settings.inventory_timeout_s, self._record.history()
+        stock = partial(take_stock, self._job, self._spec, halted, agents, history=history, timeout_s=limit_s)
+        # Where a source has failed already, all of them are looked through before any is chosen.
+        found = stock(decision.use, verified=bool(pending.faults))
         try:
             self._measure(snapshot)
             plan, snapshot = self._plan_without(decision.doomed, snapshot)
         except (NoPlanFits, InvalidField) as error:
             self._no_plan(decision.use | decision.doomed, str(error))
-            self._bring_to_safety(found, agents)
+            self._bring_to_safety(stock(frozenset(), verified=True), agents)
             return
         self._assign(number, plan, snapshot, found, pending, agents)
 
@@ -258,6 +263,9 @@ class Changer:
             return plan, whole
 
     def _plan(self, snapshot: ClusterSnapshot) -> Plan:
+        foreseen = self.prospects.foreseen(self.epoch, snapshot)
+        if foreseen is not None:
+            return foreseen
         previous = None if self.epoch is None else self.epoch.plan
         profile = self._record.profile.on(snapshot.nodes)
         found = search_plan(
@@ -338,7 +346,7 @@ class Changer:
         )
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
         self._record.append(plan_adopted(number, plan, step, snapshot))
-        self._record.keeper.flush(1.0)
+        self._record.keeper.wait_kept(1.0)
         self.epoch = epoch = EpochView.begun(number, plan, snapshot, step)
         self._roster.after_step = step
         self.tried = frozenset()
@@ -381,7 +389,11 @@ class Changer:
 
     # --- views ---
 
+    @functools.cached_property
+    def _figures(self) -> ClusterSnapshot:
+        """Of device types and links: they stay what they are, and to ask the cluster for its nodes takes a while."""
+        return self._cluster.snapshot()
+
     def _snapshot(self, nodes: frozenset[str]) -> ClusterSnapshot:
-        whole = self._cluster.snapshot()
         known = tuple(self._record.with_its_room(self._roster.seen(node).node) for node in sorted(nodes))
-        return ClusterSnapshot(nodes=known, overrides=whole.overrides, links=whole.links)
+        return dataclasses.replace(self._figures, nodes=known)

@@ -6,14 +6,15 @@ leaves behind is told in `whole` and by the messages it says.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,17 +23,18 @@ from shoal_planner.plan import Plan, parse_plan
 from shoal_recovery.errors import StoreError
 from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import ShardMap, Transfer
+from shoal_recovery.state import ShardKey, ShardMap, Transfer
 from shoal_recovery.store import open_store
 from shoal_workers import devices
 from shoal_workers import messages as m
 from shoal_workers.allocator import return_memory
-from shoal_workers.data import evaluation_samples, training_samples
+from shoal_workers.data import Samples, evaluation_samples, training_samples
 from shoal_workers.engine import Engine, Finished, StepReport
 from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
+from shoal_workers.lending import coming
 from shoal_workers.live import LiveState
 from shoal_workers.measure import compile_block
 from shoal_workers.memory import DeviceMemory
@@ -42,9 +44,12 @@ from shoal_workers.rendezvous import AgentStore
 from shoal_workers.rows import key_rows, transfer_rows, transfers_from_rows
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.shortage import shortage
+from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.snapshots import AgentSnapshots
 from shoal_workers.tensor_parallel import tp_groups
 from shoal_workers.wire import ConnectionClosed, connect
+
+T = TypeVar("T")
 
 _LEAST_WAIT_S = 1e-4  # to ask an exchange that has nothing to do takes less
 
@@ -69,6 +74,7 @@ class EpochRun:
         old: WholeState | None,
         settings: WorkerSettings,
         say: Callable[[Any], None],
+        maps: SlotMaps,
     ) -> None:
         self.epoch = order.epoch
         self.live: LiveState | None = None
@@ -81,6 +87,8 @@ class EpochRun:
         self._old = old if old is not None and old.step == order.step else None
         self._settings = settings
         self._say = say
+        self._maps = maps
+        self._snapshots: AgentSnapshots | None = None
         self._stop_step: int | None = None
         self._more: queue.SimpleQueue[tuple[Transfer, ...]] = queue.SimpleQueue()
         self._abandoned = threading.Event()
@@ -99,6 +107,11 @@ class EpochRun:
         if self.live is not None and self.live.tag is not None:
             return WholeState(live=self.live, step=self.live.tag, epoch=self.epoch, rank=self._order.rank)
         return None if self._restored else self._old
+
+    @property
+    def left(self) -> str | None:
+        """To be asked when the run has ended: the snapshot that it wrote and that nothing of it writes any more."""
+        return self._snapshots.name if self._snapshots is not None and self._snapshots.at_rest else None
 
     def start(self) -> None:
         self._thread.start()
@@ -152,17 +165,17 @@ class EpochRun:
         job, plan = parse_job(self._order.spec), parse_plan(self._order.plan)
         if job.train.compile:
             self._compile(job, plan)
+        meeting = self._beside(lambda: self._meet(plan))
         shards = shard_map(plan, job.model)
-        state, precision = shards.ranks[self._order.rank], job.train.precision
-        live = LiveState.build(job.model, state, precision, self._memory, device=self._computes_on)
+        keys = shards.ranks[self._order.rank].vouched_keys
+        opening = self._beside(lambda: self._open_snapshots(job, keys))
+        live = self._build(job, shards)
         self.live = live
         self._progress()
         brought = self._bring_state(job, live)
         restored_s = time.monotonic()
         self._progress()
-        snapshots = self._open_snapshots(job, live, shards)
-        self._progress()
-        exchange = self._meet(plan)
+        snapshots, exchange = opening.result(), meeting.result()
         self._restored = True
         self._old = None  # only now may the state of before go
         rebuilt_s = time.monotonic()
@@ -176,8 +189,7 @@ class EpochRun:
                 source_s=dict(brought.source_s),
             )
         )
-        return_memory()
-        devices.return_memory(self._computes_on)
+        samples, held_out = _samples(job)
         engine = Engine(
             job=job,
             plan=plan,
@@ -185,8 +197,8 @@ class EpochRun:
             shards=shards,
             live=live,
             exchange=exchange,
-            samples=training_samples(job),
-            held_out=evaluation_samples(job),
+            samples=samples,
+            held_out=held_out,
             evaluated_step=self._order.step if self._order.evaluated else None,
             snapshots=snapshots,
             memory=self._memory,
@@ -200,6 +212,28 @@ class EpochRun:
             evaluated=self._report_evaluation,
         )
         self._say(m.Left(epoch=self.epoch, step=outcome.step, finished=isinstance(outcome, Finished)))
+
+    def _beside(self, work: Callable[[], T]) -> Future[T]:
+        """In a thread of its own. When the run fails meanwhile, whoever orders it to be abandoned ends this, too."""
+        found: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                with devices.current(self._computes_on):
+                    found.set_result(work())
+            except BaseException as error:  # whoever asks for the result gets it
+                found.set_exception(error)
+
+        threading.Thread(target=run, name=f"epoch-{self.epoch}-beside", daemon=True).start()
+        return found
+
+    def _build(self, job: JobSpec, shards: ShardMap) -> LiveState:
+        """What survives of the state of before is used where it lies."""
+        state, lent = shards.ranks[self._order.rank], None
+        if self._old is not None and self._order.transfers is not None:
+            lent = self._old.live.lend(coming(transfers_from_rows(self._order.rank, self._order.transfers)))
+        precision = job.train.precision
+        return LiveState.build(job.model, state, precision, self._memory, device=self._computes_on, lent=lent)
 
     def _compile(self, job: JobSpec, plan: Plan) -> None:
         """Before any peer waits for this rank, which meanwhile says that it gets on."""
@@ -259,8 +293,7 @@ class EpochRun:
     def _progress(self) -> None:
         self._say(m.Progress(epoch=self.epoch))
 
-    def _open_snapshots(self, job: JobSpec, live: LiveState, shards: ShardMap) -> AgentSnapshots:
-        keys = live.vouched_keys()
+    def _open_snapshots(self, job: JobSpec, keys: tuple[ShardKey, ...]) -> AgentSnapshots:
         host, port = self._order.agents[self._node]
         opened = m.OpenSlots(
             job=self._order.job,
@@ -271,10 +304,12 @@ class EpochRun:
             upload_uri=job.checkpoint.uri,
             upload_every=job.checkpoint.every_steps,
             last_step=job.train.steps,
+            left=list(self._maps.left),
         )
         connection = connect((host, port))
         self._on_abandon(connection.close)  # before the first question: an agent that is stopped does not answer
-        snapshots = AgentSnapshots(connection, opened, keys, self._computes_on)
+        snapshots = AgentSnapshots(connection, opened, keys, self._computes_on, self._maps)
+        self._snapshots = snapshots
         self._on_abandon(snapshots.abandon)
         return snapshots
 
@@ -320,10 +355,15 @@ class EpochRun:
             )
         )
 
+    def _forget(self) -> None:
+        GlooExchange.forget()
+        return_memory()
+        devices.return_memory(self._computes_on)
+
     def _report(self, report: StepReport) -> None:
         if report.step == self._order.step + 1:
             # What older epochs left takes a while to go, so it goes when the recovery is over.
-            threading.Thread(target=GlooExchange.forget, name="forget", daemon=True).start()
+            threading.Thread(target=self._forget, name="forget", daemon=True).start()
         waited = report.exposure.waited_s.items()
         self._say(
             m.Stepped(
@@ -341,3 +381,9 @@ class EpochRun:
                 skipped=report.skipped,
             )
         )
+
+
+@functools.lru_cache(maxsize=1)
+def _samples(job: JobSpec) -> tuple[Samples, Samples | None]:
+    """Of the one job of this process: there may be thousands of files, and they are the same in every epoch."""
+    return training_samples(job), evaluation_samples(job)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal_recovery.checkpoints import read_transfers, side_by_side
-from shoal_recovery.crc import joined
+from shoal_recovery.crc import crc32, joined
 from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.state import ELEMENT_BYTES, Tier, Transfer
 from shoal_recovery.store import Store
@@ -139,8 +138,9 @@ class Fetcher:
             source = live if transfer.is_derived else self._sources.old
             if source is None:
                 raise FetchFailed("own memory", f"holds nothing of step {self._sources.step}")
-            found = source.view(transfer.source_key)
-            live.view(transfer.key).copy_(found)
+            found, place = source.view(transfer.source_key), live.view(transfer.key)
+            if found.data_ptr() != place.data_ptr():  # what was lent is there
+                place.copy_(found)
             brought.num_bytes[Tier.OWN.value] += found.numel() * found.element_size()
         brought.source_s[Tier.OWN.value] += time.monotonic() - began_s
 
@@ -256,7 +256,7 @@ def _receive(connection: Connection, part: memoryview) -> int:
     for first in range(0, part.nbytes, _CHUNK_BYTES):
         chunk = part[first : first + _CHUNK_BYTES]
         connection.read_into(chunk)
-        found = zlib.crc32(chunk, found)
+        found = crc32(chunk, found)
     return found
 
 

@@ -7,7 +7,7 @@ is, nor the charges.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,19 +17,21 @@ from shoal_recovery.state import Span
 
 
 class FlatBuffer:
-    """Zeros at first. Neighbouring spans of one parameter, given one after the other, become one interval."""
+    """Zeros at first; where it is `blank`, whatever the memory has. Neighbouring spans of one parameter, given one
+    after the other, become one interval."""
 
-    def __init__(self, spans: Iterable[Span], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spans: Iterable[Span], dtype: torch.dtype, device: torch.device, *, blank: bool = False) -> None:
+        self.spans = tuple(spans)
         self._intervals: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)  # first, last, offset
         offset = 0
-        for span in spans:
+        for span in self.spans:
             intervals = self._intervals[span.fqn]
             if intervals and intervals[-1][1] == span.first and self._end(intervals[-1]) == offset:
                 intervals[-1] = (intervals[-1][0], span.last, intervals[-1][2])
             else:
                 intervals.append((span.first, span.last, offset))
             offset += span.numel
-        self.tensor = torch.zeros(offset, dtype=dtype, device=device)
+        self.tensor = (torch.empty if blank else torch.zeros)(offset, dtype=dtype, device=device)
 
     def view(self, span: Span) -> Tensor:
         """The elements of `span`, flat and contiguous. KeyError unless all of them lie here as one interval."""
@@ -72,25 +74,29 @@ class FlatBuffer:
 
 class UnitBuffers:
     """One kind of state: per unit a buffer of what is `kept`, and per portion one of what is `whole` while it is used.
-    Units that are not `split` keep all of it; of the others the whole is closed at first."""
+    Units that are not `split` keep all of it; of the others the whole is closed at first. `buffer` makes each,
+    for what is kept of a unit or (None) for something else."""
 
     def __init__(
         self,
         kept: Mapping[int, Sequence[Span]],
         whole: Mapping[Portion, Sequence[Span]],
         split: frozenset[int],
-        dtype: torch.dtype,
-        device: torch.device,
+        buffer: Callable[[int | None, Sequence[Span]], FlatBuffer],
     ) -> None:
         self.split = split
-        self._kept = {unit: FlatBuffer(spans, dtype, device) for unit, spans in kept.items()}
+        self._kept = {unit: buffer(unit, spans) for unit, spans in kept.items()}
         self._whole: dict[Portion, FlatBuffer] = {}
         for portion, spans in whole.items():
-            self._whole[portion] = FlatBuffer(spans, dtype, device)
+            self._whole[portion] = buffer(None, spans)
             self._whole[portion].close()
 
     def kept(self, unit: int, span: Span) -> Tensor:
         return self._kept[unit].view(span)
+
+    def buffer_of(self, unit: int) -> FlatBuffer | None:
+        """Where what is kept of it lies."""
+        return self._kept.get(unit)
 
     def whole(self, portion: Portion, span: Span) -> Tensor:
         """The same tensor to autograd's eyes whatever is written: who writes sees to it that it fits."""
@@ -125,6 +131,7 @@ class UnitBuffers:
         `reopen`."""
         for unit, buffer in self._kept.items():
             if unit in self.split:
+                buffer.open()
                 buffer.tensor.zero_()
             else:
                 buffer.close()

@@ -76,6 +76,14 @@ class Keeper:
                     copy = self._copies[address] = Copy(self._job, address, self._kept)
                     copy.put(tuple(self._entries))
 
+    def wait_kept(self, timeout_s: float) -> None:
+        """Until one agent has everything: whoever comes next knows it then. Waits for nobody who is gone."""
+        with self._changed:
+            last = len(self._entries)
+            self._changed.wait_for(
+                lambda: self._shown() >= last or all(copy.broken for copy in self._copies.values()), timeout_s
+            )
+
     def flush(self, timeout_s: float) -> None:
         """Waits until the copies have everything, for an end in order."""
         with self._changed:
@@ -93,7 +101,8 @@ class Keeper:
 
 
 class Copy:
-    """One agent's copy, written by a thread of its own."""
+    """One agent's copy, written by a thread of its own. `kept` is called with the number of the last entry that it
+    has, and when it comes to an end."""
 
     def __init__(self, job: str, address: tuple[str, int], kept: Callable[[int], None]) -> None:
         self._job = job
@@ -131,6 +140,7 @@ class Copy:
         except ConnectionClosed as error:
             log.info("journal copy lost", address=self._address, error=str(error))
             self.broken = True
+            self._kept(0)
         finally:
             if connection is not None:
                 connection.close()

@@ -25,6 +25,7 @@ from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.flat import FlatBuffer, UnitBuffers
 from shoal_workers.hosted import HostedState, passing_bytes
 from shoal_workers.initial import initial_values
+from shoal_workers.lending import Buffers, Lent
 from shoal_workers.memory import DeviceMemory, Ledger
 from shoal_workers.portions import Cutter, cutter
 from shoal_workers.sinks import Sink
@@ -87,9 +88,12 @@ class LiveState:
         memory: DeviceMemory,
         *,
         device: torch.device | str = "cpu",
+        lent: Lent | None = None,
     ) -> LiveState:
-        """Allocates everything, as zeros, with no tag. Raises OutOfDeviceMemory, having charged nothing."""
+        """Allocates everything, with no tag and, but for gradients, no values; what is `lent` is used as it is. Raises
+        OutOfDeviceMemory, having charged nothing."""
         dtype, device = weight_dtype(precision), torch.device(device)
+        buffers = Buffers(lent=lent, dtype=dtype, device=device)
         holds, keeps, gives, sums = (
             _spans_by_unit(model, spans) for spans in (state.holds, state.keeps, state.contributes, _summed(state))
         )
@@ -112,13 +116,14 @@ class LiveState:
             state,
             memory,
             dtype,
-            UnitBuffers(*_kept_and_whole(holds, keeps, split_weights, cut), split_weights, dtype, device),
-            UnitBuffers(*_kept_and_whole(holds, sums, split_gradients, cut), split_gradients, torch.float32, device),
-            {kind: FlatBuffer(spans, torch.float32, device) for kind, spans in owned.items()},
+            UnitBuffers(*_kept_and_whole(holds, keeps, split_weights, cut), split_weights, buffers.weights),
+            UnitBuffers(*_kept_and_whole(holds, sums, split_gradients, cut), split_gradients, buffers.gradients),
+            {kind: buffers.owned(kind, spans) for kind, spans in owned.items()},
             HostedState(hosted, device),
             {unit: FlatBuffer(spans, dtype, device) for unit, spans in _spans_by_unit(model, state.near).items()},
         )
         live._charges = charges
+        live.zero_gradients()
         return live
 
     @property
@@ -129,6 +134,10 @@ class LiveState:
     def dtype(self) -> torch.dtype:
         """Of the weights."""
         return self._dtype
+
+    def lend(self, coming: frozenset[tuple[str, Kind]]) -> Lent:
+        """To a state of the same step, which gets of these parameters and kinds something from elsewhere."""
+        return Lent(weights=self._weights, gradients=self._gradients, owned=self._owned, coming=coming)
 
     def release(self) -> None:
         """Gives the charges back; the tensors go with this object. For a plan that is left behind."""
@@ -142,7 +151,7 @@ class LiveState:
 
     def vouched_keys(self) -> tuple[ShardKey, ...]:
         """Those of them that no other rank speaks for: what a snapshot of this rank has."""
-        return tuple(span.key(kind) for kind in OWNED_KINDS for span in self.state.vouches)
+        return self.state.vouched_keys
 
     def kept_keys(self) -> tuple[ShardKey, ...]:
         """The weights that this rank keeps."""

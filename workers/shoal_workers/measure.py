@@ -133,6 +133,8 @@ def _state(job: JobSpec, device: torch.device) -> LiveState:
     live = LiveState.build(job.model, state, job.train.precision, DeviceMemory("here:0", None), device=device)
     for span in held:
         live.view(span.key(Kind.MASTER)).normal_(std=_STD)
+        live.view(span.key(Kind.EXP_AVG)).zero_()
+        live.view(span.key(Kind.EXP_AVG_SQ)).zero_()
         live.gradient(span).normal_(std=_STD)
     return live
 

@@ -7,7 +7,7 @@ ranks speak in the journal's words. An unknown kind or field raises ProtocolErro
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from shoal_recovery.journal import EvaluationDone
@@ -40,7 +40,8 @@ class ProtocolError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSlots:
     """A rank of `epoch` will write snapshots of this layout; answered by SlotsOpen. `backups` are addresses of agents
-    that get a copy of each; `upload` says when one goes to the object store."""
+    that get a copy of each; `upload` says when one goes to the object store. The process has written the snapshots that
+    it has `left`, and never writes them again: their memory may be given to it anew."""
 
     job: str
     epoch: int
@@ -50,6 +51,7 @@ class OpenSlots:
     upload_uri: str | None
     upload_every: int
     last_step: int
+    left: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +85,11 @@ class PutSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetInventory:
-    """Answered by InventoryIs, with every shard of the job that passes its checksum."""
+    """Answered by InventoryIs, with every shard of the job; `verified`: that passes its checksum now. Otherwise all are
+    told as they were sealed: whoever fetches one verifies it, and a change of plan does not wait for the others."""
 
     job: str
+    verified: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,16 @@ class Retire:
 
     job: str
     before_epoch: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeReady:
+    """Memory for snapshots of these sizes in bytes is made, and no other, so that an epoch to come need not wait for
+    it; `copies` come from other nodes. Answered by Done when it is there."""
+
+    job: str
+    local: list[int]
+    copies: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,8 +229,8 @@ class SlotsOpen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryIs:
-    """Only shards that are as they were sealed; `spoilt` are rows of (snapshot, step, the shard's four fields, what is
-    wrong with it) of those that are not."""
+    """Only shards that are as they were sealed, as far as was looked; `spoilt` are rows of (snapshot, step, the shard's
+    four fields, what is wrong with it) of those that are not."""
 
     snapshots: list[Row]
     spoilt: list[Row]
@@ -308,6 +322,7 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
+        MakeReady,
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
         *(Probe, Probed, ProbeLink, LinkProbed, GiveNotice, Noticed, Withdrawn, UploadDelayed, RoomShort),
         *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, EvaluationDone, Left, Trouble, Measured),
@@ -318,7 +333,7 @@ _KINDS: dict[str, type[Any]] = {
 
 def encode(message: Any) -> dict[str, Any]:
     """The wire form of a message of this file."""
-    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    fields = {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}
     return {"kind": type(message).__name__, **fields}
 
 

@@ -4,16 +4,19 @@ that are to go away. Nothing here waits, and nothing is done about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import JobSpec
+from shoal_planner.plan import Plan
 from shoal_recovery.journal import JobState, NodeStays
 from shoal_workers.epoch_view import EpochView
+from shoal_workers.foresight import Foresight
 from shoal_workers.gains import Gains
 from shoal_workers.leaving import Leaving
 from shoal_workers.measuring import Measuring
 from shoal_workers.record import JobRecord
+from shoal_workers.slot_sizes import Sizes
 
 
 class Prospects:
@@ -25,12 +28,15 @@ class Prospects:
         record: JobRecord,
         measuring: Measuring,
         snapshot: Callable[[frozenset[str]], ClusterSnapshot],
+        make_ready: Callable[[Mapping[str, Sizes]], None],
     ) -> None:
+        """`make_ready` is told, in a thread, what memory the nodes may need for snapshots."""
         self._record = record
         self._measuring = measuring
         self._snapshot = snapshot
         self._gains = Gains(spec)
         self._leaving = Leaving(spec)
+        self._foresight = Foresight(spec, make_ready)
 
     def join_gain(self, epoch: EpochView | None, ready: frozenset[str]) -> float | None:
         """As `Gains.of`; None where there is nothing to gain."""
@@ -52,6 +58,15 @@ class Prospects:
         if obstacle:
             self._stay(epoch.vital & going, obstacle)
         return None if obstacle is None else not obstacle
+
+    def look_ahead(self, epoch: EpochView, ready: frozenset[str]) -> None:
+        """At what a loss of a node would lead to; once for each epoch."""
+        if not self._foresight.looked(epoch.number) and epoch.vital <= ready:
+            self._foresight.look(epoch, self._snapshot(ready), self._record.profile, self._record.outlook)
+
+    def foreseen(self, epoch: EpochView | None, snapshot: ClusterSnapshot) -> Plan | None:
+        """The plan for these nodes, if it was looked for."""
+        return None if epoch is None else self._foresight.plan(epoch.number, snapshot, self._record.profile)
 
     def cannot_leave(self, nodes: frozenset[str], rest: frozenset[str], obstacle: str) -> None:
         """It was tried to go on without these nodes, with the `rest` alone."""

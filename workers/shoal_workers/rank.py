@@ -21,6 +21,7 @@ from shoal_workers import messages as m
 from shoal_workers.devices import compute_device, current, return_memory
 from shoal_workers.epoch_run import EpochRun, WholeState
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.timing import time_parts, time_update
 from shoal_workers.wire import Connection, ConnectionClosed, Server
 
@@ -40,6 +41,7 @@ class Rank:
         self._epoch = 0
         self._run: EpochRun | None = None
         self._whole: WholeState | None = None
+        self._maps = SlotMaps()
         self._reports: deque[m.Stepped | EvaluationDone] = deque(maxlen=_KEPT_REPORTS)
         self._endings: deque[m.Left | m.Trouble] = deque(maxlen=1)
         self._outboxes: list[queue.SimpleQueue[Any]] = []
@@ -140,6 +142,8 @@ class Rank:
                 log.warning("a step of an abandoned epoch does not end", device=self._device, epoch=run.epoch)
             else:
                 self._whole = run.whole
+                if run.left is not None:
+                    self._maps.leave(run.left)
             self._run = None
 
     def _assign(self, order: m.Assign) -> None:
@@ -152,7 +156,13 @@ class Rank:
             # The run has the state of before from here on, so that its memory is free as soon as it is not needed.
             old, self._whole = self._whole, None
             self._run = EpochRun(
-                order, node=self._node, device=self._device, old=old, settings=self._settings, say=self._say
+                order,
+                node=self._node,
+                device=self._device,
+                old=old,
+                settings=self._settings,
+                say=self._say,
+                maps=self._maps,
             )
             self._run.start()
 

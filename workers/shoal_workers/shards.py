@@ -8,27 +8,26 @@ folder a file lies, `rooms` decides.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-import mmap
-import os
 import shutil
 import threading
-import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
-from shoal_recovery.crc import checksum
+from shoal_recovery.crc import checksum, crc32
 from shoal_recovery.state import ELEMENT_BYTES, Piece, ShardKey, Snapshot
 from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows
+from shoal_workers.slot_files import NUM_SLOTS as NUM_SLOTS
+from shoal_workers.slot_files import SlotFiles, SpareSlots, map_slots
 
 log = structlog.get_logger()
-
-NUM_SLOTS = 2
 
 
 def snapshot_name(epoch: int, rank: int) -> str:
@@ -41,18 +40,21 @@ def epoch_of(name: str) -> int:
 
 @dataclass(slots=True)
 class _File:
+    """`num_users`: how many conversations write into the slots, or read what must not change, at this moment."""
+
     layout: tuple[ShardKey, ...]
     layout_sum: str
     offsets: tuple[int, ...]
     num_bytes: int
-    maps: tuple[mmap.mmap, ...]
-    folder: Path
+    slots: SlotFiles
+    num_users: int = 0
 
-    def slot_path(self, name: str, slot: int) -> Path:
-        return _slot_path(self.folder, name, slot)
+    @property
+    def folder(self) -> Path:
+        return self.slots.stem.parent
 
-    def seal_path(self, name: str, slot: int) -> Path:
-        return self.folder / f"{name}.seal{slot}"
+    def seal_path(self, slot: int) -> Path:
+        return self.slots.stem.with_name(f"{self.slots.stem.name}.seal{slot}")
 
     def pieces(self, checksums: list[str]) -> tuple[Piece, ...]:
         return tuple(
@@ -73,15 +75,16 @@ class _File:
 
     def view(self, slot: int) -> memoryview:
         """Raises OSError for a file that somebody cut short: to touch what is missing would end the process."""
-        mapped = self.maps[slot]
+        mapped = self.slots.maps[slot]
         if mapped.size() < self.num_bytes:
             raise OSError(f"the file has {mapped.size()} of its {self.num_bytes} bytes")
-        return memoryview(mapped)
+        return memoryview(mapped)[: max(self.num_bytes, 1)]
 
-    def spoilt(self, slot: int, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, str]]:
-        """Those that are not what was sealed, and why."""
+    def spoilt(self, slot: int, pieces: Sequence[Piece], *, verified: bool) -> Iterator[tuple[Piece, str]]:
+        """Those that are not what was sealed, and why; if not `verified`, those that are not there at all."""
         try:
-            found = self.checksums(slot)
+            self.view(slot)
+            found = self.checksums(slot) if verified else [piece.checksum for piece in pieces]
         except OSError as error:
             yield from ((piece, str(error)) for piece in pieces)
             return
@@ -96,7 +99,7 @@ class _File:
         last = first + (self.layout[index].numel * ELEMENT_BYTES if index >= 0 else 0)
         if offset + num_bytes > last:
             raise ValueError(f"bytes [{offset}, {offset + num_bytes}) are not within one shard")
-        return zlib.crc32(view[first:offset]), zlib.crc32(view[offset + num_bytes : last])
+        return crc32(view[first:offset]), crc32(view[offset + num_bytes : last])
 
 
 class ShardStore:
@@ -107,33 +110,74 @@ class ShardStore:
         self._node = node
         self._files: dict[tuple[str, str], _File] = {}
         self._lock = threading.Lock()
+        self._spares = SpareSlots(rooms.memory)
         for layout_path in (path for folder in rooms.folders() for path in folder.glob("*/*.layout")):
             job, name = layout_path.parent.name, layout_path.stem
             try:
                 layout = keys_from_rows(json.loads(layout_path.read_text()))
-                self._files[job, name] = _map(layout_path.parent, name, layout)
+                slots = map_slots(layout_path.with_suffix(""), _size(layout))
+                # Perhaps a rank has them mapped.
+                self._files[job, name] = _file_of(layout, replace(slots, writer=name))
             except (ValueError, TypeError, AssertionError) as error:
                 log.warning("layout of a snapshot cannot be read", job=job, name=name, error=str(error))
             except OSError as error:  # the agent before this one died while it made them
                 log.warning("slots of a snapshot are not all there", job=job, name=name, error=str(error))
 
-    def open(self, job: str, name: str, layout: tuple[ShardKey, ...]) -> tuple[tuple[str, ...], int]:
-        """Makes both slots, with all their pages before the first write; answers their paths and size in bytes. Raises
-        NoRoom."""
+    def open(
+        self,
+        job: str,
+        name: str,
+        layout: tuple[ShardKey, ...],
+        *,
+        by_rank: bool = False,
+        left: Collection[str] = (),
+    ) -> tuple[tuple[str, ...], int]:
+        """Has both slots, with all their pages before the first write; answers their paths and size in bytes. Where a
+        rank writes into them by itself (`by_rank`) it writes no more into those of the snapshots that it has `left`.
+        Raises NoRoom."""
         with self._lock:
             known = self._files.get((job, name))
             if known is None or known.layout != layout:
                 if known is not None:
-                    self._remove(job, name)
-                num_bytes = NUM_SLOTS * sum(key.numel * ELEMENT_BYTES for key in layout)
-                known = self._rooms.place(job, num_bytes, lambda folder: _make(folder, name, layout))
-                self._files[job, name] = known
-            return tuple(str(known.slot_path(name, slot)) for slot in range(NUM_SLOTS)), known.num_bytes
+                    _remove_files(self._files.pop((job, name)).folder, name)
+                spare = self._spares.take(job, _size(layout), left)
+                found = self._made(job, name, layout) if spare is None else _begun(spare, name, layout)
+                found.slots = replace(found.slots, writer=name if by_rank else "")
+                known = self._files[job, name] = found
+            return tuple(map(str, known.slots.paths)), known.num_bytes
+
+    def make_ready(self, job: str, local: Iterable[int], copies: Iterable[int]) -> None:
+        """Slots of these sizes in bytes lie ready in memory for the next epoch afterwards, as far as there is room, and
+        no others; those of `copies` are for snapshots that come from other nodes."""
+        with self._lock:
+            lacking = self._spares.lacking(job, local, copies)
+            stems = [self._spares.next_stem(job) for _ in lacking]
+        for stem, num_bytes in zip(stems, lacking, strict=True):
+            stem.parent.mkdir(exist_ok=True)
+            try:
+                made = map_slots(stem, num_bytes)
+            except OSError as error:
+                log.info("no memory is made ready", job=job, num_bytes=num_bytes, error=str(error))
+                return
+            with self._lock:
+                self._spares.add(job, made)
+
+    @contextlib.contextmanager
+    def used(self, job: str, name: str) -> Iterator[None]:
+        """Meanwhile nothing else gets the memory of this snapshot, even if it is retired. Raises KeyError."""
+        with self._lock:
+            file = self._file(job, name)
+            file.num_users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                file.num_users -= 1
 
     def begin(self, job: str, name: str, step: int) -> None:
         """From now on the slot of this step holds nothing. Raises KeyError when the snapshot was never opened."""
         with self._lock:
-            self._file(job, name).seal_path(name, step % NUM_SLOTS).unlink(missing_ok=True)
+            self._file(job, name).seal_path(step % NUM_SLOTS).unlink(missing_ok=True)
 
     def seal(self, job: str, name: str, step: int, expected: list[str] | None = None) -> list[str]:
         """The slot of this step is whole; answers the checksums. Raises ValueError if others were expected."""
@@ -145,7 +189,7 @@ class ShardStore:
         with self._lock:
             if (job, name) in self._files:
                 seal = {"step": step, "checksums": found, "sum": file.sum_of_seal(step, found)}
-                _write_whole(file.seal_path(name, step % NUM_SLOTS), json.dumps(seal))
+                _write_whole(file.seal_path(step % NUM_SLOTS), json.dumps(seal))
         return found
 
     def layout(self, job: str, name: str) -> tuple[ShardKey, ...]:
@@ -183,9 +227,11 @@ class ShardStore:
             raise KeyError(f"{name} of step {step}")
         return Snapshot(node=self._node, name=name, step=step, pieces=file.pieces(seal[1]))
 
-    def snapshots(self, job: str, spoilt: list[tuple[Snapshot, str]] | None = None) -> Iterator[Snapshot]:
-        """Every snapshot of the job, with the shards that have their checksums now; `spoilt` gets those that do not,
-        each as a snapshot of its own, and why."""
+    def snapshots(
+        self, job: str, spoilt: list[tuple[Snapshot, str]] | None = None, *, verified: bool = True
+    ) -> Iterator[Snapshot]:
+        """Every snapshot of the job, with the shards that have their checksums now, or that had them when they were
+        sealed if nothing is to be `verified`; `spoilt` gets the others, each as a snapshot of its own, and why."""
         with self._lock:
             names = [name for owner, name in self._files if owner == job]
         for name in names:
@@ -195,7 +241,7 @@ class ShardStore:
                     seal = None if file is None else self._read_seal(file, job, name, slot)
                 if file is not None and seal is not None:
                     whole = Snapshot(node=self._node, name=name, step=seal[0], pieces=file.pieces(seal[1]))
-                    bad = dict(file.spoilt(slot, whole.pieces))
+                    bad = dict(file.spoilt(slot, whole.pieces, verified=verified))
                     if spoilt is not None:
                         spoilt.extend((replace(whole, pieces=(piece,)), problem) for piece, problem in bad.items())
                     if not bad or len(bad) < len(whole.pieces):
@@ -209,16 +255,41 @@ class ShardStore:
     def retire(self, job: str, before_epoch: int | None) -> None:
         """Forgets snapshots of epochs before this one; all of the job's when None."""
         with self._lock:
-            for owner, name in list(self._files):
-                if owner == job and (before_epoch is None or epoch_of(name) < before_epoch):
-                    self._remove(job, name)
+            over = [
+                name
+                for owner, name in self._files
+                if owner == job and (before_epoch is None or epoch_of(name) < before_epoch)
+            ]
+            if over:
+                self._spares.drop(job)  # what the epoch before that left, and nobody took
+            for name in over:
+                self._retire(job, name)
             if before_epoch is None:
+                self._spares.drop(job)
                 self._rooms.forget(job)
                 for folder in self._rooms.folders():
                     shutil.rmtree(folder / job, ignore_errors=True)
 
-    def _remove(self, job: str, name: str) -> None:
-        _remove_files(self._files.pop((job, name)).folder, name)
+    def _retire(self, job: str, name: str) -> None:
+        """Its files lie ready for the next epoch if they lie in memory, unless somebody is busy with them."""
+        file = self._files.pop((job, name))
+        if file.folder.parent == self._rooms.memory and file.num_bytes and not file.num_users:
+            with contextlib.suppress(FileNotFoundError):  # somebody has removed them
+                self._spares.add(job, file.slots.moved(self._spares.next_stem(job)))
+        _remove_files(file.folder, name)
+
+    def _made(self, job: str, name: str, layout: tuple[ShardKey, ...]) -> _File:
+        """Where there is room, even if what lies ready must go for it. Raises NoRoom."""
+
+        def make(folder: Path) -> _File:
+            try:
+                return _make(folder, name, layout)
+            except OSError:
+                if not self._spares.drop_all():
+                    raise
+                return _make(folder, name, layout)
+
+        return self._rooms.place(job, NUM_SLOTS * _size(layout), make)
 
     def _file(self, job: str, name: str) -> _File:
         return self._files[job, name]
@@ -226,7 +297,7 @@ class ShardStore:
     def _read_seal(self, file: _File, job: str, name: str, slot: int) -> tuple[int, list[str]] | None:
         """A seal that is not as it was written is none: it may name another step, or belong to another layout."""
         try:
-            seal = json.loads(file.seal_path(name, slot).read_text())
+            seal = json.loads(file.seal_path(slot).read_text())
             step, checksums, found = seal["step"], seal["checksums"], seal["sum"]
         except FileNotFoundError:
             return None
@@ -244,26 +315,22 @@ def _make(folder: Path, name: str, layout: tuple[ShardKey, ...]) -> _File:
     folder.mkdir(exist_ok=True)
     try:
         _write_whole(folder / f"{name}.layout", json.dumps(key_rows(layout)))
-        return _map(folder, name, layout)
+        return _file_of(layout, map_slots(folder / name, _size(layout)))
     except OSError:
         _remove_files(folder, name)
         raise
 
 
-def _map(folder: Path, name: str, layout: tuple[ShardKey, ...]) -> _File:
-    offsets, total = [], 0
-    for key in layout:
-        offsets.append(total)
-        total += key.numel * ELEMENT_BYTES
-    maps = tuple(_map_file(_slot_path(folder, name, slot), max(total, 1)) for slot in range(NUM_SLOTS))
+def _begun(spare: SlotFiles, name: str, layout: tuple[ShardKey, ...]) -> _File:
+    """A new snapshot in files that are there."""
+    _write_whole(spare.stem.with_name(f"{name}.layout"), json.dumps(key_rows(layout)))
+    return _file_of(layout, spare.moved(spare.stem.with_name(name)))
+
+
+def _file_of(layout: tuple[ShardKey, ...], slots: SlotFiles) -> _File:
+    offsets = tuple(itertools.accumulate((key.numel * ELEMENT_BYTES for key in layout), initial=0))[:-1]
     layout_sum = checksum(json.dumps(key_rows(layout)).encode())
-    return _File(
-        layout=layout, layout_sum=layout_sum, offsets=tuple(offsets), num_bytes=total, maps=maps, folder=folder
-    )
-
-
-def _slot_path(folder: Path, name: str, slot: int) -> Path:
-    return folder / f"{name}.slot{slot}"
+    return _File(layout=layout, layout_sum=layout_sum, offsets=offsets, num_bytes=_size(layout), slots=slots)
 
 
 def _remove_files(folder: Path, name: str) -> None:
@@ -271,11 +338,8 @@ def _remove_files(folder: Path, name: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
-    """Maps the file, with every page in memory: the first touch costs ten times the copy (and must not hit a step)."""
-    with path.open("a+b") as file:
-        os.posix_fallocate(file.fileno(), 0, num_bytes)
-        return mmap.mmap(file.fileno(), num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+def _size(layout: Iterable[ShardKey]) -> int:
+    return sum(key.numel for key in layout) * ELEMENT_BYTES
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -7,7 +7,6 @@ the copies on other nodes run while the next step computes. Owns the mapped slot
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 from collections.abc import Callable, Iterable
 
@@ -19,37 +18,53 @@ from shoal_workers.devices import Downloads
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.live import LiveState
 from shoal_workers.shards import NUM_SLOTS
+from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.wire import Connection, ConnectionClosed
 
 
 class AgentSnapshots:
-    """The engine's SnapshotSink over a new connection to the agent of the node. One epoch of one rank.
+    """The engine's SnapshotSink over a new connection to the agent of the node. One epoch of one rank; `maps` are those
+    of its process.
 
     Raises ConnectionClosed, also when somebody else closes the connection meanwhile.
     """
 
     def __init__(
-        self, connection: Connection, opened: m.OpenSlots, keys: tuple[ShardKey, ...], device: torch.device
+        self,
+        connection: Connection,
+        opened: m.OpenSlots,
+        keys: tuple[ShardKey, ...],
+        device: torch.device,
+        maps: SlotMaps,
     ) -> None:
         self._epoch = opened.epoch
         self._connection = connection
         answer = m.decode_as(m.SlotsOpen, self._connection.request(m.encode(opened)))
-        self._job, self._name, self._keys = opened.job, answer.name, keys
-        self._slots = [_map(path, keys) for path in answer.paths]
+        self._job, self.name, self._keys = opened.job, answer.name, keys
+        self._slots = [_tensors(maps.map(path), keys) for path in answer.paths]
         self._downloads = Downloads(device)
         self._changed = threading.Condition()
         self._safe_step = -1
         self._problem: str | None = None
         self._abandoned = False
         self._begun_step = -1
+        self._num_writing = 0
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is on its way into the slots."""
+        with self._changed:
+            return not self._num_writing
 
     def begin(self, step: int, live: LiveState) -> None:
         """Copies the owned state of `step` out; from a device, while that computes on."""
         if step == self._begun_step:
             return
-        self._problem = self._ask(m.BeginSnapshot(job=self._job, name=self._name, step=step))
+        self._problem = self._ask(m.BeginSnapshot(job=self._job, name=self.name, step=step))
         if self._problem:
             return  # nothing makes this step safe now; waiting for it will say so
+        with self._changed:
+            self._num_writing += 1
         sources = map(live.view, self._keys)
         finish = self._downloads.begin(zip(self._slots[step % NUM_SLOTS], sources, strict=True))
         self._begun_step = step
@@ -75,7 +90,9 @@ class AgentSnapshots:
     def _seal(self, step: int, finish: Callable[[], None]) -> None:
         try:
             finish()
-            problem = self._ask(m.SealSnapshot(job=self._job, name=self._name, step=step))
+            with self._changed:
+                self._num_writing -= 1
+            problem = self._ask(m.SealSnapshot(job=self._job, name=self.name, step=step))
         except Exception as error:  # whatever it is, who waits must learn of it
             problem = f"the copy to the host failed: {error}"
         with self._changed:
@@ -92,12 +109,10 @@ class AgentSnapshots:
             return f"the agent of this node does not answer: {error}"
 
 
-def _map(path: str, keys: Iterable[ShardKey]) -> list[torch.Tensor]:
-    """One fp32 tensor per key over the mapped file, in the agent's order; every page is mapped before training."""
-    with open(path, "r+b") as file:
-        mapped = mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+def _tensors(slot: mmap.mmap, keys: Iterable[ShardKey]) -> list[torch.Tensor]:
+    """One fp32 tensor per key, in the agent's order."""
     tensors, offset = [], 0
     for key in keys:
-        tensors.append(torch.frombuffer(mapped, dtype=torch.float32, count=key.numel, offset=offset))
+        tensors.append(torch.frombuffer(slot, dtype=torch.float32, count=key.numel, offset=offset))
         offset += key.numel * 4
     return tensors

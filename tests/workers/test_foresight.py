@@ -1,0 +1,78 @@
+"""What a loss would lead to is known before it happens: the very plan that the search finds, and the memory for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+from collections.abc import Mapping
+from pathlib import Path
+
+from process_cluster import ProcessCluster
+from supervised import supervised, tiny_job
+from waiting import eventually
+
+from shoal_planner.moving import UNKNOWN
+from shoal_planner.profile import Profile
+from shoal_planner.search import plan as search_plan
+from shoal_recovery.shard_map import shard_map
+from shoal_workers.change import vital_nodes
+from shoal_workers.epoch_view import EpochView
+from shoal_workers.foresight import Foresight
+from shoal_workers.slot_sizes import Sizes, slot_sizes
+
+NODES = {"a": ("cpu-1t", 1), "b": ("cpu-1t", 1), "c": ("cpu-1t", 1)}
+
+
+def test_the_plan_after_each_loss_is_what_the_search_finds(tmp_path: Path) -> None:
+    spec, snapshot = tiny_job("stdlib:", steps=9), ProcessCluster(tmp_path, NODES).snapshot()
+    plan = search_plan(spec, snapshot).plan
+    vital = vital_nodes(plan, snapshot)
+    assert len(vital) > 1
+    told: queue.SimpleQueue[Mapping[str, Sizes]] = queue.SimpleQueue()
+    foresight, epoch = Foresight(spec, told.put), EpochView.begun(7, plan, snapshot, 3)
+    foresight.look(epoch, snapshot, Profile(), UNKNOWN)
+    sizes = told.get(timeout=30)
+    for lost in vital:
+        rest = dataclasses.replace(snapshot, nodes=tuple(node for node in snapshot.nodes if node.id != lost))
+        expected = search_plan(spec, rest, previous=plan).plan
+        assert foresight.plan(7, rest, Profile()) == expected
+        assert foresight.plan(8, rest, Profile()) is None
+        assert foresight.plan(7, rest, dataclasses.replace(Profile(), kinds={"a": "another"})) is None
+        for node, needed in slot_sizes(expected, rest, spec.model).items():
+            ready = sizes[node]
+            assert len(ready.local) >= len(needed.local) and len(ready.copies) >= len(needed.copies)
+            assert all(map(int.__ge__, ready.local, needed.local))
+            assert all(map(int.__ge__, ready.copies, needed.copies))
+    assert foresight.plan(7, snapshot, Profile()) is None
+
+
+def test_sizes_are_those_of_all_snapshots_of_a_plan(tmp_path: Path) -> None:
+    spec, snapshot = tiny_job("stdlib:", steps=9), ProcessCluster(tmp_path, NODES).snapshot()
+    plan = search_plan(spec, snapshot).plan
+    elements = sum(span.numel for state in shard_map(plan, spec.model).ranks for span in state.vouches)
+    found = slot_sizes(plan, snapshot, spec.model)
+    assert sum(sum(sizes.local) for sizes in found.values()) == 12 * elements
+    assert sum(sum(sizes.copies) for sizes in found.values()) == 12 * elements * plan.copies
+    assert Sizes(local=(5, 2)).or_more(Sizes(local=(3, 3, 1), copies=(4,))) == Sizes(local=(5, 3, 1), copies=(4,))
+
+
+def test_agents_make_ready_what_the_next_epoch_then_uses(tmp_path: Path) -> None:
+    """Files are told apart by their inodes, which are not given anew as long as somebody maps them."""
+    cluster, spec = ProcessCluster(tmp_path, NODES), tiny_job("stdlib:", steps=100_000)
+
+    def memory(node: str, pattern: str) -> set[int]:
+        return {path.stat().st_ino for path in cluster.memory_of(node).glob(f"job/{pattern}")}
+
+    try:
+        with supervised(cluster, "job", spec) as job:
+            job.steps_on()
+            lost = max(job.devices())
+            eventually(lambda: all(memory(node, "spare-*") for node in NODES), 30)
+            ready = {node: memory(node, "spare-*") for node in NODES}
+            cluster.kill_node(lost)
+            done = job.recovers()
+            assert job.devices() and lost not in job.devices()
+            for node in job.devices():
+                assert memory(node, f"{done.epoch:06d}-*.slot*") <= ready[node]
+    finally:
+        cluster.close()

@@ -1,0 +1,85 @@
+"""What becomes of a running job if it loses a node, found out before it does: the plan that it goes on with, and the
+memory that its snapshots will lie in.
+
+It is found out in a thread while the job steps, for each node whose loss would be felt, unless these are many. Owns
+what was found. Does not own the search, and takes nothing for certain: what is asked for must be what was looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.job import JobSpec
+from shoal_planner.moving import Outlook
+from shoal_planner.plan import Plan
+from shoal_planner.profile import Profile
+from shoal_planner.search import plan as search_plan
+from shoal_workers.epoch_view import EpochView
+from shoal_workers.slot_sizes import Sizes, slot_sizes
+
+log = structlog.get_logger()
+
+_MOST_NODES = 8
+_PLAN_LIMIT_S = 5.0
+
+
+class Foresight:
+    """Use from one thread. `make_ready` is told, in another, what the nodes are to make ready."""
+
+    def __init__(self, spec: JobSpec, make_ready: Callable[[Mapping[str, Sizes]], None]) -> None:
+        self._spec = spec
+        self._make_ready = make_ready
+        self._epoch = 0
+        self._found: dict[tuple[int, ClusterSnapshot], tuple[Profile, Plan]] = {}
+
+    def look(self, epoch: EpochView, snapshot: ClusterSnapshot, profile: Profile, outlook: Outlook) -> None:
+        """`snapshot` has all nodes that could be used; what was found for other epochs is forgotten."""
+        self._epoch, self._found = epoch.number, {}
+        arguments = (epoch, snapshot, profile, outlook, self._found)
+        threading.Thread(target=self._look, args=arguments, name="foresight", daemon=True).start()
+
+    def looked(self, epoch: int) -> bool:
+        return epoch == self._epoch
+
+    def plan(self, epoch: int, snapshot: ClusterSnapshot, profile: Profile) -> Plan | None:
+        """What the search finds for these nodes, if that was looked for with these figures."""
+        known, plan = self._found.get((epoch, snapshot), (None, None))
+        return plan if known == profile else None
+
+    def _look(
+        self,
+        epoch: EpochView,
+        snapshot: ClusterSnapshot,
+        profile: Profile,
+        outlook: Outlook,
+        found: dict[tuple[int, ClusterSnapshot], tuple[Profile, Plan]],
+    ) -> None:
+        ready: dict[str, Sizes] = {}
+        for lost in sorted(epoch.vital) if len(epoch.vital) <= _MOST_NODES else ():
+            rest = dataclasses.replace(snapshot, nodes=tuple(node for node in snapshot.nodes if node.id != lost))
+            plan = self._search(rest, epoch.plan, profile, outlook)
+            if self._epoch != epoch.number:
+                return
+            if plan is not None:
+                found[epoch.number, rest] = profile, plan
+                for node, sizes in slot_sizes(plan, rest, self._spec.model).items():
+                    ready[node] = sizes.or_more(ready.get(node, Sizes()))
+        if ready:
+            self._make_ready(ready)
+
+    def _search(self, rest: ClusterSnapshot, previous: Plan, profile: Profile, outlook: Outlook) -> Plan | None:
+        if not rest.nodes:
+            return None
+        known, limit_s = profile.on(rest.nodes), _PLAN_LIMIT_S
+        try:
+            found = search_plan(self._spec, rest, known, previous=previous, time_limit_s=limit_s, outlook=outlook)
+        except (NoPlanFits, InvalidField) as error:
+            log.info("nothing to go on with after a loss", left=[node.id for node in rest.nodes], why=str(error))
+            return None
+        return found.plan
