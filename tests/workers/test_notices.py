@@ -131,6 +131,20 @@ def test_a_supervisor_that_comes_later_writes_nothing_twice(watched: Watched) ->
     assert outcomes(lonely) == [("aws spot", "gone")]
 
 
+def test_a_notice_of_a_machine_that_was_replaced_while_nobody_watched_is_over(watched: Watched) -> None:
+    """The agent of the new one says nothing of it."""
+    watched.doomed.hear("a", told())
+    later = watched.restarted()
+    later.doomed.settle(frozenset({"a"}))
+    later.now_s += 1.0
+    later.doomed.settle(frozenset({"a"}))
+    assert later.doomed.told(), "it may yet be told"
+    later.now_s += 2.0
+    later.doomed.settle(frozenset({"a"}))
+    assert later.doomed.told() == ()
+    assert outcomes(later) == [("aws spot", "gone")]
+
+
 class Reluctant(ProcessCluster):
     """Its agent cannot be started the first time."""
 

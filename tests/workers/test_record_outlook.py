@@ -38,3 +38,11 @@ def test_a_job_learns_how_often_its_nodes_are_lost() -> None:
     assert after.outlook == record.outlook
     for each in (record, after):
         each.keeper.close()
+
+
+def test_what_a_change_of_plan_goes_back_behind_cannot_be_lost_again() -> None:
+    record = JobRecord(Keeper("job", lambda: 0.0), lambda: 0.0)
+    for epoch, step in ((1, 14), (2, 5)):
+        record.append(plan_adopted(epoch, PLAN, step, CLUSTER))
+        assert record.done_step == step
+    record.keeper.close()

@@ -2,7 +2,8 @@
 journal; not what is done about it (`decide`).
 
 When a notice is due is taken by the clock of whoever hears it. A notice is over when the node is gone, when it is
-withdrawn, or when the node is still there long after its time.
+withdrawn, or when the node is still there long after its time. One that stands in the journal alone, while the agent of
+the node says nothing of it, was of a machine that went while nobody watched.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from shoal_recovery.journal import NodeNoticed, NoticeEnded
 from shoal_workers.messages import Noticed, Withdrawn
 from shoal_workers.record import JobRecord
 
+_TOLD_WITHIN_S = 2.0  # an agent begins with what it was told of its node's end
+
 
 class Doomed:
     """Use from one thread. `overdue_s` is how long after its time a node may still go."""
@@ -22,6 +25,7 @@ class Doomed:
         self._clock = clock
         self._overdue_s = overdue_s
         self._due_s: dict[tuple[str, str], float] = {}
+        self._untold_s: dict[tuple[str, str], float] = {}
 
     def hear(self, node: str, said: Noticed | Withdrawn) -> None:
         key = node, said.source
@@ -42,10 +46,13 @@ class Doomed:
         """Ends notices that are over; `living` are the nodes whose agents answer."""
         now_s = self._clock()
         for key in sorted(self._record.notices):
-            if key[0] not in living:
+            if key[0] not in living or self._untold(key, now_s):
                 self._end(key, "gone")
             elif now_s > self._due_s.get(key, now_s) + self._overdue_s:
                 self._end(key, "overdue")
+
+    def _untold(self, key: tuple[str, str], now_s: float) -> bool:
+        return key not in self._due_s and now_s - self._untold_s.setdefault(key, now_s) > _TOLD_WITHIN_S
 
     def told(self) -> tuple[tuple[str, str], ...]:
         """Each node that is to go away, and what was told, as one line; the notice that is due first."""
@@ -59,4 +66,5 @@ class Doomed:
 
     def _end(self, key: tuple[str, str], outcome: str) -> None:
         self._due_s.pop(key, None)
+        self._untold_s.pop(key, None)
         self._record.append(NoticeEnded(node=key[0], source=key[1], outcome=outcome))

@@ -126,6 +126,7 @@ class JobRecord:
                         self._there[node.id] = node
                         self._sightings.append(Sighting(at_s=self._newest_s, node=node, there=True))
                 self.starts[event.epoch] = event.step
+                self.done_step = event.step  # what was done beyond it is void, and no later change can lose it again
             case StepDone():
                 self.done_step = max(self.done_step, event.step)
                 self.last_steps[event.epoch] = max(self.last_steps.get(event.epoch, 0), event.step)
