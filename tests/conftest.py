@@ -17,6 +17,11 @@ settings.register_profile(
 settings.load_profile("shared machine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault-seeds", default="0-39", help="of the long test of random faults, as A-B")
+    parser.addoption("--fault-out", default="build/faults", help="where it files what came of them, and goes on")
+
+
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
     """`eventually(check, timeout_s)`: what `check` returns once that is true, or its AssertionError."""

@@ -43,10 +43,16 @@ class MortalSupervisor(Supervisor):
 
     dead = False
 
-    def tick(self) -> None:
+    def _listen(self, timeout_s: float) -> None:
         if self.dead:
             raise _Vanished
-        super().tick()
+        super()._listen(timeout_s)
+
+    def let_go(self) -> None:
+        """What the end of a process does to its connections: nothing that a thread of it still does is heard of."""
+        self._roster.close()
+        self._record.keeper.close()
+        self._commits.close()
 
 
 class Supervised:
@@ -60,11 +66,14 @@ class Supervised:
         *,
         restarted: bool = False,
         settings: WorkerSettings = SETTINGS,
+        prepare: Callable[[Supervisor], None] = lambda supervisor: None,
     ) -> None:
+        """`prepare` is called before it begins."""
         self.job = job
         self.spec = spec
         self.supervisor = MortalSupervisor(job=job, spec=spec, cluster=cluster, settings=settings, restarted=restarted)
-        self._error: BaseException | None = None
+        prepare(self.supervisor)
+        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"supervisor-{job}", daemon=True)
         self._thread.start()
 
@@ -72,9 +81,9 @@ class Supervised:
         try:
             self.supervisor.run()
         except _Vanished:
-            self.supervisor._roster.close()
+            self.supervisor.let_go()
         except BaseException as error:
-            self._error = error
+            self.error = error
             raise
 
     def vanish(self) -> None:
@@ -83,7 +92,7 @@ class Supervised:
         assert not self._thread.is_alive()
 
     def events(self, kind: type[E]) -> list[E]:
-        assert self._error is None, self._error
+        assert self.error is None, self.error
         entries = self.supervisor.entries_after(0, 0.0)
         assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
         return [entry.event for entry in entries if isinstance(entry.event, kind)]

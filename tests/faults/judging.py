@@ -1,0 +1,177 @@
+"""What must hold of a job that went through a drill, from its journal, the losses of an undisturbed run, and the blows
+that it got. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shoal_planner.cluster import snapshot_from_mapping
+from shoal_planner.plan import parse_plan
+from shoal_recovery.journal import (
+    CheckpointCommitted,
+    Entry,
+    PlanAdopted,
+    RecoveryDone,
+    StateChanged,
+    StepDone,
+)
+from shoal_recovery.placement import backups
+
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blow:
+    """`out` are the nodes of which, from then until it was healed, nothing could be had; what they kept may be gone for
+    good. Times are of day, of the machine that wrote the journal."""
+
+    kind: str
+    moment: str
+    nodes: tuple[str, ...]
+    out: tuple[str, ...]
+    step: int
+    at_s: float
+    healed_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`problems` are sentences: with none, all is well. `held` recoveries began while a copy of everything was left;
+    `worst` is the largest relative difference of a loss."""
+
+    problems: tuple[str, ...]
+    recoveries: int
+    held: int
+    redone: int
+    worst: float
+    recovery_s: tuple[float, ...]
+
+
+def judge(
+    entries: Sequence[Entry], *, steps: int, batch: int, losses: Sequence[float], blows: Sequence[Blow], stored: bool
+) -> Verdict:
+    """`stored`: the job has an object store, which works again by the end."""
+    recoveries = [entry for entry in entries if isinstance(entry.event, RecoveryDone)]
+    held = [entry for entry in recoveries if _held(entries, entry, blows)]
+    problems = [
+        *_end(entries, steps, stored=stored),
+        *_order(entries),
+        *_samples(entries, steps, batch),
+        *_losses(entries, losses),
+        *(problem for entry in held for problem in _nothing_lost(entries, entry)),
+    ]
+    return Verdict(
+        problems=tuple(problems),
+        recoveries=len(recoveries),
+        held=len(held),
+        redone=sum(entry.event.redone_steps for entry in held if isinstance(entry.event, RecoveryDone)),
+        worst=max((difference for _, difference in _differences(entries, losses)), default=0.0),
+        recovery_s=tuple(entry.event.total_s for entry in recoveries if isinstance(entry.event, RecoveryDone)),
+    )
+
+
+def counting(entries: Sequence[Entry]) -> dict[int, StepDone]:
+    """The sequence of steps that counts: of a step that was done again, the last time."""
+    return {entry.event.step: entry.event for entry in entries if isinstance(entry.event, StepDone)}
+
+
+def _end(entries: Sequence[Entry], steps: int, *, stored: bool) -> Iterator[str]:
+    if [entry.seq for entry in entries] != list(range(1, len(entries) + 1)):
+        yield "the journal has gaps"
+    states = [entry.event for entry in entries if isinstance(entry.event, StateChanged)]
+    if not states or states[-1].state != "succeeded":
+        yield f"the job ended as {states[-1].state if states else 'nothing'}: {states[-1].reason if states else ''}"
+    if sorted(counting(entries)) != list(range(1, steps + 1)):
+        yield f"steps are missing: {sorted(set(range(1, steps + 1)) - counting(entries).keys())[:5]}"
+    committed = {entry.event.step for entry in entries if isinstance(entry.event, CheckpointCommitted)}
+    if stored and steps not in committed:
+        yield f"the last step is not stored, only {sorted(committed)[-3:]}"
+
+
+def _order(entries: Sequence[Entry]) -> Iterator[str]:
+    """Only the newest epoch does steps, one after the other from where it began, and none begins anew."""
+    epoch, last = 0, 0
+    for event in (entry.event for entry in entries):
+        if isinstance(event, PlanAdopted):
+            if event.epoch <= epoch:
+                yield f"epoch {event.epoch} was adopted after epoch {epoch}"
+            if last > 0 and event.step == 0:
+                yield f"epoch {event.epoch} began anew after step {last}"
+            epoch, last = event.epoch, event.step
+        elif isinstance(event, StepDone):
+            if (event.epoch, event.step) != (epoch, last + 1):
+                yield f"step {event.step} of epoch {event.epoch} was done after step {last} of epoch {epoch}"
+            last = event.step
+
+
+def _samples(entries: Sequence[Entry], steps: int, batch: int) -> Iterator[str]:
+    done = counting(entries)
+    fed = [span for step in sorted(done) for span in done[step].samples]
+    whole = bool(fed) and fed[0][0] == 0 and fed[-1][1] == steps * batch
+    if not whole or any(before[1] != after[0] for before, after in itertools.pairwise(fed)):
+        yield "samples were left out or fed twice"
+
+
+def _differences(entries: Sequence[Entry], losses: Sequence[float]) -> Iterator[tuple[int, float]]:
+    for step, done in sorted(counting(entries).items()):
+        if step <= len(losses):
+            yield step, abs(done.loss - losses[step - 1]) / abs(losses[step - 1])
+
+
+def _losses(entries: Sequence[Entry], losses: Sequence[float]) -> Iterator[str]:
+    for step, difference in _differences(entries, losses):
+        if not difference <= TOLERANCE:
+            yield f"the loss of step {step} is {difference:.2g} off that of the undisturbed run"
+            return  # all that follow are, too
+
+
+# --- what a recovery may cost ---
+
+
+def _held(entries: Sequence[Entry], recovery: Entry, blows: Sequence[Blow]) -> bool:
+    """Whether, of all state of the newest epoch that had made a step safe before, a holder was never out."""
+    assert isinstance(recovery.event, RecoveryDone)
+    before = _epoch_before(entries, recovery)
+    if before is None:
+        return False
+    assert isinstance(before.event, PlanAdopted)
+    out = {
+        node for blow in blows if blow.at_s <= recovery.at_s and blow.healed_at_s >= before.at_s for node in blow.out
+    }
+    nodes = snapshot_from_mapping(before.event.snapshot).nodes
+    plan = parse_plan(before.event.plan)
+    copies = backups(nodes, plan.copies)
+    return all(not {device.node, *copies[device.node]} <= out for device in plan.devices())
+
+
+def _epoch_before(entries: Sequence[Entry], recovery: Entry) -> Entry | None:
+    """The newest epoch that has done a step before the one that this recovery led to."""
+    assert isinstance(recovery.event, RecoveryDone)
+    stepped = {entry.event.epoch for entry in entries if isinstance(entry.event, StepDone)}
+    adopted = [
+        entry
+        for entry in entries
+        if isinstance(entry.event, PlanAdopted)
+        and entry.event.epoch in stepped
+        and entry.event.epoch < recovery.event.epoch
+    ]
+    return adopted[-1] if adopted else None
+
+
+def _nothing_lost(entries: Sequence[Entry], recovery: Entry) -> Iterator[str]:
+    """By its own record, and by the steps that stand in the journal before its plan."""
+    done = recovery.event
+    assert isinstance(done, RecoveryDone)
+    last = 0
+    for event in (entry.event for entry in entries):
+        if isinstance(event, PlanAdopted) and event.epoch == done.epoch:
+            break
+        if isinstance(event, StepDone | PlanAdopted):
+            last = event.step  # what was done beyond the beginning of a later epoch is void
+    if done.lost_steps or done.redone_steps > 1 or last - done.step > 1:
+        again = f"{done.lost_steps} safe steps lost, {done.redone_steps} done again, from {last} back to {done.step}"
+        yield f"entry {recovery.seq}: a copy survived, and yet {again} ({done.reason[:200]})"
+    if done.num_bytes["store"]:
+        yield f"entry {recovery.seq}: a copy survived, and yet {done.num_bytes['store']} bytes came from the store"

@@ -1,0 +1,234 @@
+"""Plays a drill on a ground: waits for each moment, lets the blow fall, mends what must be mended for the job to go on,
+and waits until it does. Knows nothing of processes or Ray; whether all went well is judged afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from faults.drills import Drill, Fault, Kind, Moment
+from faults.judging import Blow
+
+from shoal_planner.job import JobSpec
+from shoal_recovery.journal import CheckpointCommitted, Entry, StateChanged, StepDone
+
+_TICK_S = 0.003
+_MOMENT_S = 5.0  # what a drill waits for may not come: then the blow falls all the same
+_SETTLE_S = 90.0
+_END_S = 180.0
+_ENDED = ("succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """A blow that fell on these nodes; of those that are `out` nothing can be had until `heal` has ended. `lasts` says
+    that the job must go on while it does."""
+
+    nodes: tuple[str, ...]
+    out: tuple[str, ...]
+    heal: Callable[[], None]
+    lasts: bool = False
+
+
+class Ground(Protocol):
+    """What jobs run on. `missing` are kinds that this machine does not allow to bring about, and why."""
+
+    @property
+    def missing(self) -> Mapping[Kind, str]: ...
+
+    def begin(self, drill: Drill, job: JobSpec) -> None: ...
+
+    def entries(self) -> Sequence[Entry]:
+        """The journal, as far as it is known."""
+
+    def whole(self) -> bool:
+        """Whether every node is there, with all that runs on it."""
+
+    def strike(self, kind: Kind, pick: int) -> Strike | None:
+        """None where there is nothing that it could hit."""
+
+    def writing(self) -> object:
+        """Differs as soon as another snapshot is written."""
+
+    def uploading(self) -> bool:
+        """Whether a snapshot is on its way to the store."""
+
+    def end(self) -> None:
+        """Whatever happened: the job is over, and the nodes are there for the next one."""
+
+
+class Stuck(Exception):
+    """The job did not go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """`left_out` are kinds that did not happen, and why."""
+
+    entries: tuple[Entry, ...]
+    blows: tuple[Blow, ...]
+    left_out: tuple[tuple[str, str], ...]
+    stuck: str | None
+
+
+def play(ground: Ground, drill: Drill, job: JobSpec) -> Played:
+    playing = _Playing(ground, drill)
+    stuck = None
+    ground.begin(drill, job)
+    try:
+        for fault in drill.faults:
+            if playing.ended():
+                break
+            playing.one(fault)
+        playing.to_the_end()
+    except Stuck as error:
+        stuck = str(error)
+    finally:
+        entries = tuple(ground.entries())
+        ground.end()
+    return Played(entries=entries, blows=tuple(playing.blows), left_out=tuple(playing.left_out), stuck=stuck)
+
+
+class _Playing:
+    def __init__(self, ground: Ground, drill: Drill) -> None:
+        self._ground = ground
+        self._drill = drill
+        self._pause = threading.Event()
+        self.blows: list[Blow] = []
+        self.left_out: list[tuple[str, str]] = []
+
+    def one(self, fault: Fault) -> None:
+        if fault.kind in self._ground.missing:
+            self._leave_out(fault, self._ground.missing[fault.kind])
+            return
+        self._settle()
+        if fault.kind in (Kind.HALF, Kind.OBJECT_SPOILT):  # then there may be nothing else to go on from
+            self._until(lambda: self._committed() >= 1 + (fault.kind is Kind.OBJECT_SPOILT), "stores checkpoints")
+        if self.ended():
+            return
+        opened = self._moment(fault)
+        self._pause.wait(fault.delay_s)
+        struck = self._strike(fault.kind, fault.moment, fault.pick)
+        if struck is None:
+            self._leave_out(fault, "there was nothing to hit")
+        else:
+            self._live_through(fault, *struck)
+        if opened is not None:
+            self._heal(*opened)
+        self._goes_on("after it was mended")
+
+    def to_the_end(self) -> None:
+        if not self._wait(self.ended, _END_S):
+            raise Stuck(f"the job did not end in {_END_S:.0f} s")
+
+    # --- moments ---
+
+    def _settle(self) -> None:
+        """Every node is there, and the job steps."""
+        self._until(lambda: self._state() == "running" and self._step() >= 3, "runs")
+        self._until(self._ground.whole, "has all nodes again")
+        self._goes_on("with all nodes")
+
+    def _moment(self, fault: Fault) -> tuple[int, Strike] | None:
+        """Returns at that moment, with the first blow of two."""
+        match fault.moment:
+            case Moment.STEP:
+                step = self._step()
+                self._wait(lambda: self._step() > step, _MOMENT_S)
+            case Moment.SNAPSHOT:
+                before = self._ground.writing()
+                self._wait(lambda: self._ground.writing() != before, _MOMENT_S)
+            case Moment.UPLOAD:
+                self._wait(self._ground.uploading, _MOMENT_S)
+            case Moment.RECOVERY:
+                opened = self._strike(Kind.RANK, Moment.STEP, fault.pick + 1)
+                self._wait(lambda: self._state() != "running", _MOMENT_S)
+                return opened
+            case Moment.DRAIN:
+                opened = self._strike(Kind.NOTICE, Moment.STEP, fault.pick + 1)
+                self._wait(lambda: self._state() != "running", _MOMENT_S)
+                return opened
+        return None
+
+    # --- blows ---
+
+    def _strike(self, kind: Kind, moment: Moment, pick: int) -> tuple[int, Strike] | None:
+        step, at_s = self._step(), time.time()
+        strike = self._ground.strike(kind, pick)
+        if strike is None:
+            return None
+        self.blows.append(
+            Blow(
+                kind=kind,
+                moment=moment,
+                nodes=strike.nodes,
+                out=strike.out,
+                step=step,
+                at_s=at_s,
+                healed_at_s=float("inf"),
+            )
+        )
+        return len(self.blows) - 1, strike
+
+    def _live_through(self, fault: Fault, index: int, strike: Strike) -> None:
+        if strike.lasts:
+            self._goes_on(f"beside {fault.kind}")
+        self._pause.wait(fault.hold_s)
+        self._heal(index, strike)
+
+    def _heal(self, index: int, strike: Strike) -> None:
+        strike.heal()
+        blow = self.blows[index]
+        self.blows[index] = Blow(
+            kind=blow.kind,
+            moment=blow.moment,
+            nodes=blow.nodes,
+            out=blow.out,
+            step=blow.step,
+            at_s=blow.at_s,
+            healed_at_s=time.time(),
+        )
+
+    def _leave_out(self, fault: Fault, why: str) -> None:
+        self.left_out.append((fault.kind, why))
+
+    # --- watching ---
+
+    def _goes_on(self, when: str) -> None:
+        """Two more steps, both done from now on."""
+        known = len(self._ground.entries())
+
+        def stepped() -> bool:
+            return sum(isinstance(entry.event, StepDone) for entry in self._ground.entries()[known:]) >= 2
+
+        self._until(stepped, f"steps {when}")
+
+    def _until(self, check: Callable[[], object], what: str) -> None:
+        if not self._wait(lambda: check() or self.ended(), _SETTLE_S):
+            raise Stuck(f"not in {_SETTLE_S:.0f} s: the job {what}")
+
+    def _wait(self, check: Callable[[], object], limit_s: float) -> bool:
+        deadline_s = time.monotonic() + limit_s
+        while not check():
+            if time.monotonic() > deadline_s:
+                return False
+            self._pause.wait(_TICK_S)
+        return True
+
+    def ended(self) -> bool:
+        return self._state() in _ENDED
+
+    def _state(self) -> str:
+        events = (entry.event for entry in reversed(self._ground.entries()))
+        return next((event.state for event in events if isinstance(event, StateChanged)), "queued")
+
+    def _step(self) -> int:
+        events = (entry.event for entry in reversed(self._ground.entries()))
+        return next((event.step for event in events if isinstance(event, StepDone)), 0)
+
+    def _committed(self) -> int:
+        return sum(isinstance(entry.event, CheckpointCommitted) for entry in self._ground.entries())

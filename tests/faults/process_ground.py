@@ -1,0 +1,312 @@
+"""A ground of plain processes: a real supervisor in a thread, real agents and ranks, each a process of its own. Blows
+are signals to them, bits in their files, a full disk, a store that is cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import os
+import random
+import signal
+import subprocess
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from faults.drills import NOT_YET, SHAPES, Drill, Kind
+from faults.playing import Strike, Stuck
+from faults.stores import Stores
+from process_cluster import ProcessCluster
+from random_clusters import Instance
+from random_plans import random_plan
+from supervised import Supervised
+
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.job import JobSpec
+from shoal_planner.plan import Plan
+from shoal_planner.score import score
+from shoal_recovery.journal import Entry
+from shoal_workers.change import vital_nodes
+from shoal_workers.supervisor import Supervisor
+
+_AN_HOUR_S = 3600.0
+_DISK = "64m"
+_BLOCK = bytes(1 << 20)
+_MOST_DRAWN = 60
+
+
+def _nothing() -> None:
+    pass
+
+
+class ProcessGround:
+    def __init__(self, name: str, folder: Path, stores: Stores) -> None:
+        self._folder = folder
+        self._stores = stores
+        self._shapes = SHAPES[name]
+        self.missing: Mapping[Kind, str] = dict(NOT_YET)
+        self._mounted: list[Path] = []
+        self._mount_disks()
+        self._cluster = ProcessCluster(folder, self._shapes, environment=stores.environment)
+        self._running: Supervised | None = None
+        self._entries: Sequence[Entry] = ()
+        self._drill: Drill | None = None
+
+    def close(self) -> None:
+        self._cluster.close()
+        for path in self._mounted:
+            subprocess.run(["umount", "--lazy", path], check=False, capture_output=True)
+
+    # --- the job ---
+
+    def begin(self, drill: Drill, job: JobSpec) -> None:
+        self._drill, self._job = drill, job
+        self._name = job.name
+        self._entries = ()
+        self._rng = random.Random(f"plans of {drill.seed}")
+        self._running = self._supervise(restarted=False)
+
+    def entries(self) -> Sequence[Entry]:
+        """A supervisor that has not read the journal yet knows less than the one before it."""
+        assert self._running is not None
+        if (error := self._running.error) is not None:
+            raise Stuck("the supervisor failed: " + "".join(traceback.format_exception(error)))
+        if self._running.supervisor.dead:
+            return self._entries
+        found = self._running.supervisor.entries_after(0, 0.0)
+        if len(found) > len(self._entries):
+            self._entries = found
+        return self._entries
+
+    def whole(self) -> bool:
+        assert self._running is not None
+        return self._running.supervisor._roster.ready() >= self._shapes.keys()
+
+    def end(self) -> None:
+        assert self._running is not None
+        self._running.supervisor.cancel()
+        if not self._running.supervisor.dead:
+            self._running.supervisor.ended.wait(20.0)
+        self._cluster.end_ranks(self._name)
+        self._cluster.heal()
+        self._stores.wake()
+        self._stores.mend()
+
+    def _supervise(self, *, restarted: bool) -> Supervised:
+        assert self._drill is not None
+        return Supervised(self._cluster, self._name, self._job, restarted=restarted, prepare=self._draw_plans)
+
+    # --- plans that nobody would choose ---
+
+    def _draw_plans(self, supervisor: Supervisor) -> None:
+        """Of any shape that fits and needs all nodes: for what a plan leaves out, the supervisor would change it."""
+        assert self._drill is not None
+        if not self._drill.random_plans:
+            return
+        changer = supervisor._changer
+        search = changer._plan
+
+        def plan(snapshot: ClusterSnapshot) -> Plan:
+            return self._drawn(snapshot) or search(snapshot)
+
+        changer._plan = plan  # type: ignore[method-assign]
+
+    def _drawn(self, snapshot: ClusterSnapshot) -> Plan | None:
+        everywhere = frozenset(node.id for node in snapshot.nodes)
+        if sum(node.devices for node in snapshot.nodes) < self._job.limits.min_devices:
+            return None
+        instance = Instance(kind="drill", seed=0, job=self._job, cluster=snapshot)
+        for _ in range(_MOST_DRAWN):
+            drawn = random_plan(self._rng, instance)
+            drawn = dataclasses.replace(drawn, copies=min(drawn.copies, len(everywhere) - 1))
+            if vital_nodes(drawn, snapshot) == everywhere:
+                with contextlib.suppress(NoPlanFits, InvalidField):
+                    return score(drawn, self._job, snapshot)
+        return None
+
+    # --- moments ---
+
+    def writing(self) -> object:
+        """Seals come and go as slots are written."""
+        found = []
+        for name in self._shapes:
+            for path in sorted((self._cluster.memory_of(name) / self._name).glob("*.seal?")):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((path, path.stat().st_mtime_ns))
+        return found
+
+    def uploading(self) -> bool:
+        return any(any((self._folder / name / "disk" / "uploads").glob("*.task")) for name in self._shapes)
+
+    # --- blows ---
+
+    def strike(self, kind: Kind, pick: int) -> Strike | None:
+        strikes: Mapping[Kind, Callable[[int], Strike | None]] = {
+            Kind.RANK: self._rank,
+            Kind.AGENT: self._agent,
+            Kind.NODE: functools.partial(self._nodes, 1, True),
+            Kind.HALF: functools.partial(self._nodes, (len(self._shapes) + 1) // 2, True),
+            Kind.AWAY: functools.partial(self._nodes, (len(self._shapes) + 1) // 2, False),
+            Kind.SUPERVISOR: self._supervisor,
+            Kind.RANK_STOPPED: self._rank_stopped,
+            Kind.AGENT_STOPPED: self._agent_stopped,
+            Kind.NODE_STOPPED: self._node_stopped,
+            Kind.NOTICE: self._notice,
+            Kind.DISK_FULL: self._disk_full,
+            Kind.STORE_CUT: self._store_cut,
+            Kind.STORE_HUNG: self._store_hung,
+            Kind.MEMORY_SPOILT: self._memory_spoilt,
+            Kind.OBJECT_SPOILT: self._object_spoilt,
+        }
+        return strikes[kind](pick)
+
+    def _cluster_nodes(self) -> list[str]:
+        return [seen.node.id for seen in self._cluster.nodes()]
+
+    def _picked(self, pick: int) -> str | None:
+        """A node that computes and is there."""
+        assert self._running is not None
+        computing = sorted(self._running.devices() & set(self._cluster_nodes()))
+        return computing[pick % len(computing)] if computing else None
+
+    def _pids(self, name: str) -> list[int]:
+        """Of the ranks of the job on this node."""
+        return [pid for (node, _), pid in sorted(self._cluster.pids(self._name).items()) if node == name]
+
+    def _rank(self, pick: int) -> Strike | None:
+        name = self._picked(pick)
+        pids = [] if name is None else self._pids(name)
+        if name is None or not pids:
+            return None
+        _signal(pids[pick % len(pids) :][:1], signal.SIGKILL)
+        return Strike(nodes=(name,), out=(), heal=_nothing)
+
+    def _agent(self, pick: int) -> Strike | None:
+        name = self._picked(pick)
+        if name is None:
+            return None
+        self._cluster.kill_agent(name)
+        return Strike(nodes=(name,), out=(name,), heal=_nothing)
+
+    def _nodes(self, count: int, wipe: bool, pick: int) -> Strike | None:
+        there = self._cluster_nodes()
+        first = self._picked(pick)
+        if first is None:
+            return None
+        begin = there.index(first)
+        names = (there[begin:] + there[:begin])[:count]
+        self._cluster.kill_node(*names, wipe=wipe)
+
+        def heal() -> None:
+            for name in names:
+                self._cluster.bring_back(name)
+
+        return Strike(nodes=tuple(names), out=tuple(names), heal=heal)
+
+    def _supervisor(self, pick: int) -> Strike:
+        assert self._running is not None
+        self.entries()
+        self._running.vanish()
+
+        def heal() -> None:
+            self._running = self._supervise(restarted=True)
+
+        return Strike(nodes=(), out=(), heal=heal)
+
+    def _stopped(self, name: str, pids: Iterable[int], out: tuple[str, ...]) -> Strike:
+        stopped = tuple(pids)
+        _signal(stopped, signal.SIGSTOP)
+        return Strike(nodes=(name,), out=out, heal=functools.partial(_signal, stopped, signal.SIGCONT))
+
+    def _rank_stopped(self, pick: int) -> Strike | None:
+        name = self._picked(pick)
+        return None if name is None else self._stopped(name, self._pids(name), ())
+
+    def _agent_stopped(self, pick: int) -> Strike | None:
+        name = self._picked(pick)
+        return None if name is None else self._stopped(name, [self._cluster.agent_pid(name)], (name,))
+
+    def _node_stopped(self, pick: int) -> Strike | None:
+        name = self._picked(pick)
+        if name is None:
+            return None
+        return self._stopped(name, [self._cluster.agent_pid(name), *self._pids(name)], (name,))
+
+    def _notice(self, pick: int) -> Strike | None:
+        name = self._picked(pick)
+        if name is None:
+            return None
+        self._cluster.notice(name, _AN_HOUR_S)
+
+        def heal() -> None:
+            if name in self._cluster_nodes():
+                self._cluster.kill_node(name)
+            self._cluster.bring_back(name)
+
+        return Strike(nodes=(name,), out=(name,), heal=heal)
+
+    def _disk_full(self, pick: int) -> Strike | None:
+        name = self._picked(pick)
+        if name is None:
+            return None
+        ballast = self._folder / name / "disk" / "ballast"
+        with ballast.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(_BLOCK)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC, error
+        return Strike(nodes=(name,), out=(), heal=lambda: ballast.unlink(missing_ok=True), lasts=True)
+
+    def _store_cut(self, pick: int) -> Strike:
+        self._stores.cut()
+        return Strike(nodes=(), out=(), heal=self._stores.mend, lasts=True)
+
+    def _store_hung(self, pick: int) -> Strike:
+        self._stores.hang()
+        return Strike(nodes=(), out=(), heal=self._stores.wake, lasts=True)
+
+    def _memory_spoilt(self, pick: int) -> Strike | None:
+        """Of slots that are sealed alone: of what is being written no sum is known yet."""
+        name = self._picked(pick)
+        if name is None or not self._pids(name):
+            return None
+        _signal(self._pids(name), signal.SIGKILL)
+        for seal in (self._cluster.memory_of(name) / self._name).glob("*.seal?"):
+            with seal.with_name(seal.name.replace("seal", "slot")).open("r+b") as slot:
+                slot.seek(pick * 97 % os.fstat(slot.fileno()).st_size)
+                bits = slot.read(1)
+                slot.seek(-1, os.SEEK_CUR)
+                slot.write(bytes([bits[0] ^ 1 << pick % 8]))
+        return Strike(nodes=(name,), out=(name,), heal=_nothing)
+
+    def _object_spoilt(self, pick: int) -> Strike | None:
+        assert self._job.checkpoint.uri is not None
+        self._stores.spoil_newest(self._job.checkpoint.uri, self._name)
+        return self._nodes((len(self._shapes) + 1) // 2, True, pick)
+
+    # --- disks of their own ---
+
+    def _mount_disks(self) -> None:
+        for name in self._shapes:
+            disk = self._folder / name / "disk"
+            disk.mkdir(parents=True, exist_ok=True)
+            done = subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "drill", disk],
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode:
+                self.missing = {**self.missing, Kind.DISK_FULL: f"no disk of its own: {done.stderr.strip()}"}
+                return
+            self._mounted.append(disk)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,69 @@
+"""The object stores of drills: folders, and one real S3 server behind a wire that can be cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from breakable_wire import BreakableWire
+from faults.drills import Drill
+from servers import new_place, start_seaweedfs
+
+from shoal_recovery.checkpoints import list_manifests, load_manifest
+from shoal_recovery.store import open_store
+
+
+class Stores:
+    """`environment` is what processes that use the server must be given."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server = start_seaweedfs(folder / "seaweedfs")
+        os.environ.update(self._server.environment())
+        new_place()  # the bucket is made while the wire is whole
+        self._wire = BreakableWire(self._server.endpoint)
+        # One attempt each: a store that fails is tried again by Shoal itself, and a drill is soon over.
+        beside = {"AWS_ENDPOINT_URL_S3": self._wire.url, "AWS_MAX_ATTEMPTS": "1"}
+        self.environment: Mapping[str, str] = self._server.environment() | beside
+        os.environ.update(self.environment)
+
+    def place(self, drill: Drill) -> str | None:
+        match drill.store:
+            case "none":
+                return None
+            case "file":
+                return (self._folder / f"store-{drill.seed}").as_uri()
+            case "s3":
+                return new_place()
+
+    def cut(self) -> None:
+        self._wire.cut()
+
+    def mend(self) -> None:
+        self._wire.mend()
+
+    def hang(self) -> None:
+        """Its connections stay open, and it says nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def spoil_newest(self, uri: str, job: str) -> None:
+        """Bits of every shard of the newest checkpoint."""
+        store = open_store(uri)
+        newest = load_manifest(store, job, list_manifests(store, job)[0])
+        for name in sorted({piece.object for piece in newest.pieces}):
+            content = bytearray(store.read(name))
+            content[len(content) // 2] ^= 0x40
+            store.put(name, content)
+
+    def close(self) -> None:
+        self.wake()
+        self._wire.close()
+        self._server.stop()
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.killpg(self._server.process.pid, number)

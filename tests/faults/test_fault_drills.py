@@ -1,0 +1,203 @@
+"""Jobs that go through random faults finish as if nothing had been; and whoever judges that sees what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from faults.drills import KINDS, Kind, Moment, draw
+from faults.judging import Blow, judge
+
+from shoal_planner.cluster import GIB, ClusterSnapshot, Node, snapshot_to_mapping
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage, plan_to_mapping
+from shoal_recovery.journal import Entry, Event, PlanAdopted, RecoveryDone, StateChanged, StepDone
+
+TESTS = Path(__file__).parent.parent
+STEPS, BATCH, LOSSES = 6, 2, (5.0, 4.5, 4.0, 3.6, 3.3, 3.1)
+
+
+def run(seeds: str, out: Path, *options: str, timeout_s: float) -> None:
+    paths = [str(TESTS), str(TESTS / "planner"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", "faults", "--seeds", seeds, "--out", str(out), *options],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.timeout(420)
+def test_jobs_survive_a_sample_of_faults_and_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    for _ in range(2):
+        run("1000", tmp_path, "--steps", "30", timeout_s=200)
+    (line,) = (tmp_path / "drills.jsonl").read_text().splitlines()
+    assert json.loads(line)["seed"] == 1000
+    assert json.loads(line)["blows"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4000)
+def test_jobs_survive_hundreds_of_faults(pytestconfig: pytest.Config) -> None:
+    out = Path(pytestconfig.getoption("--fault-out"))
+    run(pytestconfig.getoption("--fault-seeds"), out, "--least-faults", "300", timeout_s=3900)
+    assert not json.loads((out / "summary.json").read_text())["never_drawn"]
+
+
+# --- drills ---
+
+
+def test_a_seed_says_all_of_a_drill() -> None:
+    drills = [draw(seed) for seed in range(40)]
+    assert drills == [draw(seed) for seed in range(40)]
+    faults = [fault for drill in drills for fault in drill.faults[:5]]
+    assert Counter(fault.kind for fault in faults).keys() == {kind for kinds in KINDS.values() for kind in kinds}
+    assert {fault.moment for fault in faults} == set(Moment)
+    assert all(drill.store != "none" or Kind.HALF not in {f.kind for f in drill.faults} for drill in drills)
+
+
+# --- the judge ---
+
+
+def plan_of(epoch: int, step: int, nodes: str, copies: int = 1) -> PlanAdopted:
+    plan = Plan(
+        pipelines=tuple(
+            Pipeline(
+                micro_batch=1,
+                micro_batches=1,
+                stages=(Stage(layers=((0, 2),), replicas=(Replica(node=node, devices=(0,)),)),),
+            )
+            for node in nodes
+        ),
+        copies=copies,
+    )
+    snapshot = ClusterSnapshot(
+        nodes=tuple(
+            Node(
+                id=node,
+                device="cpu-1t",
+                devices=1,
+                host_memory_bytes=GIB,
+                intra_bytes_per_s=1e9,
+                inter_bytes_per_s=1e9,
+            )
+            for node in nodes
+        )
+    )
+    return PlanAdopted(
+        epoch=epoch,
+        plan_id=plan.plan_id,
+        step=step,
+        reason="",
+        plan=plan_to_mapping(plan),
+        snapshot=snapshot_to_mapping(snapshot),
+    )
+
+
+def step(epoch: int, number: int) -> StepDone:
+    return StepDone(
+        epoch=epoch,
+        step=number,
+        loss=LOSSES[number - 1],
+        grad_norm=1.0,
+        lr=1e-3,
+        tokens=8,
+        duration_s=0.1,
+        samples=(((number - 1) * BATCH, number * BATCH),),
+    )
+
+
+def recovered(epoch: int, at: int, *, redone: int = 0, lost: int = 0, store_bytes: int = 0) -> RecoveryDone:
+    return RecoveryDone(
+        epoch=epoch,
+        cause="node_lost",
+        reason="Lost c.",
+        step=at,
+        redone_steps=redone,
+        lost_steps=lost,
+        detect_s=0.0,
+        decide_s=0.0,
+        restore_s=0.0,
+        rebuild_s=0.0,
+        total_s=0.5,
+        num_bytes={"own": 1, "node": 0, "peer": 0, "store": store_bytes},
+    )
+
+
+def state(name: str) -> StateChanged:
+    return StateChanged(state=name, code="", reason="")
+
+
+GOOD: tuple[Event, ...] = (
+    plan_of(1, 0, "abc"),
+    state("running"),
+    step(1, 1),
+    step(1, 2),
+    step(1, 3),
+    plan_of(2, 2, "ab"),
+    step(2, 3),
+    recovered(2, 2, redone=1),
+    step(2, 4),
+    step(2, 5),
+    step(2, 6),
+    state("succeeded"),
+)
+
+
+def problems(events: tuple[Event, ...], blows: tuple[Blow, ...] = (), *, stored: bool = False) -> tuple[str, ...]:
+    """Entries are a second apart."""
+    entries = [Entry(seq=index, at_s=float(index), event=event) for index, event in enumerate(events, start=1)]
+    return judge(entries, steps=STEPS, batch=BATCH, losses=LOSSES, blows=blows, stored=stored).problems
+
+
+def blow(*out: str, at_s: float = 5.5) -> Blow:
+    return Blow(kind="node", moment="step", nodes=out, out=out, step=3, at_s=at_s, healed_at_s=at_s + 1)
+
+
+def test_a_good_history_is_good() -> None:
+    assert problems(GOOD, (blow("c"),)) == ()
+
+
+def test_one_that_went_back_too_far_is_not_unless_no_copy_was_left() -> None:
+    events = (*GOOD[:5], plan_of(2, 1, "ab"), step(2, 2), step(2, 3), recovered(2, 1, redone=1, lost=1), *GOOD[8:])
+    (problem,) = problems(events, (blow("c"),))
+    assert "1 safe steps lost, 1 done again, from 3 back to 1" in problem
+    assert problems(events, (blow("b", "c"), blow("a"))) == ()
+    assert problems(events, (blow("a", "b", "c", at_s=100.0),)), "that was later"
+
+
+def test_nothing_is_read_from_the_store_while_a_copy_is_left() -> None:
+    events = tuple(recovered(2, 2, redone=1, store_bytes=7) if event == GOOD[7] else event for event in GOOD)
+    (problem,) = problems(events, (blow("c"),))
+    assert "7 bytes came from the store" in problem
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (GOOD[:-1], "ended as running"),
+        ((*GOOD[:-2], GOOD[-1]), "steps are missing: [6]"),
+        ((*GOOD[:6], step(1, 4), *GOOD[6:]), "step 4 of epoch 1 was done after step 2 of epoch 2"),
+        (
+            (*GOOD[:5], plan_of(2, 0, "ab"), *map(lambda n: step(2, n), range(1, 7)), GOOD[-1]),
+            "began anew after step 3",
+        ),
+        ((*GOOD[:3], dataclasses.replace(step(1, 2), loss=4.6), *GOOD[4:]), "the loss of step 2 is 0.022 off"),
+        ((*GOOD[:3], dataclasses.replace(step(1, 2), samples=((2, 3),)), *GOOD[4:]), "left out or fed twice"),
+    ],
+)
+def test_what_is_wrong_is_seen(events: tuple[Event, ...], said: str) -> None:
+    assert any(said in problem for problem in problems(events)), problems(events)
+
+
+def test_the_last_step_must_be_stored() -> None:
+    (problem,) = problems(GOOD, stored=True)
+    assert "not stored" in problem
