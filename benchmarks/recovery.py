@@ -9,7 +9,8 @@ one job. The store is a real S3 server behind a link of 400 Mbit/s.
 
 `kill_to_commit_s` ends with the next done step, `kill_to_ready_s` where that step begins, `rejoin_s` is how long the
 others stand still when the node comes back; `step_s` is a step of all nodes, and by way of recovery one of survivors.
-Steps, phases and bytes are those of the job's own records.
+Steps, phases and bytes are those of the job's own records. `vanish_to_commit_s` is that of `benchmarks.vanishing`:
+hosts that leave the network without a packet.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import vanishing
 from benchmarks.recovery_job import Blow, TrainingJob
 from benchmarks.reporting import answer
 
@@ -44,7 +47,10 @@ def main() -> None:
     results["speedup.replica_survives"] = statistics.median(
         cloud.kill_to_commit_s / ours.kill_to_commit_s for ours, cloud in zip(*by_way.values(), strict=True)
     )
-    answer("recovery", results | {"step_s": step_s}, {way: list(map(_shown, struck)) for way, struck in by_way.items()})
+    vanished, why = vanishing.measure(arguments.kills)
+    results |= {"step_s": step_s, vanishing.RESULT: vanishing.median(vanished)}
+    runs = {way: list(map(_shown, struck)) for way, struck in by_way.items()}
+    answer("recovery", results, {**runs, "vanished": why or list(map(asdict, vanished))})
 
 
 def _shown(blow: Blow) -> dict[str, Any]:

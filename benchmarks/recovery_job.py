@@ -36,7 +36,7 @@ _CLUSTER: Mapping[str, Any] = {
     "devices": {"cpu-1t": {"memory_gib": 1}},
 }
 # 14.8 million parameters: 178 MB of state in snapshots.
-_JOB: Mapping[str, Any] = {
+JOB: Mapping[str, Any] = {
     "name": "recovery",
     "model": {"layers": 9, "hidden": 384, "heads": 6, "kv_heads": 3, "ffn": 1024, "vocab": 256},
     "data": {"uri": "stdlib:"},
@@ -74,7 +74,7 @@ class TrainingJob:
             options = LocalOptions(cluster=_CLUSTER, data_dir=self._folder / "shoal", port=0)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
-            job = self._client.submit({**_JOB, "checkpoint": {"uri": uri, "every_steps": 50}})
+            job = self._client.submit({**JOB, "checkpoint": {"uri": uri, "every_steps": 50}})
             self._id: str = job["id"]
             self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)
             self._until(lambda event: event["kind"] == "checkpoint_committed")

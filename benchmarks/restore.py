@@ -32,6 +32,7 @@ from shoal_recovery.state import Inventory, Kind, Live, Manifest, Piece, ShardKe
 from shoal_recovery.store import Store, open_store
 from shoal_workers.agent import Agent
 from shoal_workers.fetching import Fetcher, Sources
+from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.rooms import Rooms
@@ -79,6 +80,7 @@ def _serve(pipe: Pipe, folder: Path, content: bytes, keys: tuple[ShardKey, ...])
         host="127.0.0.1",
         heartbeat_s=1.0,
         open_store=open_store,
+        lifeline=Lifeline(cut_off_s=10.0, ends_itself_s=60.0),
     )
     agent.start()
     listener = socket.create_server(("127.0.0.1", 0))

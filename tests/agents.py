@@ -12,6 +12,7 @@ from shoal_recovery.state import ShardKey, Snapshot
 from shoal_recovery.store import Store, open_store
 from shoal_workers import messages as m
 from shoal_workers.agent import Agent
+from shoal_workers.lifeline import Lifeline
 from shoal_workers.roster import ask
 from shoal_workers.rows import key_rows, snapshots_from_rows
 from shoal_workers.settings import WorkerSettings
@@ -65,6 +66,7 @@ def start_agent(
         host=HOST,
         heartbeat_s=0.05,
         open_store=opener,
+        lifeline=Lifeline(cut_off_s=10.0, ends_itself_s=60.0),
     )
     agent.start()
     return RunningAgent(node=node, agent=agent, memory_dir=memory_dir, disk_dir=disk_dir)

@@ -19,10 +19,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from networks import Network, enter
+
 from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceOverride, Node
 from shoal_recovery.store import open_store
 from shoal_workers import messages as m
 from shoal_workers.agent import Agent
+from shoal_workers.lifeline import Lifeline
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.rank import Rank
 from shoal_workers.roster import ask
@@ -70,7 +73,7 @@ class _NodeState:
 
 class ProcessCluster:
     """A `shoal_workers.nodes.Cluster`. `shapes` gives each node its device type and how many devices it has;
-    `environment` is added to that of its processes."""
+    `environment` is added to that of its processes. In a `network` each node has an address of its own."""
 
     def __init__(
         self,
@@ -78,9 +81,14 @@ class ProcessCluster:
         shapes: Mapping[str, tuple[str, int]],
         overrides: tuple[DeviceOverride, ...] = (),
         environment: Mapping[str, str] | None = None,
+        *,
+        network: Network | None = None,
+        settings: WorkerSettings = SETTINGS,
     ) -> None:
         self._folder = folder
         self._environment = dict(environment or {})
+        self._network = network
+        self._settings = settings
         self._overrides = overrides
         self._states = {name: _NodeState(_node(name, *shape)) for name, shape in shapes.items()}
         self._lock = threading.RLock()
@@ -139,8 +147,8 @@ class ProcessCluster:
     def addresses(self, job: str) -> list[tuple[str, int]]:
         """Of the rank processes of the job."""
         with self._lock:
-            running = [each for state in self._states.values() for each in state.running.items()]
-            return [(HOST, rank.port) for key, rank in running if key[0] == job]
+            running = [(name, each) for name, state in self._states.items() for each in state.running.items()]
+            return [(self._host(name), rank.port) for name, (key, rank) in running if key[0] == job]
 
     def agent_pid(self, name: str) -> int:
         with self._lock:
@@ -149,7 +157,7 @@ class ProcessCluster:
     def notice(self, name: str, lead_s: float) -> None:
         """As whoever owns the machine gives it."""
         with self._lock:
-            address = HOST, self._states[name].running[_AGENT].port
+            address = self._host(name), self._states[name].running[_AGENT].port
             given = f"{name} {next(self._notices)}"
         ask(address, m.GiveNotice(source="test", name=given, why="the machine is wanted back", lead_s=lead_s), 10.0)
 
@@ -220,13 +228,18 @@ class ProcessCluster:
             running = state.running.get(key)
             if running is None or not running.process.is_alive():
                 running = state.running[key] = self._start(seen.node.id, key[1])
-            return HOST, running.port
+            return self._host(seen.node.id), running.port
+
+    def _host(self, name: str) -> str:
+        return HOST if self._network is None else self._network.host(name)
 
     def _start(self, name: str, index: int) -> _Running:
         ours, theirs = self._context.Pipe()
+        settings = self._settings.model_copy(update={"bind_host": self._host(name)})
+        namespace = None if self._network is None else self._network.namespace(name)
         process = self._context.Process(
             target=_live,
-            args=(theirs, self._folder / name, name, index, self._environment),
+            args=(theirs, self._folder / name, name, index, self._environment, settings, namespace),
             name=f"{name}:{index}",
             daemon=True,
         )
@@ -259,8 +272,18 @@ def _kill(running: _Running) -> None:
     running.process.join()
 
 
-def _live(connection: Connection, folder: Path, name: str, index: int, environment: dict[str, str]) -> None:
+def _live(
+    connection: Connection,
+    folder: Path,
+    name: str,
+    index: int,
+    environment: dict[str, str],
+    settings: WorkerSettings,
+    namespace: str | None,
+) -> None:
     """The life of an agent or, with a device, of a rank."""
+    if namespace is not None:
+        enter(namespace)
     os.environ.update(environment)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -270,15 +293,19 @@ def _live(connection: Connection, folder: Path, name: str, index: int, environme
             memory_dir=folder / "memory",
             disk_dir=folder / "disk",
             disk_limit_bytes=WorkerSettings().disk_limit_bytes,  # of this node's environment
-            host=HOST,
-            heartbeat_s=SETTINGS.heartbeat_s,
+            host=settings.bind_host,
+            heartbeat_s=settings.heartbeat_s,
             open_store=open_store,
+            lifeline=Lifeline(cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s),
         )
         agent.start()
+        lifeline = agent.lifeline
         connection.send(agent.port)
     else:
-        rank = Rank(node=name, index=index, settings=SETTINGS)
+        rank = Rank(node=name, index=index, settings=settings)
         rank.start()
+        lifeline = rank.lifeline
         connection.send(rank.port)
     connection.close()
-    threading.Event().wait()
+    lifeline.wait_for_end()
+    os._exit(1)

@@ -1,32 +1,33 @@
 """decide(): what to do with a job, given what was observed. Pure: values in, one decision out, each with its reason.
 
-Evidence: a closed connection is evidence by itself; silence needs a second observer, or a longer time. Failing to
-observe is never failing: a member that was never reached is not lost, only not there yet.
+What counts as a loss is said in `evidence`. Failing to observe is never failing: a member that was never reached is not
+lost, only not there yet.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from shoal_recovery.evidence import Member as Member
+from shoal_recovery.evidence import Patience, Sight, losses, names
+from shoal_recovery.evidence import Witness as Witness
 from shoal_recovery.journal import TERMINAL, JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(Patience):
     """When to believe what.
 
-    `silence_s` is enough alone, `silence_confirmed_s` when a second observer sees trouble; `start_wait_s` is how long
-    a start waits for nodes that the cluster has but that do not answer yet; `broken_group_s` how long trouble of a
-    group may stay without anybody being lost; `blame_s` how long a rank that blames its own node is not believed, for
-    the others may be about to say the same; a node is taken in when the step gets faster by `join_gain`. After an
-    attempt to change the plan was interrupted twice, the next waits `retry_s`, then twice as long, up to
-    `longest_retry_s`: what interrupts it may be something that nobody is lost by."""
+    `start_wait_s` is how long a start waits for nodes that the cluster has but that do not answer yet; `broken_group_s`
+    how long trouble of a group may stay without anybody being lost; `blame_s` how long a rank that blames its own node
+    is not believed, for the others may be about to say the same; a node is taken in when the step gets faster by
+    `join_gain`. After an attempt to change the plan was interrupted twice, the next waits `retry_s`, then twice as
+    long, up to `longest_retry_s`: what interrupts it may be something that nobody is lost by."""
 
-    silence_s: float = 2.0
-    silence_confirmed_s: float = 0.5
     start_wait_s: float = 60.0
     broken_group_s: float = 3.0
     blame_s: float = 0.2
@@ -37,16 +38,6 @@ class Rules:
     def pause_s(self, interrupted: int) -> float:
         """Before the next attempt, when so many in a row were interrupted."""
         return 0.0 if interrupted < 2 else min(self.retry_s * 2.0 ** (interrupted - 2), self.longest_retry_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """An agent or a rank that the supervisor has reached at least once since its node appeared."""
-
-    node: str
-    name: str
-    connected: bool
-    silent_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +84,21 @@ class Observation:
     leave_fits: bool | None = None
     interrupted: int = 0
     since_attempt_s: float = 0.0
+    witnesses: tuple[Witness, ...] = ()
+    computing: frozenset[str] = frozenset()
+    since_step_s: float = math.inf
+
+    @property
+    def sight(self) -> Sight:
+        """What losses are told from."""
+        return Sight(
+            members=self.members,
+            witnesses=self.witnesses,
+            vital=self.vital,
+            computing=self.computing,
+            troubled=frozenset(trouble.node for trouble in self.troubles),
+            since_step_s=self.since_step_s,
+        )
 
     @property
     def going(self) -> frozenset[str]:
@@ -165,7 +171,7 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
             )
     if seen.ended == "finished":
         return End(state=JobState.SUCCEEDED, code="finished", reason="All steps are done.")
-    lost, faults = _lost(seen, rules), _faults(seen)
+    lost, faults = losses(seen.sight, rules), _faults(seen)
     if faults and (seen.all_at_fault or not (seen.ready | seen.expected) - faults.keys() - lost.keys()):
         return _nowhere(seen, faults)
     if lost or any(fault.age_s >= rules.blame_s for fault in faults.values()):
@@ -182,7 +188,7 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
         leaving = seen.vital & seen.going
         if leaving:
             return _change(seen, "preemption_notice", f"{_told(seen, leaving)}; going on without it.")
-        return _change(seen, "node_joined", f"Taking in {_names(seen.ready - seen.vital - seen.going)}.")
+        return _change(seen, "node_joined", f"Taking in {names(seen.ready - seen.vital - seen.going)}.")
     if seen.since_attempt_s < rules.pause_s(seen.interrupted):
         return Keep()
     if seen.state in (JobState.QUEUED, JobState.STARTING, JobState.WAITING):
@@ -199,16 +205,6 @@ def _change(seen: Observation, cause: Cause, reason: str, without: Iterable[str]
     return ChangePlan(cause=cause, use=use, lost=(), reason=reason, doomed=ready - use)
 
 
-def _lost(seen: Observation, rules: Rules) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for member in seen.members:
-        if member.node in seen.vital and member.node not in found:
-            evidence = _evidence(member, seen, rules)
-            if evidence is not None:
-                found[member.node] = evidence
-    return found
-
-
 def _faults(seen: Observation) -> dict[str, TroubleSeen]:
     """Nodes of the epoch that cannot do their part, as their own ranks say. One that is left out already is no news."""
     usable = seen.vital - {node for node, _ in seen.left_out}
@@ -223,23 +219,12 @@ def _nowhere(seen: Observation, faults: dict[str, TroubleSeen]) -> End:
     return End(state=JobState.FAILED, code="rank_failed", reason=reason)
 
 
-def _evidence(member: Member, seen: Observation, rules: Rules) -> str | None:
-    if not member.connected:
-        return f"the connection to {member.name} closed"
-    if member.silent_s >= rules.silence_s:
-        return f"{member.name} has been silent for {member.silent_s:.1f} s"
-    others = {trouble.node for trouble in seen.troubles} - {member.node}
-    if others and member.silent_s >= rules.silence_confirmed_s:
-        return f"{member.name} has been silent for {member.silent_s:.1f} s, and {_names(others)} cannot reach a peer"
-    return None
-
-
 def _replace(seen: Observation, lost: dict[str, str], faults: dict[str, TroubleSeen]) -> ChangePlan:
     said = {node: f"{fault.name} cannot go on there: {_line(fault.problem)}" for node, fault in faults.items()}
     known = {**said, **lost}
     evidence = "; ".join(f"{node}: {why}" for node, why in sorted(known.items()))
     return dataclasses.replace(
-        _change(seen, "node_lost", f"Lost {_names(frozenset(known))} ({evidence}).", without=known),
+        _change(seen, "node_lost", f"Lost {names(frozenset(known))} ({evidence}).", without=known),
         lost=tuple(sorted(known.items())),
         at_fault=frozenset(faults.keys() - lost.keys()),
     )
@@ -249,8 +234,8 @@ def _begin(seen: Observation, rules: Rules) -> Decision:
     missing = seen.expected - seen.ready
     news = seen.ready != seen.tried or (seen.tried_agents is not None and seen.agents != seen.tried_agents)
     if seen.ready and news and (not missing or seen.in_state_s >= rules.start_wait_s):
-        late = f" without {_names(missing)}, which did not answer" if missing else ""
-        stay = _names(seen.ready - seen.going or seen.ready)
+        late = f" without {names(missing)}, which did not answer" if missing else ""
+        stay = names(seen.ready - seen.going or seen.ready)
         if seen.state is JobState.WAITING:
             return _change(seen, "nodes_returned", f"Going on with {stay}{late}.")
         return _change(seen, "start", f"Starting on {stay}{late}.")
@@ -274,17 +259,13 @@ def _grow(seen: Observation, rules: Rules) -> Decision:
     new = seen.ready - seen.vital - seen.going
     if seen.state is JobState.RUNNING and new and seen.join_gain is not None and seen.join_gain >= rules.join_gain:
         percent = (seen.join_gain - 1) * 100
-        reason = f"{_names(new)} joined: steps should be {percent:.0f} % faster with it."
+        reason = f"{names(new)} joined: steps should be {percent:.0f} % faster with it."
         return Drain(cause="node_joined", reason=reason)
     return Keep()
 
 
 def _told(seen: Observation, leaving: frozenset[str]) -> str:
     return "; ".join(f"{node} is to go away ({told})" for node, told in seen.doomed if node in leaving)
-
-
-def _names(nodes: frozenset[str] | set[str]) -> str:
-    return ", ".join(sorted(nodes)) or "no node"
 
 
 def _line(problem: str) -> str:

@@ -26,6 +26,7 @@ from shoal_workers.devices import Downloads
 from shoal_workers.engine import Finished
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.exchange import SoloExchange
+from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.processes import PlanRun, Processes
@@ -114,7 +115,8 @@ def test_a_snapshot_of_a_device_restores_to_the_same_bits(tmp_path: Path) -> Non
     with running_agents(tmp_path, "n0") as (agent,):
         built = build_rank(request, 0, SoloExchange())
         keys = built.live.vouched_keys()
-        snapshots = AgentSnapshots(agent.connect(), open_slots(keys), keys, GPU, SlotMaps())
+        lifeline = Lifeline(cut_off_s=10.0, ends_itself_s=60.0)
+        snapshots = AgentSnapshots(agent.connect(), open_slots(keys), keys, GPU, SlotMaps(), lifeline)
         snapshots.begin(0, built.live)
         snapshots.wait_safe(0)
         (held,) = agent.inventory()

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 
 import ray
 
 from shoal_workers.allocator import keep_memory, keep_modules
+from shoal_workers.lifeline import Lifeline
 from shoal_workers.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
@@ -20,6 +22,16 @@ _PR_SET_PDEATHSIG = 1
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end_when_cut_off(lifeline: Lifeline) -> None:
+    """At once and without a word: nobody is there who could hear one."""
+
+    def wait() -> None:
+        lifeline.wait_for_end()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="cut-off", daemon=True).start()
 
 
 @ray.remote
@@ -39,8 +51,10 @@ class AgentActor:
             host=settings.bind_host,
             heartbeat_s=settings.heartbeat_s,
             open_store=open_store,
+            lifeline=Lifeline(cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s),
         )
         self._agent.start()
+        _end_when_cut_off(self._agent.lifeline)
         if settings.notice_period_s > 0:
             CloudWatch(self._agent.notices, settings.metadata_url, settings.notice_period_s).start()
         self._host = settings.advertise_host or ray.util.get_node_ip_address()
@@ -63,6 +77,7 @@ class RankActor:
         settings = WorkerSettings()
         self._rank = Rank(node=node, index=index, settings=settings)
         self._rank.start()
+        _end_when_cut_off(self._rank.lifeline)
         self._host = settings.advertise_host or ray.util.get_node_ip_address()
 
     def address(self) -> tuple[str, int]:

@@ -1,6 +1,6 @@
 """The agent of one node: it keeps snapshots, passes them to peers and into the object store, keeps journals and what is
-told of the node's end, and is the meeting place of an epoch's ranks. It outlives ranks, epochs and jobs, and runs
-nothing that can crash in user code.
+told of the node's end, and is the meeting place of an epoch's ranks. Agents hear each other's heartbeats. It outlives
+ranks, epochs and jobs, and runs nothing that can crash in user code.
 
 Owns the conversations; files are `ShardStore`'s, objects are the store's.
 """
@@ -22,12 +22,15 @@ import structlog
 from shoal_recovery.state import Snapshot
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
+from shoal_workers.beats import Beats, Peer
+from shoal_workers.lifeline import Lifeline
 from shoal_workers.link_probe import probe_link
 from shoal_workers.notices import Notices
 from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, epoch_of, snapshot_name
 from shoal_workers.uploads import Uploads
+from shoal_workers.watched import report
 from shoal_workers.wire import Connection, ConnectionClosed, Server, connect
 
 log = structlog.get_logger()
@@ -88,6 +91,7 @@ class Agent:
         host: str,
         heartbeat_s: float,
         open_store: Callable[[str], Store],
+        lifeline: Lifeline,
     ) -> None:
         self._rooms = Rooms(memory_dir, disk_dir / "snapshots", disk_limit_bytes)
         self._shards = ShardStore(self._rooms, node)
@@ -98,18 +102,22 @@ class Agent:
         self._journal_lock = threading.Lock()
         self._rendezvous = _Rendezvous()
         self.notices = Notices(node)
-        self._uploads = Uploads(disk_dir / "uploads", open_store)
+        self.lifeline = lifeline
+        self._uploads = Uploads(disk_dir / "uploads", open_store, lifeline.holds)
         self._server = Server(host, self._serve, f"agent-{node}")
         self.port = self._server.port
+        self._beats = Beats(node, host, self.port, heartbeat_s)
         (disk_dir / "journal").mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         self._uploads.start()
+        self._beats.start()
         self._server.start()
 
     def close(self) -> None:
         """Takes no more callers and lets go of other agents; files stay for the next agent of this node."""
         self._server.close()
+        self._beats.close()
         self._uploads.close()
         for owner in list(self._owners.values()):
             owner.close()
@@ -314,16 +322,32 @@ class Agent:
         events: queue.SimpleQueue[Any] = self._uploads.watch(job)
         self.notices.watch(events)
         self._rooms.watch(job, events)
+        threading.Thread(target=self._heed, args=(connection,), name="heed", daemon=True).start()
         try:
-            while True:
-                try:
-                    connection.send(m.encode(events.get(timeout=self._heartbeat_s)))
-                except queue.Empty:
-                    connection.send(m.encode(m.Heartbeat()))
+            report(connection, events, self._heartbeat_s, self._beats.hearing.silent)
         finally:
             self._uploads.unwatch(job, events)
             self.notices.unwatch(events)
             self._rooms.unwatch(job, events)
+
+    def _heed(self, connection: Connection) -> None:
+        """What whoever watches has to say."""
+        try:
+            while True:
+                message = m.decode(connection.receive()[0])
+                match message:
+                    case m.Heard():
+                        self.lifeline.answered(connection, message.at_s)
+                    case m.Attend():
+                        peers = (Peer(node, host, port) for node, host, port in message.peers)
+                        self._beats.hearing.attend(connection, peers)
+                    case _:
+                        log.warning("unexpected message of a watcher", message=str(message))
+        except (ConnectionClosed, m.ProtocolError):
+            connection.close()
+        finally:
+            self.lifeline.left(connection)
+            self._beats.hearing.leave(connection)
 
 
 def _probed(request: m.ProbeLink) -> m.LinkProbed | m.Done:

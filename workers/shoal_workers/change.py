@@ -6,7 +6,7 @@ the next change begins with a higher epoch. Owns the order of these steps. Does 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -41,6 +41,8 @@ from shoal_workers.slot_sizes import Sizes
 from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
+
+Gone = Callable[[Contact], bool]  # whether waiting for its answer is of no use
 
 
 class Interrupted(Exception):
@@ -117,6 +119,7 @@ def take_stock(
     timeout_s: float,
     *,
     verified: bool = True,
+    gone: Gone = lambda agent: False,
 ) -> Found:
     """Asks every agent what it holds and adds what ranks keep live. `verified`: agents look through all of it now, at
     some gigabytes per second; ranks verify what they fetch in any case. Raises Interrupted if the agent of a node that
@@ -134,7 +137,7 @@ def take_stock(
         and answer.layout_epoch in layouts
         and counts(answer.layout_epoch, answer.step, history.starts)
     )
-    held = _inventories(m.GetInventory(job=job, verified=verified), agents, needed, timeout_s)
+    held = _inventories(m.GetInventory(job=job, verified=verified), agents, needed, timeout_s, gone)
 
     def counting(name: str, step: int) -> bool:
         return counts(epoch_of(name), step, history.starts)
@@ -230,18 +233,18 @@ _Held = tuple[tuple[Snapshot, ...], tuple[Fault, ...]]
 
 
 def _inventories(
-    question: m.GetInventory, agents: tuple[Contact, ...], needed: frozenset[str], timeout_s: float
+    question: m.GetInventory, agents: tuple[Contact, ...], needed: frozenset[str], timeout_s: float, gone: Gone
 ) -> list[_Held]:
     if not agents:
         return []
     with ThreadPoolExecutor(max_workers=len(agents)) as pool:
-        answers = [pool.submit(_held, question, agent, agent.node in needed, timeout_s) for agent in agents]
+        answers = [pool.submit(_held, question, agent, agent.node in needed, timeout_s, gone) for agent in agents]
         return [answer.result() for answer in answers]
 
 
-def _held(question: m.GetInventory, agent: Contact, needed: bool, timeout_s: float) -> _Held:
+def _held(question: m.GetInventory, agent: Contact, needed: bool, timeout_s: float, gone: Gone) -> _Held:
     try:
-        answer = _inventory(question, agent, timeout_s)
+        answer = _inventory(question, agent, timeout_s, gone)
     except Interrupted as error:
         if needed:
             raise
@@ -255,9 +258,9 @@ def _held(question: m.GetInventory, agent: Contact, needed: bool, timeout_s: flo
     return snapshots_from_rows(answer.snapshots), spoilt
 
 
-def _inventory(question: m.GetInventory, agent: Contact, timeout_s: float) -> m.InventoryIs:
+def _inventory(question: m.GetInventory, agent: Contact, timeout_s: float, gone: Gone) -> m.InventoryIs:
     try:
-        answer = ask(agent.address, question, timeout_s)
+        answer = ask(agent.address, question, timeout_s, lambda: gone(agent))
     except ConnectionClosed as error:
         raise Interrupted(f"{agent.name} did not say what it holds: {error}", (agent,)) from error
     if not isinstance(answer, m.InventoryIs):

@@ -161,7 +161,8 @@ class Changer:
         snapshot = self._snapshot(decision.use)
         agents = self._agents(decision.use)
         limit_s, history = self._settings.inventory_timeout_s, self._record.history()
-        stock = partial(take_stock, self._job, self._spec, halted, agents, history=history, timeout_s=limit_s)
+        asked = partial(take_stock, self._job, self._spec, halted, agents, history=history, timeout_s=limit_s)
+        stock = partial(asked, gone=lambda agent: self._roster.is_gone(agent, self._settings.silence_s))
         # Where a source has failed already, all of them are looked through before any is chosen.
         found = stock(decision.use, verified=bool(pending.faults))
         try:
@@ -180,7 +181,7 @@ class Changer:
             known = highest_epoch(self._job, agents, self._settings.reply_timeout_s)
             self.highest_epoch = max(self.highest_epoch, known)
             self._claims = True
-        self.highest_epoch = self._cluster.claim_epoch(self._job, self.highest_epoch + 1)
+        self.highest_epoch = self._roster.epoch = self._cluster.claim_epoch(self._job, self.highest_epoch + 1)
         return self.highest_epoch
 
     def _agents(self, use: frozenset[str]) -> tuple[Contact, ...]:

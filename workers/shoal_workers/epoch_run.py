@@ -35,6 +35,7 @@ from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
 from shoal_workers.lending import coming
+from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
 from shoal_workers.measure import compile_block
 from shoal_workers.memory import DeviceMemory
@@ -73,6 +74,7 @@ class EpochRun:
         device: str,
         old: WholeState | None,
         settings: WorkerSettings,
+        lifeline: Lifeline,
         say: Callable[[Any], None],
         maps: SlotMaps,
     ) -> None:
@@ -86,6 +88,7 @@ class EpochRun:
         self._computes_on = devices.CPU
         self._old = old if old is not None and old.step == order.step else None
         self._settings = settings
+        self._lifeline = lifeline
         self._say = say
         self._maps = maps
         self._snapshots: AgentSnapshots | None = None
@@ -308,7 +311,7 @@ class EpochRun:
         )
         connection = connect((host, port))
         self._on_abandon(connection.close)  # before the first question: an agent that is stopped does not answer
-        snapshots = AgentSnapshots(connection, opened, keys, self._computes_on, self._maps)
+        snapshots = AgentSnapshots(connection, opened, keys, self._computes_on, self._maps, self._lifeline)
         self._snapshots = snapshots
         self._on_abandon(snapshots.abandon)
         return snapshots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -19,7 +20,7 @@ _TIMED_STEPS = 5
 
 @dataclass(slots=True, kw_only=True)
 class EpochView:
-    """`step` is where the epoch began; `last_step` the newest that was reported done in it."""
+    """`step` is where the epoch began; `last_step` the newest that was reported done in it, at `stepped_s`."""
 
     number: int
     plan: Plan
@@ -31,6 +32,7 @@ class EpochView:
     left: dict[DeviceRef, m.Left] = field(default_factory=dict)
     troubles: dict[DeviceRef, tuple[m.Trouble, float]] = field(default_factory=dict)
     durations_s: list[float] = field(default_factory=list)
+    stepped_s: float = -math.inf
 
     @classmethod
     def begun(cls, number: int, plan: Plan, snapshot: ClusterSnapshot, step: int) -> Self:
@@ -60,6 +62,11 @@ class EpochView:
             predicted_s=self.plan.prediction.step_s,
             measured_s=statistics.median(self.durations_s[_FIRST_STEPS:]),
         )
+
+    @property
+    def computing(self) -> frozenset[str]:
+        """The nodes of its ranks."""
+        return frozenset(device.node for device in self.plan.devices())
 
     @property
     def all_ready(self) -> bool:

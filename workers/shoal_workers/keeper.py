@@ -20,6 +20,7 @@ from shoal_workers.wire import Connection, ConnectionClosed, connect
 log = structlog.get_logger()
 
 NUM_KEEPERS = 2
+_ANSWER_S = 10.0
 
 
 class Keeper:
@@ -128,6 +129,7 @@ class Copy:
         connection: Connection | None = None
         try:
             connection = connect(self._address)
+            connection.set_timeout(_ANSWER_S)  # a host that vanished never answers, nor closes anything
             while (entries := self._entries.get()) is not None:
                 if isinstance(entries, threading.Event):
                     entries.set()

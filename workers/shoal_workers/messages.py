@@ -216,6 +216,21 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The answer to a Heartbeat, now and then: that of `at_s` has come. Who says it knows of epochs up to this one."""
+
+    at_s: float
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attend:
+    """The agent sends heartbeats to these agents and listens for theirs: rows of (node, host, port)."""
+
+    peers: list[Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     problem: str | None = None
 
@@ -266,7 +281,11 @@ class KeyIs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    pass
+    """Of an agent or a rank: `at_s` is its own time of saying so. `silent`: rows of (node, how long the agent has not
+    heard that node's agent, once it did)."""
+
+    at_s: float
+    silent: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +343,19 @@ _KINDS: dict[str, type[Any]] = {
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
         MakeReady,
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
-        *(Probe, Probed, ProbeLink, LinkProbed, GiveNotice, Noticed, Withdrawn, UploadDelayed, RoomShort),
+        *(
+            Heard,
+            Attend,
+            Probe,
+            Probed,
+            ProbeLink,
+            LinkProbed,
+            GiveNotice,
+            Noticed,
+            Withdrawn,
+            UploadDelayed,
+            RoomShort,
+        ),
         *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, EvaluationDone, Left, Trouble, Measured),
         *(Halt, Assign, Bring, Lacking, StopAfter, Measure),
     )

@@ -6,6 +6,7 @@ until somebody asks again. Runs without Ray; the actor only starts it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -20,9 +21,11 @@ from shoal_recovery.journal import EvaluationDone
 from shoal_workers import messages as m
 from shoal_workers.devices import compute_device, current, return_memory
 from shoal_workers.epoch_run import EpochRun, WholeState
+from shoal_workers.lifeline import Lifeline
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.timing import time_parts, time_update
+from shoal_workers.watched import report
 from shoal_workers.wire import Connection, ConnectionClosed, Server
 
 log = structlog.get_logger()
@@ -38,6 +41,7 @@ class Rank:
         self._device = f"{node}:{index}"
         self._node = node
         self._settings = settings
+        self.lifeline = Lifeline(cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s)
         self._epoch = 0
         self._run: EpochRun | None = None
         self._whole: WholeState | None = None
@@ -71,22 +75,19 @@ class Rank:
         sender.start()
         try:
             while True:
-                wire, _ = connection.receive()
-                self._obey(m.decode(wire))
+                message = m.decode(connection.receive()[0])
+                if isinstance(message, m.Heard):
+                    self.lifeline.answered(connection, message.at_s, message.epoch)
+                else:
+                    self._obey(message)
         finally:
+            self.lifeline.left(connection)
             with self._lock:
                 self._outboxes.remove(outbox)
 
     def _send_all(self, connection: Connection, outbox: queue.SimpleQueue[Any]) -> None:
-        while True:
-            try:
-                message = outbox.get(timeout=self._settings.heartbeat_s)
-            except queue.Empty:
-                message = m.Heartbeat()
-            try:
-                connection.send(m.encode(message))
-            except ConnectionClosed:  # the supervisor is gone; the next one asks for what it missed
-                return
+        with contextlib.suppress(ConnectionClosed):  # the supervisor is gone; the next one asks for what it missed
+            report(connection, outbox, self._settings.heartbeat_s)
 
     def _obey(self, order: m.Halt | m.Assign | m.Bring | m.StopAfter | m.Measure) -> None:
         match order:
@@ -161,6 +162,7 @@ class Rank:
                 device=self._device,
                 old=old,
                 settings=self._settings,
+                lifeline=self.lifeline,
                 say=self._say,
                 maps=self._maps,
             )

@@ -1,13 +1,17 @@
 """Who a supervisor can speak to: agents and ranks of every node, found, connected and listened to.
 
 Owns connections and the time of the last sign of life, taken by the reader of each connection, so that a busy
-supervisor never mistakes its own delay for another's silence. What silence means is decided elsewhere.
+supervisor never mistakes its own delay for another's silence; tells agents whose heartbeats to listen for, and answers
+those that come here. What silence means is decided elsewhere.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,19 +19,24 @@ from typing import Any
 import structlog
 
 from shoal_planner.cluster import DeviceRef
-from shoal_recovery.decide import Member
+from shoal_recovery.decide import Member, Witness
 from shoal_workers import messages as m
 from shoal_workers.nodes import Cluster, NodeSeen, NodeUnreachable
+from shoal_workers.rows import Row
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 log = structlog.get_logger()
 
 _FIRST_WORD_S = 5.0
+_LOOK_S = 0.1  # whether who is asked is still there
+_ANSWER_S = 0.5  # between two answers to the heartbeats of one
+_NEIGHBOURS = 2  # of an agent on each side, which hear it
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Contact:
-    """An agent (`index` None) or the rank process of one device. A heartbeat is heard, but it is no word."""
+    """An agent (`index` None) or the rank process of one device. A heartbeat is heard, but it is no word. `silent` is
+    what an agent says of others, `attends` whom it was told to listen for."""
 
     node: str
     index: int | None
@@ -36,6 +45,9 @@ class Contact:
     last_heard_s: float
     last_word_s: float
     connected: bool = True
+    answered_s: float = -math.inf
+    silent: tuple[tuple[str, float], ...] = ()
+    attends: tuple[Row, ...] = ()
 
     @property
     def name(self) -> str:
@@ -84,21 +96,29 @@ class Roster:
     """Use from one thread, except where a method says otherwise; readers and recruiters run beside it."""
 
     def __init__(
-        self, cluster: Cluster, job: str, events: queue.SimpleQueue[Event], clock: Callable[[], float]
+        self,
+        cluster: Cluster,
+        job: str,
+        events: queue.SimpleQueue[Event],
+        clock: Callable[[], float],
+        awake_s: Callable[[float, float], float] = lambda since_s, now_s: now_s - since_s,
     ) -> None:
         self._cluster = cluster
         self._job = job
         self._events = events
         self._clock = clock
+        self._awake_s = awake_s
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._left: dict[str, Contact] = {}  # agents of nodes that were forgotten; what they hold outlives a rank
         self._recruiting: set[str] = set()
         self.nodes: tuple[NodeSeen, ...] = ()
         self.after_step = 0
+        self.epoch: int | None = None  # the highest one claimed; as long as it is not known nobody is answered
+        self.forgive_s = math.inf  # who was silent for longer is as good as gone, and has to be recruited anew
 
     def refresh(self) -> None:
-        """Looks at the cluster and begins to recruit every node that nobody recruits yet."""
+        """Looks at the cluster and begins to recruit every node that nobody recruits yet. Agents hear who is there."""
         nodes = self.nodes = self._cluster.nodes()
         for seen in nodes:
             with self._lock:
@@ -106,6 +126,11 @@ class Roster:
                     continue
                 self._recruiting.add(seen.incarnation)
             threading.Thread(target=self._recruit, args=(seen,), name=f"recruit-{seen.node.id}", daemon=True).start()
+        agents = [agent for agent in self.agents() if agent.connected]
+        for agent, peers in zip(agents, _neighbours(agents), strict=True):
+            if agent.attends != peers:
+                agent.attends = peers
+                agent.send(m.Attend(peers=list(peers)))
 
     @property
     def expected(self) -> frozenset[str]:
@@ -129,10 +154,26 @@ class Roster:
                 node=contact.node,
                 name=contact.name,
                 connected=contact.connected,
-                silent_s=max(0.0, now_s - contact.last_heard_s),
+                silent_s=self._silent_s(contact, now_s),
             )
             for contact in self.contacts()
         )
+
+    def witnesses(self, now_s: float, within_s: float) -> tuple[Witness, ...]:
+        """Agents that were heard within this time, and whom they hear."""
+        return tuple(
+            Witness(node=agent.node, silent=agent.silent)
+            for agent in self.agents()
+            if agent.connected and self._silent_s(agent, now_s) < within_s
+        )
+
+    def is_gone(self, contact: Contact, silence_s: float) -> bool:
+        """Whether it closed its connection, or was not heard for so long."""
+        return not contact.connected or self._silent_s(contact, self._clock()) > silence_s
+
+    def _silent_s(self, contact: Contact, now_s: float) -> float:
+        """Time in which nobody could listen here does not count."""
+        return max(0.0, self._awake_s(contact.last_heard_s, now_s))
 
     def contacts(self, nodes: Iterable[str] | None = None) -> tuple[Contact, ...]:
         """Of these nodes, or of all."""
@@ -158,7 +199,7 @@ class Roster:
         known |= {contact.node: contact for contact in self.agents() if contact.connected}
         living = (contact for contact in known.values() if contact.connected)
         return tuple(
-            sorted((c for c in living if now_s - c.last_heard_s <= silence_s), key=lambda contact: contact.node)
+            sorted((c for c in living if self._silent_s(c, now_s) <= silence_s), key=lambda contact: contact.node)
         )
 
     def drop(self, keep: frozenset[str], now_s: float, silence_s: float) -> frozenset[str]:
@@ -167,7 +208,7 @@ class Roster:
         gone = {
             contact.node
             for contact in self.contacts()
-            if not contact.connected or now_s - contact.last_heard_s > silence_s
+            if not contact.connected or self._silent_s(contact, now_s) > silence_s
         }
         with self._lock:
             whole = {node for node, entry in self._entries.items() if entry.ready}
@@ -263,18 +304,48 @@ class Roster:
             self._events.put(Closed(contact))
 
     def _hear(self, contact: Contact, wire: dict[str, Any]) -> None:
-        contact.last_heard_s = self._clock()
+        now_s = self._clock()
+        if (silent_s := self._silent_s(contact, now_s)) > self.forgive_s:
+            raise ConnectionClosed(f"it was silent for {silent_s:.1f} s")
+        contact.last_heard_s = now_s
         message = m.decode(wire)
-        if not isinstance(message, m.Heartbeat):
-            contact.last_word_s = self._clock()
+        if isinstance(message, m.Heartbeat):
+            contact.silent = tuple((node, silent_s) for node, silent_s in message.silent)
+            self._answer(contact, message)
+        else:
+            contact.last_word_s = now_s
             self._events.put(Said(contact, message))
 
+    def _answer(self, contact: Contact, heartbeat: m.Heartbeat) -> None:
+        if self.epoch is not None and heartbeat.at_s - contact.answered_s >= _ANSWER_S:
+            contact.answered_s = heartbeat.at_s
+            contact.send(m.Heard(at_s=heartbeat.at_s, epoch=self.epoch))
 
-def ask(address: tuple[str, int], request: Any, timeout_s: float) -> Any:
-    """One question to an agent on a connection of its own. Raises ConnectionClosed."""
+
+def _neighbours(agents: list[Contact]) -> list[tuple[Row, ...]]:
+    """Of each agent, those beside it in a ring: it sends to few, and each is heard by several. The ring is in no order
+    that machines are in, too: those beside it are not lost together with it."""
+    ring = sorted(agents, key=lambda agent: (zlib.crc32(agent.node.encode()), agent.node))
+    places = {agent.node: place for place, agent in enumerate(ring)}
+    found = []
+    for agent in agents:
+        place = places[agent.node]
+        beside = (ring[(place + offset) % len(ring)] for offset in range(-_NEIGHBOURS, _NEIGHBOURS + 1))
+        peers = {peer.node: [peer.node, *peer.address] for peer in beside if peer is not agent}
+        found.append(tuple(peers[node] for node in sorted(peers)))
+    return found
+
+
+def ask(address: tuple[str, int], request: Any, timeout_s: float, gone: Callable[[], bool] = lambda: False) -> Any:
+    """One question to an agent on a connection of its own. Raises ConnectionClosed, also as soon as it is `gone`."""
     connection = connect(address)
     try:
         connection.set_timeout(timeout_s)
-        return m.decode(connection.request(m.encode(request)))
+        connection.send(m.encode(request))
+        deadline_s = time.monotonic() + timeout_s
+        while not connection.poll(_LOOK_S):
+            if gone() or time.monotonic() > deadline_s:
+                raise ConnectionClosed(f"{address[0]}:{address[1]} did not answer")
+        return m.decode(connection.receive()[0])
     finally:
         connection.close()

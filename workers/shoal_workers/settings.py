@@ -28,7 +28,11 @@ class WorkerSettings(BaseSettings):
     silence_s: float = 2.0
     """Silence of this length counts as death when one observer sees it."""
     silence_confirmed_s: float = 0.5
-    """Silence of this length counts as death when a second observer sees trouble too."""
+    """Silence of this length counts as death when a second observer hears nothing, or sees trouble, too."""
+    cut_off_s: float = 10.0
+    """Who was not answered for so long votes no more; a supervisor that sees no rank of its job waits for this."""
+    ends_itself_s: float = 60.0
+    """After so long without an answer agents and ranks end, to be started anew once they can be reached again."""
     group_timeout_s: float = 60.0
     """The last net under every wait of a collective; death is noticed long before."""
     reply_timeout_s: float = 30.0

@@ -16,10 +16,13 @@ from shoal_recovery.state import ShardKey
 from shoal_workers import messages as m
 from shoal_workers.devices import Downloads
 from shoal_workers.errors import EpochAbandoned, PeerLost
+from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
 from shoal_workers.shards import NUM_SLOTS
 from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.wire import Connection, ConnectionClosed
+
+_LOOK_S = 0.02  # whether somebody has answered meanwhile
 
 
 class AgentSnapshots:
@@ -36,8 +39,10 @@ class AgentSnapshots:
         keys: tuple[ShardKey, ...],
         device: torch.device,
         maps: SlotMaps,
+        lifeline: Lifeline,
     ) -> None:
         self._epoch = opened.epoch
+        self._lifeline = lifeline
         self._connection = connection
         answer = m.decode_as(m.SlotsOpen, self._connection.request(m.encode(opened)))
         self._job, self.name, self._keys = opened.job, answer.name, keys
@@ -71,14 +76,18 @@ class AgentSnapshots:
         threading.Thread(target=self._seal, args=(step, finish), name="seal", daemon=True).start()
 
     def wait_safe(self, step: int) -> None:
-        """Returns when the snapshot of `step` stands in the agent and on its backups. Raises EpochAbandoned, and
-        PeerLost when it cannot be brought there: nobody may go on without, and whoever decides must know of it."""
+        """Returns when the snapshot of `step` stands in the agent and on its backups, and whoever gives orders is known
+        to be there: else others may be about to do the next step, too. Raises EpochAbandoned, and PeerLost when it
+        cannot be brought there: nobody may go on without, and whoever decides must know of it."""
         with self._changed:
             self._changed.wait_for(lambda: self._abandoned or self._safe_step >= step or self._problem)
             if self._abandoned:
                 raise EpochAbandoned(f"epoch {self._epoch} was abandoned while step {step} was brought to safety")
             if self._safe_step < step:
                 raise PeerLost(self._epoch, f"bringing step {step} to safety", str(self._problem))
+            while not self._lifeline.holds(self._epoch):
+                if self._changed.wait_for(lambda: self._abandoned, _LOOK_S):
+                    raise EpochAbandoned(f"epoch {self._epoch} was abandoned while this rank was cut off")
 
     def abandon(self) -> None:
         """Wakes every wait."""

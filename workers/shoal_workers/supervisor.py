@@ -6,6 +6,7 @@ One thread calls `run`; `entries_after` and `cancel` may be called from others.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -16,6 +17,7 @@ import structlog
 
 from shoal_planner.job import JobSpec
 from shoal_recovery.decide import ChangePlan, Drain, End, Keep, Member, Observation, Rules, Wait, decide
+from shoal_recovery.evidence import may_be_cut_off
 from shoal_recovery.journal import TERMINAL, Entry, EvaluationDone, JobState, NodeJoined, StepDone, StepSkipped
 from shoal_workers import messages as m
 from shoal_workers.change import Interrupted
@@ -26,6 +28,7 @@ from shoal_workers.epoch_view import EpochView
 from shoal_workers.keeper import Keeper, read_journals
 from shoal_workers.measuring import Measuring
 from shoal_workers.nodes import Cluster
+from shoal_workers.pulse import Pulse
 from shoal_workers.record import JobRecord
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
 from shoal_workers.safekeeping import owners
@@ -64,9 +67,15 @@ class Supervisor:
         self._history = history
         self._clock = clock
         self._settings = settings
-        self._rules = Rules(silence_s=settings.silence_s, silence_confirmed_s=settings.silence_confirmed_s)
+        self._rules = Rules(
+            silence_s=settings.silence_s,
+            silence_confirmed_s=settings.silence_confirmed_s,
+            cut_off_s=settings.cut_off_s,
+        )
+        self._pulse = Pulse(clock)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._roster = Roster(cluster, job, self._events, clock)
+        self._roster = Roster(cluster, job, self._events, clock, self._pulse.awake_s)
+        self._roster.forgive_s = self._rules.out_of_sight_s
         self._record = JobRecord(Keeper(job, wall_clock), clock)
         self._commits = CheckpointCommits(job, spec, self._record.append)
         self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
@@ -115,8 +124,10 @@ class Supervisor:
 
     def run(self) -> None:
         """Until the job is over."""
+        self._pulse.start()
         if self._restarted:
             self._adopt()
+        self._roster.epoch = self._changer.highest_epoch
         self._knows_history.set()
         if self._record.state is JobState.QUEUED:
             self._record.enter(JobState.STARTING, "starting", "Waiting for the nodes of the cluster to answer.")
@@ -139,10 +150,14 @@ class Supervisor:
     def tick(self) -> None:
         """One round: listen, observe, decide, act."""
         self._listen(_TICK_S)
-        self._record.present -= self._roster.drop(self._vital(), self._clock(), self._settings.silence_s)
         living = self._roster.living_agents(self._clock(), self._settings.silence_s)
         self._doomed.settle(frozenset(agent.node for agent in living))
-        decision = decide(self._observe(), self._rules)
+        seen = self._observe()
+        patience_s = self._rules.out_of_sight_s if may_be_cut_off(seen.sight, self._rules) else self._rules.silence_s
+        if dropped := self._roster.drop(self._vital(), self._clock(), patience_s):
+            self._record.present -= dropped
+            seen = self._observe()
+        decision = decide(seen, self._rules)
         try:
             match decision:
                 case Keep():
@@ -192,6 +207,7 @@ class Supervisor:
             self._retire_all()
         self._commits.close(over=self._record.state is not JobState.FAILED)
         self._roster.close()
+        self._pulse.stop()
         self._record.keeper.close()
         self.ended.set()
 
@@ -283,7 +299,7 @@ class Supervisor:
         epoch = self._changer.epoch
         if epoch is None or message.epoch != epoch.number or message.step <= epoch.last_step:
             return
-        epoch.last_step = message.step
+        epoch.last_step, epoch.stepped_s = message.step, self._clock()
         self._roster.after_step = message.step
         if message.skipped is not None:
             self._record.append(StepSkipped(epoch=message.epoch, step=message.step, problem=message.skipped))
@@ -343,6 +359,9 @@ class Supervisor:
             leave_fits=self._changer.prospects.leave_fits(epoch, ready, going),
             interrupted=self._changer.interrupted,
             since_attempt_s=now_s - self._changer.attempt_ended_s,
+            witnesses=self._roster.witnesses(now_s, self._rules.silence_confirmed_s),
+            computing=frozenset() if epoch is None else epoch.computing,
+            since_step_s=math.inf if epoch is None else now_s - epoch.stepped_s,
         )
 
     def _vital(self) -> frozenset[str]:

@@ -37,6 +37,7 @@ _KEPT_STEPS = 4  # of a job, on disk at once
 _SLOW_AFTER_S = 10.0  # when the next comes meanwhile
 _FORGOTTEN_AFTER_S = 24 * 3600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
+_LOOK_S = 0.5  # whether it may write again
 _TASK = ".task"
 
 Report = Uploaded | UploadDelayed
@@ -54,11 +55,18 @@ class _Task:
 
 
 class Uploads:
+    """While `may_write` says no, nothing is begun: somebody else may be about to do these steps again."""
+
     def __init__(
-        self, folder: Path, open_store: Callable[[str], Store], clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        open_store: Callable[[str], Store],
+        may_write: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._open_store = open_store
+        self._may_write = may_write
         self._clock = clock
         self._numbers = itertools.count(time.time_ns())
         self._changed = threading.Condition()
@@ -179,6 +187,10 @@ class Uploads:
         """Tries until it is there, or will never be; None if nobody wants it any more."""
         pause_s = _FIRST_PAUSE_S
         while True:
+            with self._changed:
+                while not self._may_write():
+                    if self._changed.wait_for(lambda: task not in self._tasks, _LOOK_S):
+                        return None
             try:
                 return _result(task, self._put(task), None)
             except StoreUnreachable as error:

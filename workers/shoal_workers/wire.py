@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import struct
 import threading
@@ -97,6 +98,12 @@ class Connection:
         self.send(message, payload)
         answer, _ = self.receive()
         return answer
+
+    def poll(self, timeout_s: float) -> bool:
+        """Whether anything has come within this time, be it the end."""
+        waiting = select.poll()  # not select(): it knows no descriptors above 1023
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(timeout_s * 1e3))
 
     def set_timeout(self, timeout_s: float | None) -> None:
         self._socket.settimeout(timeout_s)

@@ -1,0 +1,109 @@
+"""A network of its own for each node: namespaces joined by a bridge, whose links can be cut without a packet.
+
+This process stands on the bridge, as the head of a cluster does. Needs root and `ip`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+_CLONE_NEWNET = 0x40000000
+
+
+class Network:
+    """A context. Names are those of nodes."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._subnet = f"10.{190 + os.getpid() // 250 % 50}.{os.getpid() % 250}"
+        self._bridge = f"shb{os.getpid()}"[:15]
+
+    def __enter__(self) -> Self:
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("address", "add", f"{self._subnet}.254/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
+            for name in self._names:
+                self._join(name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for name in self._names:
+            subprocess.run(["ip", "link", "delete", self._port(name)], check=False, capture_output=True)
+            subprocess.run(["ip", "netns", "delete", self.namespace(name)], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "delete", self._bridge], check=False, capture_output=True)
+
+    def host(self, name: str) -> str:
+        return f"{self._subnet}.{self._names.index(name) + 1}"
+
+    def namespace(self, name: str) -> str:
+        return f"shoal-{os.getpid()}-{name}"
+
+    def cut(self, *names: str) -> None:
+        """Nothing comes to these nodes or from them any more; nobody is told."""
+        for name in names:
+            _ip("link", "set", self._port(name), "down")
+
+    def mend(self, *names: str) -> None:
+        for name in names:
+            _ip("link", "set", self._port(name), "up")
+
+    def cut_head(self) -> None:
+        """This process hears nobody and is heard by nobody; the nodes hear each other."""
+        _ip("address", "delete", f"{self._subnet}.254/24", "dev", self._bridge)
+
+    def mend_head(self) -> None:
+        _ip("address", "add", f"{self._subnet}.254/24", "dev", self._bridge)
+
+    def _join(self, name: str) -> None:
+        space = self.namespace(name)
+        _ip("netns", "add", space)
+        _ip("link", "add", self._port(name), "type", "veth", "peer", "name", "eth0", "netns", space)
+        _ip("link", "set", self._port(name), "master", self._bridge, "up")
+        _ip("-n", space, "address", "add", f"{self.host(name)}/24", "dev", "eth0")
+        _ip("-n", space, "link", "set", "eth0", "up")
+        _ip("-n", space, "link", "set", "lo", "up")
+
+    def _port(self, name: str) -> str:
+        return f"shv{self._names.index(name)}p{os.getpid()}"[:15]
+
+
+def enter(namespace: str) -> None:
+    """This thread, and those that it starts from now on, have the network of that name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}", "rb") as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+
+def missing() -> str:
+    """Why there can be no such networks here; empty where there can."""
+    if os.geteuid():
+        return "only root makes network namespaces"
+    if shutil.which("ip") is None:
+        return "ip is not installed"
+    with contextlib.suppress(RuntimeError):
+        with Network(("probe",)):
+            return ""
+    return "network namespaces are not permitted"
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

@@ -1,0 +1,179 @@
+"""Hosts that vanish without a packet, and networks that fall apart: each node has a link of its own, which is cut."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from networks import Network, enter, missing
+from process_cluster import SETTINGS, ProcessCluster
+from supervised import Supervised, supervised, tiny_job
+
+from shoal_planner.job import CheckpointSpec, LimitsSpec
+from shoal_recovery.journal import NodeJoined, NodeLost, PlanAdopted, RecoveryDone, StepDone
+from shoal_workers import messages as m
+from shoal_workers.solo import run_solo
+from shoal_workers.wire import ConnectionClosed, connect
+
+WHY_NOT = missing()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "networks can be made")
+
+QUICK = SETTINGS.model_copy(
+    update={"silence_s": 4.0, "silence_confirmed_s": 1.0, "cut_off_s": 3.0, "ends_itself_s": 6.0}
+)
+PATIENT = QUICK.model_copy(update={"silence_s": 2.0, "cut_off_s": 30.0, "ends_itself_s": 60.0})
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text"
+    path.write_bytes(Path(argparse.__file__).read_bytes())
+    return path.as_uri()
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with Network(("a", "b", "c")) as made:
+        yield made
+
+
+def assert_one_epoch_at_a_time(running: Supervised) -> None:
+    """Of a job that is over: no step of an epoch is written after a later one has begun, and the losses are those of
+    one process."""
+    epochs = [event.epoch for event in running.events(StepDone)]
+    assert epochs == sorted(epochs)
+    losses = running.losses()
+    assert sorted(losses) == list(range(1, running.step + 1))
+    reference = run_solo(running.spec, running.step).losses
+    assert all(abs(losses[step] - reference[step - 1]) < 1e-4 * reference[step - 1] for step in losses)
+
+
+def test_a_host_that_vanishes_is_missed_by_two_and_ends_itself(network: Network, text: str, tmp_path: Path) -> None:
+    """One of three: the others go on from copies. When the network heals it joins as if it were new."""
+    shapes = dict.fromkeys(("a", "b", "c"), ("cpu-1t", 1))
+    cluster = ProcessCluster(tmp_path / "nodes", shapes, network=network, settings=QUICK)
+    spec = tiny_job(text, steps=100_000, min_devices=2)
+    try:
+        with supervised(cluster, "vanishes", spec, settings=QUICK) as running:
+            running.reaches(5)
+            victim = min(running.devices())
+            alone = cluster.pids("vanishes")[victim, 0], cluster.agent_pid(victim)
+            known = len(running.events(RecoveryDone))
+            network.cut(victim)
+            done = running.recovers(known)
+            assert (done.cause, done.nodes_lost) == ("node_lost", (victim,))
+            assert (done.lost_steps, done.num_bytes["store"]) == (0, 0)
+            assert done.redone_steps <= 1
+            evidence = running.events(NodeLost)[-1].evidence
+            others = ", ".join(sorted(shapes.keys() - {victim}))
+            assert "silent" in evidence
+            assert any(f"the agent of {who} does not hear its node either" in evidence for who in (others, *shapes))
+            running.steps_on()
+            for pid in alone:
+                running.eventually(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+            network.mend(victim)
+            running.eventually(lambda: [event.node for event in running.events(NodeJoined)].count(victim) == 2)
+            running.steps_on()
+            assert set(alone).isdisjoint(cluster.pids("vanishes").values())
+        assert_one_epoch_at_a_time(running)
+    finally:
+        cluster.close()
+
+
+class Bystander:
+    """Stands on a node that is cut off, and notes when its rank says that a step is done."""
+
+    def __init__(self, namespace: str, address: tuple[str, int]) -> None:
+        self.steps: list[tuple[int, float]] = []
+        self._namespace = namespace
+        self._address = address
+        threading.Thread(target=self._listen, name="bystander", daemon=True).start()
+
+    def _listen(self) -> None:
+        enter(self._namespace)
+        connection = connect(self._address)
+        connection.send(m.encode(m.Watch(job="alone", after_step=0)))
+        try:
+            while True:
+                message = m.decode(connection.receive()[0])
+                if isinstance(message, m.Stepped):
+                    self.steps.append((message.epoch, time.time()))
+        except ConnectionClosed:
+            connection.close()
+
+
+@pytest.mark.long
+def test_an_epoch_out_of_sight_has_stopped_before_the_next_begins(network: Network, text: str, tmp_path: Path) -> None:
+    """The only node that computes is cut off, and needs nobody: it goes on for a while, but never beside the next."""
+    shapes = {"a": ("cpu-2t", 1), "b": ("cpu-2t", 1), "c": ("cpu-1t", 1)}
+    cluster = ProcessCluster(tmp_path / "nodes", shapes, network=network, settings=QUICK)
+    store = tmp_path / "store"
+    checkpoint = CheckpointSpec(uri=store.as_uri(), every_steps=5, keep=100, copies=0)
+    spec = tiny_job(text, steps=100_000, checkpoint=checkpoint)
+    spec = dataclasses.replace(spec, limits=LimitsSpec(device_types=("cpu-2t",)))
+    cluster.kill_node("b")
+    try:
+        with supervised(cluster, "alone", spec, settings=QUICK) as running:
+            running.reaches(20)
+            assert running.devices() == {"a"}
+            (address,) = [each for each in cluster.addresses("alone") if each[0] == network.host("a")]
+            bystander = Bystander(network.namespace("a"), address)
+            running.eventually(lambda: bystander.steps)
+            cut_s = time.time()
+            network.cut("a")
+            cluster.bring_back("b")
+            running.eventually(lambda: bystander.steps[-1][1] > cut_s)  # it does go on: nobody can tell it anything
+            running.recovers()
+            running.steps_on()
+            second = _plans(running)[1]
+            assert bystander.steps[-1][1] < second
+            written = _of_epoch(store, 1)
+            running.steps_on(20)
+            assert bystander.steps[-1][1] < second
+            assert _of_epoch(store, 1) <= written
+            network.mend("a")
+            running.eventually(lambda: [event.node for event in running.events(NodeJoined)].count("a") == 2)
+            running.steps_on(20)
+            epochs = [event.epoch for event in running.events(StepDone)]
+            assert epochs == sorted(epochs)
+            assert {epoch for epoch, at_s in bystander.steps if at_s > second} <= set(epochs) - {1}
+    finally:
+        cluster.close()
+
+
+def _plans(running: Supervised) -> list[float]:
+    """When each was adopted."""
+    entries = running.supervisor.entries_after(0, 0.0)
+    return [entry.at_s for entry in entries if isinstance(entry.event, PlanAdopted)]
+
+
+def _of_epoch(store: Path, epoch: int) -> set[str]:
+    return {str(path) for path in store.rglob(f"{epoch:06d}-*")}
+
+
+@pytest.mark.long
+def test_a_supervisor_that_lost_its_network_leaves_the_job_alone(network: Network, text: str, tmp_path: Path) -> None:
+    """All nodes are silent at once, for longer than one of them might be; and they step on all the while."""
+    shapes = dict.fromkeys(("a", "b", "c"), ("cpu-1t", 1))
+    cluster = ProcessCluster(tmp_path / "nodes", shapes, network=network, settings=PATIENT)
+    spec = tiny_job(text, steps=100_000, min_devices=3)
+    try:
+        with supervised(cluster, "blind", spec, settings=PATIENT) as running:
+            running.reaches(5)
+            roster = running.supervisor._roster
+            network.cut_head()
+            running.eventually(lambda: min(one.silent_s for one in roster.members(time.monotonic())) > 4.0)
+            before = running.step
+            network.mend_head()
+            running.steps_on(20)
+            assert running.step > before
+            assert not running.events(NodeLost)
+            assert not running.events(RecoveryDone)
+        assert_one_epoch_at_a_time(running)
+    finally:
+        cluster.close()
