@@ -174,7 +174,7 @@ def test_notices_come_go_and_outlive_silence(service: Service) -> None:
     notices = Notices("n0")
     events: queue.SimpleQueue[Noticed | Withdrawn] = queue.SimpleQueue()
     notices.watch(events)
-    watch = CloudWatch(notices, service.url, 0.01)
+    watch = CloudWatch(notices, lambda: find_cloud(Metadata(service.url)), 0.01)
     watch.start()
     try:
         eventually(lambda: service.asked > 2, 10.0)

@@ -39,7 +39,8 @@ class AgentActor:
     def __init__(self, cluster_id: str, node: str) -> None:
         from shoal_recovery.store import open_store
         from shoal_workers.agent import Agent
-        from shoal_workers.clouds import CloudWatch
+        from shoal_workers.clouds import CloudWatch, Metadata, find_cloud
+        from shoal_workers.kubernetes import find_kubernetes
 
         _die_with_parent()
         settings = WorkerSettings()
@@ -56,7 +57,10 @@ class AgentActor:
         self._agent.start()
         _end_when_cut_off(self._agent.lifeline)
         if settings.notice_period_s > 0:
-            CloudWatch(self._agent.notices, settings.metadata_url, settings.notice_period_s).start()
+            metadata = Metadata(settings.metadata_url)
+            CloudWatch(self._agent.notices, lambda: find_cloud(metadata), settings.notice_period_s).start()
+        if settings.kubernetes_period_s > 0:
+            CloudWatch(self._agent.notices, lambda: find_kubernetes(settings), settings.kubernetes_period_s).start()
         self._host = settings.advertise_host or ray.util.get_node_ip_address()
 
     def address(self) -> tuple[str, int]:

@@ -1,8 +1,10 @@
-"""What clouds say to a machine of its own end, read. Pure: texts in, notices out; asking is `clouds`.
+"""What clouds and Kubernetes say to a machine of its own end, read. Pure: texts in, notices out; asking is `clouds` and
+`kubernetes`.
 
 AWS: spot instance action and rebalance recommendation (EC2 user guide, "Spot Instance interruption notices"). GCP:
 `preempted` and `maintenance-event` (Compute Engine, "Preemptible VM instances"). Azure: scheduled events of version
-2020-07-01. Where a cloud does not say when, the least that it promises is taken.
+2020-07-01. Kubernetes: taints that those who remove nodes put on them first, and the deletion of a pod. Where nobody
+says when, the least that is promised is taken.
 """
 
 from __future__ import annotations
@@ -20,10 +22,25 @@ AWS_REBALANCE = "aws rebalance"
 GCP_PREEMPTION = "gcp preemption"
 GCP_MAINTENANCE = "gcp maintenance"
 AZURE = "azure scheduled event"
+KUBERNETES_NODE = "kubernetes node"
+KUBERNETES_POD = "kubernetes pod"
 
 _REBALANCE_LEAD_S = 600.0  # no end is announced, only that one is likelier: the node is not used for so long
 _GCP_PREEMPTION_LEAD_S = 30.0
 _GCP_MAINTENANCE_LEAD_S = 60.0
+# Taints that mean that a node goes, why, and how long after they appear at least. Those that keep pods away from a node
+# that stays (cordons, pressure, taints of spot pools) are none of them.
+_ENDING_TAINTS: Mapping[str, tuple[str, float]] = {
+    "ToBeDeletedByClusterAutoscaler": ("removed by the cluster autoscaler", 30.0),
+    "karpenter.sh/disrupted": ("removed by Karpenter", 30.0),
+    "cloud.google.com/impending-node-termination": ("terminated by its cloud", 15.0),
+    "aws-node-termination-handler/spot-itn": ("interrupted as a spot instance", 120.0),
+    "aws-node-termination-handler/scheduled-maintenance": ("ended by a scheduled event", 120.0),
+    "aws-node-termination-handler/asg-lifecycle-termination": ("ended by its scaling group", 30.0),
+    "aws-node-termination-handler/rebalance-recommendation": ("an interruption has become likely", _REBALANCE_LEAD_S),
+    "node.cloudprovider.kubernetes.io/shutdown": ("shut down", 0.0),
+    "node.kubernetes.io/out-of-service": ("out of service", 0.0),
+}
 _AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")  # after these nothing is left in memory; Freeze passes
 
 
@@ -66,6 +83,28 @@ def azure_event(text: str, machine: str, now_s: float) -> GiveNotice | None:
             kind = str(event["EventType"])
             found.append(GiveNotice(source=AZURE, name=str(event["EventId"]), why=kind.lower(), lead_s=lead_s))
     return min(found, key=lambda notice: notice.lead_s, default=None)
+
+
+def kubernetes_node(text: str, now_s: float) -> GiveNotice | None:
+    """Of the node's object: the ending taint that leaves the least time. Raises ValueError."""
+    found = []
+    for taint in map(_mapping, _mapping(_mapping(json.loads(text))["spec"]).get("taints", ())):
+        if taint["key"] in _ENDING_TAINTS:
+            why, lead_s = _ENDING_TAINTS[taint["key"]]
+            added = taint.get("timeAdded")
+            passed_s = 0.0 if added is None else max(0.0, now_s - _timestamp(str(added)))
+            name = f"{taint['key']} {added or ''}".strip()
+            found.append(GiveNotice(source=KUBERNETES_NODE, name=name, why=why, lead_s=max(0.0, lead_s - passed_s)))
+    return min(found, key=lambda notice: notice.lead_s, default=None)
+
+
+def kubernetes_pod(text: str, now_s: float) -> GiveNotice | None:
+    """Of the pod's object: once its deletion is asked for it says by when the pod is gone. Raises ValueError."""
+    ends = _mapping(_mapping(json.loads(text))["metadata"]).get("deletionTimestamp")
+    if ends is None:
+        return None
+    lead_s = max(0.0, _timestamp(str(ends)) - now_s)
+    return GiveNotice(source=KUBERNETES_POD, name=str(ends), why="its pod is being deleted", lead_s=lead_s)
 
 
 def azure_machine(text: str) -> str:

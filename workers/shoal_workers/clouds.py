@@ -7,6 +7,7 @@ A machine without such a service is asked about it a few times, and then left al
 from __future__ import annotations
 
 import http.client
+import ssl
 import threading
 import time
 import urllib.error
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -47,11 +49,14 @@ class Answer:
 
 
 class Metadata:
-    """The service at one address. Never through a proxy, which would tell of its own machine."""
+    """The service at one address; `authority` is whose certificates count, by default those of the machine. Never
+    through a proxy, which would tell of its own machine."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, authority: Path | None = None) -> None:
         self._url = url.rstrip("/")
-        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+        proxies = urllib.request.ProxyHandler({})
+        secured = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))
+        self._open = urllib.request.build_opener(proxies, secured).open
 
     def ask(self, path: str, headers: Mapping[str, str], method: str = "GET") -> Answer:
         """Raises MetadataSilent."""
@@ -162,11 +167,11 @@ def find_cloud(metadata: Metadata) -> Cloud | None:
 
 
 class CloudWatch:
-    """One thread that asks every `period_s` until `close`."""
+    """One thread that asks whom it `find`s every `period_s` until `close`."""
 
-    def __init__(self, notices: Notices, url: str, period_s: float) -> None:
+    def __init__(self, notices: Notices, find: Callable[[], Cloud | None], period_s: float) -> None:
         self._notices = notices
-        self._metadata = Metadata(url)
+        self._find = find
         self._period_s = period_s
         self._closed = threading.Event()
 
@@ -179,11 +184,11 @@ class CloudWatch:
     def _run(self) -> None:
         cloud = None
         for _ in range(_TRIES):
-            cloud = find_cloud(self._metadata)
+            cloud = self._find()
             if cloud is not None or self._closed.wait(self._period_s):
                 break
         if cloud is None:
-            log.info("no metadata service of a cloud: no notices from there")
+            log.info("nobody there to tell of notices", asked=str(self._find))
             return
         log.info("listening to notices", cloud=type(cloud).__name__)
         while not self._closed.is_set():

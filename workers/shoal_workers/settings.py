@@ -43,6 +43,16 @@ class WorkerSettings(BaseSettings):
     """Where the cloud of this machine tells what it is going to do with it (AWS, GCP, Azure)."""
     notice_period_s: float = 2.0
     """How often it is asked; 0: never."""
+    kubernetes_node: str | None = None
+    """The name of the Kubernetes node that this one runs on, where it does; none: it is not asked about."""
+    kubernetes_pod: str | None = None
+    """The name of its pod; none: it is not asked about."""
+    kubernetes_url: str = "https://kubernetes.default.svc"
+    """Where the API of that Kubernetes cluster answers."""
+    kubernetes_account_dir: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """What a pod is given to ask it with: `token`, `namespace` and `ca.crt`."""
+    kubernetes_period_s: float = 5.0
+    """How often it is asked whether node or pod are to go away; 0: never."""
     notice_overdue_s: float = 60.0
     """How long after its announced end a node that is still there is not used."""
     link_limit_s: float = 1.0
