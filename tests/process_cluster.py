@@ -135,13 +135,13 @@ class ProcessCluster:
             self._epochs[job] = claimed
 
     def pids(self, job: str) -> dict[tuple[str, int], int]:
-        """The rank processes of the job, by node and device."""
+        """The rank processes of the job that live, by node and device."""
         with self._lock:
             return {
                 (name, key[1]): running.pid
                 for name, state in self._states.items()
                 for key, running in state.running.items()
-                if key[0] == job
+                if key[0] == job and running.process.is_alive()
             }
 
     def addresses(self, job: str) -> list[tuple[str, int]]:
@@ -176,7 +176,7 @@ class ProcessCluster:
             states = [self._states[name] for name in names]
             running = [each for state in states for each in state.running.values()]
             for each in running:
-                os.kill(each.pid, signal.SIGKILL)
+                each.process.kill()  # which does nothing to one that has died, and whose number another may have
             for state in states:
                 state.up = False
                 state.running.clear()

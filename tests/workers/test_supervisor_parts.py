@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from waiting import eventually
 from shoal_planner.cluster import ClusterSnapshot, DeviceRef
 from shoal_planner.job import CheckpointSpec, DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_recovery.checkpoints import list_manifests, put_shard
+from shoal_recovery.checkpoints import list_manifests, load_manifest, put_shard
 from shoal_recovery.decide import ChangePlan
 from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot
-from shoal_recovery.store import DirectoryStore
+from shoal_recovery.store import Data, DirectoryStore
+from shoal_workers import checkpoint_commits
 from shoal_workers import messages as m
 from shoal_workers.checkpoint_commits import CheckpointCommits, Result
 from shoal_workers.epoch_view import EpochView
@@ -228,6 +230,32 @@ def test_a_step_that_was_done_again_is_committed_as_it_came_out_last(
     done = results.get(timeout=10.0)
     assert isinstance(done, CheckpointCommitted)
     assert (done.step, done.epoch) == (3, 2)
+    assert results.empty()
+
+
+def test_a_step_that_becomes_void_while_its_manifest_is_written_is_not_stored(
+    commits: CheckpointCommits, results: queue.SimpleQueue[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = threading.Event()
+
+    class InTheMiddle(DirectoryStore):
+        def put_new(self, name: str, data: Data) -> None:
+            super().put_new(name, data)
+            commits.begins(2, 2)
+            written.set()
+
+    monkeypatch.setattr(checkpoint_commits, "open_store", lambda uri: InTheMiddle(tmp_path))
+    commits.expect(1, 0, owners(1, PLAN, MODEL))
+    commits.safe(3)
+    for epoch in (1, 2):
+        for rank in (0, 1):
+            commits.uploaded(upload(tmp_path, epoch, 3, rank))
+    assert written.wait(10.0)
+    commits.expect(2, 2, owners(2, PLAN, MODEL))
+    done = results.get(timeout=10.0)
+    assert isinstance(done, CheckpointCommitted)
+    assert (done.step, done.epoch) == (3, 2)
+    assert load_manifest(DirectoryStore(tmp_path), "j", 3).epoch == 2
     assert results.empty()
 
 

@@ -347,6 +347,7 @@ class Changer:
         )
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
         self._record.append(plan_adopted(number, plan, step, snapshot))
+        self._commits.begins(number, step)
         self._record.keeper.wait_kept(1.0)
         self.epoch = epoch = EpochView.begun(number, plan, snapshot, step)
         self._roster.after_step = step

@@ -94,6 +94,10 @@ class CheckpointCommits:
             self._settled.add(step)
             self._done(CheckpointFailed(step=step, uri=str(self._spec.checkpoint.uri), problem=problem))
 
+    def begins(self, epoch: int, start: int) -> None:
+        """This epoch does the steps behind `start`: of older ones nothing of them must be stored any more."""
+        self._starts[epoch] = start
+
     def expect(self, epoch: int, start: int, names: frozenset[str]) -> None:
         """The ranks of `epoch`, which began at step `start`, upload snapshots of these names."""
         self._expected[epoch] = names
@@ -133,8 +137,11 @@ class CheckpointCommits:
 
     def _run(self) -> None:
         while (key := self._tasks.get()) is not None:
-            if key[1] not in self._settled:
+            if key[1] not in self._settled and not self._is_void(key):
                 result = self._commit(key)
+                if self._is_void(key):
+                    self._take_back(key[1])
+                    continue
                 self._done(result)
                 if isinstance(result, CheckpointCommitted):
                     self._works(result.step)
@@ -148,6 +155,17 @@ class CheckpointCommits:
                 checkpoints.remove_orphans(open_store(str(self._spec.checkpoint.uri)), self._job, over=True)
             except (StoreError, InvalidField) as error:
                 log.warning("what was half uploaded is not removed", job=self._job, error=str(error))
+
+    def _is_void(self, key: tuple[int, int]) -> bool:
+        """Whether a change of plan has gone back behind this step, which will be done again."""
+        return not counts(*key, dict(self._starts))
+
+    def _take_back(self, step: int) -> None:
+        """Its manifest would stand in the way of the one that counts, and outlive older ones that do."""
+        try:
+            open_store(str(self._spec.checkpoint.uri)).delete(checkpoints.manifest_name(self._job, step))
+        except StoreError as error:  # whoever restores passes it over
+            log.warning("manifest of a void step not removed", job=self._job, step=step, error=str(error))
 
     def _commit(self, key: tuple[int, int]) -> CheckpointCommitted | CheckpointFailed:
         epoch, step = key
