@@ -11,15 +11,16 @@ _CHUNK_BYTES = 1 << 16
 
 
 class BreakableWire:
-    def __init__(self, target: str) -> None:
-        """`target` is a URL with a port."""
+    def __init__(self, target: str, host: str = "127.0.0.1") -> None:
+        """`target` is a URL with a port; `host` is where it listens."""
         parts = urlsplit(target)
         self._target = (str(parts.hostname), int(parts.port or 0))
         self._lock = threading.Lock()
         self._whole = True
         self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((host, 0), backlog=64)
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:

@@ -24,12 +24,17 @@ class Network:
         self._names = tuple(names)
         self._subnet = f"10.{190 + os.getpid() // 250 % 50}.{os.getpid() % 250}"
         self._bridge = f"shb{os.getpid()}"[:15]
+        self._aside = f"sha{os.getpid()}"[:15]
+        self.address = f"{self._subnet}.254"
+        """Of this process, for nodes."""
 
     def __enter__(self) -> Self:
         try:
             _ip("link", "add", self._bridge, "type", "bridge")
-            _ip("address", "add", f"{self._subnet}.254/24", "dev", self._bridge)
+            _ip("address", "add", f"{self.address}/24", "dev", self._bridge)
             _ip("link", "set", self._bridge, "up")
+            _ip("link", "add", self._aside, "type", "bridge")
+            _ip("link", "set", self._aside, "up")
             for name in self._names:
                 self._join(name)
         except BaseException:
@@ -46,7 +51,8 @@ class Network:
         for name in self._names:
             subprocess.run(["ip", "link", "delete", self._port(name)], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "delete", self.namespace(name)], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "delete", self._bridge], check=False, capture_output=True)
+        for bridge in (self._bridge, self._aside):
+            subprocess.run(["ip", "link", "delete", bridge], check=False, capture_output=True)
 
     def host(self, name: str) -> str:
         return f"{self._subnet}.{self._names.index(name) + 1}"
@@ -59,9 +65,14 @@ class Network:
         for name in names:
             _ip("link", "set", self._port(name), "down")
 
+    def part(self, *names: str) -> None:
+        """These nodes hear each other, and nobody else; nobody is told."""
+        for name in names:
+            _ip("link", "set", self._port(name), "master", self._aside)
+
     def mend(self, *names: str) -> None:
         for name in names:
-            _ip("link", "set", self._port(name), "up")
+            _ip("link", "set", self._port(name), "master", self._bridge, "up")
 
     def cut_head(self) -> None:
         """This process hears nobody and is heard by nobody; the nodes hear each other."""

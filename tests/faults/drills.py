@@ -36,7 +36,7 @@ class Kind(StrEnum):
     DRAINED = "drained"  # a notice that Ray gives
     CONNECTOR = "connector"
     CONTROL_PLANE = "control_plane"
-    PARTITION = "partition"  # between groups of nodes, which both live on
+    PARTITION = "partition"  # half of the nodes hear each other, and nobody else
     VANISHED = "vanished"  # a host, without a packet
     GCS = "gcs"  # the head of the Ray cluster
 
@@ -86,6 +86,8 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
         Kind.STORE_HUNG,
         Kind.MEMORY_SPOILT,
         Kind.OBJECT_SPOILT,
+        Kind.PARTITION,
+        Kind.VANISHED,
     ),
     "ray": (
         Kind.RANK,
@@ -103,13 +105,9 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
     ),
 }
 # Kinds that no ground can bring about yet, and why: a report names them.
-NOT_YET: Mapping[Kind, str] = {
-    Kind.PARTITION: "nodes of a drill share one network namespace",
-    Kind.VANISHED: "nodes of a drill share one network namespace",
-    Kind.GCS: "a job does not outlive the head of its cluster yet",
-}
+NOT_YET: Mapping[Kind, str] = {Kind.GCS: "no ground starts the head of its cluster again yet"}
 # The second blow of two, while the job deals with the first; and what may hit a job as it writes.
-_SECOND = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.HALF, Kind.SUPERVISOR, Kind.RANK_STOPPED})
+_SECOND = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.HALF, Kind.SUPERVISOR, Kind.RANK_STOPPED, Kind.VANISHED})
 _WRITING = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.SUPERVISOR, Kind.RANK_STOPPED, Kind.AGENT_STOPPED})
 
 

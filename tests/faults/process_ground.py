@@ -1,5 +1,5 @@
 """A ground of plain processes: a real supervisor in a thread, real agents and ranks, each a process of its own. Blows
-are signals to them, bits in their files, a full disk, a store that is cut off."""
+are signals to them, bits in their files, links that are cut, a full disk, a store that is cut off."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import networks
 from faults.drills import NOT_YET, SHAPES, Drill, Kind
 from faults.playing import Strike, Stuck
 from faults.stores import Stores
-from process_cluster import ProcessCluster
+from networks import Network
+from process_cluster import SETTINGS, ProcessCluster
 from random_clusters import Instance
 from random_plans import random_plan
 from supervised import Supervised
@@ -33,6 +35,7 @@ from shoal_workers.change import vital_nodes
 from shoal_workers.supervisor import Supervisor
 
 _AN_HOUR_S = 3600.0
+_SETTINGS = SETTINGS.model_copy(update={"cut_off_s": 5.0, "ends_itself_s": 10.0})
 _DISK = "64m"
 _BLOCK = bytes(1 << 20)
 _MOST_DRAWN = 60
@@ -50,13 +53,19 @@ class ProcessGround:
         self.missing: Mapping[Kind, str] = dict(NOT_YET)
         self._mounted: list[Path] = []
         self._mount_disks()
-        self._cluster = ProcessCluster(folder, self._shapes, environment=stores.environment)
+        self._network = self._join_network()
+        environment = stores.environment("127.0.0.1" if self._network is None else self._network.address)
+        self._cluster = ProcessCluster(
+            folder, self._shapes, environment=environment, network=self._network, settings=_SETTINGS
+        )
         self._running: Supervised | None = None
         self._entries: Sequence[Entry] = ()
         self._drill: Drill | None = None
 
     def close(self) -> None:
         self._cluster.close()
+        if self._network is not None:
+            self._network.close()
         for path in self._mounted:
             subprocess.run(["umount", "--lazy", path], check=False, capture_output=True)
 
@@ -92,12 +101,16 @@ class ProcessGround:
             self._running.supervisor.ended.wait(20.0)
         self._cluster.end_ranks(self._name)
         self._cluster.heal()
+        if self._network is not None:
+            self._network.mend(*self._shapes)
         self._stores.wake()
         self._stores.mend()
 
     def _supervise(self, *, restarted: bool) -> Supervised:
         assert self._drill is not None
-        return Supervised(self._cluster, self._name, self._job, restarted=restarted, prepare=self._draw_plans)
+        return Supervised(
+            self._cluster, self._name, self._job, restarted=restarted, settings=_SETTINGS, prepare=self._draw_plans
+        )
 
     # --- plans that nobody would choose ---
 
@@ -160,6 +173,8 @@ class ProcessGround:
             Kind.STORE_HUNG: self._store_hung,
             Kind.MEMORY_SPOILT: self._memory_spoilt,
             Kind.OBJECT_SPOILT: self._object_spoilt,
+            Kind.PARTITION: functools.partial(self._cut_off, (len(self._shapes) + 1) // 2),
+            Kind.VANISHED: functools.partial(self._cut_off, 1),
         }
         return strikes[kind](pick)
 
@@ -191,13 +206,17 @@ class ProcessGround:
         self._cluster.kill_agent(name)
         return Strike(nodes=(name,), out=(name,), heal=_nothing)
 
-    def _nodes(self, count: int, wipe: bool, pick: int) -> Strike | None:
+    def _several(self, count: int, pick: int) -> list[str]:
+        """One that computes, and those after it."""
         there = self._cluster_nodes()
         first = self._picked(pick)
-        if first is None:
+        begin = 0 if first is None else there.index(first)
+        return [] if first is None else (there[begin:] + there[:begin])[:count]
+
+    def _nodes(self, count: int, wipe: bool, pick: int) -> Strike | None:
+        names = self._several(count, pick)
+        if not names:
             return None
-        begin = there.index(first)
-        names = (there[begin:] + there[:begin])[:count]
         self._cluster.kill_node(*names, wipe=wipe)
 
         def heal() -> None:
@@ -288,7 +307,22 @@ class ProcessGround:
         self._stores.spoil_newest(self._job.checkpoint.uri, self._name)
         return self._nodes((len(self._shapes) + 1) // 2, True, pick)
 
-    # --- disks of their own ---
+    def _cut_off(self, count: int, pick: int) -> Strike | None:
+        assert self._network is not None
+        names = self._several(count, pick)
+        if not names:
+            return None
+        (self._network.cut if count == 1 else self._network.part)(*names)
+        heal = functools.partial(self._network.mend, *names)
+        return Strike(nodes=tuple(names), out=tuple(names), heal=heal)
+
+    # --- networks and disks of their own ---
+
+    def _join_network(self) -> Network | None:
+        if why := networks.missing():
+            self.missing = {**self.missing, Kind.PARTITION: why, Kind.VANISHED: why}
+            return None
+        return Network(tuple(self._shapes)).__enter__()
 
     def _mount_disks(self) -> None:
         for name in self._shapes:

@@ -16,18 +16,20 @@ from shoal_recovery.store import open_store
 
 
 class Stores:
-    """`environment` is what processes that use the server must be given."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._server = start_seaweedfs(folder / "seaweedfs")
         os.environ.update(self._server.environment())
         new_place()  # the bucket is made while the wire is whole
-        self._wire = BreakableWire(self._server.endpoint)
-        # One attempt each: a store that fails is tried again by Shoal itself, and a drill is soon over.
-        beside = {"AWS_ENDPOINT_URL_S3": self._wire.url, "AWS_MAX_ATTEMPTS": "1"}
-        self.environment: Mapping[str, str] = self._server.environment() | beside
-        os.environ.update(self.environment)
+        self._wire = BreakableWire(self._server.endpoint, "0.0.0.0")
+        os.environ.update(self.environment())
+
+    def environment(self, host: str = "127.0.0.1") -> Mapping[str, str]:
+        """What processes that use the server must be given, where this one has that address.
+
+        One attempt each: a store that fails is tried again by Shoal itself, and a drill is soon over."""
+        url = f"http://{host}:{self._wire.port}"
+        return self._server.environment() | {"AWS_ENDPOINT_URL_S3": url, "AWS_MAX_ATTEMPTS": "1"}
 
     def place(self, drill: Drill) -> str | None:
         match drill.store:
