@@ -164,9 +164,9 @@ class Mender:
         free = _devices(self.standing.free, (unit for broken in self.standing.broken for unit in broken.rest()))
         for words in self._new_words(free):
             yield self._arranged({}, words)
-        patched, joined = self._patched(), self.standing.joined
-        if patched and joined:
-            for words in self._new_words({node_id: self.standing.free[node_id] for node_id in joined}):
+        patched = self._patched()
+        if patched and (joined := self.standing.new_devices(patched.values())):
+            for words in self._new_words(joined):
                 yield self._arranged(patched, words)
 
     def _new_words(self, devices: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Word, ...]]:
@@ -187,9 +187,9 @@ class Mender:
     def handed(self) -> Iterator[Slots]:
         """Units of what is broken, and new ones, go to pipelines that are whole: to one, to some, or to all."""
         loose = [unit for broken in self.standing.broken for unit in broken.rest()]
-        new = self._joined_units()
         patched = self._patched()
-        for slots, units in ((self._arranged({}), [*loose, *new]), (self._arranged(patched), new)):
+        without, beside = self._joined_units({}), self._joined_units(patched)
+        for slots, units in ((self._arranged({}), [*loose, *without]), (self._arranged(patched), beside)):
             if slots and units:
                 for most in sorted({1, 4, len(slots)}):
                     yield self._handed_out(slots, units, most)
@@ -236,15 +236,15 @@ class Mender:
         taken, free[node_id] = free[node_id][:tp], free[node_id][tp:]
         return Unit(node_id, tuple(taken))
 
-    def _joined_units(self) -> list[Unit]:
-        """New devices in units as most of their kind have them."""
+    def _joined_units(self, words: Mapping[int, Word]) -> list[Unit]:
+        """New devices that these words do not use, in units as most of their kind have them."""
         degrees: dict[int, Counter[int]] = {}
         for pipeline in self.kept:
             for unit in word_of(pipeline):
                 degrees.setdefault(self.costs.kind(unit.node), Counter())[unit.tp] += 1
         found: list[Unit] = []
-        for node_id in self.standing.joined:
-            kind, devices = self.costs.kind(node_id), self.standing.free[node_id]
+        for node_id, devices in self.standing.new_devices(words.values()).items():
+            kind = self.costs.kind(node_id)
             if kind in degrees:
                 tp = degrees[kind].most_common(1)[0][0]
                 found.extend(Unit(node_id, devices[at : at + tp]) for at in range(0, len(devices) - tp + 1, tp))

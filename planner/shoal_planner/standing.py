@@ -5,7 +5,7 @@ Owns the comparison alone. What is made of it is up to `repair`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal_planner.cluster import Node
@@ -39,6 +39,15 @@ class Standing:
     spare: Mapping[str, int]
     lost: tuple[str, ...]
     joined: tuple[str, ...]
+
+    def new_devices(self, words: Iterable[Word]) -> dict[str, tuple[int, ...]]:
+        """Of nodes that joined, but for those that these words use already."""
+        taken = {(unit.node, device) for word in words for unit in word for device in unit.devices}
+        left = {
+            node_id: tuple(device for device in self.free[node_id] if (node_id, device) not in taken)
+            for node_id in self.joined
+        }
+        return {node_id: devices for node_id, devices in left.items() if devices}
 
 
 def standing(previous: Plan, costs: CostModel) -> Standing | None:

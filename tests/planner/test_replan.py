@@ -151,6 +151,29 @@ def test_units_of_a_broken_pipeline_live_on() -> None:
     assert step_s(result.plan) <= step_s(before) * 24 / 23 / GOOD_ENOUGH
 
 
+def test_a_node_that_joins_as_another_is_lost_takes_its_place_once() -> None:
+    shape = {"device": "cpu-1t", "devices": 1, "inter_gbit_per_s": 8000, "intra_gb_per_s": 1000}
+    cluster = parse_cluster({"nodes": [{"name": "n", "count": 5, **shape}]})
+    model = {"layers": 6, "hidden": 64, "heads": 4, "ffn": 160, "vocab": 256}
+    train = {"global_batch": 6, "seq_len": 32, "steps": 100}
+    job = parse_job({"name": "small", "model": model, "data": {"uri": "stdlib:"}, "train": train})
+    before = Plan(
+        pipelines=tuple(
+            Pipeline(
+                micro_batch=3,
+                micro_batches=1,
+                stages=tuple(
+                    Stage(layers=(layers,), replicas=(Replica(node=node, devices=(0,), samples=3),))
+                    for node, layers in zip(nodes, ((0, 3), (3, 6)), strict=True)
+                ),
+            )
+            for nodes in (("n-0", "n-1"), ("n-4", "n-3"))
+        )
+    )
+    found = plan(job, cluster.without(["n-1"]), previous=before).plan
+    assert {replica.node for replica in found.replicas()} <= {"n-0", "n-2", "n-3", "n-4"}
+
+
 def test_without_a_pipeline_that_stays_all_is_searched_for() -> None:
     job, snapshot = make_job(), gpu_cluster(("a100", "A100-80G", 2))
     before = score(two_stages("a100-0", "a100-1"), job, snapshot)
