@@ -72,7 +72,8 @@ class Gate:
 class Circulation:
     """Of one rank. `begin` comes before each attempt at a step and each run of forwards alone, `settle` after the last
     backward of a step. Unless units pass `ahead`, each is waited for where it is needed or made. `made` is told of each
-    unit whose gradients a backward has added to; `again` are those that `run_again`."""
+    unit whose gradients a backward has added to; `again` are those that `run_again`. `leave` is called before each,
+    and raises when nobody waits for it any more."""
 
     def __init__(
         self,
@@ -87,12 +88,14 @@ class Circulation:
         ahead: bool,
         made: Callable[[int], None] = lambda unit: None,
         again: frozenset[int] = frozenset(),
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
         self.blocks = range(1, model.layers + 1)
         self._model = model
         self._slicing = live.state.slicing
         self._made = made
         self._again = again
+        self._leave = leave
         self._gathering = _Gathering(shards, model, rank, live, courier, sharding, ahead=ahead)
         self._scattering = Scattering(shards, model, rank, live, courier, memory, sharding, ahead=ahead)
 
@@ -124,6 +127,7 @@ class Circulation:
     @contextmanager
     def weights(self, unit: int) -> Iterator[None]:
         """Inside it the weights of the unit are there, but for its slices; it is entered in the order of uses."""
+        self._leave()
         self._gathering.open(Portion(unit))
         yield
         self._gathering.close(Portion(unit))

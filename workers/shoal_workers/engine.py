@@ -109,7 +109,17 @@ class Engine:
         again = run_again(plan.pipelines[self._place.pipeline].stages[self._place.stage], chunks)
         ahead = plan.overlap.shards
         self._circulation = Circulation(
-            shards, job.model, rank, live, courier, memory, plan.sharding, ahead=ahead, made=self._made, again=again
+            shards,
+            job.model,
+            rank,
+            live,
+            courier,
+            memory,
+            plan.sharding,
+            ahead=ahead,
+            made=self._made,
+            again=again,
+            leave=self._leave_if_abandoned,
         )
         self._uses = self._circulation.uses(self._program, chunks)
         self._stage = self._build_stage(plan, chunks)
