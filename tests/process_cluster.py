@@ -23,6 +23,7 @@ from networks import Network, enter
 
 from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceOverride, Node
 from shoal_recovery.store import open_store
+from shoal_recovery.tenure import Life
 from shoal_workers import messages as m
 from shoal_workers.agent import Agent
 from shoal_workers.lifeline import Lifeline
@@ -32,6 +33,7 @@ from shoal_workers.roster import ask
 from shoal_workers.settings import WorkerSettings
 
 HOST = "127.0.0.1"
+LIFE = Life(cluster="here", incarnation="1")
 _START_TIMEOUT_S = 60.0
 _PR_SET_PDEATHSIG = 1
 _AGENT = ("", -1)  # (job, device) of an agent, where a rank has its own
@@ -98,6 +100,9 @@ class ProcessCluster:
         self._context.set_forkserver_preload(["shoal_workers.agent", "shoal_workers.rank"])
 
     # --- what a supervisor asks ---
+
+    def life(self) -> Life:
+        return Life(cluster=self._folder.name, incarnation=str(id(self)))
 
     def nodes(self) -> tuple[NodeSeen, ...]:
         with self._lock:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from waiting import eventually
 
 from shoal.client import Client
+from shoal.demo_report import counting_steps
 from shoal.local_shoal import CLUSTER_ID, LocalShoal
 from shoal_planner.job import parse_job
 
@@ -38,6 +40,25 @@ def reference_losses(steps: int, batch: int = BATCH) -> tuple[float, ...]:
     from shoal_workers.solo import run_solo
 
     return run_solo(parse_job(job_mapping(steps, batch)), steps).losses
+
+
+def check_history(events: list[dict[str, Any]], steps: int) -> None:
+    """As `check_curve`; and nothing that was safe was done again."""
+    check_curve(events, steps, BATCH)
+    for recovery in (event for event in events if event["kind"] == "recovery_done"):
+        assert recovery["lost_steps"] == 0, recovery
+        assert recovery["redone_steps"] <= 1, recovery
+
+
+def check_curve(events: list[dict[str, Any]], steps: int, batch: int) -> None:
+    """Nothing missing, nothing double, no sample lost, and the loss curve of a run in peace."""
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    counted = counting_steps(events)
+    assert [event["step"] for event in counted] == list(range(1, steps + 1))
+    fed = [number for event in counted for first, last in event["samples"] for number in range(first, last)]
+    assert sorted(fed) == list(range(steps * batch))
+    for event, expected in zip(counted, reference_losses(steps, batch), strict=True):
+        assert event["loss"] == pytest.approx(expected, rel=1e-4), event["step"]
 
 
 class Running:

@@ -14,7 +14,7 @@ from waiting import eventually
 
 from shoal_planner.job import CheckpointSpec, DataSpec, JobSpec, LimitsSpec, ModelSpec, TrainSpec
 from shoal_planner.plan import parse_plan
-from shoal_recovery.journal import Event, JobState, PlanAdopted, RecoveryDone, StateChanged, StepDone
+from shoal_recovery.journal import Entry, Event, JobState, PlanAdopted, RecoveryDone, StateChanged, StepDone
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.solo import run_solo
 from shoal_workers.supervisor import Supervisor
@@ -65,13 +65,16 @@ class Supervised:
         spec: JobSpec,
         *,
         restarted: bool = False,
+        history: tuple[Entry, ...] = (),
         settings: WorkerSettings = SETTINGS,
         prepare: Callable[[Supervisor], None] = lambda supervisor: None,
     ) -> None:
         """`prepare` is called before it begins."""
         self.job = job
         self.spec = spec
-        self.supervisor = MortalSupervisor(job=job, spec=spec, cluster=cluster, settings=settings, restarted=restarted)
+        self.supervisor = MortalSupervisor(
+            job=job, spec=spec, cluster=cluster, settings=settings, restarted=restarted, history=history
+        )
         prepare(self.supervisor)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"supervisor-{job}", daemon=True)
@@ -185,10 +188,15 @@ def _line(event: Event) -> str:
 
 @contextlib.contextmanager
 def supervised(
-    cluster: ProcessCluster, job: str, spec: JobSpec, *, settings: WorkerSettings = SETTINGS
+    cluster: ProcessCluster,
+    job: str,
+    spec: JobSpec,
+    *,
+    history: tuple[Entry, ...] = (),
+    settings: WorkerSettings = SETTINGS,
 ) -> Iterator[Supervised]:
     """Ends the job, and its processes, whatever happens."""
-    running = Supervised(cluster, job, spec, settings=settings)
+    running = Supervised(cluster, job, spec, history=history, settings=settings)
     try:
         yield running
     finally:

@@ -15,7 +15,7 @@ from typing import Literal
 from shoal_recovery.evidence import Member as Member
 from shoal_recovery.evidence import Patience, Sight, losses, names
 from shoal_recovery.evidence import Witness as Witness
-from shoal_recovery.journal import TERMINAL, JobState
+from shoal_recovery.journal import AT_REST, JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,17 @@ class TroubleSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseSeen:
+    """The user wants the job to rest. `stored` says where its newest safe step stands in the object store, once it
+    does; until then it may be on its way there (`saving`). `store_takes`: the store can be written, as far as is known.
+    """
+
+    stored: str | None
+    saving: bool
+    store_takes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """`vital` are the nodes that the current epoch computes on or keeps copies on; `ready` those whose agent and ranks
     all answer; `expected` those that the cluster has; `tried` those with which the last attempt found no plan.
@@ -63,7 +74,8 @@ class Observation:
     neither ready nor expected; `all_at_fault`: every rank, on several nodes, blames its own node. `ended` is how all
     ranks of the epoch left it, None while any of them steps; `interrupted` how many changes of plan in a row were
     interrupted, the last of them `since_attempt_s` ago. `doomed` are nodes that are to go away, and what was told of
-    that; they may be ready all the same. `leave_fits`: whether a plan fits without them (None: not known)."""
+    that; they may be ready all the same. `leave_fits`: whether a plan fits without them (None: not known). `begun`: the
+    job has had a plan before. `pause`: whether the user wants it to rest."""
 
     state: JobState
     cancel_wanted: bool
@@ -87,6 +99,8 @@ class Observation:
     witnesses: tuple[Witness, ...] = ()
     computing: frozenset[str] = frozenset()
     since_step_s: float = math.inf
+    begun: bool = False
+    pause: PauseSeen | None = None
 
     @property
     def sight(self) -> Sight:
@@ -107,7 +121,7 @@ class Observation:
 
 
 Cause = Literal[
-    "start", "node_lost", "node_joined", "preemption_notice", "group_broken", "nodes_returned", "interrupted"
+    "start", "resumed", "node_lost", "node_joined", "preemption_notice", "group_broken", "nodes_returned", "interrupted"
 ]
 
 
@@ -132,9 +146,23 @@ class ChangePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Let all ranks stop after the same step; the change of plan comes when they have."""
+    """Let all ranks stop after the same step; the change of plan, or the rest, comes when they have."""
 
-    cause: Literal["node_joined", "preemption_notice"]
+    cause: Literal["node_joined", "preemption_notice", "pausing"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Bring the newest whole step that is held to the object store."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """The job rests until its user wants it to go on; nothing of it stays on the nodes."""
+
     reason: str
 
 
@@ -154,13 +182,13 @@ class End:
     reason: str
 
 
-Decision = Keep | ChangePlan | Drain | Wait | End
+Decision = Keep | ChangePlan | Drain | Save | Pause | Wait | End
 
 
 def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
-    """The first of these that applies: end, replace what is lost, mend a group, go on after a drain, begin, leave,
-    grow."""
-    if seen.state in TERMINAL:
+    """The first of these that applies: end, replace what is lost, mend a group, pause, go on after a drain, begin,
+    leave, grow."""
+    if seen.state in AT_REST:
         return Keep()
     if seen.cancel_wanted:
         return End(state=JobState.CANCELLED, code="cancelled_by_user", reason="Cancelled on request.")
@@ -183,12 +211,16 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
             "group_broken",
             f"{broken[0].name} lost its peers ({broken[0].problem}) although all nodes answer; regrouping.",
         )
+    if seen.pause is not None and (decision := _pause(seen, seen.pause)) is not None:
+        return decision
     # Also where it is not known that it drains: who gave the order may have died before it was written down.
     if seen.state in (JobState.RUNNING, JobState.DRAINING) and seen.ended == "stopped":
         leaving = seen.vital & seen.going
         if leaving:
             return _change(seen, "preemption_notice", f"{_told(seen, leaving)}; going on without it.")
-        return _change(seen, "node_joined", f"Taking in {names(seen.ready - seen.vital - seen.going)}.")
+        if new := seen.ready - seen.vital - seen.going:
+            return _change(seen, "node_joined", f"Taking in {names(new)}.")
+        return _change(seen, "resumed", "All ranks have stopped, and nothing is left that they stopped for; going on.")
     if seen.since_attempt_s < rules.pause_s(seen.interrupted):
         return Keep()
     if seen.state in (JobState.QUEUED, JobState.STARTING, JobState.WAITING):
@@ -238,6 +270,8 @@ def _begin(seen: Observation, rules: Rules) -> Decision:
         stay = names(seen.ready - seen.going or seen.ready)
         if seen.state is JobState.WAITING:
             return _change(seen, "nodes_returned", f"Going on with {stay}{late}.")
+        if seen.begun:
+            return _change(seen, "resumed", f"Going on with {stay}{late}.")
         return _change(seen, "start", f"Starting on {stay}{late}.")
     if seen.left_out and not seen.ready | seen.expected and seen.state is not JobState.WAITING:
         reasons = "; ".join(f"{node}: {why}" for node, why in seen.left_out)
@@ -245,6 +279,21 @@ def _begin(seen: Observation, rules: Rules) -> Decision:
     if not seen.ready and seen.state is not JobState.WAITING and seen.in_state_s >= rules.start_wait_s:
         return Wait(reason=f"No node has answered for {seen.in_state_s:.0f} s; waiting for nodes.")
     return Keep()
+
+
+def _pause(seen: Observation, pause: PauseSeen) -> Decision | None:
+    """Step by step: stop, save, rest. None where the job has to go on as ever until its state can be saved: a store
+    that takes nothing stops no training."""
+    stopped = seen.ended == "stopped"
+    if stopped or seen.state in (JobState.QUEUED, JobState.STARTING, JobState.WAITING):
+        if pause.stored is not None:
+            return Pause(reason=f"Paused on request; {pause.stored}.")
+        if pause.saving or not (stopped or (pause.store_takes and seen.state is JobState.WAITING)):
+            return Keep() if stopped else None
+        return Save(reason="Pausing on request: the newest step is being brought to the object store.")
+    if seen.state is JobState.RUNNING and pause.store_takes:
+        return Drain(cause="pausing", reason="Pausing on request: all ranks stop after the same step.")
+    return None
 
 
 def _leave(seen: Observation) -> Drain | None:

@@ -31,15 +31,18 @@ class JobState(StrEnum):
 
 
 TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+# Nothing of the job runs anywhere. One that is paused stands in the object store, and may go on from there.
+AT_REST = TERMINAL | {JobState.PAUSED}
 _ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.DRAINING, JobState.RECOVERING, JobState.WAITING})
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED}),
-    JobState.STARTING: frozenset({JobState.RUNNING}) | _ACTIVE | {JobState.CANCELLING} | TERMINAL,
+    JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED})
+    | {JobState.PAUSED},
+    JobState.STARTING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
     JobState.RUNNING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
     JobState.DRAINING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
     JobState.RECOVERING: _ACTIVE | {JobState.CANCELLING} | TERMINAL,
-    JobState.WAITING: _ACTIVE | {JobState.CANCELLING} | TERMINAL,
-    JobState.PAUSED: _ACTIVE | {JobState.CANCELLING} | TERMINAL,
+    JobState.WAITING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
+    JobState.PAUSED: _ACTIVE | {JobState.QUEUED, JobState.CANCELLING} | TERMINAL,
     JobState.CANCELLING: TERMINAL,
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset(),
@@ -55,6 +58,15 @@ class StateChanged:
     state: str
     code: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEntered:
+    """From here on the job is in the hands of `cluster`, in the life of it that `incarnation` tells from others."""
+
+    kind: ClassVar[str] = "cluster_entered"
+    cluster: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +303,7 @@ class PredictionChecked:
 
 Event = (
     StateChanged
+    | ClusterEntered
     | PlanAdopted
     | StepDone
     | StepSkipped
@@ -313,6 +326,7 @@ _EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
     for event in (
         StateChanged,
+        ClusterEntered,
         PlanAdopted,
         StepDone,
         StepSkipped,

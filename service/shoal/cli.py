@@ -69,10 +69,11 @@ def list_jobs(
 
 @app.command()
 def status(job_id: JobId, as_json: AsJson = False) -> None:
-    """Show a job: state, reason, progress, cost."""
+    """Show a job: state, reason, progress, cost, what a loss of many nodes would cost."""
     with Client() as client:
         job = client.get(job_id)
         job["cost"] = client.cost(job_id)
+        job["bulk_losses"] = client.bulk_losses(job_id)
     if as_json:
         show_json(job)
     else:
@@ -118,11 +119,21 @@ def wait(
 def cancel(job_id: JobId, as_json: AsJson = False) -> None:
     """Ask a job to stop."""
     with Client() as client:
-        job = client.cancel(job_id)
-    if as_json:
-        show_json(job)
-    else:
-        print(f"{job['id']} {job['status']['state']}: {job['status']['reason']}")
+        _show_state(client.cancel(job_id), as_json)
+
+
+@app.command()
+def pause(job_id: JobId, as_json: AsJson = False) -> None:
+    """Ask a job to rest in its object store, which frees its nodes."""
+    with Client() as client:
+        _show_state(client.pause(job_id), as_json)
+
+
+@app.command()
+def resume(job_id: JobId, as_json: AsJson = False) -> None:
+    """Let a paused job go on, on the nodes that there are now."""
+    with Client() as client:
+        _show_state(client.resume(job_id), as_json)
 
 
 @app.command()
@@ -225,12 +236,7 @@ def _not_supported(name: str, what: str) -> None:
     app.command(name, help=f"{what} (not supported yet).", context_settings=settings)(refuse)
 
 
-for _name, _what in (
-    ("logs", "Print what a job's processes print"),
-    ("pause", "Stop a job for a while"),
-    ("resume", "Go on with a paused job"),
-):
-    _not_supported(_name, _what)
+_not_supported("logs", "Print what a job's processes print")
 
 
 def _optional(module: str, command: str, extra: str) -> Any:
@@ -245,6 +251,15 @@ def _follow(client: Client, job_id: str, *, quiet: bool) -> dict[str, Any]:
     for event in client.events(job_id, follow=True):
         print(event_line(event), file=sys.stderr if quiet else sys.stdout, flush=True)
     return client.get(job_id)
+
+
+def _show_state(job: dict[str, Any], as_json: bool) -> None:
+    status = job["status"]
+    wished = " (a pause is wished)" if job["wish"] == "paused" and status["state"] != "paused" else ""
+    if as_json:
+        show_json(job)
+    else:
+        print(f"{job['id']} {status['state']}{wished}: {status['reason']}")
 
 
 def _exit_with(job: dict[str, Any]) -> None:

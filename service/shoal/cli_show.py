@@ -68,7 +68,7 @@ def show_job(job: Mapping[str, Any]) -> None:
     rows = [
         ("id", job["id"]),
         ("name", job["name"]),
-        ("state", f"{status['state']} ({status['code']})"),
+        ("state", f"{status['state']} ({status['code']}{_wished(job)})"),
         ("reason", status["reason"]),
         ("since", status["since"]),
         ("step", f"{status['step']} of {status['steps']}"),
@@ -81,10 +81,25 @@ def show_job(job: Mapping[str, Any]) -> None:
         *_exchanges(status["exchanges"]),
         ("recoveries", f"{status['recoveries']} ({status['redone_steps']} steps redone, {status['lost_steps']} lost)"),
         ("plan", None if status["plan_id"] is None else f"{status['plan_id']}, epoch {status['epoch']}"),
-        ("cluster", job["cluster_id"]),
+        ("cluster", _cluster(job)),
+        *([("if its head dies", job["cluster"]["if_head_dies"])] if job.get("cluster") else []),
+        *_bulk_losses(job["bulk_losses"]),
         *_cost(job["cost"]),
     ]
     table(("", ""), rows)
+
+
+def _cluster(job: Mapping[str, Any]) -> str | None:
+    found = job.get("cluster")
+    if found is None:
+        return str(job["cluster_id"]) if job["cluster_id"] else None
+    if found["problem"]:
+        return str(found["problem"])
+    return f"{found['id']}, {'' if found['connected'] else 'not '}connected"
+
+
+def _wished(job: Mapping[str, Any]) -> str:
+    return "; a pause is wished" if job["wish"] == "paused" and job["status"]["state"] != "paused" else ""
 
 
 def _evaluation(found: Mapping[str, Any]) -> str:
@@ -105,6 +120,28 @@ def _exchanges(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         ("exposed communication", f"{shares} ({kinds})" if kinds else shares),
         ("sent in a step", sent or "nothing"),
     ]
+
+
+def _bulk_losses(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The costliest of each kind of domain; those that cost nothing are one line."""
+    if not found["items"]:
+        return []
+    worst: dict[str, Mapping[str, Any]] = {}
+    for loss in found["items"]:
+        worst.setdefault(loss["domain"], loss)
+    step = found["stored_step"]
+    stands = "nothing stands there yet" if step is None else f"step {step} stands there"
+    lines = [
+        f"{domain} {loss['name']} ({len(loss['nodes'])} of the nodes): {_megabytes(loss['store_bytes'])}"
+        for domain, loss in sorted(worst.items())
+    ]
+    return [
+        ("only in the store after the loss of", "\n".join([*lines, f"of {_megabytes(found['state_bytes'])}; {stands}"]))
+    ]
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.3g} MB" if count else "nothing"
 
 
 def _seconds(value: float) -> str:

@@ -93,6 +93,16 @@ class Client:
         """Wishes the job to stop; it has stopped when its state is `cancelled`."""
         return self._call("POST", f"/v1/jobs/{_part(job_id)}/cancel")
 
+    def pause(self, job_id: str) -> dict[str, Any]:
+        """Wishes the job to rest; its state is `paused` once its newest step stands in its object store: then it has no
+        nodes. Raises Conflict where it has no store, has ended, or is wished to rest already."""
+        return self._call("POST", f"/v1/jobs/{_part(job_id)}/pause")
+
+    def resume(self, job_id: str) -> dict[str, Any]:
+        """Lets a job that rests go on, on whatever cluster suits it best now; or calls a pause off that has not come
+        about yet. Raises Conflict where it is not wished to rest."""
+        return self._call("POST", f"/v1/jobs/{_part(job_id)}/resume")
+
     def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/metrics", params=_given(max_points=max_points))
 
@@ -106,6 +116,11 @@ class Client:
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         """What stands whole in the job's object store now, newest first."""
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/checkpoints")
+
+    def bulk_losses(self, job_id: str) -> dict[str, Any]:
+        """What of the job's state only its object store would hold, by what could be lost at once: each node, pool and
+        zone, the costliest first."""
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}/bulk-losses")
 
     def cost(self, job_id: str) -> dict[str, Any]:
         """What the nodes that the job has had cost so far and cost now, in dollars, by type of node; None where nobody

@@ -27,7 +27,8 @@ router = APIRouter(prefix="/v1", tags=["connectors"])
 async def renew_lease(deps: Deps, cluster_id: Annotated[Identifier, Path()], report: ClusterReport) -> dict[str, Any]:
     """Takes or renews the lease of a cluster and tells what it consists of. 409 while another holder's lasts.
 
-    Jobs that waited for any cluster are given to the first that comes."""
+    Jobs that waited for any cluster are given to the first that comes, and so are those of clusters that are gone,
+    where nothing is lost by that."""
     _check_values(report)
     lease_s = min(report.lease_s, deps.settings.max_lease_s)
     async with deps.database.write() as session:
@@ -38,11 +39,13 @@ async def renew_lease(deps: Deps, cluster_id: Annotated[Identifier, Path()], rep
             lease_s=lease_s,
             snapshot=report.snapshot,
             profile=report.profile,
+            fault_tolerant_head=report.fault_tolerant_head,
         )
         adopted = await clusters.adopt_waiting(session, cluster_id)
     deps.bell.ring(CLUSTERS, *map(job_topic, adopted))
     if adopted:
         deps.bell.ring(JOBS)
+    deps.takeover.look(cluster_id)
     return {"cluster_id": cluster_id, "lease_until": jobs.rfc3339(row.lease_until_s), "lease_s": lease_s}
 
 

@@ -21,6 +21,7 @@ from shoal_recovery.errors import StoreError
 from shoal_recovery.store import open_store
 from shoal_service import jobs, journal
 from shoal_service.bell import job_topic
+from shoal_service.bulk_losses import losses_resource
 from shoal_service.curve import curve
 from shoal_service.errors import BadInput, Conflict, NotFound, Unavailable
 from shoal_service.models import JournalRow
@@ -165,6 +166,19 @@ async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
         "lost_steps": row.lost_steps,
         "bytes": {source: sum(item["bytes"].get(source, 0) for item in items) for source in sources},
     }
+
+
+@router.get("/bulk-losses", responses=documented(404, 409))
+async def get_bulk_losses(deps: Deps, job_id: str) -> dict[str, Any]:
+    """For each node, pool and zone of the nodes that the job has now: how many bytes of its state only the object store
+    would hold if all of it went at once, the costliest first; and the newest step that stands there."""
+    async with deps.database.read() as session:
+        row = await jobs.get(session, job_id)
+        adopted, stored_step = await journal.at_stake(session, job_id)
+    try:
+        return await asyncio.to_thread(losses_resource, row, adopted, stored_step)
+    except InvalidField as error:
+        raise Conflict("plan_not_readable", f"the plan of {job_id} cannot be read by this version: {error}") from error
 
 
 @router.get("/checkpoints", responses=documented(404, 503))

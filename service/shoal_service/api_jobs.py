@@ -1,20 +1,22 @@
-"""REST: jobs as resources. Submitting, listing, showing, cancelling."""
+"""REST: jobs as resources. Submitting, listing, showing, pausing, resuming, cancelling."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import JSONResponse, Response
 
-from shoal_planner.job import JobSpec
+from shoal_planner.job import JobSpec, parse_job
 from shoal_recovery.journal import JobState
 from shoal_service import clusters, jobs
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import read_body
+from shoal_service.errors import BadInput
 from shoal_service.jobs import NewJob
-from shoal_service.models import JobRow
+from shoal_service.models import ClusterRow, JobRow
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 from shoal_service.submission import check_surroundings, read_job
@@ -88,8 +90,10 @@ async def list_jobs(
 
 @router.get("/{job_id}", responses=documented(404))
 async def get_job(deps: Deps, job_id: str) -> dict[str, Any]:
+    """One job, and what there is to say of the `cluster` that has it."""
     async with deps.database.read() as session:
-        return jobs.resource(await jobs.get(session, job_id))
+        row = await jobs.get(session, job_id)
+        return {**jobs.resource(row), "cluster": await clusters.of_job(session, row)}
 
 
 @router.post("/{job_id}/cancel", responses=documented(404, 409))
@@ -103,3 +107,44 @@ async def cancel(deps: Services, job_id: str) -> JobRow:
         row = await jobs.cancel(session, job_id)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
     return row
+
+
+@router.post("/{job_id}/pause", responses=documented(404, 409))
+async def pause_job(deps: Deps, job_id: str) -> dict[str, Any]:
+    """Wishes the job to rest in its object store: its state is `paused` once its newest step stands there, and then it
+    has no nodes. 409 where it has no store, has ended, or is wished to rest already."""
+    return jobs.resource(await pause(deps, job_id))
+
+
+async def pause(deps: Services, job_id: str) -> JobRow:
+    async with deps.database.write() as session:
+        row = await jobs.pause(session, job_id)
+    deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
+    return row
+
+
+@router.post("/{job_id}/resume", responses=documented(404, 409))
+async def resume_job(deps: Deps, job_id: str) -> dict[str, Any]:
+    """Lets a job that rests go on, on the connected cluster that suits it best; or calls a pause off that has not come
+    about yet. 409 where it is not wished to rest."""
+    return jobs.resource(await resume(deps, job_id))
+
+
+async def resume(deps: Services, job_id: str) -> JobRow:
+    async with deps.database.read() as session:
+        row = await jobs.get(session, job_id)
+        candidates = [each for each in await clusters.all_clusters(session) if clusters.connected(each)]
+    resting = row.state == JobState.PAUSED
+    cluster_id = await _place_for(deps, row, candidates) if resting else row.cluster_id
+    async with deps.database.write() as session:
+        row = await jobs.resume(session, job_id, cluster_id)
+    deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
+    return row
+
+
+async def _place_for(deps: Services, row: JobRow, candidates: Sequence[ClusterRow]) -> str | None:
+    """Where no plan fits, the job waits: with the cluster that it had, if that is there."""
+    try:
+        return await deps.planner.choose_cluster(parse_job(row.spec), candidates)
+    except BadInput:
+        return row.cluster_id if row.cluster_id in {each.id for each in candidates} else None

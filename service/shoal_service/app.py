@@ -19,6 +19,7 @@ from shoal_service.errors import Problem
 from shoal_service.planning import Planner
 from shoal_service.services import Services
 from shoal_service.settings import Settings
+from shoal_service.takeover import Takeover
 
 _STATIC = Path(__file__).parent / "static"
 
@@ -27,12 +28,14 @@ def create_app(settings: Settings) -> FastAPI:
     """The application. Makes the data folder and the administrator's token; the database opens when it starts."""
     database = Database(settings.resolved_database_url)
     token = admin_token(settings.data_path)
+    bell, planner = Bell(), Planner(settings.plan_time_limit_s)
     services = Services(
         settings=settings,
         database=database,
         auth=Auth(database, token, session_s=settings.session_s, login_code_s=settings.login_code_s),
-        bell=Bell(),
-        planner=Planner(settings.plan_time_limit_s),
+        bell=bell,
+        planner=planner,
+        takeover=Takeover(database, planner, bell, settings.cluster_lost_s),
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(title="Shoal", version="1", lifespan=_lifespan, docs_url=None, redoc_url=None)
@@ -52,6 +55,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await services.database.migrate()
     yield
     services.bell.close()
+    await services.takeover.close()
     await services.database.close()
 
 

@@ -33,6 +33,9 @@ class ClusterReport(_Body):
     holder: str = Field(min_length=1, max_length=200, description="Names the process that speaks for the cluster.")
     snapshot: dict[str, Any] = Field(description="The ClusterSnapshot as plain values.")
     profile: dict[str, Any] = Field(default_factory=dict, description="The measured Profile as plain values.")
+    fault_tolerant_head: bool | None = Field(
+        default=None, description="Whether training goes on when the cluster's head dies and comes back."
+    )
     lease_s: float = Field(gt=0, description="How long the lease is wanted for, in seconds.")
 
 

@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_recovery.journal import TERMINAL, JobState
-from shoal_service import jobs
+from shoal_recovery.journal import AT_REST, JobState
+from shoal_service import jobs, journal
 from shoal_service.errors import Conflict, NotFound
 from shoal_service.models import ClusterRow, JobRow
 
-_ENDED = tuple(state.value for state in TERMINAL)
+_AT_REST = tuple(state.value for state in AT_REST)
 
 
 async def renew(
@@ -27,6 +27,7 @@ async def renew(
     lease_s: float,
     snapshot: dict[str, Any],
     profile: dict[str, Any],
+    fault_tolerant_head: bool | None,
 ) -> ClusterRow:
     """Takes or renews the lease. Raises Conflict while another holder's lasts."""
     now = time.time()
@@ -37,7 +38,7 @@ async def renew(
         row = ClusterRow(id=cluster_id)
         session.add(row)
     row.holder, row.lease_until_s, row.updated_at_s = holder, now + lease_s, now
-    row.snapshot, row.profile = snapshot, profile
+    row.snapshot, row.profile, row.fault_tolerant_head = snapshot, profile, fault_tolerant_head
     return row
 
 
@@ -87,9 +88,9 @@ async def adopt_waiting(session: AsyncSession, cluster_id: str) -> list[str]:
 
 
 async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All jobs of this cluster that have not ended, and these drills. The version depends on what is wished alone, not
-    on progress."""
-    query = select(JobRow).where(JobRow.cluster_id == cluster_id, JobRow.state.not_in(_ENDED)).order_by(JobRow.id)
+    """All jobs of this cluster that have not ended and do not rest, and these drills. The version depends on what is
+    wished alone, not on progress."""
+    query = select(JobRow).where(JobRow.cluster_id == cluster_id, JobRow.state.not_in(_AT_REST)).order_by(JobRow.id)
     rows = (await session.scalars(query)).all()
     listed = [{"id": row.id, "spec": row.spec, "wish": row.wish, "last_seq": row.last_seq} for row in rows]
     essence = json.dumps([[(row.id, row.wish) for row in rows], [drill["id"] for drill in drills]])
@@ -99,8 +100,49 @@ async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[s
 
 async def active_jobs(session: AsyncSession) -> Sequence[JobRow]:
     """Jobs that run by a plan now."""
-    query = select(JobRow).where(JobRow.state.not_in(_ENDED), JobRow.plan_seq.is_not(None))
+    without = (*_AT_REST, JobState.QUEUED.value)
+    query = select(JobRow).where(JobRow.state.not_in(without), JobRow.plan_seq.is_not(None))
     return (await session.scalars(query)).all()
+
+
+def if_head_dies(fault_tolerant: bool | None) -> str:
+    """For people."""
+    if fault_tolerant is None:
+        return "not known: its connector does not say what becomes of its jobs"
+    if fault_tolerant:
+        return "training goes on: what the head knows is kept outside of it, and it is there again when it comes back"
+    return (
+        "the cluster ends with it: jobs go on on the next cluster that connects, from surviving disks or their object "
+        "store; a job that has stored no step waits for the nodes that have its state"
+    )
+
+
+async def of_job(session: AsyncSession, job: JobRow) -> dict[str, Any] | None:
+    """What there is to say of the cluster that has a job; `problem` where it is not heard of, and what comes of it."""
+    row = None if job.cluster_id is None else await session.get(ClusterRow, job.cluster_id)
+    if row is None:
+        return None
+    heard = jobs.rfc3339(row.updated_at_s)
+    return {
+        "id": row.id,
+        "connected": connected(row),
+        "heard_of_at": heard,
+        "fault_tolerant_head": row.fault_tolerant_head,
+        "if_head_dies": if_head_dies(row.fault_tolerant_head),
+        "problem": None if connected(row) or job.state in _AT_REST else await _silence(session, job, row, heard),
+    }
+
+
+async def _silence(session: AsyncSession, job: JobRow, row: ClusterRow, heard: str) -> str:
+    _, stored = await journal.at_stake(session, job.id)
+    what = f"cluster {row.id} has not been heard of since {heard}"
+    if row.fault_tolerant_head:
+        what += "; training may well go on there"
+    if stored is None and job.last_seq:
+        return f"{what}; no step of the job stands in an object store, so it waits for that cluster"
+    return f"{what}; if it stays away, the job goes on on the next one that connects and has a plan for it" + (
+        "" if stored is None else f", from step {stored} or a newer one"
+    )
 
 
 def resource(row: ClusterRow) -> dict[str, Any]:
@@ -111,6 +153,8 @@ def resource(row: ClusterRow) -> dict[str, Any]:
         "connected": connected(row),
         "lease_until": jobs.rfc3339(row.lease_until_s),
         "updated_at": jobs.rfc3339(row.updated_at_s),
+        "fault_tolerant_head": row.fault_tolerant_head,
+        "if_head_dies": if_head_dies(row.fault_tolerant_head),
         "num_nodes": len(nodes),
         "num_devices": sum(node["devices"] for node in nodes),
     }

@@ -28,6 +28,7 @@ from shoal_service.status import Status, moved
 _LARGEST_EXPONENT = 700.0  # a little less than what floats can carry
 
 WISH_RUN = "run"
+WISH_PAUSED = "paused"
 WISH_CANCELLED = "cancelled"
 _STATUS_FIELDS = tuple(field.name for field in dataclasses.fields(Status))
 
@@ -52,12 +53,11 @@ def status_of(row: JobRow) -> Status:
     return Status(**{**values, "state": JobState(row.state)})
 
 
-async def put_status(session: AsyncSession, row: JobRow, status: Status, wish: str | None = None) -> bool:
-    """Compare-and-set: writes `status` if nobody changed the row since it was read. True if written."""
-    values: dict[str, Any] = {name: getattr(status, name) for name in _STATUS_FIELDS}
+async def put_status(session: AsyncSession, row: JobRow, status: Status, **others: Any) -> bool:
+    """Compare-and-set: writes `status`, and the `others` among the columns, if nobody changed the row since it was
+    read. True if written."""
+    values: dict[str, Any] = {name: getattr(status, name) for name in _STATUS_FIELDS} | others
     values |= {"state": status.state.value, "version": row.version + 1, "updated_at_s": time.time()}
-    if wish is not None:
-        values["wish"] = wish
     changed = await session.execute(
         update(JobRow).where(JobRow.id == row.id, JobRow.version == row.version).values(values)
     )
@@ -118,14 +118,63 @@ async def cancel(session: AsyncSession, job_id: str) -> JobRow:
         return row
     if status.terminal:
         raise Conflict("job_ended", f"{job_id} has already {status.state}: it cannot be cancelled", state=status.state)
-    if row.cluster_id is None:
-        status = moved(status, JobState.CANCELLED, "cancelled_by_user", "cancelled before it started", time.time())
+    if row.cluster_id is None or status.state is JobState.PAUSED:
+        how = "while it was paused" if status.state is JobState.PAUSED else "while no cluster had it"
+        status = moved(status, JobState.CANCELLED, "cancelled_by_user", f"cancelled {how}", time.time())
     else:
         reason = f"cancel was asked for; waits for cluster {row.cluster_id} to stop it"
         status = moved(status, JobState.CANCELLING, "cancelled_by_user", reason, time.time())
-    if not await put_status(session, row, status, wish=WISH_CANCELLED):
-        raise Conflict("changed_meanwhile", f"{job_id} changed while it was being cancelled; ask again")
-    return await get(session, job_id)
+    return await _wish(session, row, status, WISH_CANCELLED)
+
+
+async def pause(session: AsyncSession, job_id: str) -> JobRow:
+    """Writes the wish. A job that no cluster has begun rests at once, another one when its state stands in the store.
+    Raises Conflict where that is not possible, or wished already."""
+    row = await get(session, job_id)
+    status = status_of(row)
+    _check_open(row, status, "paused")
+    if row.wish == WISH_PAUSED:
+        how = "is paused already" if status.state is JobState.PAUSED else "is being paused already"
+        raise Conflict("already_paused", f"{job_id} {how}", state=status.state)
+    if not has_store(row):
+        problem = "checkpoint.uri is not set, and a job rests in its object store: it can only run on or be cancelled"
+        raise Conflict("no_store", f"{job_id} cannot be paused: {problem}")
+    if status.state is JobState.QUEUED:
+        status = moved(status, JobState.PAUSED, "paused_by_user", "Paused on request before it began.", time.time())
+    return await _wish(session, row, status, WISH_PAUSED)
+
+
+async def resume(session: AsyncSession, job_id: str, cluster_id: str | None) -> JobRow:
+    """Calls a pause off. A job that rests goes to this cluster, or, with none, to the first that connects. Raises
+    Conflict where it is not wished to rest."""
+    row = await get(session, job_id)
+    status = status_of(row)
+    _check_open(row, status, "resumed")
+    if row.wish != WISH_PAUSED:
+        raise Conflict("not_paused", f"{job_id} is {status.state}, not paused: there is nothing to resume")
+    if status.state is JobState.PAUSED:
+        status = resumed(status, cluster_id)
+        return await _wish(session, row, status, WISH_RUN, cluster_id=cluster_id)
+    return await _wish(session, row, status, WISH_RUN)
+
+
+def resumed(status: Status, cluster_id: str | None) -> Status:
+    """Of a job that rests, to go on there, or on whatever cluster connects."""
+    where = "a cluster to connect" if cluster_id is None else f"cluster {cluster_id}"
+    return moved(status, JobState.QUEUED, "resumed", f"resumed from step {status.step}; waits for {where}", time.time())
+
+
+def _check_open(row: JobRow, status: Status, what: str) -> None:
+    if status.terminal:
+        raise Conflict("job_ended", f"{row.id} has already {status.state}: it cannot be {what}", state=status.state)
+    if row.wish == WISH_CANCELLED:
+        raise Conflict("job_cancelling", f"{row.id} is being cancelled: it cannot be {what}", state=status.state)
+
+
+async def _wish(session: AsyncSession, row: JobRow, status: Status, wish: str, **values: Any) -> JobRow:
+    if not await put_status(session, row, status, wish=wish, **values):
+        raise Conflict("changed_meanwhile", f"{row.id} changed meanwhile; ask again")
+    return await get(session, row.id)
 
 
 async def list_page(
@@ -197,6 +246,10 @@ def evaluation(row: JobRow) -> dict[str, Any] | None:
 def perplexity(loss: float | None) -> float | None:
     """None where it is no number that JSON can carry."""
     return None if loss is None or loss > _LARGEST_EXPONENT else math.exp(loss)
+
+
+def has_store(row: JobRow) -> bool:
+    return (row.spec.get("checkpoint") or {}).get("uri") is not None
 
 
 def ended(row: JobRow) -> bool:

@@ -64,6 +64,8 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
     status = jobs.status_of(row)
     for entry in fresh:
         status = advance(status, entry)
+    if status.state is JobState.PAUSED and row.wish == jobs.WISH_RUN:  # the pause was called off, but too late
+        status = jobs.resumed(status, row.cluster_id)
     if not await jobs.put_status(session, row, status):
         raise Conflict("changed_meanwhile", f"{row.id} changed meanwhile; send again", expected_seq=row.last_seq + 1)
     await session.execute(insert(JournalRow), [_journal_values(row.id, entry) for entry in fresh])
@@ -148,6 +150,13 @@ async def newest(session: AsyncSession, job_id: str, limit: int, kinds: Sequence
     """The newest entries of these kinds, newest first."""
     query = select(JournalRow).where(JournalRow.job_id == job_id, JournalRow.kind.in_(kinds))
     return (await session.scalars(query.order_by(JournalRow.seq.desc()).limit(limit))).all()
+
+
+async def at_stake(session: AsyncSession, job_id: str) -> tuple[dict[str, Any] | None, int | None]:
+    """The newest plan of a job, and its newest step in the object store."""
+    plans = await newest(session, job_id, 1, (PLAN_KIND,))
+    stored = await newest(session, job_id, 1, ("checkpoint_committed",))
+    return (plans[0].payload if plans else None), (stored[0].payload["step"] if stored else None)
 
 
 async def history(session: AsyncSession, job_id: str) -> tuple[timeline.Event, ...]:

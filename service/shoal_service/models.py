@@ -92,8 +92,9 @@ class StepRow(Base):
 
 
 class ClusterRow(Base):
-    """A cluster that came to us: who speaks for it until when, what it consists of, what was measured there, and which
-    of its nodes are to be told that they go away (`drills`)."""
+    """A cluster that came to us: who speaks for it until when, what it consists of, what was measured there, which of
+    its nodes are to be told that they go away (`drills`), and whether what its head knows outlives the head (None: not
+    told)."""
 
     __tablename__ = "clusters"
 
@@ -102,6 +103,7 @@ class ClusterRow(Base):
     lease_until_s: Mapped[float] = mapped_column(Float)
     snapshot: Mapped[dict[str, Any]] = mapped_column(JSON)
     profile: Mapped[dict[str, Any]] = mapped_column(JSON)
+    fault_tolerant_head: Mapped[bool | None]
     drills: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     updated_at_s: Mapped[float] = mapped_column(Float)
 

@@ -80,6 +80,20 @@ async def cancel_from_page(request: Request, deps: Deps, job_id: str) -> Respons
     return RedirectResponse(f"/jobs/{job_id}", status_code=303)
 
 
+@router.post("/jobs/{job_id}/pause")
+async def pause_from_page(request: Request, deps: Deps, job_id: str) -> Response:
+    await _check_form(request, deps)
+    await api_jobs.pause(deps, job_id)
+    return RedirectResponse(f"/jobs/{job_id}", status_code=303)
+
+
+@router.post("/jobs/{job_id}/resume")
+async def resume_from_page(request: Request, deps: Deps, job_id: str) -> Response:
+    await _check_form(request, deps)
+    await api_jobs.resume(deps, job_id)
+    return RedirectResponse(f"/jobs/{job_id}", status_code=303)
+
+
 @router.get("/login")
 async def login(
     request: Request,

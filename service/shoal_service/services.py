@@ -12,6 +12,7 @@ from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.planning import Planner
 from shoal_service.settings import Settings
+from shoal_service.takeover import Takeover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class Services:
     auth: Auth
     bell: Bell
     planner: Planner
+    takeover: Takeover
 
 
 def _services(request: Request) -> Services:

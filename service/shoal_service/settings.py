@@ -26,6 +26,11 @@ class Settings(BaseSettings):
     )
     log_level: str = Field(default="info", description="debug, info, warning or error.")
     max_lease_s: float = Field(default=300.0, gt=0, description="Longest lease that a cluster's connector may take.")
+    cluster_lost_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="How long a cluster may be late with its lease before jobs that can leave it go to others.",
+    )
     max_wait_s: float = Field(default=60.0, gt=0, description="Longest time that a long poll is held open.")
     poll_s: float = Field(
         default=1.0, gt=0, description="How often waiting requests look for what other replicas of this server wrote."

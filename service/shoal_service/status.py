@@ -12,6 +12,7 @@ from shoal_recovery.journal import (
     TRANSITIONS,
     CheckpointCommitted,
     CheckpointFailed,
+    ClusterEntered,
     Entry,
     EvaluationDone,
     FiguresMeasured,
@@ -127,7 +128,9 @@ def advance(status: Status, entry: Entry) -> Status:
             return dataclasses.replace(status, store_problem=None)
         case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
             return status
-        case NodeNoticed() | NodeStays() | NoticeEnded() | RoomShort() | FiguresMeasured() | PredictionChecked():
+        case ClusterEntered() | NodeNoticed() | NodeStays() | NoticeEnded() | RoomShort():
+            return status
+        case FiguresMeasured() | PredictionChecked():
             return status
         case _:
             assert_never(event)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal_recovery.journal import (
+    JobState,
     NodeJoined,
     NodeLost,
     NodeNoticed,
@@ -176,7 +177,7 @@ _Span = tuple[float, float, Mapping[str, Any] | None, bool]
 
 
 def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span]]:
-    """Per node: (from, until, how it was lost, or went as announced, or None, whether it joined later)."""
+    """Per node: (from, until, how the job lost it, or gave it back to rest, or None, whether it joined later)."""
     spans: dict[str, list[_Span]] = {}
     alive: dict[str, tuple[float, bool]] = {}
     for event in events:
@@ -186,6 +187,10 @@ def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span
                     alive.setdefault(node["id"], (event.at_s, False))
             case NodeJoined.kind:
                 alive.setdefault(event.payload["node"], (event.at_s, True))
+            case StateChanged.kind if event.payload["state"] == JobState.PAUSED:
+                for name, (since_s, joined) in alive.items():
+                    spans.setdefault(name, []).append((since_s, event.at_s, event.payload, joined))
+                alive.clear()
             case NodeLost.kind | NoticeEnded.kind if event.payload["node"] in alive and _left(event):
                 since_s, joined = alive.pop(event.payload["node"])
                 spans.setdefault(event.payload["node"], []).append((since_s, event.at_s, event.payload, joined))
@@ -204,13 +209,14 @@ def _node_lane(name: str, spans: Sequence[_Span], scale: _Scale, y: float) -> La
     bands, marks = [], []
     for since_s, until_s, lost, joined in spans:
         x = scale(since_s)
-        title = f"{name}: {'joined, ' if joined else ''}in the cluster{' until it was lost' if lost else ''}"
+        until = "" if lost is None else " until the job was paused" if "state" in lost else " until it was lost"
+        title = f"{name}: {'joined, ' if joined else ''}in the cluster{until}"
         bands.append(Band(x=x, width=max(scale(until_s) - x, 1.5), style="node", text="", title=title))
         if joined:
             marks.append(Mark(x=x, text="joined", title=f"{name} joined"))
         if lost is not None and "outcome" in lost:
             marks.append(Mark(x=scale(until_s), text="gone", title=f"{name} went, as announced ({lost['source']})"))
-        elif lost is not None:
+        elif lost is not None and "evidence" in lost:
             evidence = f"{name} was lost: {lost['evidence']} (noticed after {duration(lost['detect_s'])})"
             marks.append(Mark(x=scale(until_s), text="lost", title=evidence))
     return Lane(y=y, name=name, bands=tuple(bands), marks=tuple(marks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.errors import InvalidField
-from shoal_service import jobs, journal, timeline
+from shoal_recovery.journal import JobState
+from shoal_service import clusters, jobs, journal, timeline
+from shoal_service.bulk_losses import losses_resource
 from shoal_service.measured import measured_lines
 from shoal_service.models import JobRow, JournalRow
 from shoal_service.plan_map import plan_map
@@ -18,6 +21,7 @@ from shoal_service.spending import Spending, spending_of
 from shoal_service.timeline import Event, duration, num_bytes
 
 MAX_EVENTS = 60
+MAX_LOSSES = 20
 _OTHER_KINDS = (
     *("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped"),
     *("evaluation_done", "store_failed", "store_recovered", "room_short"),
@@ -68,6 +72,9 @@ def summary(row: JobRow) -> dict[str, Any]:
         "exchanges": _exchanges(row.exchanges),
         "cluster_id": row.cluster_id,
         "can_cancel": not jobs.ended(row) and row.wish != jobs.WISH_CANCELLED,
+        "can_pause": not jobs.ended(row) and row.wish == jobs.WISH_RUN and jobs.has_store(row),
+        "can_resume": not jobs.ended(row) and row.wish == jobs.WISH_PAUSED,
+        "pausing": row.wish == jobs.WISH_PAUSED and row.state != JobState.PAUSED,
         "ended": jobs.ended(row),
         "version": row.version,
     }
@@ -117,17 +124,39 @@ async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dic
     row = await jobs.get(session, job_id)
     history = await journal.history(session, job_id)
     end_at_s = row.since_at_s if jobs.ended(row) else time.time()
+    losses = await _losses_view(session, row)
     plans = [entry for entry in history if entry.kind == journal.PLAN_KIND]
     kinds = (*timeline.KINDS, *_OTHER_KINDS)
     return {
         "job": summary(row),
         "cost": _cost_view(spending_of(row, history)),
+        "losses": losses,
+        "cluster": await clusters.of_job(session, row),
         "plan": _plan_view(plans, epoch),
         "timeline": timeline.timeline(history, created_at_s=row.created_at_s, end_at_s=end_at_s) if history else None,
         "recoveries": timeline.recoveries(history, jobs.rfc3339),
         "bytes_total": _bytes_total(history),
         "events": [_event_line(entry) for entry in await journal.newest(session, job_id, MAX_EVENTS, kinds)],
     }
+
+
+async def _losses_view(session: AsyncSession, row: JobRow) -> dict[str, Any] | None:
+    """None where the job has no nodes, or its plan is none that this version can read."""
+    adopted, stored_step = await journal.at_stake(session, row.id)
+    try:
+        found = await asyncio.to_thread(losses_resource, row, adopted, stored_step)
+    except InvalidField:
+        return None
+    items = [
+        {
+            "domain": loss["domain"],
+            "name": loss["name"],
+            "nodes": len(loss["nodes"]),
+            "bytes": num_bytes(loss["store_bytes"]) if loss["store_bytes"] else "nothing",
+        }
+        for loss in found["items"][:MAX_LOSSES]
+    ]
+    return {**found, "items": items, "total": num_bytes(found["state_bytes"])} if items else None
 
 
 def _plan_view(plans: Sequence[Event], epoch: int | None) -> dict[str, Any] | None:

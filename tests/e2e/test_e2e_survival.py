@@ -6,12 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import psutil
-import pytest
-from running import BATCH, Running, job_mapping, reference_losses
+from running import Running, check_curve, check_history, job_mapping
 from servers import new_place
 from waiting import eventually
 
-from shoal.demo_report import counting_steps
 from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.job import parse_job
 from shoal_planner.plan import parse_plan
@@ -20,25 +18,6 @@ from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import ShardMap, Span
 
 STEPS = 60
-
-
-def check_history(events: list[dict[str, Any]], steps: int) -> None:
-    """As `check_curve`; and nothing that was safe was done again."""
-    check_curve(events, steps, BATCH)
-    for recovery in (event for event in events if event["kind"] == "recovery_done"):
-        assert recovery["lost_steps"] == 0, recovery
-        assert recovery["redone_steps"] <= 1, recovery
-
-
-def check_curve(events: list[dict[str, Any]], steps: int, batch: int) -> None:
-    """Nothing missing, nothing double, no sample lost, and the loss curve of a run in peace."""
-    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-    counted = counting_steps(events)
-    assert [event["step"] for event in counted] == list(range(1, steps + 1))
-    fed = [number for event in counted for first, last in event["samples"] for number in range(first, last)]
-    assert sorted(fed) == list(range(steps * batch))
-    for event, expected in zip(counted, reference_losses(steps, batch), strict=True):
-        assert event["loss"] == pytest.approx(expected, rel=1e-4), event["step"]
 
 
 def test_training_goes_on_without_the_control_plane_and_its_history_is_complete(running: Running) -> None:

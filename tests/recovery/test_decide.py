@@ -17,7 +17,10 @@ from shoal_recovery.decide import (
     Keep,
     Member,
     Observation,
+    Pause,
+    PauseSeen,
     Rules,
+    Save,
     TroubleSeen,
     Wait,
     decide,
@@ -66,16 +69,20 @@ def summary(decision: Decision) -> tuple[Any, ...]:
             return changes(decision.cause, set(decision.use), *(node for node, _ in decision.lost))
         case End():
             return End, decision.state, decision.code
-        case Keep() | Drain() | Wait():
+        case Keep() | Drain() | Save() | Pause() | Wait():
             return (type(decision),)
         case _:
             assert_never(decision)
 
 
-KEEP, WAIT, DRAIN = (Keep,), (Wait,), (Drain,)
+KEEP, WAIT, DRAIN, SAVE, PAUSE = (Keep,), (Wait,), (Drain,), (Save,), (Pause,)
 STARTED = changes("start", {"a", "b", "c"})
 AGAIN = changes("interrupted", {"a", "b", "c"})
 WITHOUT_B = changes("node_lost", {"a", "c"}, "b")
+STORED = PauseSeen(stored="step 7 stands in file:///store", saving=False, store_takes=True)
+NOT_STORED = PauseSeen(stored=None, saving=False, store_takes=True)
+ON_ITS_WAY = PauseSeen(stored=None, saving=True, store_takes=True)
+NO_STORE = PauseSeen(stored=None, saving=False, store_takes=False)
 DOOMED_B = (("b", "spot: wanted back, in 9 s"),)
 SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "all is well": (seen(), KEEP),
@@ -211,6 +218,37 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "a node that hardly helps": (seen(vital=frozenset({"a", "b"}), join_gain=1.04), KEEP),
     "a node whose help is not known": (seen(vital=frozenset({"a", "b"})), KEEP),
     "paused": (seen(JobState.PAUSED, vital=frozenset({"a", "b"}), join_gain=2.0), KEEP),
+    "a pause begins with a stop": (seen(pause=NOT_STORED), DRAIN),
+    "a pause stops nothing that could not be stored": (seen(pause=NO_STORE), KEEP),
+    "a pause while it drains": (seen(JobState.DRAINING, pause=NOT_STORED), KEEP),
+    "a pause, stopped": (seen(JobState.DRAINING, ended="stopped", pause=NOT_STORED), SAVE),
+    "a pause, stopped, the store gone since": (seen(JobState.DRAINING, ended="stopped", pause=NO_STORE), SAVE),
+    "a pause, on its way": (seen(JobState.DRAINING, ended="stopped", pause=ON_ITS_WAY), KEEP),
+    "a pause, stored": (seen(JobState.DRAINING, ended="stopped", pause=STORED), PAUSE),
+    "a pause, stored, and a loss": (
+        seen(JobState.DRAINING, ended="stopped", pause=STORED, members=(member("b", connected=False),)),
+        WITHOUT_B,
+    ),
+    "a pause, and all is done": (seen(ended="finished", pause=NOT_STORED), (End, JobState.SUCCEEDED, "finished")),
+    "a pause, and no use any more": (
+        seen(JobState.DRAINING, ended="stopped", pause=STORED, cancel_wanted=True),
+        (End, JobState.CANCELLED, "cancelled_by_user"),
+    ),
+    "a pause while it recovers": (seen(JobState.RECOVERING, pause=STORED), AGAIN),
+    "a pause before it began": (begin(JobState.STARTING, pause=STORED), PAUSE),
+    "a pause while it waits, stored": (begin(JobState.WAITING, tried=NODES, pause=STORED), PAUSE),
+    "a pause while it waits": (begin(JobState.WAITING, tried=NODES, pause=NOT_STORED), SAVE),
+    "a pause while it waits, on its way": (begin(JobState.WAITING, tried=NODES, pause=ON_ITS_WAY), KEEP),
+    "a pause while it waits, and nowhere to store": (begin(JobState.WAITING, tried=NODES, pause=NO_STORE), KEEP),
+    "a pause that can only be had by going on": (
+        begin(JobState.WAITING, tried=frozenset({"a"}), pause=NO_STORE),
+        changes("nodes_returned", set(NODES)),
+    ),
+    "a pause called off when all have stopped": (
+        seen(JobState.DRAINING, ended="stopped"),
+        changes("resumed", set(NODES)),
+    ),
+    "resumed": (begin(JobState.STARTING, begun=True), changes("resumed", set(NODES))),
 }
 
 
@@ -280,6 +318,8 @@ observations = st.builds(
     leave_fits=st.none() | st.booleans(),
     interrupted=st.integers(0, 40),
     since_attempt_s=times_s,
+    begun=st.booleans(),
+    pause=st.sampled_from((None, None, STORED, NOT_STORED, ON_ITS_WAY, NO_STORE)),
 )
 
 
@@ -336,8 +376,19 @@ def test_a_running_job_is_left_alone_unless_there_is_evidence(observation: Obser
         ended=None,
         join_gain=None,
         leave_fits=None,
+        pause=None,
     )
     assert decide(blind, RULES) == Keep()
+
+
+@given(observations)
+def test_a_job_rests_only_where_its_user_wants_it_and_its_state_is_stored(observation: Observation) -> None:
+    decision = decide(observation, RULES)
+    if isinstance(decision, Pause | Save):
+        assert observation.pause is not None
+        assert observation.ended == "stopped" or observation.state not in (JobState.RUNNING, JobState.RECOVERING)
+    if isinstance(decision, Pause):
+        assert observation.pause is not None and observation.pause.stored is not None
 
 
 @given(observations)

@@ -14,6 +14,7 @@ from shoal_recovery.journal import (
     TRANSITIONS,
     CheckpointCommitted,
     CheckpointFailed,
+    ClusterEntered,
     Entry,
     EvaluationDone,
     Event,
@@ -83,6 +84,7 @@ EVENTS: tuple[Event, ...] = (
     PredictionChecked(epoch=3, step=9, num_steps=5, predicted_s=0.2, measured_s=0.3),
     EvaluationDone(epoch=2, step=5, loss=5.4, tokens=256, duration_s=0.1),
     StepSkipped(epoch=2, step=5, problem="loss or gradients are not finite on rank 1 (b:0)"),
+    ClusterEntered(cluster="ray", incarnation="1"),
 )
 
 

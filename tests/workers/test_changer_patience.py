@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process_cluster import SETTINGS, ProcessCluster
+from process_cluster import LIFE, SETTINGS, ProcessCluster
 from supervised import tiny_job
 
 from shoal_workers.change import Interrupted
@@ -34,7 +34,7 @@ class Scene:
         )
         cluster, spec = ProcessCluster(folder, {"a": ("cpu-1t", 1)}), tiny_job("stdlib:", steps=1)
         record = JobRecord(Keeper("job", lambda: 0.0), self._clock)
-        self.commits = CheckpointCommits("job", spec, record.append)
+        self.commits = CheckpointCommits("job", spec, LIFE, record.append)
         roster = Roster(cluster, "job", queue.SimpleQueue(), self._clock)
         measuring = Measuring(
             spec, roster, record, SETTINGS, overrides=lambda: (), clock=self._clock, wall_clock=lambda: 0.0

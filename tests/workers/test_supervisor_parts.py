@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from layouts import arrays, shard
+from process_cluster import LIFE
 from waiting import eventually
 
 from shoal_planner.cluster import ClusterSnapshot, DeviceRef
@@ -181,7 +182,7 @@ def results() -> queue.SimpleQueue[Result]:
 
 @pytest.fixture
 def commits(tmp_path: Path, results: queue.SimpleQueue[Result]) -> Iterator[CheckpointCommits]:
-    started = CheckpointCommits("j", job(tmp_path.as_uri()), results.put)
+    started = CheckpointCommits("j", job(tmp_path.as_uri()), LIFE, results.put)
     yield started
     started.close()
 
@@ -257,6 +258,42 @@ def test_a_step_that_becomes_void_while_its_manifest_is_written_is_not_stored(
     assert (done.step, done.epoch) == (3, 2)
     assert load_manifest(DirectoryStore(tmp_path), "j", 3).epoch == 2
     assert results.empty()
+
+
+def test_a_step_that_failed_is_committed_when_it_is_brought_again(
+    commits: CheckpointCommits, results: queue.SimpleQueue[Result], tmp_path: Path
+) -> None:
+    commits.expect(1, 0, owners(1, PLAN, MODEL))
+    commits.safe(3)
+    for problem in ("no space", None):
+        commits.try_again(1, 3)
+        for rank in (0, 1):
+            commits.uploaded(upload(tmp_path, 1, 3, rank, problem=problem))
+        done = results.get(timeout=10.0)
+        assert isinstance(done, CheckpointFailed if problem else CheckpointCommitted), done
+        eventually(lambda: commits.settled(3))
+
+
+def test_a_manifest_of_another_history_is_no_checkpoint_of_this_one(
+    commits: CheckpointCommits, results: queue.SimpleQueue[Result], tmp_path: Path
+) -> None:
+    """Epoch 1 has stored step 4, but epoch 2 began at step 3."""
+    commits.expect(1, 0, owners(1, PLAN, MODEL))
+    commits.safe(4)
+    for rank in (0, 1):
+        commits.uploaded(upload(tmp_path, 1, 4, rank))
+    assert isinstance(results.get(timeout=10.0), CheckpointCommitted)
+    late = CheckpointCommits("j", job(tmp_path.as_uri()), LIFE, results.put)
+    try:
+        late.expect(2, 3, owners(2, PLAN, MODEL))
+        late.safe(4)
+        for rank in (0, 1):
+            late.uploaded(upload(tmp_path, 2, 4, rank))
+        done = results.get(timeout=10.0)
+        assert isinstance(done, CheckpointFailed)
+        assert done.problem == "epoch 1 has stored this step, and is no part of the history any more"
+    finally:
+        late.close()
 
 
 def test_one_upload_that_failed_is_a_failed_checkpoint(

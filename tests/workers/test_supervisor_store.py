@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from breakable_wire import BreakableWire
-from process_cluster import ProcessCluster
+from process_cluster import LIFE, ProcessCluster
 from safetensors.numpy import load_file
 from servers import RunningServer, new_place
 from supervised import supervised, tiny_job
@@ -111,7 +111,7 @@ def test_a_store_is_refused_or_has_a_problem_at_present(wire: BreakableWire, tmp
 
 def test_a_store_is_said_to_fail_once_and_to_work_once_it_has_what_waited(tmp_path: Path) -> None:
     said: queue.SimpleQueue[Result] = queue.SimpleQueue()
-    commits = CheckpointCommits("j", job(tmp_path, tmp_path.as_uri(), steps=5), said.put)
+    commits = CheckpointCommits("j", job(tmp_path, tmp_path.as_uri(), steps=5), LIFE, said.put)
     for step in (10, 20, 30):
         commits.fails(step, "does not answer")
     assert said.get(timeout=10.0) == StoreFailed(uri=tmp_path.as_uri(), step=10, problem="does not answer")

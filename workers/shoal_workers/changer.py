@@ -43,16 +43,18 @@ from shoal_workers.nodes import Cluster
 from shoal_workers.pending import PendingChange
 from shoal_workers.prospects import Prospects
 from shoal_workers.record import JobRecord, plan_adopted
-from shoal_workers.roster import Contact, Roster, ask
-from shoal_workers.safekeeping import newest_whole
+from shoal_workers.roster import Contact, Roster
+from shoal_workers.saving import Saving
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.supply import Supply
-from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
 
 _PLAN_LIMIT_S = 5.0
 _WAIT_TICK_S = 0.005
+_EPOCHS_OF_A_LIFE = (
+    1000  # of a cluster; more changes of plan than these while nobody hears of it are not to be expected
+)
 
 
 class Changer:
@@ -82,6 +84,7 @@ class Changer:
         self._measuring = measuring
         self._left_out: LeftOut | None = None
         self._pending: PendingChange | None = None
+        self._saving = Saving(job, spec, record, commits, settings.reply_timeout_s)
         self.prospects = Prospects(
             spec, record, measuring, self._snapshot, partial(make_ready, job, roster, settings.reply_timeout_s)
         )
@@ -95,15 +98,20 @@ class Changer:
         self.interrupted = 0
         self.attempt_ended_s = clock()
 
-    def adopt(self) -> None:
-        """Takes over the epoch that the record says is under way; nothing is sent to anybody."""
-        number = self._record.epoch
-        if number:
+    def adopt(self, *, elsewhere: bool = False) -> None:
+        """Takes over the epoch that the record says is under way; nothing is sent to anybody. Where the job rests, it
+        is over. Where it was under way `elsewhere`, it may still be, and others be claimed there: so the next one here
+        is far away from them, or both would write objects of the same names."""
+        number = self.highest_epoch = self._record.epoch
+        if self._record.state is JobState.PAUSED:
+            return
+        if elsewhere:
+            self.highest_epoch = (number // _EPOCHS_OF_A_LIFE + 1) * _EPOCHS_OF_A_LIFE - 1
+        elif number:
             plan, snapshot = self._record.plans[number], self._record.snapshots[number]
             self.epoch = EpochView.begun(number, plan, snapshot, self._record.starts[number])
             # Of this epoch alone: what an earlier one did beyond its beginning is done again, and written again.
-            self.epoch.last_step = self._record.last_steps.get(number, self.epoch.step)
-            self.highest_epoch = number
+            self.epoch.last_step = self._record.newest_step
 
     def left_out(self) -> dict[str, str]:
         """Nodes that are not used although they may answer, and why."""
@@ -131,6 +139,13 @@ class Changer:
         self._pending = None
         arguments = (self._job, self._agents(frozenset()), epoch, self._settings.reply_timeout_s)
         threading.Thread(target=retire, args=arguments, name=f"retire-{epoch}", daemon=True).start()
+
+    def save(self) -> int | None:
+        """What agents hold of the newest whole step goes to the object store: which one. Raises Interrupted."""
+        needed = frozenset() if self.epoch is None else self.epoch.vital
+        agents, patience_s = self._agents(needed), self._settings.inventory_timeout_s
+        found = take_stock(self._job, self._spec, {}, agents, needed, self._record.history(), patience_s)
+        return self._saving.bring(found, agents)
 
     def change(self, decision: ChangePlan) -> None:
         """Raises Interrupted."""
@@ -170,7 +185,8 @@ class Changer:
             plan, snapshot = self._plan_without(decision.doomed, snapshot)
         except (NoPlanFits, InvalidField) as error:
             self._no_plan(decision.use | decision.doomed, str(error))
-            self._bring_to_safety(stock(frozenset(), verified=True), agents)
+            # While the job waits, nodes may go on vanishing.
+            self._saving.bring(stock(frozenset(), verified=True), agents)
             return
         self._assign(number, plan, snapshot, found, pending, agents)
 
@@ -286,24 +302,6 @@ class Changer:
         reason = f"No plan fits {what}: {constraint}{'.' if left_out else ''}{left_out}"
         self._record.enter(JobState.WAITING, "no_plan_fits", reason)
         self.epoch = None
-
-    def _bring_to_safety(self, found: Found, agents: tuple[Contact, ...]) -> None:
-        """While the job waits, nodes may go on vanishing: the newest whole state goes to the object store."""
-        uri = self._spec.checkpoint.uri
-        whole = newest_whole(found.intact, self._record.plans, self._spec.model)
-        if uri is None or whole is None or whole.step in self._record.checkpoints:
-            return
-        self._commits.expect(whole.epoch, self._record.starts[whole.epoch], whole.names)
-        self._commits.safe(whole.step)
-        addresses = {agent.node: agent.address for agent in agents}
-        for snapshot in whole.snapshots:
-            order = m.Upload(job=self._job, name=snapshot.name, step=snapshot.step, uri=uri)
-            try:
-                problem = ask(addresses[snapshot.node], order, self._settings.reply_timeout_s).problem
-            except ConnectionClosed as error:
-                problem = str(error)
-            if problem:
-                log.warning("state not brought to the store", node=snapshot.node, step=whole.step, problem=problem)
 
     def _state_lost(self, nodes: frozenset[str], agents: tuple[Contact, ...], problem: str) -> None:
         """Who is away may come back with the state: as long as there was any, nobody gives it up but the user."""

@@ -19,12 +19,13 @@ import structlog
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
-from shoal_recovery import checkpoints
+from shoal_recovery import checkpoints, tenure
 from shoal_recovery.errors import StoreConflict, StoreError, StoreUnreachable
 from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed, StoreFailed, StoreRecovered
 from shoal_recovery.lineage import counts
 from shoal_recovery.state import Manifest
-from shoal_recovery.store import open_store
+from shoal_recovery.store import Store, open_store
+from shoal_recovery.tenure import Life
 from shoal_workers import messages as m
 from shoal_workers.rows import stored_from_rows
 
@@ -39,7 +40,13 @@ Result = CheckpointCommitted | CheckpointFailed | StoreFailed | StoreRecovered
 
 
 class CheckpointCommits:
-    def __init__(self, job: str, spec: JobSpec, done: Callable[[Result], None]) -> None:
+    """`life` is that of the cluster that has the job. Where another one has taken it over (`lost_to`), nothing is
+    written any more."""
+
+    def __init__(self, job: str, spec: JobSpec, life: Life, done: Callable[[Result], None]) -> None:
+        self.lost_to: Life | None = None
+        self._life = life
+        self._takes_over = False
         self._job = job
         self._spec = spec
         self._done = done
@@ -59,6 +66,17 @@ class CheckpointCommits:
         self._over = False
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
+
+    def take_over(self) -> None:
+        """Another life of a cluster had the job before; its time is over. Said in the store at once, if that answers,
+        and else before anything is written."""
+        self._takes_over = True
+        uri = self._spec.checkpoint.uri
+        if uri is not None:
+            try:
+                self._holds(open_store(uri))
+            except (StoreError, InvalidField) as error:
+                log.warning("not said yet that the job was taken over", job=self._job, error=str(error))
 
     def settled(self, step: int) -> bool:
         """Whether the checkpoint of this step is committed, or has failed for good."""
@@ -104,6 +122,16 @@ class CheckpointCommits:
         self._starts[epoch] = start
         for key in [key for key in self._came if key[0] == epoch]:
             self._consider(key)
+
+    def try_again(self, epoch: int, step: int) -> None:
+        """This step is about to be uploaded once more; what became of it before does not matter."""
+        key = (epoch, step)
+        if key in self._queued and step not in self._settled:
+            return  # all of it is there, and its manifest is being written
+        self._queued.discard(key)
+        self._came.pop(key, None)
+        self._first_s.pop(key, None)
+        self._settled.discard(step)
 
     def safe(self, step: int) -> None:
         """Steps up to this one will never be done again."""
@@ -194,13 +222,19 @@ class CheckpointCommits:
         )
 
     def _write(self, manifest: Manifest, uri: str) -> str | None:
-        """Tries until it is there, or cannot be, or the next one waits."""
+        """Tries until it is there, as reading it back shows, or cannot be, or the next one waits."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
+                store = open_store(uri)
+                if not self._holds(store):
+                    return f"another cluster has taken the job over: {self.lost_to}"
                 with contextlib.suppress(StoreConflict):  # an earlier supervisor wrote it just before it died
-                    checkpoints.commit(open_store(uri), manifest, self._spec.model)
-                return None
+                    checkpoints.commit(store, manifest, self._spec.model)
+                there = checkpoints.load_manifest(store, self._job, manifest.step)
+                if counts(there.epoch, there.step, self._starts):
+                    return None
+                return f"epoch {there.epoch} has stored this step, and is no part of the history any more"
             except StoreUnreachable as error:
                 self.fails(manifest.step, str(error))
                 if not self._tasks.empty() or self._closed.wait(pause_s):
@@ -208,6 +242,18 @@ class CheckpointCommits:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except (StoreError, InvalidField) as error:
                 return str(error)
+
+    def _holds(self, store: Store) -> bool:
+        """Whether the job is this life's; where it is nobody's yet, it is from now on. Raises StoreError."""
+        _, holder = tenure.holder(store, self._job)
+        if holder is not None and holder != self._life and not self._takes_over:
+            log.warning("job taken over", job=self._job, cluster=holder.cluster)
+            self.lost_to = holder
+            return False
+        if holder != self._life:
+            tenure.claim(store, self._job, self._life)
+        self._takes_over = False
+        return True
 
     def _clean_up(self, done: CheckpointCommitted) -> None:
         """Removes what is past keeping; and, once an epoch, what the end of an earlier one left half uploaded."""

@@ -23,8 +23,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
 from shoal_planner.errors import InvalidField
+from shoal_recovery.tenure import Life
 from shoal_workers.actor import AgentActor, RankActor
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
+from shoal_workers.settings import HeadSettings
 
 log = structlog.get_logger()
 
@@ -51,6 +53,15 @@ class RayCluster:
     def __init__(self, cluster_id: str, figures: Figures) -> None:
         self._cluster_id = cluster_id
         self._known = snapshot_from_mapping({"nodes": [], **figures})
+
+    def life(self) -> Life:
+        return Life(cluster=self._cluster_id, incarnation=ray._private.worker.global_worker.gcs_client.cluster_id.hex())
+
+    def head_is_fault_tolerant(self) -> bool:
+        """Whether what the head knows outlives it: then actors live on while it is away. To be asked on the head, whose
+        environment says so where the cluster's own settings do not."""
+        given = ray._private.state.state.get_system_config().get("gcs_storage")
+        return (given or ("redis" if HeadSettings().redis_address else HeadSettings().gcs_storage)) != "memory"
 
     def nodes(self) -> tuple[NodeSeen, ...]:
         found = []

@@ -21,10 +21,13 @@ from shoal_planner.cluster import snapshot_to_mapping
 from shoal_planner.profile import profile_from_mapping, profile_to_mapping
 from shoal_workers.cluster_profile import ClusterProfile
 from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster
-from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, LeaseRefused, Wish
+from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, JobElsewhere, LeaseRefused, Wish
 from shoal_workers.herald import Herald
-from shoal_workers.messages import GiveNotice
+from shoal_workers.messages import GiveNotice, Retire
+from shoal_workers.nodes import NodeUnreachable
+from shoal_workers.roster import ask
 from shoal_workers.supervisor_actor import SupervisorActor
+from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
 
@@ -33,8 +36,11 @@ _RENEW_S = 2.0
 _LONG_POLL_S = 10.0
 _ENTRIES_WAIT_S = 0.5
 _RETRY_S = 0.5
+_ANSWER_S = 5.0
 _DRAINS_S = 1.0
+_STRAYS_S = 5.0
 _SUPERVISOR_RESTARTS = 50
+_SUPERVISOR = "supervisor-"
 _HEAD_RESOURCE = "node:__internal_head__"
 
 
@@ -49,6 +55,8 @@ class Connector:
         self._version = -1
         self._wishes: tuple[Wish, ...] = ()
         self._couriers: dict[str, threading.Thread] = {}
+        self._told_to_rest: set[str] = set()
+        self._next_strays_s = 0.0
         self._profile = ClusterProfile()
         self._herald = Herald(self._cluster)
 
@@ -75,7 +83,8 @@ class Connector:
                     known = True
                 snapshot = self._cluster.snapshot()
                 profile = profile_to_mapping(self._profile.on(snapshot.nodes))
-                self._plane.offer(snapshot_to_mapping(snapshot), profile, _LEASE_S)
+                head = self._cluster.head_is_fault_tolerant()
+                self._plane.offer(snapshot_to_mapping(snapshot), profile, _LEASE_S, fault_tolerant_head=head)
             except (ControlPlaneDown, LeaseRefused) as error:
                 log.warning("cluster not offered", error=str(error))
             time.sleep(_RENEW_S)
@@ -91,9 +100,34 @@ class Connector:
             self._version, self._wishes = wishes.version, wishes.jobs
             for drill in wishes.drills:
                 self._herald.pass_on(drill.node, _notice_of(drill))
+            self._end_strays()
             self._couriers = {job: courier for job, courier in self._couriers.items() if courier.is_alive()}
             for wish in sorted(self._wishes, key=lambda wish: wish.id):
                 self._act(wish)
+
+    def _end_strays(self) -> None:
+        """Supervisors of jobs that are this cluster's no more: given to another while nobody heard of this one. Where
+        the control plane does not answer nothing is ended."""
+        if time.monotonic() < self._next_strays_s:
+            return
+        self._next_strays_s = time.monotonic() + _STRAYS_S
+        expected = {wish.id for wish in self._wishes} | self._couriers.keys()
+        try:
+            strays = [job for job in _supervised() if job not in expected and not self._plane.wants(job)]
+        except ControlPlaneDown as error:
+            log.warning("not known what else is wanted here", error=str(error))
+            return
+        for job in strays:
+            self._dismiss(job)
+
+    def _dismiss(self, job: str) -> None:
+        log.warning("job is not wanted here any more", job=job)
+        with contextlib.suppress(ValueError):  # it ended meanwhile
+            ray.kill(ray.get_actor(_name(job), namespace=NAMESPACE), no_restart=True)
+        self._cluster.end_ranks(job)
+        for seen in self._cluster.nodes():
+            with contextlib.suppress(NodeUnreachable, ConnectionClosed):  # its snapshots are nobody's, and do no harm
+                ask(self._cluster.agent(seen), Retire(job=job, before_epoch=None), _ANSWER_S)
 
     def _watch_drains(self) -> None:
         while True:
@@ -103,19 +137,35 @@ class Connector:
 
     def _idle(self) -> bool:
         """Whether nothing but a new wish can give this loop work."""
-        cancelling = any(wish.wish == "cancelled" for wish in self._wishes)
-        return not cancelling and len(self._couriers) >= min(1, len(self._wishes))
+        wished = {wish.id for wish in self._wishes}
+        if any(wish.wish != "run" for wish in self._wishes) or self._told_to_rest & wished:
+            return False
+        # A courier that nobody wishes for is about to end, and makes room for another one.
+        return len(self._couriers) >= min(1, len(wished)) and self._couriers.keys() <= wished
 
     def _act(self, wish: Wish) -> None:
         if wish.id not in self._couriers and self._may_start(wish):
             courier = threading.Thread(
                 target=self._guarded, args=(partial(self._carry, wish),), name=f"courier-{wish.id}", daemon=True
             )
+            self._told_to_rest.discard(wish.id)
             self._couriers[wish.id] = courier
             courier.start()
-        elif wish.wish == "cancelled":  # said again until the job is over: a supervisor may die before it obeys
+        elif wish.wish != "run" or wish.id in self._told_to_rest:
             with contextlib.suppress(ValueError):  # its courier has not started it yet, or has ended it already
-                ray.get_actor(_name(wish.id), namespace=NAMESPACE).cancel.remote()
+                self._tell(ray.get_actor(_name(wish.id), namespace=NAMESPACE), wish)
+
+    def _tell(self, supervisor: Any, wish: Wish) -> None:
+        """Said again until the job is over or rests: a supervisor may die before it obeys. One that rests already does
+        not hear that the job is to go on; when it has ended, another one is started."""
+        if wish.wish == "cancelled":
+            supervisor.cancel.remote()
+            return
+        self._told_to_rest.add(wish.id)
+        heard = supervisor.pause.remote(wish.wish == "paused")
+        with contextlib.suppress(ray.exceptions.RayError):
+            if wish.wish == "run" and ray.get(heard, timeout=_ANSWER_S):
+                self._told_to_rest.discard(wish.id)
 
     def _may_start(self, wish: Wish) -> bool:
         """One job at a time has the cluster; one that has a supervisor, or only needs one to end it, does not wait."""
@@ -125,7 +175,7 @@ class Connector:
         """Starts or finds the job's supervisor and brings its journal home until the job is over."""
         last_seq = wish.last_seq
         try:
-            supervisor = self._supervisor(wish.id, wish.spec, last_seq)
+            supervisor = self._supervisor(wish, last_seq)
             while True:
                 try:
                     entries = ray.get(supervisor.entries_after.remote(last_seq, _ENTRIES_WAIT_S))
@@ -142,17 +192,21 @@ class Connector:
                 except (ControlPlaneDown, ray.exceptions.ActorUnavailableError) as error:
                     log.warning("journal not brought home", job=wish.id, error=str(error))
                     time.sleep(_RETRY_S)
+        except JobElsewhere as error:
+            log.warning("job given to another cluster", job=wish.id, why=str(error))
+            self._dismiss(wish.id)
+            return
         except (ControlPlaneDown, ray.exceptions.RayError) as error:
             # Whether it could not be started or died for good: the next look at the wishes starts it again.
             log.warning("supervisor lost", job=wish.id, error=str(error))
             return
         ray.kill(supervisor, no_restart=True)
 
-    def _supervisor(self, job: str, spec: dict[str, Any], last_seq: int) -> Any:
-        history = self._plane.history(job) if last_seq and not _exists(job) else []
+    def _supervisor(self, wish: Wish, last_seq: int) -> Any:
+        history = self._plane.history(wish.id) if last_seq and not _exists(wish.id) else []
         actor: Any = SupervisorActor
         return actor.options(
-            name=_name(job),
+            name=_name(wish.id),
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -161,7 +215,7 @@ class Connector:
             max_task_retries=-1,
             max_concurrency=8,
             scheduling_strategy=_on_the_head(),
-        ).remote(job, spec, self._cluster_id, self._figures, history)
+        ).remote(wish.id, wish.spec, self._cluster_id, self._figures, history, wish.wish == "paused")
 
 
 @ray.remote
@@ -207,7 +261,15 @@ def _notice_of_drain(draining: Draining) -> GiveNotice:
 
 
 def _name(job: str) -> str:
-    return f"supervisor-{job}"
+    return f"{_SUPERVISOR}{job}"
+
+
+def _supervised() -> list[str]:
+    """The jobs that have a supervisor."""
+    named = (
+        actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE
+    )
+    return sorted(name.removeprefix(_SUPERVISOR) for name in named if name.startswith(_SUPERVISOR))
 
 
 def _exists(job: str) -> bool:

@@ -12,13 +12,17 @@ class ControlPlaneDown(Exception):
     """It did not answer, or with an error of its own; trying again later is right."""
 
 
+class JobElsewhere(Exception):
+    """The job was given to another cluster."""
+
+
 class LeaseRefused(Exception):
     """Another connector speaks for this cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the control plane wants of a job (`run` or `cancelled`), and the last journal entry that it has."""
+    """What the control plane wants of a job (`run`, `paused`, `cancelled`), and the last journal entry that it has."""
 
     id: str
     spec: dict[str, Any]
@@ -52,9 +56,17 @@ class ControlPlane:
         self._holder = holder
         self._http = httpx.Client(base_url=server, headers={"Authorization": f"Bearer {token}"}, timeout=30.0)
 
-    def offer(self, snapshot: dict[str, Any], profile: dict[str, Any], lease_s: float) -> None:
+    def offer(
+        self, snapshot: dict[str, Any], profile: dict[str, Any], lease_s: float, *, fault_tolerant_head: bool
+    ) -> None:
         """Raises LeaseRefused."""
-        body = {"holder": self._holder, "snapshot": snapshot, "profile": profile, "lease_s": lease_s}
+        body = {
+            "holder": self._holder,
+            "snapshot": snapshot,
+            "profile": profile,
+            "lease_s": lease_s,
+            "fault_tolerant_head": fault_tolerant_head,
+        }
         response = self._call("PUT", f"/v1/clusters/{self._cluster}", json=body)
         if response.status_code == httpx.codes.CONFLICT:
             raise LeaseRefused(response.text)
@@ -79,12 +91,24 @@ class ControlPlane:
         return Wishes(version=body["version"], jobs=jobs, drills=drills)
 
     def append(self, job: str, entries: list[dict[str, Any]]) -> int:
-        """The number of the last entry that the control plane has now."""
+        """The number of the last entry that the control plane has now. Raises JobElsewhere."""
         body = {"cluster_id": self._cluster, "holder": self._holder, "entries": entries}
         response = self._call("POST", f"/v1/jobs/{job}/journal", json=body)
         if response.status_code == httpx.codes.CONFLICT and "expected_seq" in response.json():
             return int(response.json()["expected_seq"]) - 1  # it lacks earlier ones, or has had these from another
+        if response.status_code == httpx.codes.CONFLICT and response.json().get("code") == "wrong_cluster":
+            raise JobElsewhere(response.json()["detail"])
         return int(_expect(response)["last_seq"])
+
+    def wants(self, job: str) -> bool:
+        """Whether this cluster is to run the job, as far as is known: one that the control plane never heard of is not
+        its to end."""
+        response = self._call("GET", f"/v1/jobs/{job}")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return True
+        found = _expect(response)
+        at_rest = found["status"]["state"] in ("succeeded", "failed", "cancelled", "paused")
+        return found["cluster_id"] == self._cluster and not at_rest
 
     def history(self, job: str) -> list[dict[str, Any]]:
         """All journal entries that the control plane has of this job."""

@@ -148,9 +148,12 @@ class Copy:
                 connection.close()
 
 
-def read_journals(job: str, addresses: Iterable[tuple[str, int]], ask: Callable[..., object]) -> tuple[Entry, ...]:
-    """The longest journal that any of these agents keeps."""
-    best: tuple[Entry, ...] = ()
+def read_journals(
+    job: str, addresses: Iterable[tuple[str, int]], ask: Callable[..., object], known: tuple[Entry, ...] = ()
+) -> tuple[Entry, ...]:
+    """The longest journal that any of these agents keeps, if it goes on where `known` ends, or else that: an agent may
+    still have what was written before the job was elsewhere."""
+    best = known
     for address in addresses:
         try:
             answer = ask(address, m.ReadJournal(job=job), 5.0)
@@ -158,5 +161,6 @@ def read_journals(job: str, addresses: Iterable[tuple[str, int]], ask: Callable[
             continue
         assert isinstance(answer, m.JournalIs)
         entries = tuple(entry_from_mapping(entry) for entry in answer.entries)
-        best = max(best, entries, key=len)
+        if not known or (len(entries) >= len(known) and entries[len(known) - 1].at_s == known[-1].at_s):
+            best = max(best, entries, key=len)
     return best

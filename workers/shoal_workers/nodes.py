@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal_planner.cluster import ClusterSnapshot, Node
+from shoal_recovery.tenure import Life
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,9 @@ class NodeSeen:
 
 
 class Cluster(Protocol):
+    def life(self) -> Life:
+        """Of this cluster, as long as its head knows what it knew before."""
+
     def nodes(self) -> tuple[NodeSeen, ...]:
         """The nodes that the cluster believes alive; it may be late by seconds."""
 

@@ -15,6 +15,7 @@ from shoal_planner.profile import Profile, joined, profile_from_mapping
 from shoal_recovery.journal import (
     TRANSITIONS,
     CheckpointCommitted,
+    ClusterEntered,
     Entry,
     EvaluationDone,
     Event,
@@ -34,6 +35,8 @@ from shoal_recovery.journal import (
     StoreFailed,
     StoreRecovered,
 )
+from shoal_recovery.tenure import Life
+from shoal_workers import messages as m
 from shoal_workers.change import History
 from shoal_workers.keeper import Keeper
 
@@ -44,6 +47,8 @@ class JobRecord:
         self._clock = clock
         self.state = JobState.QUEUED
         self.state_since_s = clock()
+        self.reason = ""
+        self.life: Life | None = None  # of the cluster that has the job
         self.done_step = 0
         self.plans: dict[int, Plan] = {}
         self.snapshots: dict[int, ClusterSnapshot] = {}
@@ -93,6 +98,11 @@ class JobRecord:
         assert state in TRANSITIONS[self.state], (self.state, state)
         self.append(StateChanged(state=state.value, code=code, reason=reason))
 
+    def say(self, code: str, reason: str) -> None:
+        """The job is in the same state, for another reason; nothing is written when that is known."""
+        if reason != self.reason:
+            self.append(StateChanged(state=self.state.value, code=code, reason=reason))
+
     def history(self) -> History:
         return History(plans=dict(self.plans), starts=dict(self.starts), done_step=self.done_step)
 
@@ -100,6 +110,11 @@ class JobRecord:
     def epoch(self) -> int:
         """The newest one that was adopted; 0 before the first."""
         return max(self.plans, default=0)
+
+    @property
+    def newest_step(self) -> int:
+        """The last step that is done in the history that counts."""
+        return self.last_steps.get(self.epoch, self.starts.get(self.epoch, 0))
 
     @property
     def plan_id(self) -> str:
@@ -115,8 +130,9 @@ class JobRecord:
         event, self._newest_s = entry.event, max(self._newest_s, entry.at_s)
         match event:
             case StateChanged():
-                self.state = JobState(event.state)
-                self.state_since_s = self._clock()
+                self._enter(JobState(event.state), event.reason)
+            case ClusterEntered():
+                self.life = Life(cluster=event.cluster, incarnation=event.incarnation)
             case PlanAdopted():
                 self.plans[event.epoch] = parse_plan(event.plan)
                 snapshot = snapshot_from_mapping(event.snapshot)
@@ -164,6 +180,15 @@ class JobRecord:
             case _:
                 pass
 
+    def _enter(self, state: JobState, reason: str) -> None:
+        self.reason = reason
+        if state is not self.state:
+            self.state, self.state_since_s = state, self._clock()
+        if state is JobState.PAUSED:  # its nodes are nothing to it any more
+            self.present.clear()
+            self.notices.clear()
+            self.staying.clear()
+
     def _gone(self, node: str) -> None:
         lost = self._there.pop(node, None)
         if lost is not None:
@@ -178,4 +203,21 @@ def plan_adopted(epoch: int, plan: Plan, step: int, snapshot: ClusterSnapshot) -
         reason=plan.reason,
         plan=plan_to_mapping(plan),
         snapshot=snapshot_to_mapping(snapshot),
+    )
+
+
+def step_done(said: m.Stepped) -> StepDone:
+    return StepDone(
+        epoch=said.epoch,
+        step=said.step,
+        loss=said.loss,
+        grad_norm=said.grad_norm,
+        lr=said.lr,
+        tokens=said.tokens,
+        duration_s=said.duration_s,
+        samples=tuple((first, last) for first, last in said.samples),
+        moved_bytes=tuple((link, count) for link, count in said.moved),
+        exposed=(said.exposed[0], said.exposed[1]),
+        waited_s=tuple((kind, mean_s, most_s) for kind, mean_s, most_s in said.waited),
+        skipped=said.skipped is not None,
     )

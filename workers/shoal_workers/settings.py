@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -57,3 +58,14 @@ class WorkerSettings(BaseSettings):
     """How long after its announced end a node that is still there is not used."""
     link_limit_s: float = 1.0
     """How long links between nodes are measured before a job begins; 0: what labels and the catalogue say is taken."""
+
+
+class HeadSettings(BaseSettings):
+    """What Ray's own environment says of the head of its cluster: where the head keeps what it knows."""
+
+    model_config = SettingsConfigDict(frozen=True)
+
+    redis_address: str | None = Field(default=None, validation_alias="RAY_REDIS_ADDRESS")
+    """An external Redis."""
+    gcs_storage: str = Field(default="memory", validation_alias="RAY_gcs_storage")
+    """`rocksdb` on a disk that outlives the head; `memory` where there is no Redis either."""

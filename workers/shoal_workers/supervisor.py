@@ -1,7 +1,7 @@
 """The supervisor of one job: observe, decide(), act, record. It recovers the job while the control plane is down, and
 ranks step on while it is down itself. Knows nothing of Ray: the cluster is an interface.
 
-One thread calls `run`; `entries_after` and `cancel` may be called from others.
+One thread calls `run`; `entries_after`, `cancel` and `pause` may be called from others.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Literal, assert_never
 import structlog
 
 from shoal_planner.job import JobSpec
-from shoal_recovery.decide import ChangePlan, Drain, End, Keep, Member, Observation, Rules, Wait, decide
+from shoal_recovery.decide import ChangePlan, Drain, End, Keep, Member, Observation, Pause, Rules, Save, Wait, decide
 from shoal_recovery.evidence import may_be_cut_off
-from shoal_recovery.journal import TERMINAL, Entry, EvaluationDone, JobState, NodeJoined, StepDone, StepSkipped
+from shoal_recovery.journal import AT_REST, Entry, EvaluationDone, JobState, NodeJoined, StepSkipped
 from shoal_workers import messages as m
+from shoal_workers.beginning import Beginning
 from shoal_workers.change import Interrupted
 from shoal_workers.changer import Changer
 from shoal_workers.checkpoint_commits import CheckpointCommits
@@ -28,12 +29,12 @@ from shoal_workers.epoch_view import EpochView
 from shoal_workers.keeper import Keeper, read_journals
 from shoal_workers.measuring import Measuring
 from shoal_workers.nodes import Cluster
+from shoal_workers.pausing import Pausing
 from shoal_workers.pulse import Pulse
-from shoal_workers.record import JobRecord
+from shoal_workers.record import JobRecord, step_done
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
 from shoal_workers.safekeeping import owners
 from shoal_workers.settings import WorkerSettings
-from shoal_workers.store_check import try_store
 from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
@@ -45,8 +46,8 @@ _LAST_CHECKPOINT_WAIT_S = 120.0
 
 
 class Supervisor:
-    """`restarted`: an earlier one of this job may have left a journal with the agents; `history` is what the control
-    plane has of it."""
+    """`restarted`: this one takes the place of one that died, whose journal the agents keep; `history` is what the
+    control plane has of it. `paused`: the user wants the job to rest."""
 
     def __init__(
         self,
@@ -57,13 +58,14 @@ class Supervisor:
         settings: WorkerSettings,
         restarted: bool,
         history: tuple[Entry, ...] = (),
+        paused: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._job = job
         self._spec = spec
         self._cluster = cluster
-        self._restarted = restarted or bool(history)
+        self._restarted = restarted
         self._history = history
         self._clock = clock
         self._settings = settings
@@ -77,7 +79,9 @@ class Supervisor:
         self._roster = Roster(cluster, job, self._events, clock, self._pulse.awake_s)
         self._roster.forgive_s = self._rules.out_of_sight_s
         self._record = JobRecord(Keeper(job, wall_clock), clock)
-        self._commits = CheckpointCommits(job, spec, self._record.append)
+        self._commits = CheckpointCommits(job, spec, cluster.life(), self._record.append)
+        self._beginning = Beginning(spec, cluster, self._record, self._commits)
+        self._pausing = Pausing(spec, self._record, self._commits, clock, paused)
         self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
         self._measuring = Measuring(
             spec,
@@ -120,32 +124,27 @@ class Supervisor:
     def cancel(self) -> None:
         self._cancel.set()
 
+    def pause(self, wanted: bool) -> bool:
+        """Whether it comes in time: a job that rests already stays as it is."""
+        self._pausing.want(wanted)
+        return self._record.state not in AT_REST
+
     # --- the loop ---
 
     def run(self) -> None:
-        """Until the job is over."""
+        """Until the job is over, or rests."""
         self._pulse.start()
-        if self._restarted:
+        if self._restarted or self._history:
             self._adopt()
         self._roster.epoch = self._changer.highest_epoch
         self._knows_history.set()
         if self._record.state is JobState.QUEUED:
-            self._record.enter(JobState.STARTING, "starting", "Waiting for the nodes of the cluster to answer.")
-            self._try_store()
-        while self._record.state not in TERMINAL:
+            self._beginning.fresh()
+        elif self._record.state is JobState.PAUSED and not self._restarted:
+            self._beginning.again(self._pausing.wanted)
+        while self._record.state not in AT_REST and self._commits.lost_to is None:
             self.tick()
         self._wind_up()
-
-    def _try_store(self) -> None:
-        """What the store refuses now it will refuse after hours of training, too."""
-        tried = try_store(self._spec.checkpoint.uri)
-        if tried.refused is not None:
-            reason = (
-                f"checkpoint.uri = {self._spec.checkpoint.uri!r}: cannot be written from the cluster: {tried.refused}"
-            )
-            self._record.enter(JobState.FAILED, "store_refused", reason)
-        elif tried.problem is not None:
-            self._commits.fails(0, tried.problem)
 
     def tick(self) -> None:
         """One round: listen, observe, decide, act."""
@@ -167,6 +166,11 @@ class Supervisor:
                     self._expect_checkpoints()
                 case Drain():
                     self._changer.drain(decision)
+                case Save():
+                    self._record.say("pausing", decision.reason)
+                    self._pausing.saves(self._changer.save())
+                case Pause():
+                    self._record.enter(JobState.PAUSED, "paused_by_user", decision.reason)
                 case Wait():
                     self._record.enter(JobState.WAITING, "waiting", decision.reason)
                 case End():
@@ -187,13 +191,15 @@ class Supervisor:
         while self._clock() < deadline_s and not self._all_there():
             time.sleep(_TICK_S)
             self._roster.refresh()
-        kept = read_journals(self._job, [agent.address for agent in self._roster.agents()], ask)
-        self._record.adopt(kept if len(kept) >= len(self._history) else self._history)
+        kept = [agent.address for agent in self._roster.agents()]
+        self._record.adopt(read_journals(self._job, kept, ask, self._history))
         self._commits.adopt(self._record.checkpoints, self._record.store_failed)
-        self._changer.adopt()
+        self._changer.adopt(elsewhere=self._record.life not in (None, self._cluster.life()))
         self._adopted = self._changer.epoch
         self._expect_checkpoints()
         self._began_s = self._clock()
+        if self._record.state not in (JobState.QUEUED, *AT_REST):
+            self._beginning.enter_cluster()
         if self._record.state is JobState.DRAINING:  # the order may have died with the one who gave it
             self._changer.drain(Drain(cause="node_joined", reason="Draining again."))
 
@@ -205,7 +211,7 @@ class Supervisor:
         self._cluster.end_ranks(self._job)
         if self._record.state is not JobState.FAILED:  # or what somebody could still go on from would be gone
             self._retire_all()
-        self._commits.close(over=self._record.state is not JobState.FAILED)
+        self._commits.close(over=self._record.state in (JobState.SUCCEEDED, JobState.CANCELLED))
         self._roster.close()
         self._pulse.stop()
         self._record.keeper.close()
@@ -303,22 +309,7 @@ class Supervisor:
         self._roster.after_step = message.step
         if message.skipped is not None:
             self._record.append(StepSkipped(epoch=message.epoch, step=message.step, problem=message.skipped))
-        self._record.append(
-            StepDone(
-                epoch=message.epoch,
-                step=message.step,
-                loss=message.loss,
-                grad_norm=message.grad_norm,
-                lr=message.lr,
-                tokens=message.tokens,
-                duration_s=message.duration_s,
-                samples=tuple((first, last) for first, last in message.samples),
-                moved_bytes=tuple((link, count) for link, count in message.moved),
-                exposed=(message.exposed[0], message.exposed[1]),
-                waited_s=tuple((kind, mean_s, most_s) for kind, mean_s, most_s in message.waited),
-                skipped=message.skipped is not None,
-            )
-        )
+        self._record.append(step_done(message))
         checked = epoch.timed(message)
         if checked is not None and epoch.number not in self._record.checked_epochs:
             self._record.append(checked)
@@ -362,6 +353,8 @@ class Supervisor:
             witnesses=self._roster.witnesses(now_s, self._rules.silence_confirmed_s),
             computing=frozenset() if epoch is None else epoch.computing,
             since_step_s=math.inf if epoch is None else now_s - epoch.stepped_s,
+            begun=bool(self._record.plans),
+            pause=self._pausing.seen(epoch),
         )
 
     def _vital(self) -> frozenset[str]:

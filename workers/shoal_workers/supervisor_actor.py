@@ -21,7 +21,7 @@ log = structlog.get_logger()
 @ray.remote
 class SupervisorActor:
     """`figures` as they come from `figures_of`; `history` are the journal entries that the control plane
-    has, for a job that another cluster, or an earlier life of this one, has begun."""
+    has, for a job that another cluster, or an earlier life of this one, has begun; `paused`: it is wished to rest."""
 
     def __init__(
         self,
@@ -30,15 +30,18 @@ class SupervisorActor:
         cluster_id: str,
         figures: Figures,
         history: list[dict[str, Any]],
+        paused: bool,
     ) -> None:
         self._job = job
+        again = ray.get_runtime_context().was_current_actor_reconstructed
         self._supervisor = Supervisor(
             job=job,
             spec=parse_job(spec),
             cluster=RayCluster(cluster_id, figures),
             settings=WorkerSettings(),
-            restarted=ray.get_runtime_context().was_current_actor_reconstructed,
+            restarted=again,
             history=tuple(entry_from_mapping(entry) for entry in history),
+            paused=paused and not again,  # the wish may be another one by now; it is told again
         )
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
@@ -51,6 +54,10 @@ class SupervisorActor:
 
     def cancel(self) -> None:
         self._supervisor.cancel()
+
+    def pause(self, wanted: bool) -> bool:
+        """Whether it comes in time: a job that rests already stays as it is."""
+        return self._supervisor.pause(wanted)
 
     def ended(self) -> bool:
         return self._supervisor.ended.is_set()

@@ -1,0 +1,109 @@
+"""Jobs of clusters that are gone are given to clusters that are there, without a user's hand.
+
+A cluster that does not renew its lease may train on all the same; nobody can tell from here. So a job is taken from it
+only where nothing is lost by that: it has not begun, or a step of it stands in its object store. There the cluster that
+goes on with it says first that the other one's time is over (`shoal_recovery.tenure`). A job whose state is nowhere
+else waits for the cluster that has it.
+
+Owns which jobs these are and the giving; that a cluster is there is known when it renews its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from shoal_planner.cluster import snapshot_from_mapping
+from shoal_planner.job import parse_job
+from shoal_planner.profile import profile_from_mapping
+from shoal_recovery.journal import AT_REST, CheckpointCommitted, JobState
+from shoal_service import clusters, jobs
+from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
+from shoal_service.database import Database
+from shoal_service.errors import BadInput
+from shoal_service.models import ClusterRow, JobRow, JournalRow
+from shoal_service.planning import Planner
+from shoal_service.status import moved
+
+log = structlog.get_logger()
+
+_STAY = tuple(state.value for state in (*AT_REST, JobState.CANCELLING))
+
+
+class Takeover:
+    """`lost_s` is how long a cluster may be late with its lease before its jobs go elsewhere."""
+
+    def __init__(self, database: Database, planner: Planner, bell: Bell, lost_s: float) -> None:
+        self._database = database
+        self._planner = planner
+        self._bell = bell
+        self._lost_s = lost_s
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._no_plan: set[tuple[str, str, str]] = set()
+
+    def look(self, cluster_id: str) -> None:
+        """Beside the request that it is called from: a search for plans takes its time."""
+        task = self._looking.get(cluster_id)
+        if task is None or task.done():
+            self._looking[cluster_id] = asyncio.create_task(self._look(cluster_id), name=f"takeover-{cluster_id}")
+
+    async def close(self) -> None:
+        for task in self._looking.values():
+            task.cancel()
+        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+
+    async def _look(self, cluster_id: str) -> None:
+        async with self._database.read() as session:
+            cluster = await clusters.get(session, cluster_id)
+            found = await _orphans(session, cluster_id, time.time() - self._lost_s)
+        for row in found:
+            if await self._fits(row, cluster):
+                await self._give(row, cluster_id)
+
+    async def _fits(self, row: JobRow, cluster: ClusterRow) -> bool:
+        """Where no plan of the job fits now none will be searched for again until the cluster is another one."""
+        nodes = hashlib.sha256(json.dumps(cluster.snapshot, sort_keys=True).encode()).hexdigest()
+        key = row.id, cluster.id, nodes
+        if key in self._no_plan:
+            return False
+        snapshot, profile = snapshot_from_mapping(cluster.snapshot), profile_from_mapping(cluster.profile)
+        try:
+            await self._planner.plan(parse_job(row.spec), snapshot, profile)
+        except BadInput as error:
+            log.info("job of a lost cluster does not fit here", job=row.id, cluster=cluster.id, why=error.detail)
+            self._no_plan.add(key)
+            return False
+        return True
+
+    async def _give(self, row: JobRow, cluster_id: str) -> None:
+        lost, status, now_s = row.cluster_id, jobs.status_of(row), time.time()
+        reason = f"cluster {lost} has not been heard of for long; waits for cluster {cluster_id}"
+        state = status.state if status.state is JobState.QUEUED else JobState.WAITING
+        if row.last_seq:
+            reason += ", which goes on from what the object store has"
+        status = moved(status, state, "cluster_lost", reason, now_s)
+        async with self._database.write() as session:
+            given = await jobs.put_status(session, row, status, cluster_id=cluster_id)
+        if given:
+            log.warning("job given to another cluster", job=row.id, lost=lost, cluster=cluster_id)
+            self._bell.ring(CLUSTERS, JOBS, job_topic(row.id))
+
+
+async def _orphans(session: AsyncSession, cluster_id: str, before_s: float) -> Sequence[JobRow]:
+    """Jobs that may leave their clusters, which have not been heard of since `before_s`."""
+    stored = select(JournalRow.seq).where(JournalRow.job_id == JobRow.id, JournalRow.kind == CheckpointCommitted.kind)
+    query = (
+        select(JobRow)
+        .join(ClusterRow, ClusterRow.id == JobRow.cluster_id)
+        .where(JobRow.state.not_in(_STAY), ClusterRow.id != cluster_id, ClusterRow.lease_until_s < before_s)
+        .where((JobRow.last_seq == 0) | stored.exists())
+        .order_by(JobRow.id)
+    )
+    return (await session.scalars(query)).all()
