@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import httpx
 from control_plane import Connector, job_mapping, ok
 
-from shoal_recovery.journal import Entry, StateChanged, StepDone
+from shoal_recovery.journal import Entry, StateChanged, StepDone, entry_from_mapping
+from shoal_workers.control_plane import ControlPlane
 
 
 def state(seq: int, name: str) -> Entry:
@@ -24,6 +26,11 @@ def step(seq: int, number: int) -> Entry:
 
 def stored(tmp_path: Path) -> dict[str, Any]:
     return job_mapping(checkpoint={"uri": (tmp_path / "store").as_uri()})
+
+
+UNEQUAL = StepDone(
+    epoch=1, step=2, loss=math.nan, grad_norm=1.0, lr=3e-4, tokens=256, duration_s=0.5, samples=((8, 16),)
+)
 
 
 def test_pausing_and_resuming(api: httpx.Client, connector: Connector, tmp_path: Path) -> None:
@@ -92,3 +99,21 @@ def test_a_job_that_rests_before_it_began_or_for_want_of_a_cluster(
         "cancelled",
         "cancelled while it was paused",
     )
+
+
+def test_a_connector_reads_back_what_was_sent(api: httpx.Client, connector: Connector) -> None:
+    """Whoever goes on with a job has its history from here."""
+    job_id = str(ok(api.post("/v1/jobs", json=job_mapping()))["id"])
+    ok(connector.renew())
+    sent = [state(1, "starting"), state(2, "running"), step(3, 1), Entry(seq=4, at_s=1004.5, event=UNEQUAL)]
+    ok(connector.send(job_id, sent))
+    token = api.headers["Authorization"].removeprefix("Bearer ")
+    plane = ControlPlane(str(api.base_url), token, "local", "connector-1")
+    found = [entry_from_mapping(entry) for entry in plane.history(job_id)]
+    assert found[:3] == sent[:3]
+    last = found[3].event
+    assert isinstance(last, StepDone)
+    assert math.isnan(last.loss)
+    assert plane.wants(job_id) and plane.wants("job_unknown")
+    ok(connector.send(job_id, [state(5, "succeeded")]))
+    assert not plane.wants(job_id)

@@ -111,14 +111,14 @@ class ControlPlane:
         return found["cluster_id"] == self._cluster and not at_rest
 
     def history(self, job: str) -> list[dict[str, Any]]:
-        """All journal entries that the control plane has of this job."""
+        """All journal entries that the control plane has of this job, as they were sent."""
         entries: list[dict[str, Any]] = []
         while True:
             after = entries[-1]["seq"] if entries else 0
             page = _expect(self._call("GET", f"/v1/jobs/{job}/events", params={"after": after}))["items"]
             if not page:
                 return entries
-            entries.extend(page)
+            entries.extend({name: value for name, value in entry.items() if name != "at"} for entry in page)
 
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
