@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +93,8 @@ class ControlPlane:
 
     def append(self, job: str, entries: list[dict[str, Any]]) -> int:
         """The number of the last entry that the control plane has now. Raises JobElsewhere."""
-        body = {"cluster_id": self._cluster, "holder": self._holder, "entries": entries}
+        sent = [{name: _jsonable(value) for name, value in entry.items()} for entry in entries]
+        body = {"cluster_id": self._cluster, "holder": self._holder, "entries": sent}
         response = self._call("POST", f"/v1/jobs/{job}/journal", json=body)
         if response.status_code == httpx.codes.CONFLICT and "expected_seq" in response.json():
             return int(response.json()["expected_seq"]) - 1  # it lacks earlier ones, or has had these from another
@@ -125,6 +127,11 @@ class ControlPlane:
             return self._http.request(method, path, **arguments)
         except httpx.HTTPError as error:
             raise ControlPlaneDown(f"{method} {path}: {error}") from error
+
+
+def _jsonable(value: Any) -> Any:
+    # JSON has no NaN, as the loss of a step that was skipped may be; as text it reads back as the same float.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _expect(response: httpx.Response) -> dict[str, Any]:
