@@ -9,6 +9,7 @@ newest number is another's has lost the job, and writes no manifest any more.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 
@@ -49,10 +50,9 @@ def claim(store: Store, job: str, life: Life) -> None:
         number, held_by = holder(store, job)
         if held_by == life:
             return
-        try:
+        with contextlib.suppress(StoreConflict):  # somebody was quicker, maybe this life itself
             store.put_new(_name(job, number + 1), text)
-        except StoreConflict:
-            continue  # somebody was quicker, maybe this life itself
+            return
 
 
 def _name(job: str, number: int) -> str:
