@@ -167,7 +167,7 @@ class CheckpointCommits:
         while (key := self._tasks.get()) is not None:
             if key[1] not in self._settled and not self._is_void(key):
                 result = self._commit(key)
-                if self._is_void(key):
+                if self._is_void(key) and self.lost_to is None:
                     self._take_back(key[1])
                     continue
                 self._done(result)
@@ -232,7 +232,7 @@ class CheckpointCommits:
                 with contextlib.suppress(StoreConflict):  # an earlier supervisor wrote it just before it died
                     checkpoints.commit(store, manifest, self._spec.model)
                 there = checkpoints.load_manifest(store, self._job, manifest.step)
-                if counts(there.epoch, there.step, self._starts):
+                if counts(there.epoch, there.step, dict(self._starts)):
                     return None
                 return f"epoch {there.epoch} has stored this step, and is no part of the history any more"
             except StoreUnreachable as error:
