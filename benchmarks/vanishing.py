@@ -3,21 +3,24 @@
 Usage: python -m benchmarks.vanishing [--json] [--hosts N]
 
 Three nodes with an agent and a rank process each, in network namespaces of their own; the supervisor stands where the
-head of a cluster does. The link of one goes down; when the job steps on without it the link comes back, the node is
-taken in again, and the next one vanishes. The job and its state are those of `benchmarks.recovery`, and so are all
-settings. `detect_s` is the part until the loss was noticed. Needs root and `ip`; without them the result is null.
+head of a cluster does. The link of one that computes goes down; when the job steps on without it the link comes back,
+and when the node has joined again the next one vanishes. The job and its state are those of `benchmarks.recovery`, on
+two nodes at least, and settings are what they are by default. `detect_s` is the part until the loss was noticed. Needs
+root and `ip`; without them the result is null.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +29,7 @@ from benchmarks.recovery_job import JOB
 from shoal_planner.cluster import GIB, DeviceOverride
 from shoal_planner.job import parse_job
 from shoal_planner.plan import parse_plan
-from shoal_recovery.journal import Entry, Event, NodeLost, PlanAdopted, RecoveryDone, StepDone
+from shoal_recovery.journal import Entry, Event, NodeJoined, NodeLost, PlanAdopted, RecoveryDone, StepDone
 from shoal_workers.settings import WorkerSettings
 
 NUM_HOSTS = 5
@@ -64,6 +67,21 @@ def median(seen: list[Vanished]) -> float | None:
     return statistics.median(one.vanish_to_commit_s for one in seen) if seen else None
 
 
+@contextlib.contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """Of this process and of those that it starts: standard output is for the answer."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+@_log_on_stderr()
 def measure(num_hosts: int) -> tuple[list[Vanished], str]:
     """What each cost; or why it cannot be measured here."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))  # no package: the processes of nodes are those of tests
@@ -73,15 +91,14 @@ def measure(num_hosts: int) -> tuple[list[Vanished], str]:
 
     if why := missing():
         return [], why
-    settings = WorkerSettings(link_limit_s=0.0)
+    settings, job = WorkerSettings(link_limit_s=0.0), parse_job({**JOB, "limits": {"min_devices": 2}})
     shapes, room = dict.fromkeys(_NODES, ("cpu-1t", 1)), (DeviceOverride(name="cpu-1t", memory_bytes=GIB),)
     with tempfile.TemporaryDirectory(prefix="shoal-vanishing-", dir="/dev/shm") as name, Network(_NODES) as network:
         cluster = ProcessCluster(Path(name), shapes, room, network=network, settings=settings)
         try:
-            with supervised(cluster, "vanishing", parse_job(dict(JOB)), settings=settings) as running:
+            with supervised(cluster, "vanishing", job, settings=settings) as running:
                 told = _Told(running.supervisor.entries_after)
-                victims = itertools.islice(itertools.cycle(_NODES), num_hosts)
-                return [_vanish(told, network, node) for node in victims], ""
+                return [_vanish(told, network, turn) for turn in range(num_hosts)], ""
         finally:
             cluster.close()
 
@@ -97,7 +114,8 @@ class _Told:
     def __init__(self, entries_after: Callable[[int, float], tuple[Entry, ...]]) -> None:
         self._entries_after = entries_after
         self.entries: list[Entry] = []
-        self.begun = 0  # how many there were when the network was whole again
+        self.begun = 0  # how many there were when the network was whole again,
+        self.victim = ""  # after this node had vanished
 
     def until(self, wanted: Callable[[Event], bool], since: int = 0) -> Entry:
         """The first such entry behind the first `since`."""
@@ -111,11 +129,19 @@ class _Told:
         raise RuntimeError(f"the job did not come so far: {self.entries[-1:]}")
 
 
-def _vanish(told: _Told, network: _Cuttable, node: str) -> Vanished:
-    """When all nodes have trained together for a while; at the end the network is whole again."""
-    told.until(lambda event: isinstance(event, PlanAdopted) and _num_nodes(event) == len(_NODES), told.begun)
+def _joined(node: str, event: Event) -> bool:
+    return isinstance(event, NodeJoined) and event.node == node
+
+
+def _vanish(told: _Told, network: _Cuttable, turn: int) -> Vanished:
+    """When all nodes are there, and training has gone on for a while; at the end the network is whole again."""
+    for node in _NODES if not turn else [told.victim]:
+        told.until(partial(_joined, node), told.begun)
     for _ in range(_STEPS_BETWEEN):
         told.until(lambda event: isinstance(event, StepDone), len(told.entries))
+    adopted = [entry.event for entry in told.entries if isinstance(entry.event, PlanAdopted)][-1]
+    computing = sorted({device.node for device in parse_plan(adopted.plan).devices()})
+    node = told.victim = computing[turn % len(computing)]
     since, began_s = len(told.entries), time.time()
     network.cut(node)
     lost = told.until(lambda event: isinstance(event, NodeLost) and event.node == node, since).event
@@ -130,10 +156,6 @@ def _vanish(told: _Told, network: _Cuttable, node: str) -> Vanished:
         evidence=lost.evidence,
         **{name: getattr(done, name) for name in _PHASES},
     )
-
-
-def _num_nodes(adopted: PlanAdopted) -> int:
-    return len({device.node for device in parse_plan(adopted.plan).devices()})
 
 
 if __name__ == "__main__":
