@@ -23,6 +23,8 @@ from shoal_workers.wire import ConnectionClosed, connect
 WHY_NOT = missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "networks can be made")
 
+_COMPARED = 150  # steps: while one waits for other things the job makes as many as the machine allows
+
 QUICK = SETTINGS.model_copy(
     update={"silence_s": 4.0, "silence_confirmed_s": 1.0, "cut_off_s": 3.0, "ends_itself_s": 6.0}
 )
@@ -42,6 +44,11 @@ def network() -> Iterator[Network]:
         yield made
 
 
+def begins(running: Supervised, step: int) -> None:
+    """However long it takes."""
+    running.eventually(lambda: running.step >= step, 120.0)
+
+
 def assert_one_epoch_at_a_time(running: Supervised) -> None:
     """Of a job that is over: no step of an epoch is written after a later one has begun, and the losses are those of
     one process."""
@@ -49,8 +56,9 @@ def assert_one_epoch_at_a_time(running: Supervised) -> None:
     assert epochs == sorted(epochs)
     losses = running.losses()
     assert sorted(losses) == list(range(1, running.step + 1))
-    reference = run_solo(running.spec, running.step).losses
-    assert all(abs(losses[step] - reference[step - 1]) < 1e-4 * reference[step - 1] for step in losses)
+    reference = run_solo(running.spec, min(running.step, _COMPARED)).losses
+    for step, loss in enumerate(reference, start=1):
+        assert abs(losses[step] - loss) < 1e-4 * loss, step
 
 
 def test_a_host_that_vanishes_is_missed_by_two_and_ends_itself(network: Network, text: str, tmp_path: Path) -> None:
@@ -60,7 +68,7 @@ def test_a_host_that_vanishes_is_missed_by_two_and_ends_itself(network: Network,
     spec = tiny_job(text, steps=100_000, min_devices=2)
     try:
         with supervised(cluster, "vanishes", spec, settings=QUICK) as running:
-            running.reaches(5)
+            begins(running, 5)
             victim = min(running.devices())
             alone = cluster.pids("vanishes")[victim, 0], cluster.agent_pid(victim)
             known = len(running.events(RecoveryDone))
@@ -119,7 +127,7 @@ def test_an_epoch_out_of_sight_has_stopped_before_the_next_begins(network: Netwo
     cluster.kill_node("b")
     try:
         with supervised(cluster, "alone", spec, settings=QUICK) as running:
-            running.reaches(20)
+            begins(running, 20)
             assert running.devices() == {"a"}
             (address,) = [each for each in cluster.addresses("alone") if each[0] == network.host("a")]
             bystander = Bystander(network.namespace("a"), address)
@@ -164,7 +172,7 @@ def test_a_supervisor_that_lost_its_network_leaves_the_job_alone(network: Networ
     spec = tiny_job(text, steps=100_000, min_devices=3)
     try:
         with supervised(cluster, "blind", spec, settings=PATIENT) as running:
-            running.reaches(5)
+            begins(running, 5)
             roster = running.supervisor._roster
             network.cut_head()
             running.eventually(lambda: min(one.silent_s for one in roster.members(time.monotonic())) > 4.0)
