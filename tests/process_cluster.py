@@ -95,6 +95,7 @@ class ProcessCluster:
         self._states = {name: _NodeState(_node(name, *shape)) for name, shape in shapes.items()}
         self._lock = threading.RLock()
         self._epochs: dict[str, int] = {}
+        self._meant: dict[str, str] = {}
         self._notices = itertools.count()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["shoal_workers.agent", "shoal_workers.rank"])
@@ -131,6 +132,9 @@ class ProcessCluster:
         with self._lock:
             claimed = self._epochs[job] = max(at_least, self._epochs.get(job, 0) + 1)
             return claimed
+
+    def first_meant(self, notice: str, incarnation: str) -> str:
+        return self._meant.setdefault(notice, incarnation)
 
     # --- what happens to it ---
 

@@ -179,5 +179,18 @@ def test_a_notice_is_brought_to_the_agent_of_its_node(tmp_path: Path) -> None:
         herald.pass_on("a#1", dataclasses.replace(SPOT, name="another"))
         connection.close()
         assert cluster.asked == asked
+        cluster.kill_node("a")
+        cluster.bring_back("a")
+        later = Herald(cluster)
+        later.pass_on("a", dataclasses.replace(SPOT, name="another"))  # as the next connector is told
+        later.pass_on("a", dataclasses.replace(SPOT, name="of the new machine", source="drill"))
+        eventually(lambda: cluster.asked > asked, 20.0)
+        (seen,) = cluster.nodes()
+        connection = connect(cluster.agent(seen))
+        connection.send(m.encode(m.Watch(job="job", after_step=0)))
+        told = hears(connection)
+        assert isinstance(told, m.Noticed)
+        assert told.source == "drill"
+        connection.close()
     finally:
         cluster.close()

@@ -97,6 +97,12 @@ class RayCluster:
             epoch += 1  # somebody had that one
         return epoch
 
+    def first_meant(self, notice: str, incarnation: str) -> str:
+        key = f"notice/{notice}".encode()
+        internal_kv._internal_kv_put(key, incarnation.encode(), False, namespace=_KV_NAMESPACE)
+        kept: bytes = internal_kv._internal_kv_get(key, namespace=_KV_NAMESPACE)
+        return kept.decode()
+
     def draining(self) -> tuple[Draining, ...]:
         """Nodes that Ray is told to drain: by its autoscaler, by a SIGTERM to `ray start` (as Kubernetes sends it), or
         by hand. Deadlines are times of day, by the clock of whoever asked."""

@@ -38,7 +38,9 @@ class Herald:
     def _give(self, node: str, notice: m.GiveNotice) -> None:
         try:
             for seen in self._cluster.nodes():
-                if node in (seen.node.id, seen.incarnation):
+                # A connector that begins anew gives all notices again, and another machine may have taken the name.
+                meant = node in (seen.node.id, seen.incarnation)
+                if meant and self._cluster.first_meant(notice.name, seen.incarnation) == seen.incarnation:
                     ask(self._cluster.agent(seen), notice, _ANSWER_S)
         except (NodeUnreachable, ConnectionClosed) as error:
             log.warning("notice not passed on", node=node, source=notice.source, error=str(error))

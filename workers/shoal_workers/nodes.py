@@ -38,6 +38,9 @@ class Cluster(Protocol):
     def claim_epoch(self, job: str, at_least: int) -> int:
         """An epoch number that nobody had before, at least `at_least`."""
 
+    def first_meant(self, notice: str, incarnation: str) -> str:
+        """The incarnation that a notice of this name was meant for: this one, if nobody has asked before."""
+
 
 class NodeUnreachable(Exception):
     """`node` did not start or answer what was asked of it."""
