@@ -60,6 +60,30 @@ def test_a_killed_supervisor_is_replaced_while_ranks_step_on(running: Running) -
     assert not [event for event in events if event["kind"] == "recovery_done"]
 
 
+def test_training_goes_on_while_the_head_is_away_and_after_it_came_back(running: Running) -> None:
+    """The head stands still, dies, and comes back with all that it knew: nobody is given up, and a loss after that is
+    recovered from as ever."""
+    job_id = running.submit(job_mapping(STEPS))
+    running.until_step(job_id, 5)
+    (cluster,) = running.client._call("GET", "/v1/clusters")["items"]
+    assert cluster["fault_tolerant_head"]
+    ranks = set(running.processes("ray::RankActor"))
+    (head,) = [each for each in psutil.Process(running.shoal.cluster_pid).children() if "gcs_server" in each.name()]
+    running.stop(head)
+    last = running.journal_on_disk(job_id)[-1]["seq"]
+    eventually(lambda: running.journal_on_disk(job_id)[-1]["seq"] >= last + 3, 60)
+    head.kill()
+    running.until_step(job_id, running.step(job_id) + 3)
+    assert set(running.processes("ray::RankActor")) == ranks
+    assert not running.events(job_id, "recovery_done")
+    running.kill("small-2")
+    recovery = running.until_event(job_id, "recovery_done")
+    assert recovery["nodes_lost"] == ["small-2"]
+    events = running.finish(job_id)
+    check_history(events, STEPS)
+    assert len([event for event in events if event["kind"] == "cluster_entered"]) == 1
+
+
 def test_ranks_outlive_no_killed_raylet_and_the_job_goes_on(running: Running) -> None:
     job_id = running.submit(job_mapping(STEPS))
     running.until_step(job_id, 10)

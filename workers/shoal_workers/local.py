@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +39,7 @@ _SYSTEM_CONFIG = {
     "health_check_failure_threshold": 3,
 }
 _OBJECT_STORE_BYTES = 80_000_000
+_LOOK_S = 0.5
 
 
 class LocalCluster:
@@ -61,6 +63,10 @@ class LocalCluster:
             "RAY_AUTH_MODE": "disabled",
         }
         self._raylets: dict[str, Any] = {}
+        self._stopping = threading.Event()
+        head_dir = data_dir / "head"  # what the head knows outlives it, but not this cluster
+        shutil.rmtree(head_dir, ignore_errors=True)
+        self._env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_dir)}
         os.environ.update(self._env)  # what raylets and their workers inherit
         self._cluster = Cluster(
             initialize_head=True,
@@ -72,6 +78,17 @@ class LocalCluster:
             },
         )
         ray.init(address=self._cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+
+        self._keeper = threading.Thread(target=self._keep_head, name="head", daemon=True)
+        self._keeper.start()
+
+    def _keep_head(self) -> None:
+        """One that dies comes back as it was."""
+        head = self._cluster.head_node
+        while not self._stopping.wait(_LOOK_S):
+            if any(info.process.poll() is not None for info in head.all_processes.get("gcs_server", ())):
+                head.kill_gcs_server(check_alive=False)
+                head.start_gcs_server()
 
     def add(self, node: Node) -> None:
         """Returns when the cluster knows the node."""
@@ -103,6 +120,8 @@ class LocalCluster:
         return {"raylet": _raylet_pid(raylet), "all": [process.pid for process in self._processes(raylet)]}
 
     def stop(self) -> None:
+        self._stopping.set()
+        self._keeper.join()
         for raylet in list(self._raylets.values()):
             for process in self._processes(raylet):
                 with contextlib.suppress(psutil.NoSuchProcess):

@@ -115,10 +115,22 @@ class Roster:
         self.nodes: tuple[NodeSeen, ...] = ()
         self.after_step = 0
         self.epoch: int | None = None  # the highest one claimed; as long as it is not known nobody is answered
+        self._looking = threading.Thread()
         self.forgive_s = math.inf  # who was silent for longer is as good as gone, and has to be recruited anew
 
     def refresh(self) -> None:
-        """Looks at the cluster and begins to recruit every node that nobody recruits yet. Agents hear who is there."""
+        """Looks at the cluster, beside everything else: its head may be away for a while. Agents hear who is there."""
+        if not self._looking.is_alive():
+            self._looking = threading.Thread(target=self._look, name="look", daemon=True)
+            self._looking.start()
+        agents = [agent for agent in self.agents() if agent.connected]
+        for agent, peers in zip(agents, _neighbours(agents), strict=True):
+            if agent.attends != peers:
+                agent.attends = peers
+                agent.send(m.Attend(peers=list(peers)))
+
+    def _look(self) -> None:
+        """Begins to recruit every node that nobody recruits yet."""
         nodes = self.nodes = self._cluster.nodes()
         for seen in nodes:
             with self._lock:
@@ -126,11 +138,6 @@ class Roster:
                     continue
                 self._recruiting.add(seen.incarnation)
             threading.Thread(target=self._recruit, args=(seen,), name=f"recruit-{seen.node.id}", daemon=True).start()
-        agents = [agent for agent in self.agents() if agent.connected]
-        for agent, peers in zip(agents, _neighbours(agents), strict=True):
-            if agent.attends != peers:
-                agent.attends = peers
-                agent.send(m.Attend(peers=list(peers)))
 
     @property
     def expected(self) -> frozenset[str]:
