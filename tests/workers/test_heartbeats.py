@@ -19,7 +19,7 @@ from shoal_workers import messages as m
 from shoal_workers.beats import Hearing, Peer
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.pulse import Pulse
-from shoal_workers.roster import Contact, _neighbours
+from shoal_workers.roster import Contact, Roster, _Entry, _neighbours
 from shoal_workers.watched import report
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
@@ -70,6 +70,65 @@ def test_a_process_that_always_gets_its_turn_late_still_finds_silence(clock: Clo
         clock.now_s += 0.5
         pulse.beat()
     assert pulse.awake_s(100.0, clock.now_s) == pytest.approx(2.5)
+
+
+class Link:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, wire: dict[str, Any]) -> None:
+        self.sent.append(m.decode(wire))
+
+
+def roster_of(clock: Clock, pulse: Pulse) -> tuple[Roster, Contact, Link]:
+    """A supervisor's, that has reached the agent of one node."""
+    nobody: Any = None
+    link: Any = Link()
+    agent = Contact(node="a", index=None, address=("h", 1), connection=link, last_heard_s=clock(), last_word_s=clock())
+    roster = Roster(nobody, "job", queue.SimpleQueue(), clock, pulse.awake_s)
+    roster._entries["a"] = _Entry(nobody, [agent], True)
+    return roster, agent, link
+
+
+def test_a_supervisor_that_wakes_up_late_gives_nobody_up(clock: Clock) -> None:
+    pulse = Pulse(clock)
+    roster, agent, _ = roster_of(clock, pulse)
+    clock.now_s += 30.0
+    for _ in range(2):  # before and after it notices how late it is
+        assert roster.members(clock())[0].silent_s <= 0.25
+        assert not roster.is_gone(agent, 0.5)
+        assert not roster.drop(frozenset(), clock(), 2.0)
+        assert roster.living_agents(clock(), 0.5) == (agent,)
+        pulse.beat()
+    beat_until(pulse, clock, clock() + 2.0)
+    assert roster.is_gone(agent, 2.0)
+    assert roster.drop(frozenset(), clock(), 2.0) == {"a"}
+
+
+def test_heartbeats_are_answered_now_and_then_by_who_knows_the_epoch(clock: Clock) -> None:
+    pulse = Pulse(clock)
+    roster, agent, link = roster_of(clock, pulse)
+    roster._hear(agent, m.encode(m.Heartbeat(at_s=1.0)))
+    assert link.sent == []  # it has not read yet what the one before it has written
+    roster.epoch = 3
+    for tenths in range(10, 26):
+        roster._hear(agent, m.encode(m.Heartbeat(at_s=tenths / 10, silent=[["b", 0.7]])))
+    assert link.sent == [m.Heard(at_s=at_s, epoch=3) for at_s in (1.0, 1.5, 2.0, 2.5)]
+    (witness,) = roster.witnesses(clock(), 0.5)
+    assert (witness.node, witness.silent) == ("a", (("b", 0.7),))
+
+
+def test_who_was_silent_for_so_long_that_it_was_given_up_is_not_answered(clock: Clock) -> None:
+    pulse = Pulse(clock)
+    roster, agent, link = roster_of(clock, pulse)
+    roster.epoch, roster.forgive_s = 3, 12.0
+    beat_until(pulse, clock, clock() + 12.1)
+    assert roster.witnesses(clock(), 0.5) == ()
+    with pytest.raises(ConnectionClosed, match=r"silent for 12\.1 s"):
+        roster._hear(agent, m.encode(m.Heartbeat(at_s=1.0)))
+    assert link.sent == []
 
 
 # --- agents hear each other ---
