@@ -18,12 +18,15 @@ def faults():
 keep_memory()
 first, again = faults(), faults()
 return_memory()
-print(first, again, faults())
+afterwards = faults()
+return_memory(1 << 27)
+print(first, again, afterwards, faults())
 """
 
 
 def test_memory_is_kept_until_it_is_returned() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    first, again, afterwards = map(int, done.stdout.split())
+    first, again, afterwards, ready = map(int, done.stdout.split())
     assert again < first / 10
     assert afterwards > again
+    assert ready < first / 10, "it was made ready"

@@ -359,8 +359,9 @@ class EpochRun:
         )
 
     def _forget(self) -> None:
+        """And makes ready for a next state as large as this one, where that will lie in memory of the process."""
         GlooExchange.forget()
-        return_memory()
+        return_memory(self._memory.used_bytes if self._computes_on.type == "cpu" else 0)
         devices.return_memory(self._computes_on)
 
     def _report(self, report: StepReport) -> None:
