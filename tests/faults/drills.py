@@ -103,13 +103,11 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
         Kind.DRAINED,
         Kind.CONNECTOR,
         Kind.CONTROL_PLANE,
+        Kind.GCS,
     ),
 }
 # Kinds that no ground can bring about yet, and why: a report names them.
-NOT_YET: Mapping[Kind, str] = {
-    Kind.GCS: "no ground starts the head of its cluster again yet",
-    Kind.STRAGGLER: "nothing looks for ranks that become slower yet",
-}
+NOT_YET: Mapping[Kind, str] = {Kind.STRAGGLER: "nothing looks for ranks that become slower yet"}
 # The second blow of two, while the job deals with the first; and what may hit a job as it writes.
 _SECOND = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.HALF, Kind.SUPERVISOR, Kind.RANK_STOPPED, Kind.VANISHED})
 _WRITING = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.SUPERVISOR, Kind.RANK_STOPPED, Kind.AGENT_STOPPED})

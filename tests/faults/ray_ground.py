@@ -113,6 +113,7 @@ class RayGround:
             Kind.STORE_CUT: self._store_cut,
             Kind.RAYLET: self._raylet,
             Kind.CONTROL_PLANE: self._control_plane,
+            Kind.GCS: self._head,
         }
         return strikes[kind](pick)
 
@@ -208,6 +209,13 @@ class RayGround:
             return None
         psutil.Process(self._shoal.pids(node)["raylet"]).kill()
         return Strike(nodes=(node,), out=(node,), heal=functools.partial(self._add, (node,)))
+
+    def _head(self, pick: int) -> Strike:
+        """It comes back by itself, with all that it knew; steps go on meanwhile."""
+        for process in psutil.Process(self._shoal.cluster_pid).children():
+            if "gcs_server" in process.name():
+                process.kill()
+        return Strike(nodes=(), out=(), heal=_nothing, lasts=True)
 
     def _control_plane(self, pick: int) -> Strike:
         psutil.Process(self._shoal.server_pid).kill()
