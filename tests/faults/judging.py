@@ -17,7 +17,6 @@ from shoal_recovery.journal import (
     StateChanged,
     StepDone,
 )
-from shoal_recovery.placement import backups
 
 TOLERANCE = 1e-4
 
@@ -131,7 +130,8 @@ def _losses(entries: Sequence[Entry], losses: Sequence[float]) -> Iterator[str]:
 
 
 def _held(entries: Sequence[Entry], recovery: Entry, blows: Sequence[Blow]) -> bool:
-    """Whether, of all state of the newest epoch that had made a step safe before, a holder was never out."""
+    """Whether, of the epoch that had made a step safe before, no more nodes were out than it had copies of each: then
+    one of everything was left, wherever they stood."""
     assert isinstance(recovery.event, RecoveryDone)
     before = _epoch_before(entries, recovery)
     if before is None:
@@ -140,10 +140,8 @@ def _held(entries: Sequence[Entry], recovery: Entry, blows: Sequence[Blow]) -> b
     out = {
         node for blow in blows if blow.at_s <= recovery.at_s and blow.healed_at_s >= before.at_s for node in blow.out
     }
-    nodes = snapshot_from_mapping(before.event.snapshot).nodes
-    plan = parse_plan(before.event.plan)
-    copies = backups(nodes, plan.copies)
-    return all(not {device.node, *copies[device.node]} <= out for device in plan.devices())
+    there = {node.id for node in snapshot_from_mapping(before.event.snapshot).nodes}
+    return len(out & there) <= parse_plan(before.event.plan).copies and not there <= out
 
 
 def _epoch_before(entries: Sequence[Entry], recovery: Entry) -> Entry | None:
