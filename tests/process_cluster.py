@@ -26,6 +26,7 @@ from shoal_recovery.store import open_store
 from shoal_recovery.tenure import Life
 from shoal_workers import messages as m
 from shoal_workers.agent import Agent
+from shoal_workers.allocator import keep_memory, keep_modules
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.rank import Rank
@@ -311,6 +312,8 @@ def _live(
         lifeline = agent.lifeline
         connection.send(agent.port)
     else:
+        keep_memory()  # as the actor of a rank does: a restore has to find the memory that the steps before it had
+        keep_modules()
         rank = Rank(node=name, index=index, settings=settings)
         rank.start()
         lifeline = rank.lifeline
