@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -27,3 +31,17 @@ def eventually(check: Callable[[], T], timeout_s: float = 10.0) -> T:
         if time.monotonic() >= deadline_s:
             raise failure or AssertionError(f"not within {timeout_s:g} s: {check}")
         pause.wait(_PAUSE_S)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Waits until the process has stopped itself; lets it go on in any case."""
+    try:
+        eventually(lambda: _state(pid) == "T", 60.0)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

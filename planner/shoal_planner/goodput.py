@@ -22,10 +22,11 @@ from dataclasses import dataclass
 
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.errors import InvalidField
-from shoal_planner.holding import state_held
+from shoal_planner.holding import Keeping, held_state, placed
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import OPTIMIZER_BYTES, snapshot_bytes
-from shoal_planner.placement import backups
+from shoal_planner.parameters import num_parameters
+from shoal_planner.placement import Placement
 from shoal_planner.plan import Plan, Prediction
 from shoal_planner.pool_history import HOUR_S
 from shoal_planner.pools import PoolNode, interruptions_per_h
@@ -60,18 +61,21 @@ class RecoveryFigures:
 
 
 DEFAULT_FIGURES = RecoveryFigures()
+_NOTHING = Keeping()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
     """`step_s` includes what copies add to a step; `share` is of the plan's throughput without losses and copies.
 
-    `rollbacks_per_h` are losses of state with all its copies, after which only the object store helps.
+    `rollbacks_per_h` are losses of state with all its copies, after which only the object store helps. For copies that
+    the plan keeps live on other nodes nothing is sent: `network_bytes_per_parameter` is what all nodes together send.
     """
 
     tokens_per_s: float
     share: float
     copies: int
+    network_bytes_per_parameter: float
     step_s: float
     recovery_s: float
     redone_steps: float
@@ -157,7 +161,11 @@ class _Fleet:
             if node.id not in pools:
                 raise InvalidField("pools", sorted(pools), f"must say to which pool {node.id} belongs")
         self.pools = pools
-        self.owned: dict[str, float] = {node.id: 0.0 for node in self.nodes} | state_held(plan, job)
+        self.held = held_state(plan, job)
+        self.owned = {node.id: 0.0 for node in self.nodes}
+        for held in self.held:
+            self.owned[held.home] += held.elements
+        self._placed: dict[int, tuple[Placement, dict[str, Keeping]]] = {}
         self.users = tuple(node for node in self.nodes if self.owned[node.id])
         self.rates = {pools[node.id].pool: pools[node.id].rate for node in self.nodes}
 
@@ -179,6 +187,7 @@ class _Fleet:
             tokens_per_s=share * self.job.train.tokens_per_step / self.prediction.step_s,
             share=share,
             copies=copies,
+            network_bytes_per_parameter=self._network_bytes_per_parameter(copies),
             step_s=step_s,
             recovery_s=recovery_s,
             redone_steps=redone,
@@ -188,29 +197,35 @@ class _Fleet:
 
     def fits(self, copies: int) -> bool:
         """Whether every host has room for the snapshots that it would keep."""
-        kept: defaultdict[str, float] = defaultdict(float, self.owned)
-        for node_id, others in backups(self.nodes, copies).items():
-            for other in others:
-                kept[other] += self.owned[node_id]
-        return all(snapshot_bytes(kept[node.id]) <= node.host_memory_bytes for node in self.nodes)
+        kept = self._kept(copies)
+        return all(
+            snapshot_bytes(kept[node.id].kept) <= node.host_memory_bytes for node in self.nodes if node.id in kept
+        )
+
+    def _kept(self, copies: int) -> dict[str, Keeping]:
+        return self._placement(copies)[1]
+
+    def _placement(self, copies: int) -> tuple[Placement, dict[str, Keeping]]:
+        if copies not in self._placed:
+            self._placed[copies] = placed(self.held, self.nodes, copies)
+        return self._placed[copies]
+
+    def _network_bytes_per_parameter(self, copies: int) -> float:
+        """That all nodes together send in each step."""
+        sent = sum(node.sent for node in self._kept(copies).values())
+        return OPTIMIZER_BYTES * sent / num_parameters(self.job.model)
 
     def _keep_s(self, copies: int) -> float:
         """From the end of a step until its state is kept on every node that shall have it. Nodes send and receive at
-        the same time."""
-        sent: dict[str, float] = {}
-        received: defaultdict[str, float] = defaultdict(float)
-        for node_id, others in backups(self.nodes, copies).items():
-            num_bytes = self.owned[node_id] * OPTIMIZER_BYTES
-            sent[node_id] = num_bytes * len(others)
-            for other in others:
-                received[other] += num_bytes
-        return max(
-            max(
-                max(sent[node.id], received[node.id]) / (node.inter_bytes_per_s * node.nics),
-                self.owned[node.id] * OPTIMIZER_BYTES / node.devices / self.figures.device_bytes_per_s,
-            )
-            for node in self.nodes
-        )
+        the same time; what owners mirror only leaves their devices."""
+        kept = self._kept(copies)
+
+        def node_s(node: Node) -> float:
+            mine = kept.get(node.id, _NOTHING)
+            wire_s = max(mine.sent, mine.received) / (node.inter_bytes_per_s * node.nics)
+            return max(wire_s, (mine.vouched + mine.mirrored) / node.devices / self.figures.device_bytes_per_s)
+
+        return OPTIMIZER_BYTES * max(map(node_s, self.nodes))
 
     def _move_s(self) -> float:
         """A re-plan gives most nodes other layers: each fetches as much state as it holds."""
@@ -225,11 +240,9 @@ class _Fleet:
     def _rollbacks_per_h(self, copies: int, window_s: float) -> float:
         """Losses of a node's state and of all its copies: in one shock of their pool, or one after the other before
         what was lost has been copied again."""
-        groups = {
-            frozenset((node_id, *others))
-            for node_id, others in backups(self.nodes, copies).items()
-            if self.owned[node_id]
-        }
+        placement, _ = self._placement(copies)
+        found = ((held.home, placement.copies(held.home, held.owners)) for held in self.held if held.elements)
+        groups = {frozenset((home, *others.live, *others.sent)) for home, others in found}
         together: defaultdict[str, list[int]] = defaultdict(list)
         apart_per_h = 0.0
         for group in sorted(groups, key=sorted):
@@ -266,6 +279,8 @@ def _reason(best: Goodput, options: tuple[Goodput, ...], plain_step_s: float) ->
     cost = f"make{'' if several else 's'} a step {slower:.1%} longer"
     if slower < 0.0005:
         cost = f"hide{'' if several else 's'} beside the step"
+    if best.copies and not best.network_bytes_per_parameter:
+        cost = f"cost{'' if several else 's'} no network, as the plan keeps the state live on other nodes,"
     text = f"{name} {cost} and, with {losses}, keep{'' if several else 's'} {best.share:.1%} of the throughput"
     if best.copies == 0:
         text = f"without copies, {losses} leave {best.share:.1%} of the throughput"

@@ -1,4 +1,4 @@
-"""Which node's snapshots hold how much of the optimizer state under a plan.
+"""Which node's snapshots hold how much of the optimizer state under a plan, and how much of it is sent to others.
 
 Owns the counting by node. Does not own which element lies where (`shard_map` of the recovery) nor what it takes of a
 device's memory (`memory`).
@@ -7,27 +7,105 @@ device's memory (`memory`).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 
+from shoal_planner.cluster import Node
 from shoal_planner.job import JobSpec
+from shoal_planner.memory import snapshot_bytes
 from shoal_planner.parameters import parameters, stage_units
+from shoal_planner.placement import Placement
 from shoal_planner.plan import Plan
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """State of so many elements that `home` takes snapshots of; ranks of the `owners`, other nodes, have it too."""
+
+    home: str
+    elements: float
+    owners: frozenset[str]
+
+
+@dataclass(slots=True, kw_only=True)
+class Keeping:
+    """Of one node, the elements of which it keeps snapshots, by why: its ranks vouch for them, they own them and mirror
+    what others vouch for, or they are copies that it received; and how many it sends, once for each copy."""
+
+    vouched: float = 0.0
+    mirrored: float = 0.0
+    received: float = 0.0
+    sent: float = 0.0
+
+    @property
+    def kept(self) -> float:
+        return self.vouched + self.mirrored + self.received
+
+
+def placed(held: Iterable[Held], nodes: tuple[Node, ...], copies: int) -> tuple[Placement, dict[str, Keeping]]:
+    """Where copies of this state stand, and what each node keeps then: with owners wherever they can be, if all hosts
+    have room for that, else with backups."""
+    found = Placement(nodes, copies)
+    kept = keeping(held, found)
+    if all(snapshot_bytes(kept[node.id].kept) <= node.host_memory_bytes for node in nodes if node.id in kept):
+        return found, kept
+    found = Placement(nodes, copies, by_owners=False)
+    return found, keeping(held, found)
+
+
+def keeping(some: Iterable[Held], placement: Placement) -> dict[str, Keeping]:
+    """By node; those that keep nothing are left out."""
+    found: defaultdict[str, Keeping] = defaultdict(Keeping)
+    for held in some:
+        copies = placement.copies(held.home, held.owners)
+        found[held.home].vouched += held.elements
+        found[held.home].sent += held.elements * len(copies.sent)
+        for node in copies.live:
+            found[node].mirrored += held.elements
+        for node in copies.sent:
+            found[node].received += held.elements
+    return dict(found)
+
+
+def held_state(plan: Plan, job: JobSpec) -> tuple[Held, ...]:
+    """By who holds it. Of each element one rank vouches, even where all holders of a unit have all its state: they
+    share that out as they would share the state. What is not split beyond nodes lies whole on every node that holds its
+    unit."""
+    holders, elements = _holders(plan), _elements(job)
+    found: defaultdict[tuple[str, frozenset[str]], float] = defaultdict(float)
+    for unit, entries in holders.items():
+        total = sum(share for _, share in entries)
+        nodes = frozenset(node_id for node_id, _ in entries)
+        for node_id, share in entries:
+            owners = frozenset() if plan.sharding.optimizer == "cluster" else nodes - {node_id}
+            found[node_id, owners] += elements[unit] * share / total
+    return tuple(
+        Held(home=home, elements=count, owners=owners)
+        for (home, owners), count in sorted(found.items(), key=lambda entry: (entry[0][0], sorted(entry[0][1])))
+    )
+
+
 def state_held(plan: Plan, job: JobSpec) -> dict[str, float]:
-    """Elements by node id. Of each element one rank takes the snapshot, even where all holders of a unit have all its
-    state: they share that out as they would share the state. What others have in their memory is no copy of it, as it
-    serves nobody but their own processes."""
+    """Elements by the node that takes snapshots of them."""
+    owned: defaultdict[str, float] = defaultdict(float)
+    for held in held_state(plan, job):
+        owned[held.home] += held.elements
+    return dict(sorted(owned.items()))
+
+
+def _holders(plan: Plan) -> dict[int, list[tuple[str, float]]]:
+    """By unit, the nodes of the replicas that hold it, each with its share."""
     holders: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for unit in stage_units(plan, p, s):
                 holders[unit].extend((replica.node, replica.state_share) for replica in stage.replicas)
+    return holders
+
+
+def _elements(job: JobSpec) -> dict[int, int]:
+    """By unit; of a tied embedding in its first."""
     elements: defaultdict[int, int] = defaultdict(int)
     for parameter in parameters(job.model):
         elements[parameter.units[0]] += parameter.numel
-    owned: defaultdict[str, float] = defaultdict(float)
-    for unit, entries in holders.items():
-        total = sum(share for _, share in entries)
-        for node_id, share in entries:
-            owned[node_id] += elements[unit] * share / total
-    return dict(sorted(owned.items()))
+    return elements

@@ -1,4 +1,5 @@
-"""What preemptions leave of the speed of plans on one cluster: which plan gets most done, with how many copies.
+"""What preemptions leave of the speed of plans on one cluster: which plan gets most done, with how many copies, sent or
+kept live.
 
 Owns where expectation enters the choice of a plan: only where somebody knows how often nodes of the cluster are lost.
 Does not own the expectation (`goodput`) nor whose word on rates counts (`pools`).
@@ -7,12 +8,21 @@ Does not own the expectation (`goodput`) nor whose word on rates counts (`pools`
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
-from shoal_planner.goodput import CopiesChoice, Goodput, RecoveryFigures, choose_copies, expected_goodput
+from shoal_planner.goodput import (
+    COPIES_SHARE,
+    CopiesChoice,
+    Goodput,
+    RecoveryFigures,
+    choose_copies,
+    expected_goodput,
+)
+from shoal_planner.levels import Level
 from shoal_planner.moving import Outlook
 from shoal_planner.plan import Plan
 from shoal_planner.pools import PoolRate, node_pools, pool_rates, rates_known
@@ -66,10 +76,27 @@ class Losses:
                 best, best_s = plan, seconds
         return best
 
-    def settled(self, plan: Plan) -> tuple[Plan, Expected | None]:
-        """With the number of copies that is best for it, and what is expected of it then."""
+    def settled(self, plan: Plan, *, runs: bool = False) -> tuple[Plan, Expected | None]:
+        """With the number of copies that is best for it, and what is expected of it then. Optimizer state that is not
+        split between nodes is live on several: where that gets more done than to send copies, a plan that does not run
+        yet keeps it so."""
         if not self.known:
             return plan, None
+        found = self._with_copies(plan)
+        if found is None:
+            return plan, None
+        for unsplit, what in () if runs else self._unsplit(plan):
+            other = self._with_copies(unsplit)
+            if other is None:
+                continue
+            split, whole = found[1].goodput, other[1].goodput
+            if whole.tokens_per_s > split.tokens_per_s * (1 + COPIES_SHARE):
+                reason = f"{other[1].reason}; {what}, as with copies that are sent it would be {split.share:.1%}"
+                found = other[0], dataclasses.replace(other[1], reason=reason)
+        return found
+
+    def _with_copies(self, plan: Plan) -> tuple[Plan, Expected] | None:
+        """None where nothing fits."""
         choice = self._choice(plan)
         for option in (choice.best, *sorted(choice.options, key=lambda option: -option.tokens_per_s)):
             try:
@@ -77,7 +104,23 @@ class Losses:
             except (InvalidField, NoPlanFits):  # what a plan keeps on hosts besides snapshots may want the room
                 continue
             return made, self._expected(option, choice.options, choice.reason if option is choice.best else "")
-        return plan, None
+        return None
+
+    def _unsplit(self, plan: Plan) -> Iterator[tuple[Plan, str]]:
+        """The plan with its optimizer state whole on each device, or each node, that computes with it; and in words."""
+        sharding = plan.sharding
+        if self.costs.job.train.sharding != "auto" or sharding.optimizer != "cluster":
+            return
+        levels: tuple[tuple[Level, str], ...] = (
+            ("none", "every device keeps the optimizer state of all that it computes with"),
+            ("node", "every node keeps the optimizer state of all that it computes with"),
+        )
+        for level, what in levels:
+            try:
+                changed = dataclasses.replace(sharding, optimizer=level)
+                yield score_with(dataclasses.replace(plan, sharding=changed), self.costs), what
+            except (InvalidField, NoPlanFits):  # devices have no room for that, or gradients are split further
+                continue
 
     def expected(self, plan: Plan) -> Expected | None:
         """Of a plan as it is, with the copies that it states; None where no rates are known."""

@@ -1,4 +1,5 @@
-"""On which other nodes the snapshots of a node are copied. Pure and deterministic.
+"""On which other nodes copies of a node's state stand: who is sent its snapshots, and who has it live and need not be.
+Pure and deterministic.
 
 Here, and not where state is moved, because a plan must know whether the hosts have room for it.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -36,6 +38,62 @@ def backups(nodes: tuple[Node, ...], copies: int) -> Mapping[str, tuple[str, ...
         for node, chosen in zip(ring.nodes, ring.chosen, strict=True)
     }
     return MappingProxyType(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Other nodes that keep snapshots of some state: `live` ones take them of their own ranks' memory (a mirror), the
+    others are `sent` them."""
+
+    live: tuple[str, ...]
+    sent: tuple[str, ...]
+
+
+class Placement:
+    """Where the copies of state on these nodes stand, one rule for those who plan and those who send.
+
+    `by_owners`: nodes whose ranks own the same state take the place of backups that would have to be sent it, as long
+    as copies stand in as many zones with them, unless their hosts are far smaller; without it they count only where
+    they are backups anyway.
+    """
+
+    def __init__(self, nodes: tuple[Node, ...], copies: int, *, by_owners: bool = True) -> None:
+        self._backups = backups(nodes, copies)
+        self._nodes = {node.id: node for node in nodes}
+        self._by_owners = by_owners
+        self._found: dict[tuple[str, frozenset[str]], Copies] = {}
+
+    def copies(self, home: str, owners: frozenset[str] = frozenset()) -> Copies:
+        """Of state that `home` takes snapshots of, and ranks of these other nodes own, too. Raises KeyError for a node
+        that is not there."""
+        if (home, owners) not in self._found:
+            chosen = self._chosen(home, owners)
+            self._found[home, owners] = Copies(
+                live=tuple(node for node in chosen if node in owners),
+                sent=tuple(node for node in chosen if node not in owners),
+            )
+        return self._found[home, owners]
+
+    def _chosen(self, home: str, owners: frozenset[str]) -> list[str]:
+        chosen = list(self._backups[home])
+        if not self._by_owners or owners.issuperset(chosen):
+            return chosen
+        left = sorted(owners.difference(chosen, (home,)), key=lambda node: (node < home, node))
+        for place, backup in enumerate(chosen):
+            suiting = (owner for owner in left if backup not in owners and self._suits(home, chosen, place, owner))
+            owner = next(suiting, None)
+            if owner is not None:
+                chosen[place] = owner
+                left.remove(owner)
+        return chosen
+
+    def _suits(self, home: str, chosen: list[str], place: int, owner: str) -> bool:
+        instead = [*chosen[:place], owner, *chosen[place + 1 :]]
+        room = self._nodes[owner].host_memory_bytes * _MUCH_SMALLER >= self._nodes[chosen[place]].host_memory_bytes
+        return room and self._zones(home, instead) >= self._zones(home, chosen)
+
+    def _zones(self, home: str, chosen: list[str]) -> int:
+        return len({self._nodes[node].zone for node in (home, *chosen)})
 
 
 class _Ring:

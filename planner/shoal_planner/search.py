@@ -104,7 +104,7 @@ def plan(
     losses = Losses(costs, outlook)
     change = None if running is None else choose(running, scored, costs, outlook, losses)
     found = losses.best(scored) if change is None else change.plan
-    chosen, expected = losses.settled(found)
+    chosen, expected = losses.settled(found, runs=change is not None and not change.move)
     chosen = with_device_groups(chosen, snapshot)
     compared = [other for other in scored if other is not found]
     if job.train.schedule not in ("1f1b", "auto"):  # what the schedule brings is said all the same

@@ -8,14 +8,14 @@ clouds take such nodes ten at a time), a whole zone.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from shoal_planner.cluster import Node
 from shoal_planner.pools import pool_name
-from shoal_recovery.placement import backups
-from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, RankState, ShardMap
+from shoal_recovery.placement import held_by
+from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, ShardMap
 
 Domain = Literal["node", "pool", "zone"]
 
@@ -34,7 +34,7 @@ class BulkLoss:
 def bulk_losses(shards: ShardMap, nodes: tuple[Node, ...], copies: int) -> tuple[BulkLoss, ...]:
     """One for each node, pool and zone of these nodes, on which the ranks of `shards` run and keep `copies` copies of
     every step; what would cost most goes first."""
-    kept = _bytes_by_holders(shards.ranks, nodes, copies)
+    kept = _bytes_by_holders(shards, nodes, copies)
     found = [
         BulkLoss(
             domain=domain,
@@ -47,13 +47,11 @@ def bulk_losses(shards: ShardMap, nodes: tuple[Node, ...], copies: int) -> tuple
     return tuple(sorted(found, key=lambda loss: (-loss.store_bytes, -len(loss.nodes), loss.domain, loss.name)))
 
 
-def _bytes_by_holders(ranks: Iterable[RankState], nodes: tuple[Node, ...], copies: int) -> Counter[frozenset[str]]:
+def _bytes_by_holders(shards: ShardMap, nodes: tuple[Node, ...], copies: int) -> Counter[frozenset[str]]:
     """Bytes of state by the nodes whose agents have a snapshot of them."""
-    others = backups(nodes, copies)
     kept: Counter[frozenset[str]] = Counter()
-    for state in ranks:
-        holders = frozenset((state.device.node, *others[state.device.node]))
-        kept[holders] += sum(span.numel for span in state.vouches) * len(OWNED_KINDS) * ELEMENT_BYTES
+    for holders, numel in held_by(shards, nodes, copies):
+        kept[holders] += numel * len(OWNED_KINDS) * ELEMENT_BYTES
     return kept
 
 

@@ -72,10 +72,11 @@ def _spoilt(piece: Piece | StoredPiece, name: str, faults: Iterable[Fault]) -> b
 
 def disputed(inventory: Inventory, manifests: Iterable[Manifest]) -> tuple[Fault, ...]:
     """Shards of which two sources state different checksums, though they must be the same bytes: at least one of them
-    is wrong. Those that most agree on are believed; where as many say this as that, nobody is."""
+    is wrong. Those that most agree on are believed; where as many say this as that, nobody is. Mirrors are no copies of
+    the same bytes, and have no say."""
     said: defaultdict[tuple[int, ShardKey], list[tuple[str | None, str, str]]] = defaultdict(list)
     for snapshot in inventory.snapshots:
-        for piece in snapshot.pieces:
+        for piece in () if snapshot.mirror else snapshot.pieces:
             said[snapshot.step, piece.key].append((snapshot.node, snapshot.name, piece.checksum))
     for manifest in manifests:
         for stored in manifest.pieces:

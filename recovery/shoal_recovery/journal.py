@@ -71,7 +71,8 @@ class ClusterEntered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAdopted:
-    """From `step` on the ranks of `epoch` run `plan` (published form) on `snapshot` (snapshot_to_mapping)."""
+    """From `step` on the ranks of `epoch` run `plan` (published form) on `snapshot` (snapshot_to_mapping). All nodes
+    together send `network_bytes_per_parameter` for the copies of each step's state."""
 
     kind: ClassVar[str] = "plan_adopted"
     epoch: int
@@ -80,6 +81,7 @@ class PlanAdopted:
     reason: str
     plan: dict[str, Any]
     snapshot: dict[str, Any]
+    network_bytes_per_parameter: float = 0.0  # early journals do not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,12 +173,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One rank's shards of one step, immutable and verified, in the care of `node`'s agent under `name`."""
+    """One rank's shards of one step, immutable and verified, in the care of `node`'s agent under `name`. A `mirror` is
+    of what another rank vouches for: the same state, updated by another device, so perhaps not to the last bit."""
 
     node: str
     name: str
     step: int
     pieces: tuple[Piece, ...]
+    mirror: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,11 +41,22 @@ def _show_terms(found: Mapping[str, Any]) -> None:
 def _show_goodput(goodput: Mapping[str, Any]) -> None:
     print("\nWITH PREEMPTIONS")
     table(
-        ("COPIES", "", "STEP", "REDONE STEPS", "RECOVERY", "ALL COPIES LOST", "TOKENS/S", "OF PREDICTED"),
+        (
+            "COPIES",
+            "",
+            "SENT PER PARAMETER",
+            "STEP",
+            "REDONE STEPS",
+            "RECOVERY",
+            "ALL COPIES LOST",
+            "TOKENS/S",
+            "OF PREDICTED",
+        ),
         (
             (
                 option["copies"],
                 "planned" if option["copies"] == goodput["copies"] else "",
+                f"{option['network_bytes_per_parameter']:.3g} bytes",
                 _seconds(option["step_s"]),
                 option["redone_steps"],
                 _seconds(option["recovery_s"]),

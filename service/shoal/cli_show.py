@@ -246,7 +246,8 @@ def _expected(goodput: Mapping[str, Any]) -> str:
     return (
         f"expected with {goodput['interruptions_per_h']:.3g} interruptions an hour: "
         f"{goodput['tokens_per_s']:,.0f} tokens per second, {goodput['share']:.1%} of that; "
-        f"copies of the state: {goodput['copies']}"
+        f"copies of the state: {goodput['copies']}, for which each step sends "
+        f"{goodput['network_bytes_per_parameter']:.3g} bytes per parameter"
     )
 
 

@@ -31,7 +31,7 @@ from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_planner.score import score
 from shoal_recovery.journal import Entry
-from shoal_workers.change import vital_nodes
+from shoal_workers.change import copies_of, vital_nodes
 from shoal_workers.supervisor import Supervisor
 
 _AN_HOUR_S = 3600.0
@@ -135,7 +135,7 @@ class ProcessGround:
         for _ in range(_MOST_DRAWN):
             drawn = random_plan(self._rng, instance)
             drawn = dataclasses.replace(drawn, copies=min(drawn.copies, len(everywhere) - 1))
-            if vital_nodes(drawn, snapshot) == everywhere:
+            if vital_nodes(drawn, copies_of(drawn, snapshot, self._job.model)) == everywhere:
                 with contextlib.suppress(NoPlanFits, InvalidField):
                     return score(drawn, self._job, snapshot)
         return None

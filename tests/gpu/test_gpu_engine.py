@@ -32,6 +32,7 @@ from shoal_workers.memory import DeviceMemory
 from shoal_workers.processes import PlanRun, Processes
 from shoal_workers.shortage import shortage
 from shoal_workers.slot_maps import SlotMaps
+from shoal_workers.slots import Slots
 from shoal_workers.snapshots import AgentSnapshots
 from shoal_workers.solo import RunRequest, build_rank, run_rank, run_solo, solo_plan, whole_state
 from shoal_workers.timing import time_parts, time_update
@@ -116,7 +117,8 @@ def test_a_snapshot_of_a_device_restores_to_the_same_bits(tmp_path: Path) -> Non
         built = build_rank(request, 0, SoloExchange())
         keys = built.live.vouched_keys()
         lifeline = Lifeline(cut_off_s=10.0, ends_itself_s=60.0)
-        snapshots = AgentSnapshots(agent.connect(), open_slots(keys), keys, GPU, SlotMaps(), lifeline)
+        slots = (Slots(opened=open_slots(keys), keys=keys),)
+        snapshots = AgentSnapshots(agent.connect(), slots, GPU, SlotMaps(), lifeline)
         snapshots.begin(0, built.live)
         snapshots.wait_safe(0)
         (held,) = agent.inventory()

@@ -154,11 +154,16 @@ def test_shocks_of_a_pool_take_copies_along() -> None:
     assert expected_goodput(plan, job, snapshot, apart, copies=1).rollbacks_per_h < shaken.rollbacks_per_h / 10
 
 
-def test_state_that_the_plan_holds_everywhere_needs_copies_too() -> None:
-    """What is in the memory of other ranks restores nobody but them."""
-    job, snapshot = rent_job(), cluster()
-    choice = chosen(job, snapshot, SINGLY, sharding=Sharding(optimizer="none"))
-    assert choice.best.copies == chosen(job, snapshot, SINGLY).best.copies == 1
+def test_copies_of_state_that_the_plan_holds_everywhere_cost_no_network() -> None:
+    """What is in the memory of other ranks restores nobody but them until their nodes keep snapshots of it; they do."""
+    job, slow = rent_job(every_steps=1), cluster(inter_gbit_per_s=0.05)
+    live = chosen(job, slow, SINGLY, sharding=Sharding(optimizer="none"))
+    sent = chosen(job, slow, SINGLY)
+    assert live.best.copies >= 1 and live.best.network_bytes_per_parameter == 0
+    assert [option.network_bytes_per_parameter for option in sent.options] == pytest.approx([0, 12, 24, 36])
+    assert live.options[1].step_s < sent.options[1].step_s / 1.5
+    assert live.options[1].rollbacks_per_h == pytest.approx(sent.options[1].rollbacks_per_h, rel=0.5)
+    assert "cost no network" in live.reason or "costs no network" in live.reason
 
 
 def test_a_number_that_the_job_states_is_the_only_one() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +24,7 @@ from engine_runs import (
     run_beside_stopped,
 )
 from torch._C._distributed_c10d import FileStore
+from waiting import stopped
 
 from shoal_recovery.state import Kind
 from shoal_workers.errors import EpochAbandoned, PeerLost
@@ -43,20 +40,6 @@ TOGETHER, APART, MIXED = ("a", "a", "a", "a", "a"), ("a", "b", "c", "d", "e"), (
 STEP = 3  # the victim stops in the middle of it
 
 
-@contextmanager
-def stopped(pid: int, eventually: Callable[..., Any]) -> Iterator[None]:
-    """Waits until the process has stopped itself; lets it go on in any case."""
-    try:
-        eventually(lambda: _state(pid) == "T", 60.0)
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 @pytest.mark.parametrize(
     ("purpose", "tag", "nodes"),
     [
@@ -67,7 +50,7 @@ def _state(pid: int) -> str:
     ],
 )
 def test_survivors_of_a_stopped_peer(
-    processes: Processes, eventually: Callable[..., Any], purpose: Purpose, tag: int | None, nodes: tuple[str, ...]
+    processes: Processes, purpose: Purpose, tag: int | None, nodes: tuple[str, ...]
 ) -> None:
     """Stopped in a reduce or in a gather, continued when the survivors are steps ahead in the next epoch."""
     three = on_nodes(THREE, *nodes)
@@ -78,7 +61,7 @@ def test_survivors_of_a_stopped_peer(
 
     votes = STEP - 1 if purpose is Purpose.REDUCE else STEP
     call = processes.start(3, run_beside_stopped, request, VICTIM, purpose, votes)
-    with stopped(processes.pid(VICTIM), eventually):
+    with stopped(processes.pid(VICTIM)):
         survivors = []
         for rank in (0, 1):
             call.abandon(rank)
@@ -120,10 +103,10 @@ def test_blocked_wait_wakes_at_once(processes: Processes, nodes: tuple[str, ...]
         assert seconds_s < 1.0, "milliseconds, but the machine may be busy"
 
 
-def test_wait_for_the_rest_of_a_message_wakes_at_once(processes: Processes, eventually: Callable[..., Any]) -> None:
+def test_wait_for_the_rest_of_a_message_wakes_at_once(processes: Processes) -> None:
     """gloo itself never wakes it, not even when its sockets are shut."""
     call = processes.start(2, receive_part_of_a_message)
-    with stopped(processes.pid(1), eventually):
+    with stopped(processes.pid(1)):
         assert call.answer(0) < 1.0
     call.abandon(1)
     with pytest.raises((PeerLost, EpochAbandoned)):

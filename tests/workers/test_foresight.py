@@ -15,7 +15,7 @@ from shoal_planner.moving import UNKNOWN
 from shoal_planner.profile import Profile
 from shoal_planner.search import plan as search_plan
 from shoal_recovery.shard_map import shard_map
-from shoal_workers.change import vital_nodes
+from shoal_workers.change import copies_of, vital_nodes
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.foresight import Foresight
 from shoal_workers.slot_sizes import Sizes, slot_sizes
@@ -26,10 +26,10 @@ NODES = {"a": ("cpu-1t", 1), "b": ("cpu-1t", 1), "c": ("cpu-1t", 1)}
 def test_the_plan_after_each_loss_is_what_the_search_finds(tmp_path: Path) -> None:
     spec, snapshot = tiny_job("stdlib:", steps=9), ProcessCluster(tmp_path, NODES).snapshot()
     plan = search_plan(spec, snapshot).plan
-    vital = vital_nodes(plan, snapshot)
+    vital = vital_nodes(plan, copies_of(plan, snapshot, spec.model))
     assert len(vital) > 1
     told: queue.SimpleQueue[Mapping[str, Sizes]] = queue.SimpleQueue()
-    foresight, epoch = Foresight(spec, told.put), EpochView.begun(7, plan, snapshot, 3)
+    foresight, epoch = Foresight(spec, told.put), EpochView.begun(7, plan, snapshot, 3, vital)
     foresight.look(epoch, snapshot, Profile(), UNKNOWN)
     sizes = told.get(timeout=30)
     for lost in vital:

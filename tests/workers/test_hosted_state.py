@@ -19,6 +19,7 @@ from shoal_planner.parameters import num_parameters, parameters
 from shoal_planner.plan import Plan, Schedule
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
+from shoal_recovery.placement import place_copies
 from shoal_recovery.shard_map import shard_map
 from shoal_workers.errors import OutOfHostMemory
 from shoal_workers.exchange import SoloExchange
@@ -146,9 +147,10 @@ def test_ranks_share_what_snapshots_leave_of_their_host() -> None:
     cluster = ClusterSnapshot(nodes=tuple(_node(name) for name in ("here", "there")))
     elements = sum(span.numel for state in shards.ranks for span in state.vouches)
     room_bytes = (GIB - snapshot_bytes(elements)) / 2
-    few, many = host_limits(shards, cluster, 1)
+    few, many = host_limits(shards, cluster, place_copies(shards, cluster, 1))
     assert (few + many, many / few) == (pytest.approx(room_bytes, abs=2), pytest.approx(3.0))
-    assert host_limits(shard_map(plain, spec.model), cluster, 1) == (0, 0)
+    shards = shard_map(plain, spec.model)
+    assert host_limits(shards, cluster, place_copies(shards, cluster, 1)) == (0, 0)
 
 
 def in_slices(plan: Plan, slices: int) -> Plan:

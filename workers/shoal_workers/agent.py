@@ -29,6 +29,7 @@ from shoal_workers.notices import Notices
 from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, epoch_of, snapshot_name
+from shoal_workers.slots import Sending, sendings
 from shoal_workers.uploads import Uploads
 from shoal_workers.watched import report
 from shoal_workers.wire import Connection, ConnectionClosed, Server, connect
@@ -59,21 +60,25 @@ _Request = (
 class _Owner:
     """What the agent knows of a snapshot that a rank of its own node writes."""
 
-    def __init__(self, opened: m.OpenSlots) -> None:
+    def __init__(self, opened: m.OpenSlots, name: str) -> None:
         self.opened = opened
-        self.backups: dict[tuple[str, int], Connection] = {}
+        self.sendings = sendings(opened, name)
+        self._backups: dict[tuple[str, int], Connection] = {}
 
     def uploads(self, step: int) -> bool:
         due = step > 0 and (step % self.opened.upload_every == 0 or step == self.opened.last_step)
         return self.opened.upload_uri is not None and due
 
     def backup(self, address: tuple[str, int]) -> Connection:
-        if address not in self.backups:
-            self.backups[address] = connect(address)
-        return self.backups[address]
+        if address not in self._backups:
+            self._backups[address] = connect(address)
+        return self._backups[address]
+
+    def forget(self, address: tuple[str, int]) -> None:
+        self._backups.pop(address, None)
 
     def close(self) -> None:
-        for connection in list(self.backups.values()):
+        for connection in list(self._backups.values()):
             connection.close()
 
 
@@ -199,31 +204,28 @@ class Agent:
 
     def _open(self, request: m.OpenSlots) -> m.SlotsOpen:
         self._check_epoch(request.job, request.epoch)
-        name = snapshot_name(request.epoch, request.rank)
+        name = snapshot_name(request.epoch, request.rank, mirror=request.mirror)
         layout = keys_from_rows(request.layout)
         paths, num_bytes = self._shards.open(request.job, name, layout, by_rank=True, left=request.left)
         if replaced := self._owners.get((request.job, name)):
             replaced.close()
-        self._owners[request.job, name] = _Owner(request)
+        self._owners[request.job, name] = _Owner(request, name)
         return m.SlotsOpen(name=name, paths=list(paths), num_bytes=num_bytes)
 
     def _seal(self, request: m.SealSnapshot) -> m.Done:
         self._check_epoch(request.job, epoch_of(request.name))
         with self._shards.used(request.job, request.name):
+            if request.here:
+                if not self._shards.is_sealed(request.job, request.name, request.step):
+                    self._shards.seal(request.job, request.name, request.step)
+                return m.Done()
             return self._bring_to_safety(self._owners[request.job, request.name], request)
 
     def _bring_to_safety(self, owner: _Owner, request: m.SealSnapshot) -> m.Done:
         checksums = self._shards.seal(request.job, request.name, request.step)
-        copy = m.PutSnapshot(
-            job=request.job,
-            name=request.name,
-            step=request.step,
-            layout=owner.opened.layout,
-            checksums=checksums,
-        )
         slot = self._shards.slot(request.job, request.name, request.step)
-        for _, host, port in owner.opened.backups:
-            problem = self._send_copy(owner, (host, port), copy, slot)
+        for sending in owner.sendings:
+            problem = self._send_copy(owner, sending, request, checksums, slot)
             if problem:
                 return m.Done(problem=problem)
         if owner.uploads(request.step):
@@ -231,13 +233,22 @@ class Agent:
             self._upload(request.job, request.name, request.step, owner.opened.upload_uri)
         return m.Done()
 
-    def _send_copy(self, owner: _Owner, address: tuple[str, int], copy: m.PutSnapshot, slot: memoryview) -> str | None:
+    def _send_copy(
+        self, owner: _Owner, sending: Sending, request: m.SealSnapshot, checksums: list[str], slot: memoryview
+    ) -> str | None:
+        copy = m.PutSnapshot(
+            job=request.job,
+            name=sending.name,
+            step=request.step,
+            layout=sending.layout,
+            checksums=sending.checksums(checksums),
+        )
         try:
-            answer = owner.backup(address).request(m.encode(copy), (slot,))
+            answer = owner.backup(sending.address).request(m.encode(copy), sending.bytes_of(slot))
             return m.decode_as(m.Done, answer).problem
         except ConnectionClosed as error:
-            owner.backups.pop(address, None)
-            return f"no copy on {address[0]}:{address[1]}: {error}"
+            owner.forget(sending.address)
+            return f"no copy on {sending.address[0]}:{sending.address[1]}: {error}"
 
     def _take_copy(self, connection: Connection, request: m.PutSnapshot, payload_bytes: int) -> m.Done:
         with contextlib.ExitStack() as stack:

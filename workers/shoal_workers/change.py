@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from shoal_planner.catalogue import device_type
-from shoal_planner.cluster import ClusterSnapshot
-from shoal_planner.job import JobSpec, job_to_mapping
+from shoal_planner.cluster import ClusterSnapshot, DeviceRef
+from shoal_planner.job import JobSpec, ModelSpec, job_to_mapping
 from shoal_planner.plan import Plan, plan_to_mapping
 from shoal_recovery.faults import Fault
 from shoal_recovery.lineage import counts
-from shoal_recovery.placement import backups
+from shoal_recovery.placement import RankCopies, place_copies
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import (
     OWNED_KINDS,
@@ -35,8 +35,8 @@ from shoal_recovery.state import (
 from shoal_workers import messages as m
 from shoal_workers.host_room import host_limits
 from shoal_workers.roster import Contact, Roster, ask
-from shoal_workers.rows import Row, keys_from_rows, snapshots_from_rows, transfer_rows
-from shoal_workers.shards import epoch_of
+from shoal_workers.rows import Row, keys_from_rows, snapshots_from_rows, span_rows, transfer_rows
+from shoal_workers.shards import epoch_of, is_mirror
 from shoal_workers.slot_sizes import Sizes
 from shoal_workers.wire import ConnectionClosed
 
@@ -156,14 +156,14 @@ def assignments(
     plan: Plan,
     snapshot: ClusterSnapshot,
     shards: ShardMap,
+    copies: tuple[RankCopies, ...],
     restore: RecoveryPlan | None,
     step: int,
     evaluated: bool,
     agents: Mapping[str, tuple[str, int]],
 ) -> tuple[m.Assign, ...]:
-    """One order per rank, in the order of ranks. `shards` is the map of the plan."""
+    """One order per rank, in the order of ranks, as `shards`, the map of the plan, and `copies` are."""
     places = tuple(plan.places())
-    copies = backups(snapshot.nodes, plan.copies)
     rows: dict[int, list[Row]] = {place.rank: [] for place in places}
     if restore is not None:
         by_rank: dict[int, list[object]] = {place.rank: [] for place in places}
@@ -172,7 +172,7 @@ def assignments(
         rows = {rank: transfer_rows(found) for rank, found in by_rank.items()}  # type: ignore[arg-type]
     addresses = {node: list(address) for node, address in agents.items()}
     zones = {place.device.node: snapshot.node(place.device.node).zone for place in places}
-    host_limits_bytes = host_limits(shards, snapshot, plan.copies)
+    host_limits_bytes = host_limits(shards, snapshot, copies)
     spec_mapping, plan_mapping = job_to_mapping(spec), plan_to_mapping(plan)
     kinds = {node: device_type(snapshot.node(node).device, snapshot.overrides) for node in zones}
     accelerated = all(kind.threads is None for kind in kinds.values())
@@ -192,7 +192,8 @@ def assignments(
                 transfers=None if restore is None else rows[place.rank],
                 agents=addresses,
                 rendezvous=addresses[places[0].device.node],
-                backups=[[backup, *agents[backup]] for backup in copies[node.id]],
+                backups=_backup_rows(shards.ranks[place.rank], copies[place.rank], agents),
+                mirrors=span_rows(copies[place.rank].mirrors),
                 zones=zones,
                 memory_limit_bytes=kind.memory_bytes,
                 host_limit_bytes=host_limits_bytes[place.rank],
@@ -201,6 +202,22 @@ def assignments(
             )
         )
     return tuple(orders)
+
+
+def give(orders: tuple[m.Assign, ...], plan: Plan, contacts: Mapping[DeviceRef, Contact]) -> None:
+    """To each rank its own. Raises Interrupted where one is gone; the others have theirs perhaps."""
+    for place, order in zip(plan.places(), orders, strict=True):
+        if place.device not in contacts:
+            raise Interrupted(f"{place.device} is gone")
+        contacts[place.device].send(order)
+
+
+def _backup_rows(state: RankState, copies: RankCopies, agents: Mapping[str, tuple[str, int]]) -> list[Row]:
+    """Who is sent all that the rank vouches for is the rule: that is not spelled out."""
+    return [
+        [node, *agents[node]] if spans == state.vouches else [node, *agents[node], span_rows(spans)]
+        for node, spans in copies.sent
+    ]
 
 
 def retire(job: str, agents: tuple[Contact, ...], epoch: int, timeout_s: float) -> None:
@@ -222,11 +239,14 @@ def make_ready(job: str, roster: Roster, timeout_s: float, sizes: Mapping[str, S
             log.info("agent made nothing ready", node=agent.node)
 
 
-def vital_nodes(plan: Plan, snapshot: ClusterSnapshot) -> frozenset[str]:
-    """Nodes whose loss the epoch would feel: those that compute, and those that keep copies for them."""
+def copies_of(plan: Plan, snapshot: ClusterSnapshot, model: ModelSpec) -> tuple[RankCopies, ...]:
+    return place_copies(shard_map(plan, model), snapshot, plan.copies)
+
+
+def vital_nodes(plan: Plan, copies: tuple[RankCopies, ...]) -> frozenset[str]:
+    """Nodes whose loss the epoch would feel: those that compute, and those that are sent copies by them."""
     computing = frozenset(device.node for device in plan.devices())
-    copies = backups(snapshot.nodes, plan.copies)
-    return computing.union(*(copies[node] for node in computing))
+    return computing.union(node for rank in copies for node, _ in rank.sent)
 
 
 _Held = tuple[tuple[Snapshot, ...], tuple[Fault, ...]]
@@ -255,7 +275,8 @@ def _held(question: m.GetInventory, agent: Contact, needed: bool, timeout_s: flo
         for name, step, *row, problem in answer.spoilt
         for key in keys_from_rows((row,))
     )
-    return snapshots_from_rows(answer.snapshots), spoilt
+    held = snapshots_from_rows(answer.snapshots)
+    return tuple(replace(one, mirror=True) if is_mirror(one.name) else one for one in held), spoilt
 
 
 def _inventory(question: m.GetInventory, agent: Contact, timeout_s: float, gone: Gone) -> m.InventoryIs:

@@ -22,6 +22,7 @@ from shoal_planner.search import plan as search_plan
 from shoal_recovery.decide import ChangePlan, Drain
 from shoal_recovery.errors import StateLost, StoreError, StoreUnreachable
 from shoal_recovery.journal import JobState, NodeLost
+from shoal_recovery.placement import network_bytes_per_parameter, place_copies, told
 from shoal_recovery.shard_map import shard_map
 from shoal_workers import messages as m
 from shoal_workers.change import (
@@ -29,6 +30,8 @@ from shoal_workers.change import (
     Found,
     Interrupted,
     assignments,
+    copies_of,
+    give,
     highest_epoch,
     make_ready,
     retire,
@@ -109,7 +112,8 @@ class Changer:
             self.highest_epoch = (number // _EPOCHS_OF_A_LIFE + 1) * _EPOCHS_OF_A_LIFE - 1
         elif number:
             plan, snapshot = self._record.plans[number], self._record.snapshots[number]
-            self.epoch = EpochView.begun(number, plan, snapshot, self._record.starts[number])
+            vital = vital_nodes(plan, copies_of(plan, snapshot, self._spec.model))
+            self.epoch = EpochView.begun(number, plan, snapshot, self._record.starts[number], vital)
             # Of this epoch alone: what an earlier one did beyond its beginning is done again, and written again.
             self.epoch.last_step = self._record.newest_step
 
@@ -276,7 +280,9 @@ class Changer:
             rest = frozenset(node.id for node in snapshot.nodes)
             whole = self._snapshot(rest | doomed)
             plan = self._plan(whole)
-            self.prospects.cannot_leave(vital_nodes(plan, whole) & doomed, rest, str(error))
+            self.prospects.cannot_leave(
+                vital_nodes(plan, copies_of(plan, whole, self._spec.model)) & doomed, rest, str(error)
+            )
             return plan, whole
 
     def _plan(self, snapshot: ClusterSnapshot) -> Plan:
@@ -285,15 +291,8 @@ class Changer:
             return foreseen
         previous = None if self.epoch is None else self.epoch.plan
         profile = self._record.profile.on(snapshot.nodes)
-        found = search_plan(
-            self._spec,
-            snapshot,
-            profile,
-            previous=previous,
-            time_limit_s=_PLAN_LIMIT_S,
-            outlook=self._record.outlook,
-        )
-        return found.plan
+        limit_s, outlook = _PLAN_LIMIT_S, self._record.outlook
+        return search_plan(self._spec, snapshot, profile, previous=previous, time_limit_s=limit_s, outlook=outlook).plan
 
     def _no_plan(self, nodes: frozenset[str], constraint: str) -> None:
         self.tried, self.tried_agents = nodes, None
@@ -331,6 +330,7 @@ class Changer:
         except (StateLost, StoreError, InvalidField) as error:
             self._state_lost(frozenset(node.id for node in snapshot.nodes), agents, str(error))
             return
+        copies = place_copies(shards, snapshot, plan.copies)
         orders = assignments(
             epoch=number,
             job=self._job,
@@ -338,24 +338,22 @@ class Changer:
             plan=plan,
             snapshot=snapshot,
             shards=shards,
+            copies=copies,
             restore=restore,
             step=step,
             evaluated=step in self._record.evaluated_steps,
             agents={agent.node: agent.address for agent in agents},
         )
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
-        self._record.append(plan_adopted(number, plan, step, snapshot))
+        self._record.append(plan_adopted(number, plan, step, snapshot, network_bytes_per_parameter(shards, copies)))
         self._commits.begins(number, step)
         self._record.keeper.wait_kept(1.0)
-        self.epoch = epoch = EpochView.begun(number, plan, snapshot, step)
+        self.epoch = epoch = EpochView.begun(number, plan, snapshot, step, vital_nodes(plan, copies))
         self._roster.after_step = step
         self.tried = frozenset()
         pending.adopted(number, step, epoch.vital, plan.plan_id, self._clock())
         contacts = {contact.device: contact for contact in self._roster.ranks(epoch.vital)}
-        for place, order in zip(plan.places(), orders, strict=True):
-            if place.device not in contacts:
-                raise Interrupted(f"{place.device} is gone")
-            contacts[place.device].send(order)
+        give(orders, plan, contacts)
 
         def unready() -> list[Contact]:
             return [contacts[device] for device in epoch.plan.devices() if device not in epoch.ready]
@@ -364,8 +362,8 @@ class Changer:
         pending.all_ready(epoch.ready.values(), supply.told())
         if restore is None:
             self._pending = None  # a first start is no change in flight
-        left_out = sentence(self.left_out().items())
-        self._record.enter(JobState.RUNNING, "running", f"Training from step {step} on. {plan.reason}{left_out}")
+        reason = f"Training from step {step} on. {plan.reason}{told(shards, copies)}{sentence(self.left_out().items())}"
+        self._record.enter(JobState.RUNNING, "running", reason)
         if epoch.last_step > epoch.step or epoch.ended is not None:
             self.stepped(number)
 

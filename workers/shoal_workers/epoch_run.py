@@ -12,10 +12,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+import structlog
 import torch
 
 from shoal_planner.job import JobSpec, parse_job
@@ -23,11 +24,12 @@ from shoal_planner.plan import Plan, parse_plan
 from shoal_recovery.errors import StoreError
 from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import ShardKey, ShardMap, Transfer
+from shoal_recovery.state import RankState, ShardMap, Transfer
 from shoal_recovery.store import open_store
 from shoal_workers import devices
 from shoal_workers import messages as m
 from shoal_workers.allocator import return_memory
+from shoal_workers.beside import beside
 from shoal_workers.data import Samples, evaluation_samples, training_samples
 from shoal_workers.engine import Engine, Finished, StepReport
 from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
@@ -42,17 +44,19 @@ from shoal_workers.memory import DeviceMemory
 from shoal_workers.node_exchange import nodes_of, open_exchange
 from shoal_workers.parts import in_parts
 from shoal_workers.rendezvous import AgentStore
-from shoal_workers.rows import key_rows, transfer_rows, transfers_from_rows
+from shoal_workers.rows import transfer_rows, transfers_from_rows
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.shortage import shortage
 from shoal_workers.slot_maps import SlotMaps
+from shoal_workers.slots import slots_of
 from shoal_workers.snapshots import AgentSnapshots
 from shoal_workers.tensor_parallel import tp_groups
 from shoal_workers.wire import ConnectionClosed, connect
 
-T = TypeVar("T")
+log = structlog.get_logger()
 
 _LEAST_WAIT_S = 1e-4  # to ask an exchange that has nothing to do takes less
+_HAND_OVER_S = 0.5  # at most the next epoch waits so long for what this one leaves with its agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ class EpochRun:
         self._closers: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"epoch-{order.epoch}", daemon=True)
+        self._handing = threading.Thread(target=self._hand_over, name=f"hand-over-{order.epoch}", daemon=True)
 
     @property
     def alive(self) -> bool:
@@ -112,9 +117,10 @@ class EpochRun:
         return None if self._restored else self._old
 
     @property
-    def left(self) -> str | None:
-        """To be asked when the run has ended: the snapshot that it wrote and that nothing of it writes any more."""
-        return self._snapshots.name if self._snapshots is not None and self._snapshots.at_rest else None
+    def left(self) -> tuple[str, ...]:
+        """To be asked when the run has ended: the snapshots that it wrote and that nothing of it writes any more."""
+        busy = self._snapshots is None or self._handing.is_alive() or not self._snapshots.at_rest
+        return () if busy or self._snapshots is None else self._snapshots.names
 
     def start(self) -> None:
         self._thread.start()
@@ -135,9 +141,32 @@ class EpochRun:
             close()
 
     def join(self, timeout_s: float) -> None:
+        """Waits for the end of the run, and for what it leaves with its agent, as long as that is quick."""
         self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return
+        self._handing.join(_HAND_OVER_S)
+        if self._snapshots is not None:
+            self._snapshots.let_go()
 
     def _run(self) -> None:
+        self._try()
+        self._handing.start()
+
+    def _hand_over(self) -> None:
+        """What was done and not yet safe would else be of use to this process alone."""
+        if self._snapshots is None or self.live is None:
+            return
+        with devices.current(self._computes_on):
+            problem = self._snapshots.hand_over(self.live, self._agent())
+        if problem:
+            log.info("live state not left with the agent", device=self._device, epoch=self.epoch, problem=problem)
+
+    def _agent(self) -> tuple[str, int]:
+        host, port = self._order.agents[self._node]
+        return host, port
+
+    def _try(self) -> None:
         try:
             self._computes_on = devices.compute_device(self._device, is_cpu=self._order.num_threads is not None)
             with devices.current(self._computes_on):
@@ -168,10 +197,10 @@ class EpochRun:
         job, plan = parse_job(self._order.spec), parse_plan(self._order.plan)
         if job.train.compile:
             self._compile(job, plan)
-        meeting = self._beside(lambda: self._meet(plan))
+        meeting = beside(lambda: self._meet(plan), self._computes_on)
         shards = shard_map(plan, job.model)
-        keys = shards.ranks[self._order.rank].vouched_keys
-        opening = self._beside(lambda: self._open_snapshots(job, keys))
+        state = shards.ranks[self._order.rank]
+        opening = beside(lambda: self._open_snapshots(job, state), self._computes_on)
         live = self._build(job, shards)
         self.live = live
         self._progress()
@@ -215,20 +244,6 @@ class EpochRun:
             evaluated=self._report_evaluation,
         )
         self._say(m.Left(epoch=self.epoch, step=outcome.step, finished=isinstance(outcome, Finished)))
-
-    def _beside(self, work: Callable[[], T]) -> Future[T]:
-        """In a thread of its own. When the run fails meanwhile, whoever orders it to be abandoned ends this, too."""
-        found: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                with devices.current(self._computes_on):
-                    found.set_result(work())
-            except BaseException as error:  # whoever asks for the result gets it
-                found.set_exception(error)
-
-        threading.Thread(target=run, name=f"epoch-{self.epoch}-beside", daemon=True).start()
-        return found
 
     def _build(self, job: JobSpec, shards: ShardMap) -> LiveState:
         """What survives of the state of before is used where it lies."""
@@ -296,22 +311,11 @@ class EpochRun:
     def _progress(self) -> None:
         self._say(m.Progress(epoch=self.epoch))
 
-    def _open_snapshots(self, job: JobSpec, keys: tuple[ShardKey, ...]) -> AgentSnapshots:
-        host, port = self._order.agents[self._node]
-        opened = m.OpenSlots(
-            job=self._order.job,
-            epoch=self.epoch,
-            rank=self._order.rank,
-            layout=key_rows(keys),
-            backups=self._order.backups,
-            upload_uri=job.checkpoint.uri,
-            upload_every=job.checkpoint.every_steps,
-            last_step=job.train.steps,
-            left=list(self._maps.left),
-        )
-        connection = connect((host, port))
+    def _open_snapshots(self, job: JobSpec, state: RankState) -> AgentSnapshots:
+        connection = connect(self._agent())
         self._on_abandon(connection.close)  # before the first question: an agent that is stopped does not answer
-        snapshots = AgentSnapshots(connection, opened, keys, self._computes_on, self._maps, self._lifeline)
+        wanted = slots_of(self._order, state, job, self._maps.left)
+        snapshots = AgentSnapshots(connection, wanted, self._computes_on, self._maps, self._lifeline)
         self._snapshots = snapshots
         self._on_abandon(snapshots.abandon)
         return snapshots
@@ -333,7 +337,7 @@ class EpochRun:
             tp_groups(plan),
             self._settings.group_timeout_s,
             epoch=self.epoch,
-            host=self._order.agents[self._node][0],
+            host=self._agent()[0],
             device=self._computes_on if self._order.accelerated else None,
         )
         self._on_abandon(exchange.abandon)

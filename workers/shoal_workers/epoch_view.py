@@ -12,7 +12,6 @@ from shoal_planner.plan import Plan
 from shoal_recovery.decide import TroubleSeen
 from shoal_recovery.journal import PredictionChecked
 from shoal_workers import messages as m
-from shoal_workers.change import vital_nodes
 
 _FIRST_STEPS = 2  # the first ones allocate, and load what later ones find loaded
 _TIMED_STEPS = 5
@@ -35,8 +34,7 @@ class EpochView:
     stepped_s: float = -math.inf
 
     @classmethod
-    def begun(cls, number: int, plan: Plan, snapshot: ClusterSnapshot, step: int) -> Self:
-        vital = vital_nodes(plan, snapshot)
+    def begun(cls, number: int, plan: Plan, snapshot: ClusterSnapshot, step: int, vital: frozenset[str]) -> Self:
         return cls(number=number, plan=plan, snapshot=snapshot, vital=vital, step=step, last_step=step)
 
     def hear(self, device: DeviceRef, message: m.Ready | m.Left | m.Trouble, now_s: float) -> None:

@@ -5,25 +5,20 @@ Half of that, as what a plan keeps on hosts stands beside what the one before it
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.memory import GENERATIONS, snapshot_bytes
-from shoal_recovery.placement import backups
+from shoal_recovery.placement import RankCopies, host_elements
 from shoal_recovery.state import RankState, ShardMap, Span
 
 
-def host_limits(shards: ShardMap, snapshot: ClusterSnapshot, copies: int) -> tuple[int, ...]:
-    """Bytes, in the order of ranks; 0 for those that keep nothing there."""
-    owned: Counter[str] = Counter()
+def host_limits(shards: ShardMap, snapshot: ClusterSnapshot, copies: tuple[RankCopies, ...]) -> tuple[int, ...]:
+    """Bytes, in the order of ranks; 0 for those that keep nothing there. `copies`: where those of the state stand."""
     hosted: Counter[str] = Counter()
     for state in shards.ranks:
-        owned[state.device.node] += _numel(state.vouches)
         hosted[state.device.node] += _numel(state.hosted)
-    kept = defaultdict[str, int](int, owned)
-    for node, others in backups(snapshot.nodes, copies).items():
-        for other in others:
-            kept[other] += owned[node]
+    kept = host_elements(shards, copies)
 
     def limit(state: RankState) -> int:
         node = state.device.node

@@ -39,9 +39,10 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSlots:
-    """A rank of `epoch` will write snapshots of this layout; answered by SlotsOpen. `backups` are addresses of agents
-    that get a copy of each; `upload` says when one goes to the object store. The process has written the snapshots that
-    it has `left`, and never writes them again: their memory may be given to it anew."""
+    """A rank of `epoch` will write snapshots of this layout; answered by SlotsOpen. `backups` are rows of (node, host,
+    port) of agents that are sent a copy of each, and behind them runs of rows of the layout, [first, last), where it is
+    a part; `upload` says when one goes to the object store. `mirror`: another rank vouches for all of it. The process
+    has written the snapshots that it has `left`, and never writes them again: their memory may be given to it anew."""
 
     job: str
     epoch: int
@@ -52,6 +53,7 @@ class OpenSlots:
     upload_every: int
     last_step: int
     left: list[str] = field(default_factory=list)
+    mirror: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +67,13 @@ class BeginSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealSnapshot:
-    """The slot is written; answered by Done when the snapshot stands here and on every backup."""
+    """The slot is written; answered by Done when the snapshot stands here and, unless it is to be `here` alone, on
+    every backup."""
 
     job: str
     name: str
     step: int
+    here: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

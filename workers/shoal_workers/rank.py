@@ -143,8 +143,8 @@ class Rank:
                 log.warning("a step of an abandoned epoch does not end", device=self._device, epoch=run.epoch)
             else:
                 self._whole = run.whole
-                if run.left is not None:
-                    self._maps.leave(run.left)
+                for name in run.left:
+                    self._maps.leave(name)
             self._run = None
 
     def _assign(self, order: m.Assign) -> None:

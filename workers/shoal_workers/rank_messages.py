@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_workers.rows import Row
@@ -120,7 +120,9 @@ class Halt:
 class Assign:
     """Become `rank` of `plan` in `epoch`, with the state of `step` brought by `transfers` (rows; None: initialise);
     `evaluated`: it is known. `agents` maps nodes to addresses; `rendezvous` is the one where the epoch's ranks meet.
-    `num_threads`: None unless this device is a CPU; `accelerated`: none of the plan is."""
+    `num_threads`: None unless this device is a CPU; `accelerated`: none of the plan is. `backups` are rows of (node,
+    host, port) of agents that are sent all that the rank vouches for, with rows of spans behind them of those that are
+    sent only these; of the spans in `mirrors`, which other ranks vouch for, it takes snapshots of its own memory."""
 
     epoch: int
     job: str
@@ -138,6 +140,7 @@ class Assign:
     host_limit_bytes: int | None
     num_threads: int | None
     accelerated: bool
+    mirrors: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,7 +195,9 @@ class JobRecord:
             self._sightings.append(Sighting(at_s=self._newest_s, node=lost, there=False))
 
 
-def plan_adopted(epoch: int, plan: Plan, step: int, snapshot: ClusterSnapshot) -> PlanAdopted:
+def plan_adopted(
+    epoch: int, plan: Plan, step: int, snapshot: ClusterSnapshot, network_bytes_per_parameter: float = 0.0
+) -> PlanAdopted:
     return PlanAdopted(
         epoch=epoch,
         plan_id=plan.plan_id,
@@ -203,6 +205,7 @@ def plan_adopted(epoch: int, plan: Plan, step: int, snapshot: ClusterSnapshot) -
         reason=plan.reason,
         plan=plan_to_mapping(plan),
         snapshot=snapshot_to_mapping(snapshot),
+        network_bytes_per_parameter=network_bytes_per_parameter,
     )
 
 

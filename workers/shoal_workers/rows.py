@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot, StoredPiece, Tier, Transfer
+from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot, Span, StoredPiece, Tier, Transfer
 
 Row = list[Any]
 
@@ -20,6 +20,14 @@ def key_rows(keys: Iterable[ShardKey]) -> list[Row]:
 
 def keys_from_rows(rows: Iterable[Row]) -> tuple[ShardKey, ...]:
     return tuple(ShardKey(fqn=fqn, kind=Kind(kind), first=first, last=last) for fqn, kind, first, last in rows)
+
+
+def span_rows(spans: Iterable[Span]) -> list[Row]:
+    return [[span.fqn, span.first, span.last] for span in spans]
+
+
+def spans_from_rows(rows: Iterable[Row]) -> tuple[Span, ...]:
+    return tuple(Span(fqn=fqn, first=first, last=last) for fqn, first, last in rows)
 
 
 def piece_rows(pieces: Iterable[Piece]) -> list[Row]:

@@ -30,8 +30,17 @@ from shoal_workers.slot_files import SlotFiles, SpareSlots, map_slots
 log = structlog.get_logger()
 
 
-def snapshot_name(epoch: int, rank: int) -> str:
-    return f"{epoch:06d}-{rank}"
+_MIRROR = "-mirror"
+
+
+def snapshot_name(epoch: int, rank: int, *, mirror: bool = False) -> str:
+    """Of what a rank vouches for, or of what it mirrors. What has one name is, at one step, the same bytes on every
+    node."""
+    return f"{epoch:06d}-{rank}{_MIRROR if mirror else ''}"
+
+
+def is_mirror(name: str) -> bool:
+    return name.endswith(_MIRROR)
 
 
 def epoch_of(name: str) -> int:
@@ -217,6 +226,13 @@ class ShardStore:
             parts.append(slot[offset : offset + num_bytes])
             around.append(file.around(slot, offset, num_bytes))
         return parts, around
+
+    def is_sealed(self, job: str, name: str, step: int) -> bool:
+        try:
+            self.sealed(job, name, step)
+        except KeyError:
+            return False
+        return True
 
     def sealed(self, job: str, name: str, step: int) -> Snapshot:
         """Raises KeyError when the node does not hold this snapshot whole."""

@@ -10,9 +10,9 @@ from itertools import zip_longest
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import ModelSpec
 from shoal_planner.plan import Plan
-from shoal_recovery.placement import backups
+from shoal_recovery.placement import place_copies
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import ELEMENT_BYTES
+from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,19 @@ class Sizes:
 
 def slot_sizes(plan: Plan, snapshot: ClusterSnapshot, model: ModelSpec) -> dict[str, Sizes]:
     """What the agents of these nodes need for the snapshots of a plan."""
+    shards = shard_map(plan, model)
     local: defaultdict[str, list[int]] = defaultdict(list)
-    for state in shard_map(plan, model).ranks:
-        local[state.device.node].append(sum(key.numel for key in state.vouched_keys) * ELEMENT_BYTES)
     copies: defaultdict[str, list[int]] = defaultdict(list)
-    for node, others in backups(snapshot.nodes, plan.copies).items():
-        for other in others:
-            copies[other].extend(local[node])
+    for state, placed in zip(shards.ranks, place_copies(shards, snapshot, plan.copies), strict=True):
+        local[state.device.node] += (_num_bytes(state.vouches), _num_bytes(placed.mirrors))
+        for node, spans in placed.sent:
+            copies[node].append(_num_bytes(spans))
     return {node.id: Sizes(local=_sorted(local[node.id]), copies=_sorted(copies[node.id])) for node in snapshot.nodes}
+
+
+def _num_bytes(spans: Iterable[Span]) -> int:
+    """Of their state."""
+    return sum(span.numel for span in spans) * len(OWNED_KINDS) * ELEMENT_BYTES
 
 
 def _sorted(sizes: Iterable[int]) -> tuple[int, ...]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -20,14 +21,28 @@ from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
 from shoal_workers.shards import NUM_SLOTS
 from shoal_workers.slot_maps import SlotMaps
-from shoal_workers.wire import Connection, ConnectionClosed
+from shoal_workers.slots import Slots
+from shoal_workers.wire import Connection, ConnectionClosed, connect
+
+_HAND_OVER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mapped:
+    """A snapshot that the rank takes in every step: one fp32 tensor per key in each slot."""
+
+    job: str
+    name: str
+    keys: tuple[ShardKey, ...]
+    slots: tuple[list[torch.Tensor], ...]
+
 
 _LOOK_S = 0.02  # whether somebody has answered meanwhile
 
 
 class AgentSnapshots:
-    """The engine's SnapshotSink over a new connection to the agent of the node. One epoch of one rank; `maps` are those
-    of its process.
+    """The engine's SnapshotSink over a new connection to the agent of the node. One epoch of one rank; `wanted` are all
+    of one job, `maps` those of its process.
 
     Raises ConnectionClosed, also when somebody else closes the connection meanwhile.
     """
@@ -35,25 +50,29 @@ class AgentSnapshots:
     def __init__(
         self,
         connection: Connection,
-        opened: m.OpenSlots,
-        keys: tuple[ShardKey, ...],
+        wanted: Sequence[Slots],
         device: torch.device,
         maps: SlotMaps,
         lifeline: Lifeline,
     ) -> None:
-        self._epoch = opened.epoch
+        self._epoch = wanted[0].opened.epoch
         self._lifeline = lifeline
         self._connection = connection
-        answer = m.decode_as(m.SlotsOpen, self._connection.request(m.encode(opened)))
-        self._job, self.name, self._keys = opened.job, answer.name, keys
-        self._slots = [_tensors(maps.map(path), keys) for path in answer.paths]
+        self._snapshots = tuple(_opened(connection, slots, maps) for slots in wanted)
         self._downloads = Downloads(device)
         self._changed = threading.Condition()
         self._safe_step = -1
         self._problem: str | None = None
         self._abandoned = False
         self._begun_step = -1
+        self._copied_step = -1
+        self._too_late = False
+        self._sealing: threading.Thread | None = None
         self._num_writing = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(snapshot.name for snapshot in self._snapshots)
 
     @property
     def at_rest(self) -> bool:
@@ -65,20 +84,20 @@ class AgentSnapshots:
         """Copies the owned state of `step` out; from a device, while that computes on."""
         if step == self._begun_step:
             return
-        self._problem = self._ask(m.BeginSnapshot(job=self._job, name=self.name, step=step))
+        self._problem = _begin(self._connection, self._snapshots, step)
         if self._problem:
             return  # nothing makes this step safe now; waiting for it will say so
         with self._changed:
             self._num_writing += 1
-        sources = map(live.view, self._keys)
-        finish = self._downloads.begin(zip(self._slots[step % NUM_SLOTS], sources, strict=True))
+        finish = self._copy(step, live)
         self._begun_step = step
-        threading.Thread(target=self._seal, args=(step, finish), name="seal", daemon=True).start()
+        self._sealing = threading.Thread(target=self._seal, args=(step, finish), name="seal", daemon=True)
+        self._sealing.start()
 
     def wait_safe(self, step: int) -> None:
-        """Returns when the snapshot of `step` stands in the agent and on its backups, and whoever gives orders is known
-        to be there: else others may be about to do the next step, too. Raises EpochAbandoned, and PeerLost when it
-        cannot be brought there: nobody may go on without, and whoever decides must know of it."""
+        """Returns when the snapshots of `step` stand in the agent and on their backups, and whoever gives orders is
+        known to be there: else others may be about to do the next step, too. Raises EpochAbandoned, and PeerLost when
+        they cannot be brought there: nobody may go on without, and whoever decides must know of it."""
         with self._changed:
             self._changed.wait_for(lambda: self._abandoned or self._safe_step >= step or self._problem)
             if self._abandoned:
@@ -96,12 +115,56 @@ class AgentSnapshots:
             self._changed.notify_all()
         self._connection.close()
 
+    def hand_over(self, live: LiveState, address: tuple[str, int]) -> str | None:
+        """After the end of the epoch: what is whole in the memory of this rank, and perhaps not sealed yet, is left
+        with its agent, so that any rank can get it. Sends no copies. What went wrong, if anything did."""
+        step = live.tag
+        if step is None or step <= self._safe_step:
+            return None
+        if self._sealing is not None:
+            self._sealing.join(_HAND_OVER_S)
+        try:
+            connection = connect(address, _HAND_OVER_S)
+        except ConnectionClosed as error:
+            return str(error)
+        connection.set_timeout(_HAND_OVER_S)
+        try:
+            if self._copied_step != step:
+                if problem := _begin(connection, self._snapshots, step) or self._copy_last(step, live):
+                    return problem
+            return _seal(connection, self._snapshots, step, here=True)
+        finally:
+            connection.close()
+
+    def _copy_last(self, step: int, live: LiveState) -> str | None:
+        with self._changed:
+            self._num_writing += 1
+        self._copy(step, live)()
+        with self._changed:
+            self._num_writing -= 1
+            return "it took too long" if self._too_late else None
+
+    def let_go(self) -> None:
+        """From now on others may write into the live state: what has not been copied of it is not sealed any more."""
+        with self._changed:
+            self._too_late = True
+
+    def _copy(self, step: int, live: LiveState) -> Callable[[], None]:
+        """Begins to; it is done when what this returns has returned."""
+        pairs = (
+            (target, live.view(key))
+            for snapshot in self._snapshots
+            for target, key in zip(snapshot.slots[step % NUM_SLOTS], snapshot.keys, strict=True)
+        )
+        return self._downloads.begin(pairs)
+
     def _seal(self, step: int, finish: Callable[[], None]) -> None:
         try:
             finish()
             with self._changed:
                 self._num_writing -= 1
-            problem = self._ask(m.SealSnapshot(job=self._job, name=self.name, step=step))
+            self._copied_step = step
+            problem = _seal(self._connection, self._snapshots, step)
         except Exception as error:  # whatever it is, who waits must learn of it
             problem = f"the copy to the host failed: {error}"
         with self._changed:
@@ -111,11 +174,28 @@ class AgentSnapshots:
                 self._safe_step = max(self._safe_step, step)
             self._changed.notify_all()
 
-    def _ask(self, request: m.BeginSnapshot | m.SealSnapshot) -> str | None:
-        try:
-            return m.decode_as(m.Done, self._connection.request(m.encode(request))).problem
-        except (ConnectionClosed, m.ProtocolError) as error:
-            return f"the agent of this node does not answer: {error}"
+
+def _opened(connection: Connection, slots: Slots, maps: SlotMaps) -> _Mapped:
+    answer = m.decode_as(m.SlotsOpen, connection.request(m.encode(slots.opened)))
+    mapped = tuple(_tensors(maps.map(path), slots.keys) for path in answer.paths)
+    return _Mapped(job=slots.opened.job, name=answer.name, keys=slots.keys, slots=mapped)
+
+
+def _begin(connection: Connection, snapshots: Iterable[_Mapped], step: int) -> str | None:
+    asked = (m.BeginSnapshot(job=one.job, name=one.name, step=step) for one in snapshots)
+    return next(filter(None, (_ask(connection, request) for request in asked)), None)
+
+
+def _seal(connection: Connection, snapshots: Iterable[_Mapped], step: int, *, here: bool = False) -> str | None:
+    asked = (m.SealSnapshot(job=one.job, name=one.name, step=step, here=here) for one in snapshots)
+    return next(filter(None, (_ask(connection, request) for request in asked)), None)
+
+
+def _ask(connection: Connection, request: m.BeginSnapshot | m.SealSnapshot) -> str | None:
+    try:
+        return m.decode_as(m.Done, connection.request(m.encode(request))).problem
+    except (ConnectionClosed, m.ProtocolError) as error:
+        return f"the agent of this node does not answer: {error}"
 
 
 def _tensors(slot: mmap.mmap, keys: Iterable[ShardKey]) -> list[torch.Tensor]:
