@@ -199,11 +199,12 @@ class _Playing:
     # --- watching ---
 
     def _goes_on(self, when: str) -> None:
-        """Two more steps, both done from now on."""
+        """Two more steps, both done from now on; or none is left."""
         known = len(self._ground.entries())
 
         def stepped() -> bool:
-            return sum(isinstance(entry.event, StepDone) for entry in self._ground.entries()[known:]) >= 2
+            done = sum(isinstance(entry.event, StepDone) for entry in self._ground.entries()[known:])
+            return done >= 2 or self._step() == self._drill.train.steps  # its last checkpoint may wait for the store
 
         self._until(stepped, f"steps {when}")
 
