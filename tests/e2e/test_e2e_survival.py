@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import psutil
+import pytest
 from running import Running, check_curve, check_history, job_mapping
 from servers import new_place
 from waiting import eventually
@@ -60,6 +61,7 @@ def test_a_killed_supervisor_is_replaced_while_ranks_step_on(running: Running) -
     assert not [event for event in events if event["kind"] == "recovery_done"]
 
 
+@pytest.mark.long
 def test_training_goes_on_while_the_head_is_away_and_after_it_came_back(running: Running) -> None:
     """The head stands still, dies, and comes back with all that it knew: nobody is given up, and a loss after that is
     recovered from as ever."""
@@ -84,6 +86,7 @@ def test_training_goes_on_while_the_head_is_away_and_after_it_came_back(running:
     assert len([event for event in events if event["kind"] == "cluster_entered"]) == 1
 
 
+@pytest.mark.long
 def test_ranks_outlive_no_killed_raylet_and_the_job_goes_on(running: Running) -> None:
     job_id = running.submit(job_mapping(STEPS))
     running.until_step(job_id, 10)
@@ -98,6 +101,7 @@ def test_ranks_outlive_no_killed_raylet_and_the_job_goes_on(running: Running) ->
     assert [event["node"] for event in lost] == [node]
 
 
+@pytest.mark.long
 def test_a_rank_that_stops_and_comes_back_does_no_harm(running: Running) -> None:
     steps = 2 * STEPS
     job_id = running.submit(job_mapping(steps))
@@ -138,6 +142,7 @@ def test_nodes_that_are_told_to_go_are_left_with_nothing_to_redo(running: Runnin
     assert len([event for event in events if event["kind"] == "recovery_done"]) == 2
 
 
+@pytest.mark.long
 def test_the_store_is_read_for_exactly_what_no_survivor_holds(running: Running) -> None:
     """The steps are slow enough for survivors to hold the checkpointed one still when its other holders die, as a rule:
     who has done two steps more holds it no longer, and then the store is read for more. That kills more nodes than

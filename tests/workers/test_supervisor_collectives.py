@@ -18,7 +18,7 @@ from shoal_planner.job import DataSpec, JobSpec, LimitsSpec, ModelSpec, TrainSpe
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, parse_plan
 from shoal_planner.search import PlanResult
 from shoal_recovery.journal import PlanAdopted, RecoveryDone
-from shoal_workers import changer
+from shoal_workers import changer, foresight
 from shoal_workers.solo import run_solo
 
 TEXT = Path(argparse.__file__).as_uri()
@@ -50,7 +50,8 @@ def all_alike(spec: JobSpec, snapshot: ClusterSnapshot, *args: Any, **options: A
 def test_a_killed_rank_changes_the_algorithm_and_costs_at_most_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changer, "search_plan", all_alike)
+    for module in (changer, foresight):
+        monkeypatch.setattr(module, "search_plan", all_alike)
     cluster = ProcessCluster(tmp_path, {"a": ("cpu-1t", 2), "b": ("cpu-1t", 2)})
     try:
         spec = tiny_job(TEXT, steps=20, min_devices=2)

@@ -19,7 +19,7 @@ from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.search import PlanResult
 from shoal_recovery.journal import RecoveryDone
-from shoal_workers import changer
+from shoal_workers import changer, foresight
 from shoal_workers.solo import run_solo
 
 STEPS = 30
@@ -55,7 +55,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return dataclasses.replace(found, plan=made, change=None)
 
-    monkeypatch.setattr(changer, "search_plan", plan)
+    for module in (changer, foresight):
+        monkeypatch.setattr(module, "search_plan", plan)
 
 
 def _stages(pair: list[DeviceRef]) -> tuple[Stage, ...]:

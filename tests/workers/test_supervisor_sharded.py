@@ -20,7 +20,7 @@ from shoal_planner.levels import Sharding
 from shoal_planner.plan import Override, Pipeline, Plan, Replica, Stage
 from shoal_planner.search import PlanResult
 from shoal_recovery.journal import RecoveryDone, StepDone
-from shoal_workers import changer
+from shoal_workers import changer, foresight
 from shoal_workers.solo import run_solo
 
 SPLIT = Sharding(weights="node", gradients="node")
@@ -55,7 +55,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
         made = Plan(pipelines=(pipeline,), sharding=SPLIT if len(devices) == 4 else WHOLE, copies=found.plan.copies)
         return dataclasses.replace(found, plan=made, change=None)
 
-    monkeypatch.setattr(changer, "search_plan", plan)
+    for module in (changer, foresight):
+        monkeypatch.setattr(module, "search_plan", plan)
 
 
 def test_a_killed_rank_of_a_split_plan_costs_at_most_one_step(cluster: ProcessCluster) -> None:
