@@ -1,11 +1,16 @@
 """From the death of a node to the next step that counts, of a job that runs on a local cluster of real raylets.
 
-Usage: python -m benchmarks.recovery [--json] [--kills N]
+Usage: python -m benchmarks.recovery [--json] [--kills N] [--without-peers]
 
 A kill is SIGKILL to all processes of a node at once, its folders deleted; then the node comes back, and the next one
 dies. `shoal` recovers as it does; `cloud_only` is the same engine, format and client without what survivors remember:
-their processes are killed, too, and what starts anew has only the object store. The two take turns on one cluster and
-one job. The store is a real S3 server behind a link of 400 Mbit/s.
+their processes are killed, too, and what starts anew has only the object store, a real S3 server behind a link of 400
+Mbit/s. `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train` (fixed and elastic, a checkpoint
+every ten steps to the local disk, killed halfway between two) train the same model in an environment of their own, and
+tell of their steps themselves (`benchmarks.recovery_peers`). All take turns; nothing else runs meanwhile.
+
+`part` and `part_cloud_only` are the same on six nodes of which two die at once, the second of them being where the
+copies of the first were: a sixth of the sharded state is in the store alone (`missing_bytes`).
 
 `kill_to_commit_s` ends with the next done step, `kill_to_ready_s` where that step begins, `rejoin_s` is how long the
 others stand still when the node comes back; `step_s` is a step of all nodes, and by way of recovery one of survivors.
@@ -17,44 +22,84 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import tempfile
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import vanishing
-from benchmarks.recovery_job import Blow, TrainingJob
+from benchmarks.recovery_job import JOB, Blow, TrainingJob
+from benchmarks.recovery_peers import PeerBlow, peers
 from benchmarks.reporting import answer
 
 NUM_KILLS = 5
-_FIGURES = ("kill_to_commit_s", "kill_to_ready_s", "lost_steps", "redone_steps", "store_bytes", "rejoin_s", "step_s")
+_FIGURES = (
+    "kill_to_commit_s",
+    "kill_to_ready_s",
+    "lost_steps",
+    "redone_steps",
+    "store_bytes",
+    "missing_bytes",
+    "rejoin_s",
+    "step_s",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--kills", type=int, default=NUM_KILLS, help="of each way to recover")
+    parser.add_argument("--kills", type=int, default=NUM_KILLS, help="of each side")
+    parser.add_argument("--without-peers", action="store_true")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="shoal-recovery-") as folder, TrainingJob(Path(folder)) as job:
-        blows = [job.strike(everyone=everyone) for _ in range(arguments.kills) for everyone in (False, True)]
-        step_s = job.median_step_s()
-    by_way = {"shoal": blows[0::2], "cloud_only": blows[1::2]}
-    results: dict[str, float | None] = {
-        f"{figure}.{way}": statistics.median(getattr(blow, figure) for blow in struck)
-        for way, struck in by_way.items()
-        for figure in _FIGURES
-    }
-    results["speedup.replica_survives"] = statistics.median(
-        cloud.kill_to_commit_s / ours.kill_to_commit_s for ours, cloud in zip(*by_way.values(), strict=True)
-    )
+    struck: defaultdict[str, list[Blow | PeerBlow]] = defaultdict(list)
+    problems: dict[str, str] = {}
+    steps_s = []
+    for number in range(arguments.kills):
+        with tempfile.TemporaryDirectory(prefix="shoal-recovery-") as folder, TrainingJob(Path(folder), number) as job:
+            struck["shoal"].append(job.strike(everyone=False))
+            struck["cloud_only"].append(job.strike(everyone=True))
+            steps_s.append(job.median_step_s())
+        with tempfile.TemporaryDirectory(prefix="shoal-part-") as folder, TrainingJob(Path(folder), number, 6) as job:
+            struck["part"].append(job.strike(everyone=False, num_gone=2))
+            struck["part_cloud_only"].append(job.strike(everyone=True, num_gone=2))
+        if not arguments.without_peers:
+            _strike_peers(struck, problems)
+    found = ((f"{figure}.{side}", _median(blows, figure)) for side, blows in struck.items() for figure in _FIGURES)
+    results: dict[str, float | None] = {name: value for name, value in found if value is not None}
+    results |= {f"kill_to_commit_s.{side}": None for side in problems}
+    results["speedup.replica_survives"] = _speedup(struck["shoal"], struck["cloud_only"])
+    results["speedup.part_survives"] = _speedup(struck["part"], struck["part_cloud_only"])
     vanished, why = vanishing.measure(arguments.kills)
-    results |= {"step_s": step_s, vanishing.RESULT: vanishing.median(vanished)}
-    runs = {way: list(map(_shown, struck)) for way, struck in by_way.items()}
-    answer("recovery", results, {**runs, "vanished": why or list(map(asdict, vanished))})
+    results |= {"step_s": statistics.median(steps_s), vanishing.RESULT: vanishing.median(vanished)}
+    runs: dict[str, Any] = {side: list(map(asdict, blows)) for side, blows in struck.items()}
+    answer("recovery", results, {**runs, **problems, "vanished": why or list(map(asdict, vanished))})
 
 
-def _shown(blow: Blow) -> dict[str, Any]:
-    return {figure: getattr(blow, figure) for figure in _FIGURES} | {"node": blow.node, "phases_s": dict(blow.phases_s)}
+def _strike_peers(struck: defaultdict[str, list[Blow | PeerBlow]], problems: dict[str, str]) -> None:
+    """One kill of each; a peer that did not come so far once is left out from then on."""
+    with tempfile.TemporaryDirectory(prefix="shoal-peers-") as folder:
+        for side, peer in peers(Path(folder), JOB).items():
+            if side not in problems:
+                try:
+                    with peer:
+                        struck[side].append(peer.strike())
+                except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+                    problems[side] = str(error)
+                    struck.pop(side, None)
+
+
+def _speedup(ours: list[Blow | PeerBlow], clouds: list[Blow | PeerBlow]) -> float:
+    return statistics.median(
+        cloud.kill_to_commit_s / our.kill_to_commit_s for our, cloud in zip(ours, clouds, strict=True)
+    )
+
+
+def _median(blows: list[Blow | PeerBlow], figure: str) -> float | None:
+    """None where the side has no such figure."""
+    values = [value for blow in blows if (value := getattr(blow, figure, None)) is not None]
+    return statistics.median(values) if values else None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,16 +25,15 @@ import psutil
 from benchmarks.narrow_link import NarrowLink
 from shoal.client import Client
 from shoal.local_shoal import CLUSTER_ID, LocalOptions, LocalShoal
+from shoal_planner.job import parse_job
+from shoal_planner.memory import STATE_BYTES
+from shoal_planner.plan import parse_plan
+from shoal_recovery.shard_map import shard_map
 
 STORE_BYTES_PER_S = 400e6 / 8
-_NODES = 3
 _STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
 _LIMIT_S = 180.0
 _PHASES = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
-_CLUSTER: Mapping[str, Any] = {
-    "nodes": [{"name": "node", "device": "cpu-1t", "count": _NODES, "host_memory_gib": 4, "spot": True}],
-    "devices": {"cpu-1t": {"memory_gib": 1}},
-}
 # 13.7 million parameters: 164 MB of state in snapshots. Few tokens, so that a step of two survivors is short: what is
 # measured is what they wait for.
 JOB: Mapping[str, Any] = {
@@ -47,6 +46,8 @@ JOB: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
+    """`missing_bytes` of state were on the nodes that died alone."""
+
     """`step_s` is the median of the survivors' steps, but for the first one, of which `phases_s` tells."""
 
     node: str
@@ -56,23 +57,28 @@ class Blow:
     lost_steps: int
     redone_steps: int
     store_bytes: int
+    missing_bytes: int
     rejoin_s: float
     phases_s: Mapping[str, float]
 
 
 class TrainingJob:
-    """A context: everything is stopped at its end."""
+    """A context: everything is stopped at its end. Of `num_nodes` the first to die is the one with the number
+    `first`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: int = 0, num_nodes: int = 3) -> None:
         self._folder = folder
+        self._nodes = tuple(f"node-{index}" for index in range(num_nodes))
+        nodes = {"name": "node", "device": "cpu-1t", "count": num_nodes, "host_memory_gib": 4, "spot": True}
+        self._cluster = {"nodes": [nodes], "devices": {"cpu-1t": {"memory_gib": 1}}}
         self._stack = contextlib.ExitStack()
         self._events: list[dict[str, Any]] = []
-        self._victims = itertools.cycle(range(_NODES))
+        self._victims = (self._nodes[(first + number) % num_nodes] for number in itertools.count())
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             uri = _store(stack, self._folder / "store")
-            options = LocalOptions(cluster=_CLUSTER, data_dir=self._folder / "shoal", port=0)
+            options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
             job = self._client.submit({**JOB, "checkpoint": {"uri": uri, "every_steps": 50}})
@@ -90,7 +96,9 @@ class TrainingJob:
     def median_step_s(self) -> float:
         """Of all steps of plans with all nodes."""
         whole = {
-            event["epoch"] for event in self._events if event["kind"] == "plan_adopted" and _num_nodes(event) == _NODES
+            event["epoch"]
+            for event in self._events
+            if event["kind"] == "plan_adopted" and _num_nodes(event) == len(self._nodes)
         }
         return statistics.median(
             float(event["duration_s"])
@@ -98,24 +106,28 @@ class TrainingJob:
             if event["kind"] == "step_done" and event["epoch"] in whole
         )
 
-    def strike(self, *, everyone: bool) -> Blow:
-        """The next node dies, and with `everyone` all that the other nodes remember; then it comes back."""
+    def strike(self, *, everyone: bool, num_gone: int = 1) -> Blow:
+        """The next nodes die, and with `everyone` all that the other nodes remember; then they come back. Of two that
+        die, the second kept the copies of the first."""
         self._rest()
-        node = f"node-{next(self._victims)}"
+        gone = [next(self._victims) for _ in range(num_gone)]
         epoch = self._epoch()
+        missing_bytes = self._owned_bytes(gone[:-1])
         if everyone:
-            began_s = self._forget_all(node)
-            self._shoal.kill(node)
+            began_s = self._forget_all(gone)
+            self._shoal.kill(*gone)
         else:
-            began_s = self._shoal.kill(node)
+            began_s = self._shoal.kill(*gone)
         first = self._until(lambda event: event["kind"] == "step_done" and event["epoch"] > epoch)
         recovery = self._until(_recovered(lambda event: event["epoch"] > epoch), again=True)
         self._rest()
         later = [event for event in self._steps(recovery["epoch"]) if event["step"] > first["step"]]
-        self._shoal.add(node)
-        joined = self._until(_recovered(lambda event: node in event["nodes_joined"]))
+        for node in gone:
+            self._shoal.add(node)
+        joined = self._until(_recovered(lambda event: gone[-1] in event["nodes_joined"]))
         return Blow(
-            node=node,
+            node=" ".join(gone),
+            missing_bytes=missing_bytes,
             step_s=statistics.median(float(event["duration_s"]) for event in later),
             kill_to_commit_s=first["at_s"] - began_s,
             kill_to_ready_s=first["at_s"] - first["duration_s"] - began_s,
@@ -126,9 +138,16 @@ class TrainingJob:
             phases_s={phase: recovery[phase] for phase in _PHASES} | {"first_step_s": float(first["duration_s"])},
         )
 
-    def _forget_all(self, gone: str) -> float:
+    def _owned_bytes(self, nodes: Sequence[str]) -> int:
+        """Of the state in snapshots, what the plan has on these nodes."""
+        adopted = next(event for event in reversed(self._events) if event["kind"] == "plan_adopted")
+        ranks = shard_map(parse_plan(adopted["plan"]), parse_job(JOB).model).ranks
+        spans = [span for state in ranks if state.device.node in nodes for span in state.vouches]
+        return STATE_BYTES * sum(span.numel for span in spans)
+
+    def _forget_all(self, gone: Sequence[str]) -> float:
         """The agents and ranks of all other nodes die, and what they keep in memory goes with them. When."""
-        others = [name for name in (f"node-{index}" for index in range(_NODES)) if name != gone]
+        others = [name for name in self._nodes if name not in gone]
         victims = []
         for pid in itertools.chain.from_iterable(self._shoal.pids(name)["all"] for name in others):
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,0 +1,69 @@
+"""A replica group of torchft, of one process: fault-tolerant data parallelism as torchft's own example has it.
+
+Usage, in the peers' environment: python -m benchmarks.peers.torchft_replica LIGHTHOUSE INDEX LOG_FOLDER JOB_FILE
+
+It joins whoever trains under that lighthouse, takes over their state, and steps until it is killed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch._C._distributed_c10d import TCPStore
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+from benchmarks.peers.contender import Feed
+from benchmarks.peers.llama import adamw, build, mean_loss
+from benchmarks.peers.step_log import StepLog
+from shoal_planner.job import parse_job
+
+_TIMEOUT = timedelta(seconds=5)
+
+
+def main() -> None:
+    lighthouse, index, folder, job_file = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+    job = parse_job(yaml.safe_load(job_file.read_text()))
+    model, feed = build(job), Feed(job)
+    inner = adamw(job, model.parameters())
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def load(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        inner.load_state_dict(state["optimizer"])
+
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=_TIMEOUT),
+        min_replica_size=1,
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        lighthouse_addr=lighthouse,
+        replica_id=f"replica-{index}",
+        hostname="127.0.0.1",
+        timeout=_TIMEOUT,
+    )
+    optimizer = Optimizer(manager, inner)
+    replicated = DistributedDataParallel(manager, model)
+    log = StepLog(folder, f"replica-{index}-{time.time_ns()}")
+    part = job.train.global_batch // 3
+    while True:
+        step = manager.current_step()
+        tokens_BS, targets_BS = feed.read(step + 1, index * part, (index + 1) * part)
+        ready_s = time.time()
+        optimizer.zero_grad()
+        mean_loss(replicated(tokens_BS), targets_BS).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if manager.current_step() > step:
+            log.write(size=manager.num_participants(), step=manager.current_step(), ready_s=ready_s, done_s=time.time())
+
+
+if __name__ == "__main__":
+    main()
