@@ -10,7 +10,7 @@ every ten steps to the local disk, killed halfway between two) train the same mo
 tell of their steps themselves (`benchmarks.recovery_peers`). All take turns; nothing else runs meanwhile.
 
 `part` and `part_cloud_only` are the same on six nodes of which two die at once, the second of them being where the
-copies of the first were: a sixth of the sharded state is in the store alone (`missing_bytes`).
+copies of the first were: what the first had is in the store alone (`missing_bytes`).
 
 `kill_to_commit_s` ends with the next done step, `kill_to_ready_s` where that step begins, `rejoin_s` is how long the
 others stand still when the node comes back; `step_s` is a step of all nodes, and by way of recovery one of survivors.
@@ -61,9 +61,12 @@ def main() -> None:
             struck["shoal"].append(job.strike(everyone=False))
             struck["cloud_only"].append(job.strike(everyone=True))
             steps_s.append(job.median_step_s())
-        with tempfile.TemporaryDirectory(prefix="shoal-part-") as folder, TrainingJob(Path(folder), number, 6) as job:
-            struck["part"].append(job.strike(everyone=False, num_gone=2))
-            struck["part_cloud_only"].append(job.strike(everyone=True, num_gone=2))
+        for side, everyone in (("part", False), ("part_cloud_only", True)):
+            with (
+                tempfile.TemporaryDirectory(prefix="shoal-part-") as folder,
+                TrainingJob(Path(folder), number, 6) as job,
+            ):
+                struck[side].append(job.strike(everyone=everyone, num_gone=2))
         if not arguments.without_peers:
             _strike_peers(struck, problems)
     found = ((f"{figure}.{side}", _median(blows, figure)) for side, blows in struck.items() for figure in _FIGURES)

@@ -58,7 +58,7 @@ class Blow:
     redone_steps: int
     store_bytes: int
     missing_bytes: int
-    rejoin_s: float
+    rejoin_s: float | None
     phases_s: Mapping[str, float]
 
 
@@ -107,8 +107,8 @@ class TrainingJob:
         )
 
     def strike(self, *, everyone: bool, num_gone: int = 1) -> Blow:
-        """The next nodes die, and with `everyone` all that the other nodes remember; then they come back. Of two that
-        die, the second kept the copies of the first."""
+        """The next nodes die, and with `everyone` all that the other nodes remember. One that dies alone comes back; of
+        two, the second kept the copies of the first, and the job goes on without them."""
         self._rest()
         gone = [next(self._victims) for _ in range(num_gone)]
         epoch = self._epoch()
@@ -122,9 +122,6 @@ class TrainingJob:
         recovery = self._until(_recovered(lambda event: event["epoch"] > epoch), again=True)
         self._rest()
         later = [event for event in self._steps(recovery["epoch"]) if event["step"] > first["step"]]
-        for node in gone:
-            self._shoal.add(node)
-        joined = self._until(_recovered(lambda event: gone[-1] in event["nodes_joined"]))
         return Blow(
             node=" ".join(gone),
             missing_bytes=missing_bytes,
@@ -134,7 +131,7 @@ class TrainingJob:
             lost_steps=recovery["lost_steps"],
             redone_steps=recovery["redone_steps"],
             store_bytes=recovery["num_bytes"].get("store", 0),
-            rejoin_s=self._pause_s(joined["epoch"]),
+            rejoin_s=self._rejoin_s(gone[0]) if num_gone == 1 else None,
             phases_s={phase: recovery[phase] for phase in _PHASES} | {"first_step_s": float(first["duration_s"])},
         )
 
@@ -161,6 +158,12 @@ class TrainingJob:
         for name in others:
             shutil.rmtree(self._shoal.memory_dir / CLUSTER_ID / name)
         return blow_s
+
+    def _rejoin_s(self, node: str) -> float:
+        """Brings a node back; how long the others stand still for it."""
+        self._shoal.add(node)
+        joined = self._until(_recovered(lambda event: node in event["nodes_joined"]))
+        return self._pause_s(joined["epoch"])
 
     def _pause_s(self, epoch: int) -> float:
         """How much longer than a step it took from the last step before this epoch to its first."""

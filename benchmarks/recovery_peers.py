@@ -6,6 +6,7 @@ gets the model, the data and, in the step after the kill, as many samples per su
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import itertools
@@ -72,36 +73,43 @@ def peers(folder: Path, job: Mapping[str, Any]) -> dict[str, Torchft | RayTrain]
     }
 
 
-class Torchft:
-    """A context: three replica groups of one process, under a lighthouse that drops whom it has not heard for 0.5 s."""
+class _Peer(abc.ABC):
+    """A context: what `_start` has started ends with it."""
 
     def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
-        self._steps, self._job = folder / "steps", _written(folder, job)
-        self._replicas: dict[int, subprocess.Popen[str]] = {}
+        self._folder, self._steps, self._job = folder, folder / "steps", _written(folder, job)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            self._python, port = peer_python(), _free_port()
-            self._lighthouse = f"http://127.0.0.1:{port}"
-            limits = [
-                "--min_replicas=1",
-                "--quorum_tick_ms=100",
-                "--join_timeout_ms=10000",
-                "--heartbeat_timeout_ms=500",
-            ]
-            command = [str(self._python.with_name("torchft_lighthouse")), f"--bind=127.0.0.1:{port}", *limits]
-            stack.enter_context(_running(command, self._steps / "lighthouse.log"))
-            for index in range(NUM_WORKERS):
-                self._start(index, stack)
-            self._await(lambda steps: _count(steps, NUM_WORKERS) >= _STEPS_BEFORE * NUM_WORKERS)
-            self._stack = stack.pop_all()
+        with self._stack:
+            self._start()
+            self._stack = self._stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    @abc.abstractmethod
+    def _start(self) -> None:
+        """Returns when steps are done."""
+
+    def _running(self, command: Sequence[object], log: str) -> subprocess.Popen[str]:
+        return self._stack.enter_context(_running(list(map(str, command)), self._folder / log))
+
+
+class Torchft(_Peer):
+    """Three replica groups of one process, under a lighthouse that drops whom it has not heard for 0.5 s."""
+
+    def _start(self) -> None:
+        port = _free_port()
+        self._lighthouse = f"http://127.0.0.1:{port}"
+        limits = ["--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=10000", "--heartbeat_timeout_ms=500"]
+        lighthouse = peer_python().with_name("torchft_lighthouse")
+        self._running([lighthouse, f"--bind=127.0.0.1:{port}", *limits], "lighthouse.log")
+        self._replicas = {index: self._replica(index) for index in range(NUM_WORKERS)}
+        self._await(lambda steps: _count(steps, NUM_WORKERS) >= _STEPS_BEFORE * NUM_WORKERS)
 
     def strike(self) -> PeerBlow:
         """A replica group dies, and comes back when the others have gone on without it."""
@@ -113,41 +121,29 @@ class Torchft:
         without = self._await(lambda steps: _since(steps, began_s, NUM_WORKERS - 1) >= 2 * _STEPS_AFTER)
         blow = _blow(before, without, began_s, lambda step: step.size == NUM_WORKERS - 1)
         again_s = time.time()
-        self._start(NUM_WORKERS - 1, self._stack)
+        self._replicas[NUM_WORKERS - 1] = self._replica(NUM_WORKERS - 1)
         whole = self._await(lambda steps: _since(steps, again_s, NUM_WORKERS) >= NUM_WORKERS * _STEPS_AFTER)
         return _with_rejoin(blow, whole, again_s)
 
     def _await(self, enough: Callable[[Sequence[DoneStep]], bool]) -> tuple[DoneStep, ...]:
         return _await(self._steps, enough, self._replicas.values())
 
-    def _start(self, index: int, stack: contextlib.ExitStack) -> None:
-        command = [str(self._python), "-m", "benchmarks.peers.torchft_replica", self._lighthouse, str(index)]
-        log = self._steps / f"replica-{index}.log"
-        process = _running([*command, str(self._steps), str(self._job)], log)
-        self._replicas[index] = stack.enter_context(process)
+    def _replica(self, index: int) -> subprocess.Popen[str]:
+        command = [peer_python(), "-m", "benchmarks.peers.torchft_replica", self._lighthouse, str(index)]
+        return self._running([*command, self._steps, self._job], f"replica-{index}.log")
 
 
-class RayTrain:
-    """A context: three workers of Ray Train on as many raylets; with `elastic`, two will do."""
+class RayTrain(_Peer):
+    """Three workers of Ray Train on as many raylets; with `elastic`, two will do."""
 
     def __init__(self, folder: Path, job: Mapping[str, Any], *, elastic: bool) -> None:
-        self._folder, self._elastic = folder, elastic
-        self._steps, self._job = folder / "steps", _written(folder, job)
-        self._stack = contextlib.ExitStack()
+        super().__init__(folder, job)
+        self._kind = "elastic" if elastic else "fixed"
 
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            kind = "elastic" if self._elastic else "fixed"
-            command = [str(peer_python()), "-m", "benchmarks.peers.ray_train_job", kind, str(self._folder)]
-            self._driver = stack.enter_context(_running([*command, str(self._job)], self._folder / "driver.log"))
-            self._await(lambda steps: max((step.step for step in steps), default=0) >= _STEPS_BEFORE)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def _start(self) -> None:
+        command = [peer_python(), "-m", "benchmarks.peers.ray_train_job", self._kind, self._folder, self._job]
+        self._driver = self._running(command, "driver.log")
+        self._await(lambda steps: max((step.step for step in steps), default=0) >= _STEPS_BEFORE)
 
     def strike(self) -> PeerBlow:
         """A node with a worker dies; the job starts again from its last checkpoint."""

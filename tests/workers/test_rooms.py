@@ -108,6 +108,8 @@ def test_plans_count_on_the_room_that_was_found(tmp_path: Path) -> None:
     record.room_short("a", 10, 600, on_disk=False)
     assert record.with_its_room(node).host_memory_bytes == 600
     record.room_short("a", 10, 600, on_disk=False)
+    record.room_short("a", 10, 650, on_disk=True)
+    assert record.with_its_room(node).host_memory_bytes == 600, "what fits on disk now does not undo that"
     assert [entry.event for entry in record.keeper.entries()] == [
         RoomShort(node="a", num_bytes=10, on_disk=True, room_bytes=700),
         RoomShort(node="a", num_bytes=10, on_disk=False, room_bytes=600),

@@ -78,10 +78,11 @@ class JobRecord:
         self._note(self.keeper.append(event))
 
     def room_short(self, node: str, num_bytes: int, room_bytes: int, *, on_disk: bool) -> None:
-        """What agents tell whoever watches them anew is written once."""
+        """What agents tell whoever watches them anew is written once, and that something lies on disk changes nothing
+        where something else had no room there."""
         short = RoomShort(node=node, num_bytes=num_bytes, on_disk=on_disk, room_bytes=room_bytes)
         before = self.rooms.get(node)
-        if before is None or (before != short and not (before.on_disk and on_disk)):
+        if before is None or (before != short and not on_disk):
             self.append(short)
 
     def with_its_room(self, node: Node) -> Node:
@@ -190,6 +191,7 @@ class JobRecord:
             self.staying.clear()
 
     def _gone(self, node: str) -> None:
+        self.rooms.pop(node, None)
         lost = self._there.pop(node, None)
         if lost is not None:
             self._sightings.append(Sighting(at_s=self._newest_s, node=lost, there=False))
