@@ -32,9 +32,11 @@ from shoal_workers.processes import Processes
 
 MODEL = ModelSpec(layers=4, hidden=768, heads=12, kv_heads=4, ffn=2048, vocab=1024, tie_embeddings=False)
 SEQ_LEN = 256
-# Of a micro-batch, on each process: what leads from kernel to kernel takes as long for one sample as for twelve.
-SAMPLES = 12
-NUM_PAIRS = 13
+# Of a micro-batch, on each process. Beside the plain loop, and where it is profiled, steps are so long that what leads
+# from kernel to kernel, which takes as long for one sample as for twelve, weighs as little as in real jobs. Beside the
+# others they are short: so there are more of them, and what they exchange weighs more.
+LONG, SHORT = 12, 4
+NUM_PAIRS = 31
 
 
 def job(global_batch: int) -> JobSpec:
@@ -55,36 +57,31 @@ def replica(device: int, samples: int, *, tp: int = 1) -> Replica:
     return Replica(node="here", devices=tuple(range(device, device + tp)), tp=tp, samples=samples)
 
 
-PAIR = stage(0, MODEL.layers, replica(0, SAMPLES), replica(1, SAMPLES))
-# What FSDP2 splits and overlaps, too: weights and gradients within a step.
-SPLIT = dataclasses.replace(
-    plan(1, PAIR), sharding=Sharding(weights="cluster", gradients="cluster"), overlap=Overlap(shards=True)
-)
-DUELS = (
-    Duel(
-        name="torch_loop",
-        size=1,
-        job=job(SAMPLES),
-        plan=plan(1, stage(0, MODEL.layers, replica(0, SAMPLES))),
-        peer=TorchLoop,
-    ),
-    Duel(name="ddp", size=2, job=job(2 * SAMPLES), plan=plan(1, PAIR), peer=Ddp),
-    Duel(name="fsdp2", size=2, job=job(2 * SAMPLES), plan=SPLIT, peer=Fsdp2),
-    Duel(
-        name="pipeline_1f1b",
-        size=2,
-        job=job(4 * SAMPLES),
-        plan=plan(4, stage(0, 2, replica(0, SAMPLES)), stage(2, 4, replica(1, SAMPLES))),
-        peer=partial(Pipeline1F1B, layers=(2, 2), micro_batches=4),
-    ),
-    Duel(
-        name="dtensor_tp",
-        size=2,
-        job=job(2 * SAMPLES),
-        plan=plan(1, stage(0, MODEL.layers, replica(0, 2 * SAMPLES, tp=2))),
-        peer=DTensorTp,
-    ),
-)
+def loop(samples: int) -> Duel:
+    one = plan(1, stage(0, MODEL.layers, replica(0, samples)))
+    return Duel(name="torch_loop", size=1, job=job(samples), plan=one, peer=TorchLoop)
+
+
+def of_two(samples: int) -> tuple[Duel, ...]:
+    """Those between two processes."""
+    pair = plan(1, stage(0, MODEL.layers, replica(0, samples), replica(1, samples)))
+    # What FSDP2 splits and overlaps, too: weights and gradients within a step.
+    split = dataclasses.replace(
+        pair, sharding=Sharding(weights="cluster", gradients="cluster"), overlap=Overlap(shards=True)
+    )
+    stages = plan(4, stage(0, 2, replica(0, samples)), stage(2, 4, replica(1, samples)))
+    in_parts = plan(1, stage(0, MODEL.layers, replica(0, 2 * samples, tp=2)))
+    pipelined = partial(Pipeline1F1B, layers=(2, 2), micro_batches=4)
+    return (
+        Duel(name="ddp", size=2, job=job(2 * samples), plan=pair, peer=Ddp),
+        Duel(name="fsdp2", size=2, job=job(2 * samples), plan=split, peer=Fsdp2),
+        Duel(name="pipeline_1f1b", size=2, job=job(4 * samples), plan=stages, peer=pipelined),
+        Duel(name="dtensor_tp", size=2, job=job(2 * samples), plan=in_parts, peer=DTensorTp),
+    )
+
+
+DUELS = (loop(LONG), *of_two(SHORT))
+PROFILED = (loop(LONG), *of_two(LONG))
 
 
 def main() -> None:
@@ -109,14 +106,15 @@ def main() -> None:
     with Processes(2, timeout_s=900.0) as processes:
         accounts = {
             duel.name: processes.call(duel.size, profiled, partial(noted, job=duel.job, plan=duel.plan))
-            for duel in chosen
+            for duel in PROFILED
+            if arguments.only in (None, duel.name)
         }
-        loop = processes.call(1, profiled, partial(TorchLoop, job=DUELS[0].job))
+        plain = processes.call(1, profiled, partial(TorchLoop, job=PROFILED[0].job))
     results |= {
         "overhead_share": max(map(overhead_share, accounts.values())),
-        "peer_overhead_share.torch_loop": overhead_share(loop),
+        "peer_overhead_share.torch_loop": overhead_share(plain),
     }
-    runs |= {"profiled": accounts | {"peer.torch_loop": loop}, "free_cores.after": free_cores()}
+    runs |= {"profiled": accounts | {"peer.torch_loop": plain}, "free_cores.after": free_cores()}
     answer("throughput", results, runs)
 
 
