@@ -31,6 +31,7 @@ from shoal_workers.data import training_samples
 from shoal_workers.rows import stored_from_rows
 from shoal_workers.shards import snapshot_name
 from shoal_workers.solo import run_solo
+from shoal_workers.stored_copies import StoredCopies
 from shoal_workers.uploads import Uploads
 
 FILES_MD = Path(__file__).parent.parent.parent / "docs" / "files.md"
@@ -51,7 +52,9 @@ def store_step(job: JobSpec, weights: dict[str, Any], job_id: str, step: int, pl
     plan = Plan(pipelines=(Pipeline(micro_batch=1, micro_batches=4, stages=stages),))
     truth = {(fqn, kind): np.zeros(array.size, "<f4") for fqn, array in weights.items() for kind in OWNED_KINDS}
     truth |= {(fqn, Kind.MASTER): array.reshape(-1) for fqn, array in weights.items()}
-    uploads, pieces = Uploads(place / "on-its-way", open_store), []
+    stored, pieces = StoredCopies(place / "stored", lambda num_bytes: False), []
+    stored.start()
+    uploads = Uploads(place / "on-its-way", stored, open_store)
     uploads.start()
     done = uploads.watch(job_id)
     for state in shard_map(plan, job.model).ranks:

@@ -105,7 +105,7 @@ def test_ranges_come_exactly_and_with_the_sums_of_what_is_around_them(pair: tupl
         assert problem is not None and not data
     beyond = m.Fetch(job="job", name=NAME, step=3, ranges=[[590, 11]])
     connection.send(m.encode(beyond))
-    assert "not within a slot of 600" in m.decode_as(m.Done, connection.receive()[0]).problem
+    assert "not within one shard" in m.decode_as(m.Done, connection.receive()[0]).problem
     connection.send(m.encode(m.Fetch(job="job", name=NAME, step=3, ranges=[[190, 20]])))
     assert "not within one shard" in m.decode_as(m.Done, connection.receive()[0]).problem
 

@@ -15,17 +15,23 @@ from servers import RunningServer, new_place
 from supervised import supervised, tiny_job
 
 from shoal import cli
+from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.job import CheckpointSpec, JobSpec
+from shoal_planner.memory import STATE_BYTES
+from shoal_planner.plan import parse_plan
 from shoal_recovery.checkpoints import list_manifests
 from shoal_recovery.journal import (
     CheckpointCommitted,
     CheckpointFailed,
     JobState,
+    RecoveryDone,
     StepDone,
     StoreFailed,
     StoreRecovered,
 )
+from shoal_recovery.shard_map import shard_map
 from shoal_recovery.store import open_store
+from shoal_workers.change import copies_of
 from shoal_workers.checkpoint_commits import CheckpointCommits, Result
 from shoal_workers.store_check import Tried, try_store
 
@@ -81,6 +87,32 @@ def test_training_goes_on_without_its_store_and_what_waits_is_brought_later(
             running.supervisor.ended.wait(30.0)
             steps = {int(name.split("/")[2]) for name in store.list("cut-off/shards/")}
             assert steps <= {*kept, max(steps)}  # an agent may have been at the very last one
+    finally:
+        cluster.close()
+
+
+def test_of_a_checkpoint_only_what_no_survivor_has_comes_from_the_store(tmp_path: Path) -> None:
+    """A node dies with the one that has its copies: all go back to a checkpoint, and have kept their own of it."""
+    spec = job(tmp_path, (tmp_path / "store").as_uri(), steps=100_000)
+    cluster = ProcessCluster(tmp_path, {name: ("cpu-1t", 1) for name in "abcd"})
+    try:
+        with supervised(cluster, "part", spec) as running:
+            running.eventually(lambda: running.events(CheckpointCommitted))
+            running.steps_on()
+            plan, snapshot = parse_plan(running.epoch.plan), snapshot_from_mapping(running.epoch.snapshot)
+            copies, ranks = copies_of(plan, snapshot, spec.model), shard_map(plan, spec.model).ranks
+            owner, copied = ranks[0].device.node, copies[0].sent[0][0]
+            cluster.kill_node(owner, copied)
+            running.eventually(lambda: running.events(RecoveryDone))
+            stored = [event.step for event in running.events(CheckpointCommitted)]
+            (recovery,) = running.events(RecoveryDone)
+            assert recovery.step in stored
+            gone = sum(span.numel for rank in ranks if rank.device.node == owner for span in rank.vouches)
+            assert recovery.num_bytes["store"] == STATE_BYTES * gone > 0
+            running.steps_on()
+            running.supervisor.cancel()
+            assert running.ends() is JobState.CANCELLED
+            assert not list(tmp_path.rglob("stored/*"))
     finally:
         cluster.close()
 

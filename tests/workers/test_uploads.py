@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from shoal_recovery.crc import checksum
 from shoal_recovery.errors import StoreUnreachable
 from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot
 from shoal_recovery.store import Data, DirectoryStore, Store
 from shoal_workers.messages import UploadDelayed, Uploaded
+from shoal_workers.shards import snapshot_name
+from shoal_workers.stored_copies import StoredCopies
 from shoal_workers.uploads import Report, Uploads
 
 CONTENT = bytes(range(40))
-PIECE = Piece(key=ShardKey(fqn="w", kind=Kind.MASTER, first=0, last=10), offset=0, num_bytes=40, checksum="crc32:0")
+PIECE = Piece(
+    key=ShardKey(fqn="w", kind=Kind.MASTER, first=0, last=10), offset=0, num_bytes=40, checksum=checksum(CONTENT)
+)
 
 
 class _Gated(DirectoryStore):
@@ -39,7 +44,10 @@ class Scene:
         self.folder = folder / "on-its-way"
         self.slow = _Gated(folder / "slow")
         self.quick = DirectoryStore(folder / "quick")
-        self.uploads = Uploads(self.folder, self._open, clock=lambda: self.now_s)
+        self.stored = StoredCopies(folder / "stored", lambda num_bytes: num_bytes <= self.room_bytes)
+        self.stored.start()
+        self.room_bytes = 1000
+        self.uploads = Uploads(self.folder, self.stored, self._open, clock=lambda: self.now_s)
         self.uploads.start()
 
     def _open(self, uri: str) -> Store:
@@ -47,8 +55,8 @@ class Scene:
             raise StoreUnreachable(uri, "does not answer")
         return self.slow if uri == "slow:" else self.quick
 
-    def add(self, step: int, uri: str = "slow:", job: str = "j") -> None:
-        snapshot = Snapshot(node="a", name="000001-0", step=step, pieces=(PIECE,))
+    def add(self, step: int, uri: str = "slow:", job: str = "j", epoch: int = 1) -> None:
+        snapshot = Snapshot(node="a", name=snapshot_name(epoch, 0), step=step, pieces=(PIECE,))
         self.uploads.add(job, snapshot, uri, memoryview(CONTENT))
 
 
@@ -110,3 +118,76 @@ def test_the_dead_store_of_one_job_holds_up_no_other(scene: Scene) -> None:
     assert len(list(scene.folder.iterdir())) == 2  # of the job whose store is dead: content, and what it is
     scene.uploads.forget("j")
     assert list(scene.folder.iterdir()) == []
+
+
+def kept(scene: Scene) -> list[tuple[str, int]]:
+    found = scene.stored.snapshots("j", [], (), verified=True)
+    return sorted((one.name, one.step) for one in found)
+
+
+def test_the_newest_two_steps_of_what_was_brought_stay_on_disk(scene: Scene) -> None:
+    events = scene.uploads.watch("j")
+    for step in (10, 20, 30):
+        scene.add(step, "quick:")
+    assert results(events, 3) == {10: None, 20: None, 30: None}
+    assert kept(scene) == [("000001-0", 20), ("000001-0", 30)]
+    assert scene.stored.epoch("j") == 1
+    again = StoredCopies(scene.folder.parent / "stored", lambda num_bytes: True)
+    again.start()
+    (piece,) = next(again.snapshots("j", [], [("000001-0", 20)], verified=True)).pieces
+    (content,), _ = again.ranges("j", "000001-0", 30, [(piece.offset, piece.num_bytes)])
+    assert bytes(content) == CONTENT
+    with pytest.raises(ValueError, match="not within one shard"):
+        again.ranges("j", "000001-0", 30, [(piece.offset, piece.num_bytes + 1)])
+    with pytest.raises(KeyError):
+        again.ranges("j", "000001-0", 10, [(piece.offset, piece.num_bytes)])
+
+
+def test_steps_that_are_done_again_take_the_place_of_what_was_kept_of_them(scene: Scene) -> None:
+    events = scene.uploads.watch("j")
+    for step, epoch in ((10, 1), (20, 1), (30, 1), (20, 2)):
+        scene.add(step, "quick:", epoch=epoch)
+    results(events, 3)  # the second of step 20 is the fourth
+    events.get(timeout=10.0)
+    assert kept(scene) == [("000002-0", 20)]
+
+
+def test_what_is_kept_makes_way(scene: Scene) -> None:
+    events = scene.uploads.watch("j")
+    scene.room_bytes = 50
+    scene.add(10, "quick:")
+    scene.add(20, "quick:")
+    results(events, 2)
+    assert kept(scene) == [("000001-0", 10)], "there is room for one"
+    assert scene.stored.make_way()
+    assert not scene.stored.make_way()
+    assert list((scene.folder.parent / "stored").iterdir()) == list(scene.folder.iterdir()) == []
+    scene.add(30, "quick:")
+    results(events, 1)
+    assert kept(scene) == [("000001-0", 30)]
+    scene.uploads.forget("j")
+    assert list((scene.folder.parent / "stored").iterdir()) == []
+
+
+def test_what_is_kept_and_not_as_it_was_is_told_and_may_be_brought_again(scene: Scene) -> None:
+    events = scene.uploads.watch("j")
+    scene.add(10, "quick:")
+    assert results(events, 1) == {10: None}
+    (scene.folder.parent / "quick" / "j" / "shards" / "000000010" / "000001-000001-0").unlink()
+    assert scene.uploads.again("j", "000001-0", 10)
+    assert not scene.uploads.again("j", "000001-0", 20)
+    assert results(events, 1) == {10: None}
+    assert list((scene.folder.parent / "quick").rglob("000001-000001-0"))
+    (path,) = (scene.folder.parent / "stored").glob("*[0-9]")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    spoilt: list[tuple[Snapshot, str]] = []
+    assert list(scene.stored.snapshots("j", spoilt, (), verified=True)) == []
+    ((snapshot, problem),) = spoilt
+    assert (snapshot.step, problem.startswith("it was sealed with")) == (10, True)
+    assert len(list(scene.stored.snapshots("j", [], (), verified=False))) == 1
+    path.write_bytes(content[:-1])
+    spoilt.clear()
+    assert list(scene.stored.snapshots("j", spoilt, (), verified=False)) == []
+    assert "bytes" in spoilt[0][1]

@@ -25,11 +25,13 @@ from shoal_workers import messages as m
 from shoal_workers.beats import Beats, Peer
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.link_probe import probe_link
+from shoal_workers.meeting_place import MeetingPlace
 from shoal_workers.notices import Notices
 from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, epoch_of, snapshot_name
 from shoal_workers.slots import Sending, sendings
+from shoal_workers.stored_copies import StoredCopies
 from shoal_workers.uploads import Uploads
 from shoal_workers.watched import report
 from shoal_workers.wire import Connection, ConnectionClosed, Server, connect
@@ -98,23 +100,25 @@ class Agent:
         open_store: Callable[[str], Store],
         lifeline: Lifeline,
     ) -> None:
-        self._rooms = Rooms(memory_dir, disk_dir / "snapshots", disk_limit_bytes)
+        self._stored = StoredCopies(disk_dir / "stored", lambda num_bytes: num_bytes <= self._rooms.left_of_budget())
+        self._rooms = Rooms(memory_dir, disk_dir / "snapshots", disk_limit_bytes, self._stored.make_way)
         self._shards = ShardStore(self._rooms, node)
         self._disk_dir = disk_dir
         self._heartbeat_s = heartbeat_s
         self._owners: dict[tuple[str, str], _Owner] = {}
         self._oldest_epochs: dict[str, int] = {}
         self._journal_lock = threading.Lock()
-        self._rendezvous = _Rendezvous()
+        self._rendezvous = MeetingPlace()
         self.notices = Notices(node)
         self.lifeline = lifeline
-        self._uploads = Uploads(disk_dir / "uploads", open_store, lifeline.holds)
+        self._uploads = Uploads(disk_dir / "uploads", self._stored, open_store, lifeline.holds)
         self._server = Server(host, self._serve, f"agent-{node}")
         self.port = self._server.port
         self._beats = Beats(node, host, self.port, heartbeat_s)
         (disk_dir / "journal").mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
+        self._stored.start()
         self._uploads.start()
         self._beats.start()
         self._server.start()
@@ -160,8 +164,8 @@ class Agent:
             case m.GetInventory():
                 connection.send(m.encode(self._inventory(request)))
             case m.GetEpoch():
-                highest = max(self._shards.epoch(request.job), self._oldest_epochs.get(request.job, 0))
-                connection.send(m.encode(m.EpochIs(epoch=highest)))
+                held = (self._shards.epoch(request.job), self._stored.epoch(request.job))
+                connection.send(m.encode(m.EpochIs(epoch=max(*held, self._oldest_epochs.get(request.job, 0)))))
             case m.Fetch():
                 self._send_ranges(connection, request)
             case m.Upload():
@@ -242,6 +246,7 @@ class Agent:
             step=request.step,
             layout=sending.layout,
             checksums=sending.checksums(checksums),
+            uri=owner.opened.upload_uri if owner.uploads(request.step) else None,
         )
         try:
             answer = owner.backup(sending.address).request(m.encode(copy), sending.bytes_of(slot))
@@ -264,14 +269,18 @@ class Agent:
                 raise ConnectionClosed(f"a copy of {payload_bytes} bytes where the layout has {num_bytes}")
             connection.read_into(self._shards.slot(request.job, request.name, request.step))
             self._shards.seal(request.job, request.name, request.step, request.checksums)
+            if request.uri is not None:
+                snapshot = self._shards.sealed(request.job, request.name, request.step)
+                content = self._shards.slot(request.job, request.name, request.step)
+                self._stored.add(request.job, snapshot, request.uri, content)
         return m.Done()
 
     def _send_ranges(self, connection: Connection, request: m.Fetch) -> None:
         """What is written over meanwhile does not have the checksums any more that the other side expects."""
+        held = self._shards if self._shards.is_sealed(request.job, request.name, request.step) else self._stored
         try:
-            parts, around = self._shards.ranges(
-                request.job, request.name, request.step, ((offset, num_bytes) for offset, num_bytes in request.ranges)
-            )
+            wanted = ((offset, num_bytes) for offset, num_bytes in request.ranges)
+            parts, around = held.ranges(request.job, request.name, request.step, wanted)
         except (KeyError, OSError) as error:
             connection.send(m.encode(m.Fetched(problem=f"not held: {error}", around=[])))
             return
@@ -279,9 +288,11 @@ class Agent:
 
     def _inventory(self, request: m.GetInventory) -> m.InventoryIs:
         spoilt: list[tuple[Snapshot, str]] = []
-        held = snapshot_rows(self._shards.snapshots(request.job, spoilt, verified=request.verified))
+        held = list(self._shards.snapshots(request.job, spoilt, verified=request.verified))
+        known = {(one.name, one.step) for one in held}
+        held += self._stored.snapshots(request.job, spoilt, known, verified=request.verified)
         rows = [[one.name, one.step, *key_rows(p.key for p in one.pieces)[0], problem] for one, problem in spoilt]
-        return m.InventoryIs(snapshots=held, spoilt=rows)
+        return m.InventoryIs(snapshots=snapshot_rows(held), spoilt=rows)
 
     def _retire(self, request: m.Retire) -> None:
         if request.before_epoch is None:
@@ -297,8 +308,9 @@ class Agent:
             self._rendezvous.forget(f"{request.job}/")
 
     def _upload(self, job: str, name: str, step: int, uri: str) -> None:
-        snapshot = self._shards.sealed(job, name, step)
-        self._uploads.add(job, snapshot, uri, self._shards.slot(job, name, step))
+        if not self._uploads.again(job, name, step):
+            snapshot = self._shards.sealed(job, name, step)
+            self._uploads.add(job, snapshot, uri, self._shards.slot(job, name, step))
 
     # --- journals ---
 
@@ -366,25 +378,3 @@ def _probed(request: m.ProbeLink) -> m.LinkProbed | m.Done:
         return probe_link((request.host, request.port), request.limit_s)
     except ConnectionClosed as error:
         return m.Done(problem=f"no answer from {request.host}:{request.port}: {error}")
-
-
-class _Rendezvous:
-    """Keys that ranks of one epoch leave for each other."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-        self._changed = threading.Condition()
-
-    def set(self, key: str, value: str) -> None:
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
-
-    def forget(self, prefix: str) -> None:
-        with self._changed:
-            self._values = {key: value for key, value in self._values.items() if not key.startswith(prefix)}
-
-    def get(self, key: str, timeout_s: float) -> str | None:
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._values, timeout_s)
-            return self._values.get(key)

@@ -61,11 +61,12 @@ class Interrupted(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """What is known of earlier epochs: their plans, and at which step each began. `done_step` is the last step that
-    anybody reported done (0: none)."""
+    anybody reported done, `stored_step` the last that the object store was seen to have (0: none)."""
 
     plans: Mapping[int, Plan]
     starts: Mapping[int, int]
     done_step: int
+    stored_step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ host waits only where it says so.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -120,7 +121,9 @@ class Downloads:
         pairs = tuple(pairs)
         if self._stream is None:
             for target, source in pairs:
-                target.copy_(source)
+                assert target.nbytes == source.nbytes and target.is_contiguous() and source.is_contiguous()
+                # Half as fast again as `copy_`: what is written is not read before.
+                ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
             return _nothing
         return partial(self._finish, pairs, torch.cuda.current_stream(self._stream.device).record_event())
 

@@ -78,13 +78,15 @@ class SealSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutSnapshot:
-    """A copy for safe keeping; the payload is the whole slot. `checksums` in the order of the layout."""
+    """A copy for safe keeping; the payload is the whole slot. `checksums` in the order of the layout; `uri`: the object
+    store that this step is brought to, None for the others."""
 
     job: str
     name: str
     step: int
     layout: list[Row]
     checksums: list[str]
+    uri: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,12 @@ class JobRecord:
             self.append(StateChanged(state=self.state.value, code=code, reason=reason))
 
     def history(self) -> History:
-        return History(plans=dict(self.plans), starts=dict(self.starts), done_step=self.done_step)
+        return History(
+            plans=dict(self.plans),
+            starts=dict(self.starts),
+            done_step=self.done_step,
+            stored_step=max(self.checkpoints, default=0),
+        )
 
     @property
     def epoch(self) -> int:

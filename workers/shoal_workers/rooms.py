@@ -30,12 +30,20 @@ class NoRoom(OSError):
 
 
 class Rooms:
-    """Any thread may call. `memory` and `disk` have a folder for each job; with no budget nothing lies on disk."""
+    """Any thread may call. `memory` and `disk` have a folder for each job; with no budget nothing lies on disk.
+    `make_way` is called when there has to: what else lies there is worth less."""
 
-    def __init__(self, memory: Path, disk: Path | None = None, disk_limit_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        memory: Path,
+        disk: Path | None = None,
+        disk_limit_bytes: int = 0,
+        make_way: Callable[[], object] = lambda: None,
+    ) -> None:
         self.memory = memory
         self.disk = disk if disk_limit_bytes > 0 else None
         self._limit_bytes = disk_limit_bytes
+        self._make_way = make_way
         self._lock = threading.Lock()
         self._told: dict[str, RoomShort] = {}
         self._watchers: defaultdict[str, list[queue.SimpleQueue[Any]]] = defaultdict(list)
@@ -53,6 +61,8 @@ class Rooms:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
+        if self.disk is not None:
+            self._make_way()
         if self.disk is not None and num_bytes <= self._free_on_disk(self.disk):
             try:
                 made = make(self.disk / job)
@@ -71,6 +81,10 @@ class Rooms:
         if self.disk is not None:
             free += max(0, self._free_on_disk(self.disk))
         return free + sum(map(_used_bytes, self.folders()))
+
+    def left_of_budget(self) -> int:
+        """Bytes on disk that snapshots do not take."""
+        return 0 if self.disk is None else self._limit_bytes - _used_bytes(self.disk)
 
     def watch(self, job: str, events: queue.SimpleQueue[Any]) -> None:
         """Puts what was told last of this job into the queue, and from then on what is new."""
@@ -100,7 +114,7 @@ class Rooms:
                 events.put(news)
 
     def _free_on_disk(self, disk: Path) -> int:
-        return min(self._limit_bytes - _used_bytes(disk), _free_bytes(disk))
+        return min(self.left_of_budget(), _free_bytes(disk))
 
     def _problem(self, num_bytes: int) -> str:
         here = f"{_free_bytes(self.memory)} are free in memory ({self.memory})"

@@ -16,10 +16,10 @@ class WorkerSettings(BaseSettings):
     memory_dir: Path = Path("/dev/shm/shoal")
     """Snapshots live here, one folder per cluster and node. Must be memory (tmpfs)."""
     disk_dir: Path = Path("/var/tmp/shoal")
-    """Journals and state on its way to the object store, one folder per cluster and node; and snapshots for which there
-    is no room in memory."""
+    """Journals, state on its way to the object store and of the last two steps that it has, one folder per cluster and
+    node; and snapshots for which there is no room in memory."""
     disk_limit_bytes: int = 64 * 2**30
-    """How much of the disk these snapshots may take; 0: none lie there."""
+    """How much of the disk snapshots, and then state that the object store has, may take; 0: neither lies there."""
     bind_host: str = "0.0.0.0"
     """Where agents and ranks listen."""
     advertise_host: str | None = None

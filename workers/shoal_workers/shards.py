@@ -13,15 +13,15 @@ import itertools
 import json
 import shutil
 import threading
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
-from shoal_recovery.crc import checksum, crc32
+from shoal_recovery.crc import checksum
 from shoal_recovery.state import ELEMENT_BYTES, Piece, ShardKey, Snapshot
+from shoal_workers.ranges import Surrounded, surrounded
 from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows
 from shoal_workers.slot_files import NUM_SLOTS as NUM_SLOTS
@@ -100,15 +100,6 @@ class _File:
         for piece, value in zip(pieces, found, strict=True):
             if value != piece.checksum:
                 yield piece, f"it was sealed with {piece.checksum}, and has {value}"
-
-    def around(self, view: memoryview, offset: int, num_bytes: int) -> tuple[int, int]:
-        """The CRC-32 of what lies before and behind these bytes in their shard. Raises ValueError if that is none."""
-        index = bisect_right(self.offsets, offset) - 1
-        first = self.offsets[index] if index >= 0 else offset
-        last = first + (self.layout[index].numel * ELEMENT_BYTES if index >= 0 else 0)
-        if offset + num_bytes > last:
-            raise ValueError(f"bytes [{offset}, {offset + num_bytes}) are not within one shard")
-        return crc32(view[first:offset]), crc32(view[offset + num_bytes : last])
 
 
 class ShardStore:
@@ -210,22 +201,13 @@ class ShardStore:
         with self._lock:
             return self._file(job, name).view(step % NUM_SLOTS)
 
-    def ranges(
-        self, job: str, name: str, step: int, wanted: Iterable[tuple[int, int]]
-    ) -> tuple[list[memoryview], list[tuple[int, int]]]:
-        """Bytes (offset, length) of a sealed snapshot, and the CRC-32 of what is around each in its shard: with those
-        whoever has the bytes can verify them. Raises KeyError, ValueError, OSError."""
+    def ranges(self, job: str, name: str, step: int, wanted: Iterable[tuple[int, int]]) -> Surrounded:
+        """Of a sealed snapshot (see `surrounded`). Raises KeyError, ValueError, OSError."""
         self.sealed(job, name, step)
         with self._lock:
             file = self._file(job, name)
-        slot = file.view(step % NUM_SLOTS)
-        parts, around = [], []
-        for offset, num_bytes in wanted:
-            if not 0 <= offset <= offset + num_bytes <= slot.nbytes:
-                raise ValueError(f"bytes [{offset}, {offset + num_bytes}) are not within a slot of {slot.nbytes}")
-            parts.append(slot[offset : offset + num_bytes])
-            around.append(file.around(slot, offset, num_bytes))
-        return parts, around
+        shards = [(offset, key.numel * ELEMENT_BYTES) for offset, key in zip(file.offsets, file.layout, strict=True)]
+        return surrounded(file.view(step % NUM_SLOTS), shards, wanted)
 
     def is_sealed(self, job: str, name: str, step: int) -> bool:
         try:

@@ -1,8 +1,8 @@
 """What the ranks of one epoch are supplied from: the choice of the step and of every source, and of another source when
 one does not give what it was said to hold.
 
-Survivors come first, the store is asked only for what they lack. Sources that failed are not used again in the same
-change of plan. Owns no transfer of bytes: ranks fetch, and say what they lack.
+Survivors come first, the store is asked only where it has a newer step, or for what they lack. Sources that failed are
+not used again in the same change of plan. Owns no transfer of bytes: ranks fetch, and say what they lack.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Supply:
         Raises StateLost, StoreError, and EpochBehind when the store knows of this epoch or a later one.
         """
         with contextlib.suppress(StateLost):
-            return self._restore()
+            plan, step = self._restore()
+            if step >= self._history.stored_step:  # survivors may have an older one whole
+                return plan, step
         try:
             manifests = self._load_manifests()
         except StoreError:

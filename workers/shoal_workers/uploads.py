@@ -9,62 +9,67 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import mmap
 import queue
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from shoal_planner.errors import InvalidField
-from shoal_recovery.checkpoints import put_shard, shard_header
+from shoal_recovery.checkpoints import put_shard
 from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.state import Snapshot, StoredPiece
 from shoal_recovery.store import Store
 from shoal_workers.messages import UploadDelayed, Uploaded
-from shoal_workers.rows import snapshot_rows, snapshots_from_rows, stored_rows
+from shoal_workers.rows import stored_rows
+from shoal_workers.shard_files import ShardFile, left_behind
 from shoal_workers.shards import epoch_of
+from shoal_workers.stored_copies import StoredCopies
 
 log = structlog.get_logger()
 
 _KEPT_STEPS = 4  # of a job, on disk at once
 _SLOW_AFTER_S = 10.0  # when the next comes meanwhile
-_FORGOTTEN_AFTER_S = 24 * 3600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _LOOK_S = 0.5  # whether it may write again
-_TASK = ".task"
 
 Report = Uploaded | UploadDelayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """The offsets of `snapshot` are those within the file at `path`."""
+    """To bring `file` into the store."""
 
-    job: str
-    snapshot: Snapshot
-    uri: str
-    path: Path
+    file: ShardFile
     since_s: float
+
+    @property
+    def job(self) -> str:
+        return self.file.job
+
+    @property
+    def step(self) -> int:
+        return self.file.snapshot.step
 
 
 class Uploads:
-    """While `may_write` says no, nothing is begun: somebody else may be about to do these steps again."""
+    """While `may_write` says no, nothing is begun: somebody else may be about to do these steps again. What is brought
+    comes into the hands of `stored`."""
 
     def __init__(
         self,
         folder: Path,
+        stored: StoredCopies,
         open_store: Callable[[str], Store],
         may_write: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
+        self._stored = stored
         self._open_store = open_store
         self._may_write = may_write
         self._clock = clock
@@ -80,24 +85,28 @@ class Uploads:
 
     def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._left = _left_behind(self._folder, self._clock())
+        self._left = [_Task(file=file, since_s=self._clock()) for file in left_behind(self._folder)]
 
     def add(self, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> None:
         """Returns as soon as `content` may be overwritten. A full disk costs this checkpoint, never the step."""
-        header = shard_header(snapshot.pieces)
-        shifted = tuple(replace(piece, offset=piece.offset + len(header)) for piece in snapshot.pieces)
         # Numbered: a snapshot may be asked for again while it is still on its way.
         path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}.{next(self._numbers)}"
-        task = _Task(job=job, snapshot=replace(snapshot, pieces=shifted), uri=uri, path=path, since_s=self._clock())
         try:
-            with path.open("wb") as file:
-                file.write(header)
-                file.write(content[: sum(piece.num_bytes for piece in snapshot.pieces)])
-            _write_task(task)
+            task = _Task(file=self._written(path, job, snapshot, uri, content), since_s=self._clock())
         except OSError as error:
-            _remove(task)
-            self._tell(_result(task, (), f"no copy on the node's disk: {error}"))
+            self._tell(_result(job, snapshot, (), f"no copy on the node's disk: {error}"))
             return
+        self._enqueue(task)
+
+    def again(self, job: str, name: str, step: int) -> bool:
+        """What is kept of what was brought is brought once more, if it is."""
+        file = self._stored.find(job, name, step)
+        if file is not None:
+            self._enqueue(_Task(file=file, since_s=self._clock()))
+        return file is not None
+
+    def _enqueue(self, task: _Task) -> None:
+        job = task.job
         with self._changed:
             self._tasks.append(task)
             self._set_to_work(job)
@@ -107,11 +116,21 @@ class Uploads:
                 self._delay(job, f"step {pending[0]} is still on its way after {oldest_s:.0f} s")
             given_up = self._cut_down(job, pending)
         for one in given_up:
-            _remove(one)
-            self._tell(_result(one, (), "given up for other steps: the store does not take them as fast as they come"))
+            one.file.remove()
+            problem = "given up for other steps: the store does not take them as fast as they come"
+            self._tell(_result(job, one.file.snapshot, (), problem))
+
+    def _written(self, path: Path, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> ShardFile:
+        """Even if what is in the store already must go for it. Raises OSError."""
+        try:
+            return ShardFile.write(path, job, snapshot, uri, content)
+        except OSError:
+            if not self._stored.make_way():
+                raise
+            return ShardFile.write(path, job, snapshot, uri, content)
 
     def _steps(self, job: str) -> list[int]:
-        return sorted({task.snapshot.step for task in self._tasks if task.job == job})
+        return sorted({task.step for task in self._tasks if task.job == job})
 
     def _cut_down(self, job: str, pending: list[int]) -> list[_Task]:
         """Never the first step, which may be half there, nor the newest; of the others the one with the fewest factors
@@ -119,7 +138,7 @@ class Uploads:
         if len(pending) <= _KEPT_STEPS:
             return []
         step = min(pending[1:-1], key=lambda step: (step & -step, step))
-        given_up = [task for task in self._tasks if task.job == job and task.snapshot.step == step]
+        given_up = [task for task in self._tasks if task.job == job and task.step == step]
         self._tasks = [task for task in self._tasks if task not in given_up]
         return given_up
 
@@ -152,7 +171,8 @@ class Uploads:
             self._left = [task for task in self._left if task not in over]
             self._changed.notify_all()
         for task in over:
-            _remove(task)
+            task.file.remove()
+        self._stored.forget(job)
 
     def close(self) -> None:
         """What is not there yet stays on disk, for the next agent of this node."""
@@ -179,7 +199,10 @@ class Uploads:
                     return
                 wanted = task in self._tasks
                 self._tasks = [one for one in self._tasks if one is not task]
-            _remove(task)
+            if wanted and result is not None and result.problem is None:
+                self._stored.keep(task.file)
+            else:
+                task.file.remove()
             if wanted and result is not None:
                 self._tell(result)
 
@@ -192,7 +215,7 @@ class Uploads:
                     if self._changed.wait_for(lambda: task not in self._tasks, _LOOK_S):
                         return None
             try:
-                return _result(task, self._put(task), None)
+                return _result(task.job, task.file.snapshot, self._put(task.file), None)
             except StoreUnreachable as error:
                 with self._changed:
                     self._delay(task.job, str(error))
@@ -201,20 +224,18 @@ class Uploads:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except (StoreError, InvalidField, OSError, ValueError) as error:
                 # Training goes on without this checkpoint; the supervisor tells the user.
-                log.warning("upload failed", job=task.job, step=task.snapshot.step, error=str(error))
-                return _result(task, (), str(error))
+                log.warning("upload failed", job=task.job, step=task.step, error=str(error))
+                return _result(task.job, task.file.snapshot, (), str(error))
 
-    def _put(self, task: _Task) -> tuple[StoredPiece, ...]:
-        with task.path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # goes with the last view of it
+    def _put(self, file: ShardFile) -> tuple[StoredPiece, ...]:
         return put_shard(
-            self._open_store(task.uri),
-            job=task.job,
-            step=task.snapshot.step,
-            epoch=epoch_of(task.snapshot.name),
-            shard=task.snapshot.name,
-            data=memoryview(content),
-            pieces=task.snapshot.pieces,
+            self._open_store(file.uri),
+            job=file.job,
+            step=file.snapshot.step,
+            epoch=file.epoch,
+            shard=file.snapshot.name,
+            data=file.mapped(),
+            pieces=file.snapshot.pieces,
         )
 
     def _tell(self, result: Uploaded) -> None:
@@ -235,51 +256,12 @@ class Uploads:
             events.put(report)
 
 
-def _result(task: _Task, pieces: tuple[StoredPiece, ...], problem: str | None) -> Uploaded:
+def _result(job: str, snapshot: Snapshot, pieces: tuple[StoredPiece, ...], problem: str | None) -> Uploaded:
     return Uploaded(
-        job=task.job,
-        step=task.snapshot.step,
-        epoch=epoch_of(task.snapshot.name),
-        name=task.snapshot.name,
+        job=job,
+        step=snapshot.step,
+        epoch=epoch_of(snapshot.name),
+        name=snapshot.name,
         rows=stored_rows(pieces),
         problem=problem,
     )
-
-
-# --- on disk: the content first, then what it is; without the latter it is not whole ---
-
-
-def _write_task(task: _Task) -> None:
-    said = {"job": task.job, "uri": task.uri, "snapshot": snapshot_rows((task.snapshot,))[0]}
-    unfinished = task.path.with_name(f"{task.path.name}.unfinished")
-    unfinished.write_text(json.dumps(said))
-    unfinished.rename(task.path.with_name(task.path.name + _TASK))
-
-
-def _remove(task: _Task) -> None:
-    for path in (task.path, task.path.with_name(task.path.name + _TASK)):
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _left_behind(folder: Path, now_s: float) -> list[_Task]:
-    """What an agent before this one has not brought to the end, the oldest first. Removes what is not whole."""
-    tasks = []
-    for said in folder.glob(f"*{_TASK}"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            if said.stat().st_mtime > time.time() - _FORGOTTEN_AFTER_S:
-                tasks.append(_read_task(said, now_s))
-    whole = {path for task in tasks for path in (task.path, task.path.with_name(task.path.name + _TASK))}
-    for path in folder.iterdir():
-        if path not in whole:
-            with contextlib.suppress(OSError):
-                path.unlink()
-    return sorted(tasks, key=lambda task: task.snapshot.step)
-
-
-def _read_task(path: Path, now_s: float) -> _Task:
-    said: dict[str, Any] = json.loads(path.read_text())
-    (snapshot,) = snapshots_from_rows([said["snapshot"]])
-    content = path.with_name(path.name.removesuffix(_TASK))
-    content.stat()
-    return _Task(job=said["job"], snapshot=snapshot, uri=said["uri"], path=content, since_s=now_s)

@@ -1,0 +1,125 @@
+"""What a node has brought into the object store stays on its disk for a while, and so do the copies that it keeps for
+others of such steps: a job that has to go back to a checkpoint then reads only that from the store which no survivor
+has.
+
+Owns these files and their end. They make way for whatever else needs the disk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from shoal_recovery.state import Snapshot
+from shoal_workers.ranges import Surrounded, surrounded
+from shoal_workers.shard_files import ShardFile, left_behind
+from shoal_workers.shards import epoch_of
+
+log = structlog.get_logger()
+
+_KEPT_STEPS = 2  # of a job: the newest may not be whole in the store yet
+
+
+class StoredCopies:
+    """Any thread may call. `fits` says whether so many bytes of them may lie on the disk."""
+
+    def __init__(self, folder: Path, fits: Callable[[int], bool]) -> None:
+        self._folder = folder
+        self._fits = fits
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(time.time_ns())  # an agent before this one may have left files
+        self._files: list[ShardFile] = []
+
+    def start(self) -> None:
+        """Takes over what an agent of the node before this one had."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            self._files += left_behind(self._folder)
+
+    def keep(self, stored: ShardFile) -> None:
+        """Instead of what is older, and of what was done again since. Where there is no room it is removed."""
+        with self._lock:
+            if stored in self._files:
+                return
+            try:
+                if self._make_room(stored.job, stored.snapshot, stored.num_bytes):
+                    self._files.append(stored.moved(self._folder))
+                    return
+            except OSError as error:
+                log.warning("no copy of what was stored is kept", job=stored.job, error=str(error))
+            stored.remove()
+
+    def add(self, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> None:
+        """A copy of what another node brings to `uri`, if there is room."""
+        with self._lock:
+            if not self._make_room(job, snapshot, sum(piece.num_bytes for piece in snapshot.pieces)):
+                return
+            path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}.{next(self._numbers)}"
+            try:
+                self._files.append(ShardFile.write(path, job, snapshot, uri, content))
+            except OSError as error:
+                log.warning("no copy of what is stored is kept", job=job, error=str(error))
+
+    def make_way(self) -> bool:
+        """Whether there was anything to remove."""
+        with self._lock:
+            any_there = bool(self._files)
+            self._drop(tuple(self._files))
+            return any_there
+
+    def forget(self, job: str) -> None:
+        with self._lock:
+            self._drop([one for one in self._files if one.job == job])
+
+    def epoch(self, job: str) -> int:
+        """The highest that any of them is of; 0 where there is none."""
+        with self._lock:
+            return max((one.epoch for one in self._files if one.job == job), default=0)
+
+    def snapshots(
+        self, job: str, spoilt: list[tuple[Snapshot, str]], elsewhere: Collection[tuple[str, int]], *, verified: bool
+    ) -> Iterator[Snapshot]:
+        """Those of the job but for names and steps that are held `elsewhere`; `spoilt` gets what is not as it was
+        sealed (see `ShardStore.snapshots`)."""
+        with self._lock:
+            files = [one for one in self._files if one.job == job]
+        for file in files:
+            whole = file.snapshot
+            if (whole.name, whole.step) in elsewhere:
+                continue
+            bad = dict(file.spoilt(verified=verified))
+            spoilt.extend((replace(whole, pieces=(piece,)), problem) for piece, problem in bad.items())
+            if left := tuple(piece for piece in whole.pieces if piece not in bad):
+                yield replace(whole, pieces=left)
+
+    def find(self, job: str, name: str, step: int) -> ShardFile | None:
+        with self._lock:
+            wanted = (job, name, step)
+            return next((one for one in self._files if (one.job, one.snapshot.name, one.snapshot.step) == wanted), None)
+
+    def ranges(self, job: str, name: str, step: int, wanted: Iterable[tuple[int, int]]) -> Surrounded:
+        """See `ShardStore.ranges`. Raises KeyError, ValueError, OSError."""
+        file = self.find(job, name, step)
+        if file is None:
+            raise KeyError(f"{name} of step {step}")
+        return surrounded(file.mapped(), [(one.offset, one.num_bytes) for one in file.snapshot.pieces], wanted)
+
+    def _make_room(self, job: str, snapshot: Snapshot, num_bytes: int) -> bool:
+        """Drops what this snapshot outdates; whether it may lie there. The caller has the lock."""
+        mine, epoch = [one for one in self._files if one.job == job], epoch_of(snapshot.name)
+        again = [one for one in mine if one.snapshot.step >= snapshot.step and one.epoch < epoch]
+        steps = sorted({snapshot.step, *(one.snapshot.step for one in mine if one not in again)}, reverse=True)
+        self._drop([one for one in mine if one in again or one.snapshot.step not in steps[:_KEPT_STEPS]])
+        return self._fits(num_bytes + sum(one.num_bytes for one in self._files))
+
+    def _drop(self, files: Collection[ShardFile]) -> None:
+        """The caller has the lock."""
+        self._files = [one for one in self._files if one not in files]
+        for file in files:
+            file.remove()
