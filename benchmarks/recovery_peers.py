@@ -236,7 +236,7 @@ def _free_port() -> int:
 def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[str]]:
     """Takes lines and answers with lines; its whole group ends with the context."""
     paths = [str(_ROOT), *(str(_ROOT / folder) for folder in ("planner", "service", "workers", "recovery"))]
-    environment = os.environ | {"PYTHONPATH": ":".join(paths), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": ":".join(paths), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
     with log.open("ab") as errors:
         process = subprocess.Popen(
             command,

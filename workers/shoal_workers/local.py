@@ -61,6 +61,9 @@ class LocalCluster:
             # two cores and four nodes its layers took 25 times as long.
             "OMP_WAIT_POLICY": "PASSIVE",
             "RAY_AUTH_MODE": "disabled",
+            # Ray has workers give way to whatever else runs (niceness 15): beside a neighbour steps and recoveries then
+            # take three times as long.
+            "RAY_worker_niceness": "0",
         }
         self._raylets: dict[str, Any] = {}
         self._stopping = threading.Event()
