@@ -22,7 +22,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.parameters import num_parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, ShardKey
+from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, RankState, ShardKey
 from shoal_workers import messages as m
 from shoal_workers.devices import CPU
 from shoal_workers.engine import NoSnapshots, SnapshotSink, StepReport
@@ -96,25 +96,24 @@ def is_protected(step: int) -> bool:
 
 
 class Alternating:
-    """A SnapshotSink that makes the state safe in some steps, and watches what the rank waits for."""
+    """A SnapshotSink that makes the state safe in every other step, and watches what the rank waits for."""
 
-    def __init__(self, inner: SnapshotSink, is_protected: Callable[[int], bool] = is_protected) -> None:
+    def __init__(self, inner: SnapshotSink) -> None:
         self._inner = inner
-        self._is_protected = is_protected
         self.stall_s: dict[int, float] = {}
         self.copy_cpu_s: dict[int, float] = {}
 
     def begin(self, step: int, live: LiveState) -> None:
         """The state of a step is copied while the next one is computed."""
         self.stall_s[step + 1] = self.copy_cpu_s[step + 1] = 0.0
-        if self._is_protected(step + 1):
+        if is_protected(step + 1):
             began_s, cpu_began_s = time.perf_counter(), time.thread_time()
             self._inner.begin(step, live)
             self.stall_s[step + 1] = time.perf_counter() - began_s
             self.copy_cpu_s[step + 1] = time.thread_time() - cpu_began_s
 
     def wait_safe(self, step: int) -> None:
-        if self._is_protected(step + 1):
+        if is_protected(step + 1):
             began_s = time.perf_counter()
             self._inner.wait_safe(step)
             self.stall_s[step + 1] += time.perf_counter() - began_s
@@ -126,7 +125,7 @@ def train(seat: Seat, micro_batches: int, steps: int, agents: Sequence[Address])
     exchange = seat.connect(nodes=nodes_of(made))
     inner: SnapshotSink = NoSnapshots()
     if agents:
-        inner = snapshots(seat.rank, shard_map(made, MODEL).ranks[seat.rank].vouched_keys, agents)
+        inner = _snapshots(shard_map(made, MODEL).ranks[seat.rank], agents[seat.rank], agents[1 - seat.rank])
     sink, reports = Alternating(inner), list[StepReport]()
     request = RunRequest(job=spec, plan=made, until_step=steps)
     engine = build_rank(request, seat.rank, exchange, sink).engine
@@ -137,22 +136,24 @@ def train(seat: Seat, micro_batches: int, steps: int, agents: Sequence[Address])
     ]
 
 
-def snapshots(
-    rank: int, keys: tuple[ShardKey, ...], agents: Sequence[Address], job: str = "protection"
-) -> AgentSnapshots:
-    """Of these keys of this rank, with copies on the other one's node."""
+def _snapshots(state: RankState, own: Address, other: Address) -> AgentSnapshots:
+    keys = _vouched(state)
     opened = m.OpenSlots(
-        job=job,
+        job="protection",
         epoch=1,
-        rank=rank,
+        rank=state.rank,
         layout=key_rows(keys),
-        backups=[["other", *agents[1 - rank]]],
+        backups=[["other", *other]],
         upload_uri=None,
         upload_every=1,
         last_step=0,
     )
     lifeline = Lifeline(cut_off_s=600.0, ends_itself_s=600.0)  # nobody gives orders here
-    return AgentSnapshots(connect(agents[rank]), (Slots(opened=opened, keys=keys),), CPU, SlotMaps(), lifeline)
+    return AgentSnapshots(connect(own), (Slots(opened=opened, keys=keys),), CPU, SlotMaps(), lifeline)
+
+
+def _vouched(state: RankState) -> tuple[ShardKey, ...]:
+    return tuple(span.key(kind) for kind in OWNED_KINDS for span in state.vouches)
 
 
 def micro_batches_for(processes: Processes) -> int:

@@ -11,7 +11,7 @@ import multiprocessing
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -35,11 +35,10 @@ _JOIN_S = 5.0
 
 
 class Agents:
-    """One process for each of `nodes`, from `with` to its end. `serve` is its life; it must be importable by name."""
+    """One process for each of `nodes`, from `with` to its end."""
 
-    def __init__(self, nodes: Sequence[str], serve: Callable[[Pipe, str, Path], None] | None = None) -> None:
+    def __init__(self, nodes: Sequence[str]) -> None:
         self._nodes = nodes
-        self._serve = serve or _serve
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-protection-", dir="/dev/shm")
         self._members: list[tuple[multiprocessing.process.BaseProcess, Pipe]] = []
         self.addresses: tuple[Address, ...] = ()
@@ -48,9 +47,7 @@ class Agents:
         context = multiprocessing.get_context("spawn")
         for node in self._nodes:
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=self._serve, args=(theirs, node, Path(self._folder.name) / node), daemon=True
-            )
+            process = context.Process(target=_serve, args=(theirs, node, Path(self._folder.name) / node), daemon=True)
             process.start()
             self._members.append((process, ours))
         self.addresses = tuple((_HOST, pipe.recv()) for _, pipe in self._members)
@@ -70,24 +67,18 @@ class Agents:
     def spent(self) -> dict[str, float]:
         """By all of them since they began: seconds by part, those of `rest`, and `received_bytes`."""
         total: Counter[str] = Counter()
-        for found in self.ask():
-            total.update(found)
+        for _, pipe in self._members:
+            pipe.send("spent")
+            total.update(pipe.recv())
         return dict(total)
 
-    def ask(self) -> list[Any]:
-        """What each has found so far, in its own form."""
-        for _, pipe in self._members:
-            pipe.send("found")
-        return [pipe.recv() for _, pipe in self._members]
 
-
-class Watch:
+class _Watch:
     """Seconds of processors by part, of all threads of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: defaultdict[str, float] = defaultdict(float)
-        self._found |= dict.fromkeys((*PARTS, _ONCE, "received_bytes"), 0.0)
+        self._found: dict[str, float] = dict.fromkeys((*PARTS, _ONCE, "received_bytes"), 0.0)
         self._began_s = time.process_time()
 
     def timed(self, part: str, call: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -112,13 +103,7 @@ class Watch:
 
 
 def _serve(pipe: Pipe, node: str, folder: Path) -> None:
-    watch = Watch()
-    watch_agents(watch)
-    serve_agent(pipe, node, folder, watch.found)
-
-
-def watch_agents(watch: Watch) -> None:
-    """From now on all agents of this process are."""
+    watch = _Watch()
     receive = watch.timed("receive", Connection.read_into)
 
     def read_into(connection: Connection, view: memoryview) -> None:
@@ -133,10 +118,6 @@ def watch_agents(watch: Watch) -> None:
     )
     for owner, name, call in changed:
         setattr(owner, name, call)
-
-
-def serve_agent(pipe: Pipe, node: str, folder: Path, found: Callable[[], Any]) -> None:
-    """Until the parent goes away; whenever that asks, it gets what is `found`."""
     agent = Agent(
         node=node,
         memory_dir=folder / "memory",
@@ -151,6 +132,6 @@ def serve_agent(pipe: Pipe, node: str, folder: Path, found: Callable[[], Any]) -
     pipe.send(agent.port)
     try:
         while pipe.recv():
-            pipe.send(found())
+            pipe.send(watch.found())
     except EOFError:
         agent.close()
