@@ -24,6 +24,7 @@ _BYTES: Range = (0, 2.0**60)
 _BYTES_PER_S: Range = (1e-3, 1e18)
 _PRICE: Range = (0, 1e6)
 _PREEMPTIONS: Range = (0, 3600)
+_SPEED: Range = (1e-4, 1)
 _NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z._-]{0,61}[a-z0-9A-Z])?")
 
 
@@ -38,6 +39,7 @@ _NODE_RANGES: dict[str, Range] = {
     "group_bytes_per_s": _BYTES_PER_S,
     "price_per_hour": _PRICE,
     "preemptions_per_hour": _PREEMPTIONS,
+    "speed": _SPEED,
 }
 # The same in the units of the file, so that a refusal names the field that the user wrote.
 _GIB_RANGE: Range = (0, 2.0**30)
@@ -91,7 +93,8 @@ class Node:
 
     `device_group` devices share links of `group_bytes_per_s`; devices of one node talk at `intra_bytes_per_s`;
     each of `nics` network interfaces carries `inter_bytes_per_s`. `preemptions_per_hour` is how often one such spot
-    node is lost, None if nobody said.
+    node is lost, None if nobody said. `speed` is the share of what such devices compute elsewhere that those of this
+    node are found to compute: less than 1 on a straggler.
     """
 
     id: str
@@ -109,6 +112,7 @@ class Node:
     price_per_hour: float = 0.0
     preemptions_per_hour: float | None = None
     reclaim_at_s: float | None = None
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.id):
@@ -118,6 +122,11 @@ class Node:
         check_ranges(self, _NODE_RANGES)
         if self.device_group > self.devices:
             raise InvalidField("device_group", self.device_group, f"must be at most devices ({self.devices})")
+
+    @property
+    def device_label(self) -> str:
+        """The type of its devices, for people; with the speed of a straggler: "cpu-1t at 48% speed"."""
+        return self.device if self.speed == 1 else f"{self.device} at {self.speed:.0%} speed"
 
     def refs(self) -> tuple[DeviceRef, ...]:
         return tuple(DeviceRef(node=self.id, index=index) for index in range(self.devices))
@@ -181,6 +190,11 @@ class ClusterSnapshot:
     def without(self, node_ids: Iterable[str]) -> ClusterSnapshot:
         gone = frozenset(node_ids)
         return dataclasses.replace(self, nodes=tuple(node for node in self.nodes if node.id not in gone))
+
+    def at_speeds(self, speeds: Mapping[str, float]) -> ClusterSnapshot:
+        """With these speeds of stragglers; all others have that of their type."""
+        nodes = tuple(dataclasses.replace(node, speed=speeds.get(node.id, 1.0)) for node in self.nodes)
+        return dataclasses.replace(self, nodes=nodes)
 
     @property
     def num_devices(self) -> int:

@@ -67,6 +67,14 @@ class PartTime:
             weight_s=self.weight_s + times * other.weight_s,
         )
 
+    def at_speed(self, speed: float) -> PartTime:
+        """On a device that computes at this share of the usual speed; exchanges take as long as ever."""
+        if speed == 1:
+            return self
+        return dataclasses.replace(
+            self, forward_s=self.forward_s / speed, backward_s=self.backward_s / speed, weight_s=self.weight_s / speed
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCost:
@@ -150,7 +158,8 @@ class CostModel:
             plain = self._part(part, node_id, tp, samples)
             if slices > 1:
                 plain = self._sliced(plain, part, node_id, tp, samples, slices)
-            self._parts[key] = self._recomputed(plain, node_id, tp, samples, recompute)
+            whole = self._recomputed(plain, node_id, tp, samples, recompute)
+            self._parts[key] = whole.at_speed(self._nodes[node_id].speed)
         return self._parts[key]
 
     def _sliced(self, plain: PartTime, part: Part, node_id: str, tp: int, samples: int, slices: int) -> PartTime:
@@ -302,7 +311,7 @@ class CostModel:
             hosted_s = 1 / rate + 2 * moved / device.memory_bytes_per_s
         else:
             hosted_s = moved / HOST_LINK_BYTES_PER_S + UPDATE_BYTES / HOST_BYTES_PER_S
-        return (owned - offloaded) / rate + offloaded * hosted_s
+        return ((owned - offloaded) / rate + offloaded * hosted_s) / self._nodes[node_id].speed
 
     def half_exchange_s(self, members: frozenset[tuple[str, int]], count: int, num_bytes: float) -> float:
         """Reduce-scatter or gather of `num_bytes` among `count` replicas, `members` being their (node, tp), of equal

@@ -66,7 +66,7 @@ def schedule_text(plan: Plan) -> str:
 
 
 def _texts(plan: Plan, snapshot: ClusterSnapshot) -> list[str]:
-    types = {node.id: node.device for node in snapshot.nodes}
+    types = {node.id: node.device_label for node in snapshot.nodes}
     return [_describe_pipeline(pipeline, types) for pipeline in plan.pipelines]
 
 

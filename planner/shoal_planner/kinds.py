@@ -28,8 +28,8 @@ def nodes_by_id(snapshot: ClusterSnapshot) -> dict[str, Node]:
 
 
 def type_of(node_id: str, nodes: Nodes) -> str:
-    """The device type of a node; a plan from elsewhere may name nodes that this cluster lacks."""
-    return nodes[node_id].device if node_id in nodes else UNKNOWN
+    """The device type of a node, and its speed; a plan from elsewhere may name nodes that this cluster lacks."""
+    return nodes[node_id].device_label if node_id in nodes else UNKNOWN
 
 
 def kinds(plan: Plan, nodes: Nodes) -> tuple[Kind, ...]:

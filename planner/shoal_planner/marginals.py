@@ -82,7 +82,8 @@ def _additions(costs: CostModel) -> Iterator[tuple[str, Node]]:
     kinds: dict[object, list[Node]] = defaultdict(list)
     for node in costs.snapshot.nodes:
         if not allowed or node.device in allowed:
-            kinds[node.device, node.devices, node.zone, node.spot, node.price_per_hour].append(node)
+            alike = kinds[node.device, node.devices, node.zone, node.spot, node.price_per_hour]
+            alike.append(dataclasses.replace(node, speed=1.0))  # one that is added is no straggler
     ordered = sorted(kinds.values(), key=lambda nodes: (-len(nodes) * nodes[0].devices, nodes[0].id))
     name = _free_name(costs.snapshot)
     singles: set[tuple[str, str, bool]] = set()

@@ -35,6 +35,7 @@ def node_shape(node: Node, apart: frozenset[str]) -> Shape:
     """Nodes of equal shape are interchangeable."""
     return (
         node.device,
+        node.speed,
         node.devices,
         node.intra_bytes_per_s,
         node.inter_bytes_per_s,

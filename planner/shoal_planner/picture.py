@@ -89,7 +89,7 @@ def plan_svg(plan: Plan, snapshot: ClusterSnapshot) -> str:
 def _scene(plan: Plan, snapshot: ClusterSnapshot) -> _Scene:
     nodes = nodes_by_id(snapshot)
     used = {place.device.node for place in plan.places()}
-    types = sorted({node.device for node in snapshot.nodes} | {type_of(node_id, nodes) for node_id in used})
+    types = sorted({node.device_label for node in snapshot.nodes} | {type_of(node_id, nodes) for node_id in used})
     usable: dict[str, float] = {}
     for name in {node.device for node in snapshot.nodes}:
         usable[name] = usable_bytes(device_type(name, snapshot.overrides))
@@ -134,7 +134,7 @@ def _legend(scene: _Scene, snapshot: ClusterSnapshot) -> tuple[list[str], float]
     used = Counter(type_of(device.node, scene.nodes) for device in scene.plan.devices())
     there = Counter({name: 0 for name in scene.colours})
     for node in snapshot.nodes:
-        there[node.device] += node.devices
+        there[node.device_label] += node.devices
     entries = [
         (f"d{colour} box", f"{name}: {used[name]:,} of {there[name]:,} in use")
         for name, colour in scene.colours.items()

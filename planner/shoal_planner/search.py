@@ -175,7 +175,7 @@ def _without_stragglers(costs: CostModel, *, every: bool) -> Iterator[tuple[Clus
     they are few or in `every` case, so that one of them more never hides what is found without it; then also without
     each of them, and without ever more. And whether to look closely: only at the first two."""
     nodes = usable_nodes(costs.job, costs.snapshot)
-    rate = {node.device: 1 / costs.part("block", node.id, 1, 1).total_s for node in nodes}
+    rate = {node.device_label: 1 / costs.part("block", node.id, 1, 1).total_s for node in nodes}
     slow = sorted(
         (name for name in rate if rate[name] * _MUCH_SLOWER < max(rate.values())), key=lambda name: rate[name]
     )
@@ -188,7 +188,7 @@ def _without_stragglers(costs: CostModel, *, every: bool) -> Iterator[tuple[Clus
 
 
 def _of(types: Iterable[str], nodes: tuple[Node, ...]) -> list[Node]:
-    return [node for node in nodes if node.device in types]
+    return [node for node in nodes if node.device_label in types]
 
 
 def _closer(scored: list[Plan], search: Search, costs: CostModel, overlap: Overlap) -> tuple[list[Plan], Plan | None]:

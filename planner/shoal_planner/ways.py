@@ -63,11 +63,11 @@ class Ground:
 def ground_of(nodes: Iterable[Node], costs: CostModel) -> Ground:
     found = {node.id: node for node in nodes}
     widest = max(node.devices for node in found.values())
-    types = sorted({node.device for node in found.values()})
+    types = sorted({node.device_label for node in found.values()})
     return Ground(
         nodes=found,
         kind={name: costs.kind(name) for name in found},
-        device={name: types.index(node.device) for name, node in found.items()},
+        device={name: types.index(node.device_label) for name, node in found.items()},
         degrees=tp_degrees(costs, widest),
     )
 

@@ -25,13 +25,15 @@ class Rules(Patience):
     `start_wait_s` is how long a start waits for nodes that the cluster has but that do not answer yet; `broken_group_s`
     how long trouble of a group may stay without anybody being lost; `blame_s` how long a rank that blames its own node
     is not believed, for the others may be about to say the same; a node is taken in when the step gets faster by
-    `join_gain`. After an attempt to change the plan was interrupted twice, the next waits `retry_s`, then twice as
-    long, up to `longest_retry_s`: what interrupts it may be something that nobody is lost by."""
+    `join_gain`, and a plan is made for other speeds of its nodes when the step gets faster by `pace_gain`. After an
+    attempt to change the plan was interrupted twice, the next waits `retry_s`, then twice as long, up to
+    `longest_retry_s`: what interrupts it may be something that nobody is lost by."""
 
     start_wait_s: float = 60.0
     broken_group_s: float = 3.0
     blame_s: float = 0.2
     join_gain: float = 1.05
+    pace_gain: float = 1.1
     retry_s: float = 0.2
     longest_retry_s: float = 5.0
 
@@ -74,8 +76,10 @@ class Observation:
     neither ready nor expected; `all_at_fault`: every rank, on several nodes, blames its own node. `ended` is how all
     ranks of the epoch left it, None while any of them steps; `interrupted` how many changes of plan in a row were
     interrupted, the last of them `since_attempt_s` ago. `doomed` are nodes that are to go away, and what was told of
-    that; they may be ready all the same. `leave_fits`: whether a plan fits without them (None: not known). `begun`: the
-    job has had a plan before. `pause`: whether the user wants it to rest."""
+    that; they may be ready all the same. `leave_fits`: whether a plan fits without them (None: not known). `repaced`
+    are ready nodes that are slower or faster than the plan takes them for, and what is said of each; `join_gain` is how
+    many times faster a step would be with all nodes that are ready, as fast as they are. `begun`: the job has had a
+    plan before. `pause`: whether the user wants it to rest."""
 
     state: JobState
     cancel_wanted: bool
@@ -94,6 +98,7 @@ class Observation:
     join_gain: float | None = None
     doomed: tuple[tuple[str, str], ...] = ()
     leave_fits: bool | None = None
+    repaced: tuple[tuple[str, str], ...] = ()
     interrupted: int = 0
     since_attempt_s: float = 0.0
     witnesses: tuple[Witness, ...] = ()
@@ -121,7 +126,15 @@ class Observation:
 
 
 Cause = Literal[
-    "start", "resumed", "node_lost", "node_joined", "preemption_notice", "group_broken", "nodes_returned", "interrupted"
+    "start",
+    "resumed",
+    "node_lost",
+    "node_joined",
+    "preemption_notice",
+    "straggler",
+    "group_broken",
+    "nodes_returned",
+    "interrupted",
 ]
 
 
@@ -148,7 +161,7 @@ class ChangePlan:
 class Drain:
     """Let all ranks stop after the same step; the change of plan, or the rest, comes when they have."""
 
-    cause: Literal["node_joined", "preemption_notice", "pausing"]
+    cause: Literal["node_joined", "preemption_notice", "straggler", "pausing"]
     reason: str
 
 
@@ -187,7 +200,7 @@ Decision = Keep | ChangePlan | Drain | Save | Pause | Wait | End
 
 def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
     """The first of these that applies: end, replace what is lost, mend a group, pause, go on after a drain, begin,
-    leave, grow."""
+    leave, suit the plan to stragglers, grow."""
     if seen.state in AT_REST:
         return Keep()
     if seen.cancel_wanted:
@@ -218,6 +231,8 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
         leaving = seen.vital & seen.going
         if leaving:
             return _change(seen, "preemption_notice", f"{_told(seen, leaving)}; going on without it.")
+        if seen.repaced:
+            return _change(seen, "straggler", f"{_paces(seen)}; planning for that.")
         if new := seen.ready - seen.vital - seen.going:
             return _change(seen, "node_joined", f"Taking in {names(new)}.")
         return _change(seen, "resumed", "All ranks have stopped, and nothing is left that they stopped for; going on.")
@@ -227,6 +242,8 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
         return _begin(seen, rules)
     if seen.state is JobState.RECOVERING:  # a change of plan ends in another state unless it was interrupted
         return _change(seen, "interrupted", "The change of plan was interrupted; again.")
+    if seen.repaced:
+        return _leave(seen) or _repace(seen, rules)
     return _leave(seen) or _grow(seen, rules)
 
 
@@ -311,6 +328,19 @@ def _grow(seen: Observation, rules: Rules) -> Decision:
         reason = f"{names(new)} joined: steps should be {percent:.0f} % faster with it."
         return Drain(cause="node_joined", reason=reason)
     return Keep()
+
+
+def _repace(seen: Observation, rules: Rules) -> Decision:
+    """One that is new comes in with it."""
+    if seen.state is JobState.RUNNING and seen.join_gain is not None and seen.join_gain >= rules.pace_gain:
+        percent = (seen.join_gain - 1) * 100
+        reason = f"{_paces(seen)}: steps should be {percent:.0f} % faster with a plan for that."
+        return Drain(cause="straggler", reason=reason)
+    return Keep()
+
+
+def _paces(seen: Observation) -> str:
+    return "; ".join(f"{node} {said}" for node, said in seen.repaced)
 
 
 def _told(seen: Observation, leaving: frozenset[str]) -> str:

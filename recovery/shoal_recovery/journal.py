@@ -169,6 +169,25 @@ class NodeStays:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSlowed:
+    """The node is a straggler: up, and `slowdown` times slower than it should be. Plans count on it as that."""
+
+    kind: ClassVar[str] = "node_slowed"
+    node: str
+    slowdown: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecovered:
+    """The node counts as no straggler any more."""
+
+    kind: ClassVar[str] = "node_recovered"
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeEnded:
     """What came of a notice: the node is `gone`; or it is there and may be used again, because the notice was
     `withdrawn`, or is `overdue`."""
@@ -314,6 +333,8 @@ Event = (
     | NodeJoined
     | NodeNoticed
     | NodeStays
+    | NodeSlowed
+    | NodeRecovered
     | NoticeEnded
     | RecoveryDone
     | CheckpointCommitted
@@ -337,6 +358,8 @@ _EVENTS: Mapping[str, type[Event]] = {
         NodeJoined,
         NodeNoticed,
         NodeStays,
+        NodeSlowed,
+        NodeRecovered,
         NoticeEnded,
         RecoveryDone,
         CheckpointCommitted,

@@ -275,7 +275,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             rest = f"{said['node']}: {said['evidence']}, noticed after {said['detect_s']:.3g} s"
         case "node_noticed":
             rest = f"{said['node']} is to go away in {said['lead_s']:.3g} s ({said['source']}: {said['why']})"
-        case "node_stays":
+        case "node_stays" | "node_slowed" | "node_recovered":
             rest = f"{said['node']}: {said['reason']}"
         case "notice_ended":
             rest = f"{said['node']}: the notice of its end ({said['source']}) is over: {said['outcome']}"

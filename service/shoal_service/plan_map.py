@@ -104,13 +104,13 @@ def plan_map(plan_mapping: dict[str, Any], snapshot_mapping: dict[str, Any]) -> 
 
 def _device_type(node_id: str, snapshot: ClusterSnapshot) -> str:
     try:
-        return snapshot.node(node_id).device
+        return snapshot.node(node_id).device_label
     except KeyError:
         return "unknown"
 
 
 def _colours(snapshot: ClusterSnapshot, plan: Plan) -> dict[str, int]:
-    names = {node.device for node in snapshot.nodes} | {
+    names = {node.device_label for node in snapshot.nodes} | {
         _device_type(place.device.node, snapshot) for place in plan.places()
     }
     return {name: index % NUM_COLOURS for index, name in enumerate(sorted(names))}

@@ -20,6 +20,8 @@ from shoal_recovery.journal import (
     NodeJoined,
     NodeLost,
     NodeNoticed,
+    NodeRecovered,
+    NodeSlowed,
     NodeStays,
     NoticeEnded,
     PlanAdopted,
@@ -128,7 +130,9 @@ def advance(status: Status, entry: Entry) -> Status:
             return dataclasses.replace(status, store_problem=None)
         case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
             return status
-        case ClusterEntered() | NodeNoticed() | NodeStays() | NoticeEnded() | RoomShort():
+        case ClusterEntered() | NodeNoticed() | NodeStays() | NodeSlowed() | NodeRecovered() | NoticeEnded():
+            return status
+        case RoomShort():
             return status
         case FiguresMeasured() | PredictionChecked():
             return status

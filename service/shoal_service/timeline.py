@@ -12,6 +12,8 @@ from shoal_recovery.journal import (
     NodeJoined,
     NodeLost,
     NodeNoticed,
+    NodeRecovered,
+    NodeSlowed,
     NodeStays,
     NoticeEnded,
     PlanAdopted,
@@ -31,6 +33,7 @@ SOURCES = ("own", "node", "peer", "store")
 KINDS = (
     *(StateChanged.kind, PlanAdopted.kind, RecoveryDone.kind),
     *(NodeLost.kind, NodeJoined.kind, NodeNoticed.kind, NodeStays.kind, NoticeEnded.kind),
+    *(NodeSlowed.kind, NodeRecovered.kind),
 )
 
 
@@ -114,11 +117,17 @@ def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -
     end_at_s = max(end_at_s, events[-1].at_s) if events else end_at_s
     scale = _Scale(created_at_s, max(end_at_s, created_at_s + 1.0))
     nodes = node_spans(events, end_at_s)
-    eventful = [name for name, spans in nodes.items() if len(spans) > 1 or spans[0][2] is not None or spans[0][3]]
+    paces = _pace_marks(events, scale)
+    eventful = [
+        name
+        for name, spans in nodes.items()
+        if len(spans) > 1 or spans[0][2] is not None or spans[0][3] or name in paces
+    ]
     shown = sorted(nodes) if len(nodes) <= MAX_NODES else sorted(eventful)[:MAX_NODES]
     lanes = [_job_lane(events, scale, created_at_s)]
     for name in shown:
-        lanes.append(_node_lane(name, nodes[name], scale, HEAD + len(lanes) * (LANE + GAP)))
+        y = HEAD + len(lanes) * (LANE + GAP)
+        lanes.append(_node_lane(name, nodes[name], scale, y, paces.get(name, ())))
     recoveries = [event for event in events if event.kind == RecoveryDone.kind]
     marks = tuple(
         Mark(x=scale(event.at_s), text=f"R{number}", title=str(event.payload["reason"]))
@@ -205,8 +214,20 @@ def _left(event: Event) -> bool:
     return event.kind == NodeLost.kind or event.payload["outcome"] == "gone"
 
 
-def _node_lane(name: str, spans: Sequence[_Span], scale: _Scale, y: float) -> Lane:
-    bands, marks = [], []
+def _pace_marks(events: Sequence[Event], scale: _Scale) -> dict[str, list[Mark]]:
+    """By node, where it became a straggler and where it counted as none again."""
+    words = {NodeSlowed.kind: "slow", NodeRecovered.kind: "not slow"}
+    found: dict[str, list[Mark]] = {}
+    for event in events:
+        if event.kind in words:
+            node, reason = str(event.payload["node"]), str(event.payload["reason"])
+            mark = Mark(x=scale(event.at_s), text=words[event.kind], title=f"{node}: {reason}")
+            found.setdefault(node, []).append(mark)
+    return found
+
+
+def _node_lane(name: str, spans: Sequence[_Span], scale: _Scale, y: float, paces: Sequence[Mark]) -> Lane:
+    bands, marks = [], list(paces)
     for since_s, until_s, lost, joined in spans:
         x = scale(since_s)
         until = "" if lost is None else " until the job was paused" if "state" in lost else " until it was lost"

@@ -276,7 +276,7 @@ def _sentence(row: JournalRow) -> str:
             return f"{said['node']}: {said['evidence']}, noticed after {duration(said['detect_s'])}"
         case "node_noticed":
             return f"{said['node']} is to go away in {duration(said['lead_s'])} ({said['source']}: {said['why']})"
-        case "node_stays":
+        case "node_stays" | "node_slowed" | "node_recovered":
             return f"{said['node']}: {said['reason']}"
         case "notice_ended":
             return f"{said['node']} {_CAME_OF[said['outcome']]} ({said['source']})"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from faults.drills import KINDS, NOT_YET, Drill, Kind, draw
+from faults.drills import KINDS, Drill, Kind, draw
 from faults.judging import Blow, judge
 from faults.playing import Ground, Played, play
 from faults.process_ground import ProcessGround
@@ -199,7 +199,6 @@ def summary(lines: Sequence[Line]) -> Mapping[str, Any]:
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "left_out": dict(Counter(f"{kind}: {why}" for line in lines for kind, why in line["left_out"])),
         "never_drawn": sorted(kind.value for kind in possible - {Kind(kind) for kind in kinds}),
-        "cannot_be_brought_about_yet": {kind.value: why for kind, why in NOT_YET.items()},
     }
 
 

@@ -39,7 +39,7 @@ class Kind(StrEnum):
     PARTITION = "partition"  # half of the nodes hear each other, and nobody else
     VANISHED = "vanished"  # a host, without a packet
     GCS = "gcs"  # the head of the Ray cluster
-    STRAGGLER = "straggler"  # a rank that becomes some times slower, and no more
+    STRAGGLER = "straggler"  # the ranks of a node become some times slower for a while, and no more
 
 
 class Moment(StrEnum):
@@ -89,6 +89,7 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
         Kind.OBJECT_SPOILT,
         Kind.PARTITION,
         Kind.VANISHED,
+        Kind.STRAGGLER,
     ),
     "ray": (
         Kind.RANK,
@@ -106,8 +107,6 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
         Kind.GCS,
     ),
 }
-# Kinds that no ground can bring about yet, and why: a report names them.
-NOT_YET: Mapping[Kind, str] = {Kind.STRAGGLER: "nothing looks for ranks that become slower yet"}
 # The second blow of two, while the job deals with the first; and what may hit a job as it writes.
 _SECOND = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.HALF, Kind.SUPERVISOR, Kind.RANK_STOPPED, Kind.VANISHED})
 _WRITING = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.SUPERVISOR, Kind.RANK_STOPPED, Kind.AGENT_STOPPED})

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import networks
-from faults.drills import NOT_YET, SHAPES, Drill, Kind
+from faults.drills import SHAPES, Drill, Kind
 from faults.playing import Strike, Stuck
 from faults.stores import Stores
 from networks import Network
 from process_cluster import SETTINGS, ProcessCluster
 from random_clusters import Instance
 from random_plans import random_plan
+from slowing import Slowed
 from supervised import Supervised
 
 from shoal_planner.cluster import ClusterSnapshot
@@ -31,6 +32,7 @@ from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_planner.score import score
 from shoal_recovery.journal import Entry
+from shoal_recovery.stragglers import PaceRules
 from shoal_workers.change import copies_of, vital_nodes
 from shoal_workers.supervisor import Supervisor
 
@@ -50,7 +52,7 @@ class ProcessGround:
         self._folder = folder
         self._stores = stores
         self._shapes = SHAPES[name]
-        self.missing: Mapping[Kind, str] = dict(NOT_YET)
+        self.missing: Mapping[Kind, str] = {}
         self._mounted: list[Path] = []
         self._mount_disks()
         self._network = self._join_network()
@@ -175,6 +177,7 @@ class ProcessGround:
             Kind.OBJECT_SPOILT: self._object_spoilt,
             Kind.PARTITION: functools.partial(self._cut_off, (len(self._shapes) + 1) // 2),
             Kind.VANISHED: functools.partial(self._cut_off, 1),
+            Kind.STRAGGLER: self._straggler,
         }
         return strikes[kind](pick)
 
@@ -253,6 +256,17 @@ class ProcessGround:
         if name is None:
             return None
         return self._stopped(name, [self._cluster.agent_pid(name), *self._pids(name)], (name,))
+
+    def _straggler(self, pick: int) -> Strike | None:
+        """Its supervisor believes it sooner than others do, and of steps as short as those of a drill."""
+        assert self._running is not None
+        name = self._picked(pick)
+        if name is None:
+            return None
+        stragglers = self._running.supervisor._stragglers
+        stragglers.least_s, stragglers.paces.rules = 0.0, PaceRules(least_s=0.2, calm_s=0.2)
+        slowing = Slowed(self._pids(name), 2.0 + pick % 4)
+        return Strike(nodes=(name,), out=(), heal=slowing.end, lasts=True)
 
     def _notice(self, pick: int) -> Strike | None:
         name = self._picked(pick)

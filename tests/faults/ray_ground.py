@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from faults.drills import NOT_YET, Drill, Kind
+from faults.drills import Drill, Kind
 from faults.playing import Strike
 from faults.stores import Stores
 from running import Running
@@ -40,7 +40,7 @@ def _nothing() -> None:
 class RayGround:
     def __init__(self, folder: Path, stores: Stores) -> None:
         self._stores = stores
-        self.missing: Mapping[Kind, str] = NOT_YET
+        self.missing: Mapping[Kind, str] = {}
         self._shoal = LocalShoal(LocalOptions(cluster=CLUSTER, data_dir=folder, port=0))
         self._shoal.__enter__()
         self._running = Running(self._shoal, sorted(NODES))

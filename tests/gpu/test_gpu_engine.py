@@ -50,6 +50,14 @@ def test_one_device_has_the_numbers_of_a_cpu() -> None:
     assert worst_difference(ours.weights, reference.weights) <= BOUND
 
 
+def test_the_seconds_that_a_device_computes_are_told_as_it_computes_them() -> None:
+    spec = job()
+    reports = run_rank(
+        RunRequest(job=spec, plan=solo_plan(spec), until_step=STEPS, device="cuda:0"), 0, SoloExchange()
+    ).reports
+    assert 0.0 < sum(report.compute_s for report in reports) <= sum(report.duration_s for report in reports)
+
+
 def test_bf16_follows_the_losses_of_fp32() -> None:
     ours, reference = run_solo(job(precision="bf16"), STEPS, device="cuda:0"), run_solo(job(), STEPS)
     np.testing.assert_allclose(ours.losses, reference.losses, rtol=0.02)

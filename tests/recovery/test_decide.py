@@ -83,6 +83,7 @@ STORED = PauseSeen(stored="step 7 stands in file:///store", saving=False, store_
 NOT_STORED = PauseSeen(stored=None, saving=False, store_takes=True)
 ON_ITS_WAY = PauseSeen(stored=None, saving=True, store_takes=True)
 NO_STORE = PauseSeen(stored=None, saving=False, store_takes=False)
+SLOW_B = (("b", "is 2 times slower"),)
 DOOMED_B = (("b", "spot: wanted back, in 9 s"),)
 SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "all is well": (seen(), KEEP),
@@ -217,6 +218,15 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "a node that helps": (seen(vital=frozenset({"a", "b"}), join_gain=1.05), DRAIN),
     "a node that hardly helps": (seen(vital=frozenset({"a", "b"}), join_gain=1.04), KEEP),
     "a node whose help is not known": (seen(vital=frozenset({"a", "b"})), KEEP),
+    "a straggler that is worth another plan": (seen(repaced=SLOW_B, join_gain=1.1), DRAIN),
+    "a straggler that is not": (seen(repaced=SLOW_B, join_gain=1.09), KEEP),
+    "a straggler, and it is not known what is best": (seen(repaced=SLOW_B), KEEP),
+    "a straggler while it drains": (seen(JobState.DRAINING, repaced=SLOW_B, join_gain=2.0), KEEP),
+    "a straggler that is to go away": (seen(repaced=SLOW_B, doomed=DOOMED_B, leave_fits=True), DRAIN),
+    "drained for a straggler": (
+        seen(JobState.DRAINING, ended="stopped", repaced=SLOW_B),
+        changes("straggler", {"a", "b", "c"}),
+    ),
     "paused": (seen(JobState.PAUSED, vital=frozenset({"a", "b"}), join_gain=2.0), KEEP),
     "a pause begins with a stop": (seen(pause=NOT_STORED), DRAIN),
     "a pause stops nothing that could not be stored": (seen(pause=NO_STORE), KEEP),
@@ -287,6 +297,12 @@ def test_reasons_name_nodes_and_evidence() -> None:
     leaving = decide(seen(doomed=DOOMED_B, leave_fits=True))
     assert isinstance(leaving, Drain)
     assert leaving.reason == "b is to go away (spot: wanted back, in 9 s): leaving it before that."
+    slow = decide(seen(repaced=SLOW_B, join_gain=1.5))
+    assert isinstance(slow, Drain) and slow.cause == "straggler"
+    assert slow.reason == "b is 2 times slower: steps should be 50 % faster with a plan for that."
+    suited = decide(seen(ended="stopped", repaced=(*SLOW_B, ("c", "is well"))))
+    assert isinstance(suited, ChangePlan)
+    assert suited.reason == "b is 2 times slower; c is well; planning for that."
     left = decide(seen(JobState.DRAINING, ended="stopped", doomed=DOOMED_B))
     assert isinstance(left, ChangePlan)
     assert left.doomed == {"b"}
@@ -316,6 +332,7 @@ observations = st.builds(
     join_gain=st.none() | st.floats(0.1, 4.0),
     doomed=sets.map(lambda nodes: tuple((node, "told") for node in sorted(nodes))),
     leave_fits=st.none() | st.booleans(),
+    repaced=sets.map(lambda nodes: tuple((node, "is slow") for node in sorted(nodes))),
     interrupted=st.integers(0, 40),
     since_attempt_s=times_s,
     begun=st.booleans(),

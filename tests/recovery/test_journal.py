@@ -23,6 +23,8 @@ from shoal_recovery.journal import (
     NodeJoined,
     NodeLost,
     NodeNoticed,
+    NodeRecovered,
+    NodeSlowed,
     NodeStays,
     NoticeEnded,
     PlanAdopted,
@@ -51,6 +53,8 @@ EVENTS: tuple[Event, ...] = (
     NodeJoined(node="b", device="cpu-1t", devices=2),
     NodeNoticed(node="b", source="drill", why="asked for by a user", lead_s=120.0),
     NodeStays(node="b", reason="No plan fits without it."),
+    NodeSlowed(node="b", slowdown=2.1, reason="It computes 2.1 times slower than it should."),
+    NodeRecovered(node="b", reason="It computes as fast as it should again."),
     NoticeEnded(node="b", source="drill", outcome="gone"),
     RecoveryDone(
         epoch=3,

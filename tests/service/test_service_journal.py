@@ -19,6 +19,8 @@ from shoal_recovery.journal import (
     Entry,
     EvaluationDone,
     NodeNoticed,
+    NodeRecovered,
+    NodeSlowed,
     NodeStays,
     NoticeEnded,
     StateChanged,
@@ -152,12 +154,16 @@ def test_what_comes_of_notices_is_shown(api: httpx.Client, connector: Connector)
     told.state("running", "stepping", "training")
     told.add(NodeNoticed(node="spot-1", source="aws", why="terminate", lead_s=120.0), 5.0)
     told.add(NodeStays(node="spot-1", reason="No plan fits without it."))
+    told.add(NodeSlowed(node="big-0", slowdown=2.0, reason="It computes 2 times slower than it should."), 5.0)
+    told.add(NodeRecovered(node="big-0", reason="It computes as fast as it should again."), 5.0)
     told.add(NoticeEnded(node="spot-1", source="aws", outcome="gone"), 115.0)
     ok(connector.send(job_id, told.entries))
     page = api.get(f"/jobs/{job_id}").text
     assert "spot-1 is to go away in 2 min (aws: terminate)" in page
     assert "spot-1 is gone, as announced (aws)" in page
     assert "spot-1 went, as announced (aws)" in page
+    assert "big-0: It computes 2 times slower than it should." in page
+    assert "big-0: It computes as fast as it should again." in page
     cost = ok(api.get(f"/v1/jobs/{job_id}/cost"))
     (spot,) = [charge for charge in cost["charges"] if charge["device"] == "T4" and charge["spot"]]
     assert spot["num_nodes_now"] == spot["num_nodes"] - 1, "what is gone costs nothing any more"

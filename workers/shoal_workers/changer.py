@@ -394,4 +394,4 @@ class Changer:
 
     def _snapshot(self, nodes: frozenset[str]) -> ClusterSnapshot:
         known = tuple(self._record.with_its_room(self._roster.seen(node).node) for node in sorted(nodes))
-        return dataclasses.replace(self._figures, nodes=known)
+        return dataclasses.replace(self._figures, nodes=known).at_speeds(self._record.speeds)

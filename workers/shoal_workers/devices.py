@@ -8,6 +8,7 @@ host waits only where it says so.
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -138,6 +139,37 @@ class Downloads:
             before()
             before = partial(_land, target, staged, self._stream.record_event())
         before()
+
+
+class Stopwatch:
+    """Seconds that a device computes. A CPU does what it is told at once, and `clock` tells; of what a CUDA device does
+    later, events in its stream do."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._clock = clock
+        self._taken_s = 0.0
+        self._under_way: deque[tuple[Any, Any]] = deque()
+
+    def run(self, work: Callable[[], None], waited_s: Callable[[], float]) -> None:
+        """Does the work. By what `waited_s` grows meanwhile, a CPU was not at it; where a device waits, that counts."""
+        if self._is_cuda:
+            begun = torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            work()
+            ended = torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            self._under_way.append((begun, ended))
+            return
+        began_s, before_s = self._clock(), waited_s()
+        work()
+        self._taken_s += self._clock() - began_s - (waited_s() - before_s)
+
+    def take(self) -> float:
+        """Of all that has ended since this was called last; nothing is waited for."""
+        while self._under_way and self._under_way[0][1].query():
+            begun, ended = self._under_way.popleft()
+            self._taken_s += begun.elapsed_time(ended) / 1e3
+        taken_s, self._taken_s = self._taken_s, 0.0
+        return taken_s
 
 
 def _pieces(pairs: tuple[tuple[Tensor, Tensor], ...]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -40,7 +40,7 @@ from shoal_workers.compiling import as_written, compiled
 from shoal_workers.courier import STAGING, Courier
 from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
-from shoal_workers.devices import Wire
+from shoal_workers.devices import Stopwatch, Wire
 from shoal_workers.diagnosis import FirstFault, told
 from shoal_workers.early import EarlyReduction
 from shoal_workers.errors import StepRefused
@@ -140,7 +140,7 @@ class Engine:
             clock=clock,
         )
         self._evaluated: Callable[[EvaluationReport], None] | None = None
-        self._compute_s = 0.0
+        self._stopwatch = Stopwatch(live.device, clock)
         self._num_skipped = 0  # in a row
         self._verdict: Verdict | None = None  # of the step under way
 
@@ -192,7 +192,7 @@ class Engine:
 
     def _run_step(self, step: int, report: Callable[[StepReport], None], stop_after: Callable[[], int | None]) -> float:
         """The earliest step after which anyone is to stop. The step before is evaluated while its state is copied."""
-        began_s, self._compute_s = self._clock(), 0.0
+        began_s = self._clock()
         self._snapshots.begin(step - 1, self._live)
         began_s += self._evaluate(step - 1)
         verdict, skipped = self._try(step, stop_after)
@@ -204,7 +204,7 @@ class Engine:
                 lr=learning_rate(self._job.train, step),
                 tokens=self._job.train.tokens_per_step,
                 duration_s=self._clock() - began_s,
-                compute_s=self._compute_s,
+                compute_s=self._stopwatch.take(),
                 samples=verdict.samples,
                 sent=verdict.sent,
                 exposure=verdict.exposure,
@@ -292,9 +292,7 @@ class Engine:
                 assert_never(instruction)
 
     def _timed(self, work: Callable[[], None]) -> None:
-        began_s, waited_s = self._clock(), self._exchange.waited_but_for_tensors_s
-        work()
-        self._compute_s += self._clock() - began_s - (self._exchange.waited_but_for_tensors_s - waited_s)
+        self._stopwatch.run(work, lambda: self._exchange.waited_but_for_tensors_s)
 
     def _vote(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
         """Raises StepRefused on all ranks or on none."""

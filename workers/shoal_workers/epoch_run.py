@@ -386,6 +386,7 @@ class EpochRun:
                 moved=[[link.value, count] for link, count in report.sent.items() if count],
                 exposed=[report.exposure.mean_share, report.exposure.most_share],
                 waited=[[wait.value, *both] for wait, both in waited if both[1] >= _LEAST_WAIT_S],
+                computed_s=report.compute_s,
                 skipped=report.skipped,
             )
         )

@@ -1,10 +1,12 @@
-"""Whether all nodes that are ready are worth a change of plan, and how much faster a job would step with them.
+"""Whether all nodes that are ready, as fast as they are now, are worth a change of plan, and how much faster a job
+would step with them.
 
 It is found out in a thread: an observer must not wait.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 
@@ -14,6 +16,7 @@ from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
 from shoal_planner.moving import Outlook
+from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
 from shoal_planner.search import plan as search_plan
@@ -22,6 +25,7 @@ from shoal_workers.record import JobRecord
 
 log = structlog.get_logger()
 
+_Wanted = tuple[int, frozenset[str], frozenset[tuple[str, float]]]  # epoch, nodes, speeds of stragglers
 _PLAN_LIMIT_S = 5.0
 
 
@@ -30,48 +34,57 @@ class Gains:
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._found: dict[tuple[int, frozenset[str]], float | None] = {}
-        self._wanted: tuple[int, frozenset[str]] | None = None
+        self._found: dict[_Wanted, float | None] = {}
+        self._wanted: _Wanted | None = None
 
     def of(
         self, epoch: EpochView, ready: frozenset[str], record: JobRecord, snapshot: Callable[[], ClusterSnapshot]
     ) -> float | None:
         """How many times faster a step would be with these nodes, of which `snapshot` is made; 1 where that is not
         worth the move, None as long as it is not known."""
-        wanted = (epoch.number, ready)
+        speeds = record.speeds
+        wanted = (epoch.number, ready, frozenset(speeds.items()))
         if wanted != self._wanted:
             self._wanted = wanted
-            arguments = (wanted, epoch, record.profile, record.outlook, snapshot())
+            running = epoch.snapshot.at_speeds(speeds)
+            outlook = record.outlook
+            if running != epoch.snapshot:  # a change for speeds has to pay before the job ends
+                outlook = dataclasses.replace(outlook, steps_left=self._spec.train.steps - epoch.last_step)
+            arguments = (wanted, epoch.plan, running, record.profile, outlook, snapshot())
             threading.Thread(target=self._find, args=arguments, name="gain", daemon=True).start()
         return self._found.get(wanted)
 
     def _find(
         self,
-        wanted: tuple[int, frozenset[str]],
-        epoch: EpochView,
+        wanted: _Wanted,
+        plan: Plan,
+        running: ClusterSnapshot,
         profile: Profile,
         outlook: Outlook,
         snapshot: ClusterSnapshot,
     ) -> None:
-        known = profile.on((*epoch.snapshot.nodes, *snapshot.nodes))
-        self._found[wanted] = self._gain(epoch, known, outlook, snapshot)
+        known = profile.on((*running.nodes, *snapshot.nodes))
+        self._found[wanted] = self._gain(plan, running, known, outlook, snapshot)
 
-    def _gain(self, epoch: EpochView, profile: Profile, outlook: Outlook, snapshot: ClusterSnapshot) -> float | None:
+    def _gain(
+        self, plan: Plan, running: ClusterSnapshot, profile: Profile, outlook: Outlook, snapshot: ClusterSnapshot
+    ) -> float | None:
+        """Over this plan on the nodes that it runs on."""
         try:
             found = search_plan(
                 self._spec,
                 snapshot,
                 profile,
-                previous=epoch.plan,
+                previous=plan,
                 time_limit_s=_PLAN_LIMIT_S,
                 outlook=outlook,
             )
-            current = score(epoch.plan, self._spec, epoch.snapshot, profile)
+            current = score(plan, self._spec, running, profile)
         except (NoPlanFits, InvalidField) as error:
-            log.warning("gain of new nodes not known", error=str(error))
+            log.warning("gain of a change not known", error=str(error))
             return None
         if found.change is not None:
-            log.info("new nodes weighed", move=found.change.move, reason=found.change.reason)
+            log.info("change weighed", move=found.change.move, reason=found.change.reason)
             if not found.change.move:
                 return 1.0
         assert found.plan.prediction is not None and current.prediction is not None

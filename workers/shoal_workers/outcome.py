@@ -40,7 +40,7 @@ class StepReport:
     by link: the last exchange of weights counts to the step after it. `exposure` is of the same time; `waited_s` are
     the seconds of it that this rank spent in exchanges.
     `compute_s` is the part of `duration_s` spent in forward, backward and update, with their all-reduces, but not in
-    other exchanges.
+    other exchanges; a CUDA device may count an update to the step after it, and counts what it waits for within these.
     `skipped` says why no update was applied; then the weights are those of the step before.
     """
 

@@ -38,9 +38,10 @@ class Prospects:
         self._leaving = Leaving(spec)
         self._foresight = Foresight(spec, make_ready)
 
-    def join_gain(self, epoch: EpochView | None, ready: frozenset[str]) -> float | None:
-        """As `Gains.of`; None where there is nothing to gain."""
-        if epoch is None or self._record.state is not JobState.RUNNING or ready <= epoch.vital:
+    def join_gain(self, epoch: EpochView | None, ready: frozenset[str], *, repaced: bool = False) -> float | None:
+        """As `Gains.of`; None where there is nothing to gain: nobody is new, nor slower or faster than the plan takes
+        them for (`repaced`)."""
+        if epoch is None or self._record.state is not JobState.RUNNING or (ready <= epoch.vital and not repaced):
             return None
         computing = frozenset(device.node for device in epoch.plan.devices())
         if self._measuring.beside(ready, ready - computing):

@@ -74,6 +74,7 @@ class Stepped:
     moved: list[Row]  # (link, bytes of all ranks)
     exposed: list[float]  # the share of time that ranks are in exchanges: on average, at most
     waited: list[Row]  # (kind of exchange, seconds of a rank on average, at most)
+    computed_s: float  # by this rank, without its waits
     skipped: str | None = None
 
 

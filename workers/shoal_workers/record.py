@@ -5,6 +5,7 @@ restarted supervisor that reads the journal knows what the one before it knew.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
@@ -24,6 +25,8 @@ from shoal_recovery.journal import (
     NodeJoined,
     NodeLost,
     NodeNoticed,
+    NodeRecovered,
+    NodeSlowed,
     NodeStays,
     NoticeEnded,
     PlanAdopted,
@@ -61,6 +64,8 @@ class JobRecord:
         self.present: set[str] = set()
         self.notices: dict[tuple[str, str], NodeNoticed] = {}  # that are not over, by node and source
         self.staying: set[str] = set()  # of their nodes, those without which no plan fits
+        self.slow: dict[str, NodeSlowed] = {}  # nodes that are stragglers
+        self.times_slowed: Counter[str] = Counter()
         self.profile = Profile()
         self.checked_epochs: set[int] = set()
         self._outlook = UNKNOWN  # what changes of plan have taken so far
@@ -91,6 +96,11 @@ class JobRecord:
         if short is None or short.on_disk or node.host_memory_bytes <= short.room_bytes:
             return node
         return dataclasses.replace(node, host_memory_bytes=short.room_bytes)
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """Of stragglers: the share of what they should compute."""
+        return {node: 1 / slowed.slowdown for node, slowed in self.slow.items()}
 
     def enter(self, state: JobState, code: str, reason: str) -> None:
         """Nothing is written when the job is in that state for that reason already."""
@@ -154,6 +164,12 @@ class JobRecord:
                 self.last_steps[event.epoch] = max(self.last_steps.get(event.epoch, 0), event.step)
             case NodeJoined():
                 self.present.add(event.node)
+                self.slow.pop(event.node, None)
+            case NodeSlowed():
+                self.slow[event.node] = event
+                self.times_slowed[event.node] += 1
+            case NodeRecovered():
+                self.slow.pop(event.node, None)
             case NodeLost():
                 self.present.discard(event.node)
                 self._gone(event.node)
@@ -194,9 +210,11 @@ class JobRecord:
             self.present.clear()
             self.notices.clear()
             self.staying.clear()
+            self.slow.clear()
 
     def _gone(self, node: str) -> None:
         self.rooms.pop(node, None)
+        self.slow.pop(node, None)
         lost = self._there.pop(node, None)
         if lost is not None:
             self._sightings.append(Sighting(at_s=self._newest_s, node=lost, there=False))

@@ -35,6 +35,7 @@ from shoal_workers.record import JobRecord, step_done
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
 from shoal_workers.safekeeping import owners
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.stragglers import Stragglers
 from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
@@ -83,6 +84,7 @@ class Supervisor:
         self._beginning = Beginning(spec, cluster, self._record, self._commits)
         self._pausing = Pausing(spec, self._record, self._commits, clock, paused)
         self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
+        self._stragglers = Stragglers(spec, self._record, clock)
         self._measuring = Measuring(
             spec,
             self._roster,
@@ -273,7 +275,7 @@ class Supervisor:
             case m.Progress():
                 pass  # that it was said is all: the contact knows when
             case m.Stepped():
-                self._stepped(message)
+                self._stepped(contact, message)
             case EvaluationDone():
                 self._evaluated(message)
             case m.Uploaded():
@@ -301,8 +303,10 @@ class Supervisor:
                 problem = f"it has left epoch {epoch.number} for epoch {message.epoch}, of which nothing is written"
             epoch.hear(contact.device, m.Trouble(epoch=epoch.number, problem=problem, fatal=False), self._clock())
 
-    def _stepped(self, message: m.Stepped) -> None:
+    def _stepped(self, contact: Contact, message: m.Stepped) -> None:
         epoch = self._changer.epoch
+        if epoch is not None:
+            self._stragglers.heard(epoch, contact.device, message)
         if epoch is None or message.epoch != epoch.number or message.step <= epoch.last_step:
             return
         epoch.last_step, epoch.stepped_s = message.step, self._clock()
@@ -330,6 +334,7 @@ class Supervisor:
         ready = self._roster.ready().difference(left_out)
         doomed = self._doomed.told()
         going = frozenset(node for node, _ in doomed)
+        repaced = self._stragglers.repaced(epoch, ready - going)
         return Observation(
             state=self._record.state,
             cancel_wanted=self._cancel.is_set(),
@@ -345,7 +350,8 @@ class Supervisor:
             troubles=() if epoch is None else epoch.troubles_seen(now_s),
             all_at_fault=epoch is not None and epoch.all_at_fault,
             ended=None if epoch is None else self._ended(epoch, now_s),
-            join_gain=self._changer.prospects.join_gain(epoch, ready - going),
+            join_gain=self._changer.prospects.join_gain(epoch, ready - going, repaced=bool(repaced)),
+            repaced=repaced,
             doomed=doomed,
             leave_fits=self._changer.prospects.leave_fits(epoch, ready, going),
             interrupted=self._changer.interrupted,
