@@ -32,11 +32,12 @@ from shoal_workers.processes import Processes
 
 MODEL = ModelSpec(layers=4, hidden=768, heads=12, kv_heads=4, ffn=2048, vocab=1024, tie_embeddings=False)
 SEQ_LEN = 256
-# Of a micro-batch, on each process. Beside the plain loop, and where it is profiled, steps are so long that what leads
-# from kernel to kernel, which takes as long for one sample as for twelve, weighs as little as in real jobs. Beside the
-# others they are short: so there are more of them, and what they exchange weighs more.
+# Of a micro-batch, on each process. Beside the plain loop and the pipeline, and where it is profiled, they are so long
+# that what leads from kernel to kernel, which takes as long for one sample as for twelve, weighs as little as in real
+# jobs. Beside the others a step has one short one: so there are more of them, and what they exchange weighs more.
 LONG, SHORT = 12, 4
 NUM_PAIRS = 31
+NUM_PAIRS_OF_PIPELINES = 13  # their steps take five times as long
 
 
 def job(global_batch: int) -> JobSpec:
@@ -80,8 +81,11 @@ def of_two(samples: int) -> tuple[Duel, ...]:
     )
 
 
-DUELS = (loop(LONG), *of_two(SHORT))
 PROFILED = (loop(LONG), *of_two(LONG))
+DUELS = tuple(
+    long if long.name in ("torch_loop", "pipeline_1f1b") else short
+    for long, short in zip(PROFILED, (loop(SHORT), *of_two(SHORT)), strict=True)
+)
 
 
 def main() -> None:
@@ -96,7 +100,8 @@ def main() -> None:
     runs: dict[str, Any] = {"free_cores.before": free_cores()}
     for duel in chosen:
         with Processes(duel.size, timeout_s=900.0) as processes:
-            pairs = alternate(processes, duel, arguments.pairs)
+            most = NUM_PAIRS_OF_PIPELINES if duel.name == "pipeline_1f1b" else arguments.pairs
+            pairs = alternate(processes, duel, min(most, arguments.pairs))
         ours, peer = memory_bytes(duel, ours=True), memory_bytes(duel, ours=False)
         results |= {f"ratio.{duel.name}": ratio(pairs), f"memory_ratio.{duel.name}": ours / peer}
         runs[duel.name] = {
