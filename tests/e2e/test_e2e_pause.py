@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psutil
+import pytest
 from running import LIMIT_S, Running, check_history, job_mapping
 from servers import new_place
 from waiting import eventually
@@ -10,6 +11,7 @@ from waiting import eventually
 STEPS = 40
 
 
+@pytest.mark.long
 def test_a_job_rests_and_goes_on_with_fewer_nodes(running: Running) -> None:
     """Nothing is done again, and while it rests it has no processes."""
     job_id = running.submit(job_mapping(STEPS, uri=new_place(), every_steps=1000))

@@ -145,7 +145,7 @@ def test_nodes_that_are_told_to_go_are_left_with_nothing_to_redo(running: Runnin
 @pytest.mark.long
 def test_the_store_is_read_for_exactly_what_no_survivor_holds(running: Running) -> None:
     """The steps are slow enough for survivors to hold the checkpointed one still when its other holders die, as a rule:
-    who has done two steps more holds it no longer, and then the store is read for more. That kills more nodes than
+    who has stored two steps more holds it no longer, and then the store is read for more. That kills more nodes than
     there are copies, so a safe step may have to be done again."""
     steps, batch = 12, 144
     job_id = running.submit(job_mapping(steps, batch, uri=new_place(), every_steps=1, keep=10))
@@ -168,7 +168,7 @@ def test_the_store_is_read_for_exactly_what_no_survivor_holds(running: Running) 
     if gone_back < 2:
         assert recovery["num_bytes"]["store"] == expected
     else:
-        assert recovery["num_bytes"]["store"] > expected
+        assert recovery["num_bytes"]["store"] >= expected
 
 
 def _owner_and_backup(adopted: dict[str, Any]) -> tuple[str, str]:

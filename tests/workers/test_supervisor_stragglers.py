@@ -32,6 +32,7 @@ def samples(running: Supervised, node: str) -> int:
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_straggler_gets_less_to_do_until_it_is_none(tmp_path: Path) -> None:
     text = tmp_path / "text"
