@@ -83,7 +83,7 @@ def test_a_node_without_which_no_plan_fits_is_used_until_it_is_gone(cluster: Pro
         assert "d" in second.devices()
         cluster.kill_node("d")
         second.becomes(JobState.WAITING)
-        assert [ended.outcome for ended in second.events(NoticeEnded)] == ["gone"]
+        second.eventually(lambda: [ended.outcome for ended in second.events(NoticeEnded)] == ["gone"])
         cluster.bring_back("d")
         done = second.recovers()
         assert (done.cause, done.lost_steps, done.num_bytes["store"]) == ("node_lost", 0, 0)
