@@ -28,6 +28,7 @@ from shoal_workers.model import Block, Embedding, Head, Lookup, Rotary, Weights
 from shoal_workers.optimizer import OwnedAdamW
 from shoal_workers.products import ByAutograd
 from shoal_workers.remaking import keeping
+from shoal_workers.slopes import backward
 from shoal_workers.tensor_parallel import TensorGroup
 
 _STD = 0.02
@@ -64,7 +65,7 @@ def compile_block(job: JobSpec, tp: int, samples: int, device: torch.device) -> 
     with torch.no_grad():
         block(x_BSH)
     leaving = block(x_BSH)
-    leaving.backward(torch.ones_like(leaving))  # type: ignore[no-untyped-call]
+    backward(leaving, torch.ones_like(leaving))
 
 
 def measure_embedding(
@@ -166,7 +167,7 @@ def _round(forward: Callable[[], Tensor], device: torch.device) -> Seconds:
     made: list[Tensor] = []
     forward_s = _seconds(lambda: made.append(forward()), device)
     slope = torch.ones_like(made[0])
-    return forward_s, _seconds(lambda: made[0].backward(slope), device)  # type: ignore[no-untyped-call]
+    return forward_s, _seconds(lambda: backward(made[0], slope), device)
 
 
 @contextmanager

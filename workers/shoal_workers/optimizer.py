@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
@@ -102,49 +103,59 @@ class _HostedUnit:
 
 
 class _Fused:
-    """AdamW on the masters of some spans with these gradients. The state that it would keep by itself, the number of
-    steps done, follows from the step that it is told, so it can begin anywhere."""
+    """torch's fused AdamW on the masters of some spans with these gradients. The one thing that it would keep by
+    itself, the number of steps done, follows from the step that it is told, so it can begin anywhere. The kernel is
+    called without its class, which would import torch's compiler into every new process: 1.5 s of its first step."""
 
     def __init__(self, train: TrainSpec, live: LiveState, spans: Sequence[Span], gradients: Sequence[Tensor]) -> None:
         self._train = train
-        self._num_done: list[Tensor] = []
-        self._optimizer: torch.optim.AdamW | None = None
-        if spans:  # with more tensor-parallel ranks than rows there may be none
-            self._optimizer = self._build(live, spans, gradients)
+        decays = {parameter.fqn: parameter.decay for parameter in parameters(live.model)}
+        # The same update for all of a group; with more tensor-parallel ranks than rows there may be none.
+        self._groups = [
+            (_Group.of(live, members), train.weight_decay if decay else 0.0)
+            for decay in (True, False)
+            if (members := [(span, it) for span, it in zip(spans, gradients, strict=True) if decays[span.fqn] == decay])
+        ]
 
     def step(self, step: int) -> None:
-        if self._optimizer is None:
-            return
-        for num_done in self._num_done:
-            num_done.fill_(step - 1)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self._train, step)
-        self._optimizer.step()
+        beta1, beta2 = self._train.betas
+        for group, weight_decay in self._groups:
+            for count in group.counts:
+                count.fill_(step)
+            torch._fused_adamw_(
+                group.masters,
+                group.gradients,
+                group.means,
+                group.squares,
+                [],
+                group.counts,
+                amsgrad=False,
+                lr=learning_rate(self._train, step),
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=weight_decay,
+                eps=self._train.eps,
+                maximize=False,
+            )
 
-    def _build(self, live: LiveState, spans: Sequence[Span], gradients: Sequence[Tensor]) -> torch.optim.AdamW:
-        decays = {parameter.fqn: parameter.decay for parameter in parameters(live.model)}
-        groups: dict[bool, list[Tensor]] = {True: [], False: []}
-        state: dict[Tensor, dict[str, Tensor]] = {}
-        for span, gradient in zip(spans, gradients, strict=True):
-            master = live.master(span)
-            master.grad = gradient
-            num_done = torch.zeros((), device=master.device)
-            state[master] = {
-                "step": num_done,
-                "exp_avg": live.view(span.key(Kind.EXP_AVG)),
-                "exp_avg_sq": live.view(span.key(Kind.EXP_AVG_SQ)),
-            }
-            groups[decays[span.fqn]].append(master)
-            self._num_done.append(num_done)
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": masters, "weight_decay": self._train.weight_decay if decay else 0.0}
-                for decay, masters in groups.items()
-                if masters
-            ],
-            betas=self._train.betas,
-            eps=self._train.eps,
-            fused=True,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """By position; `counts` are the steps done, this one among them."""
+
+    masters: list[Tensor]
+    gradients: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    counts: list[Tensor]
+
+    @classmethod
+    def of(cls, live: LiveState, members: Sequence[tuple[Span, Tensor]]) -> _Group:
+        masters = [live.master(span) for span, _ in members]
+        return cls(
+            masters=masters,
+            gradients=[gradient for _, gradient in members],
+            means=[live.view(span.key(Kind.EXP_AVG)) for span, _ in members],
+            squares=[live.view(span.key(Kind.EXP_AVG_SQ)) for span, _ in members],
+            counts=[torch.zeros((), device=master.device) for master in masters],
         )
-        optimizer.state.update(state)
-        return optimizer

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from shoal_workers.slopes import gradients
+
 
 class Making(Protocol):
     """How a block computes what could be made again."""
@@ -64,10 +66,10 @@ class _Remade(torch.autograd.Function):
         return function(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *slopes: Any) -> Any:
         inputs, result = _make_again(ctx)
         ctx.made = None
-        return None, *torch.autograd.grad(result, inputs, gradients[0])
+        return None, *gradients(result, inputs, slopes[0])
 
 
 def _make_again(ctx: Any) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -24,6 +24,7 @@ from shoal_workers.model import Unit
 from shoal_workers.products import WeightProduct
 from shoal_workers.remaking import Remaking
 from shoal_workers.scattering import Part
+from shoal_workers.slopes import backward
 
 ACTIVATIONS = "activations"
 
@@ -118,7 +119,7 @@ class Segments:
         if unit.recompute == "full":
             self._memory.release(ACTIVATIONS, self._input_bytes(unit, flight.entering))
             leaving = self._graph(unit, flight.entering, None)
-        torch.autograd.backward(leaving, slope)
+        backward(leaving, slope)
         self._memory.release(ACTIVATIONS, self._kept_bytes[unit.number])
         return flight.entering.grad
 
