@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -53,41 +51,3 @@ def test_a_cpu_computes_while_it_does_not_wait() -> None:
         stopwatch.run(work, lambda: waited_s)
     now_s += 100.0
     assert (stopwatch.take(), stopwatch.take()) == (4.0, 0.0)
-
-
-class _Moment:
-    """Stands for an event of a CUDA stream: `at_ms`, or not yet."""
-
-    def __init__(self, at_ms: float) -> None:
-        self.at_ms = at_ms
-        self.is_over = False
-
-    def query(self) -> bool:
-        return self.is_over
-
-    def elapsed_time(self, other: _Moment) -> float:
-        assert self.is_over and other.is_over
-        return other.at_ms - self.at_ms
-
-
-def test_what_a_cuda_device_computes_counts_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments: list[_Moment] = []
-
-    class Stream:
-        def record_event(self, event: _Moment) -> _Moment:
-            moments.append(event)
-            return event
-
-    def event(**_: Any) -> _Moment:
-        return _Moment(250.0 * len(moments))
-
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "Event", event)
-    stopwatch = Stopwatch(torch.device("cuda", 0), lambda: 0.0)
-    for _ in range(2):
-        stopwatch.run(lambda: None, lambda: 7.0)
-    for moment in moments[:3]:
-        moment.is_over = True
-    assert stopwatch.take() == 0.25, "the second one has begun"
-    moments[3].is_over = True
-    assert (stopwatch.take(), stopwatch.take()) == (0.25, 0.0)
