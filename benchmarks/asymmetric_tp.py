@@ -17,7 +17,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 
@@ -34,7 +34,7 @@ from shoal_planner.schedule import sync_order
 from shoal_recovery.shard_map import shard_map
 from shoal_workers.collective_routes import ways
 from shoal_workers.courier import Courier
-from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Pending
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.processes import Processes, Seat
@@ -84,8 +84,11 @@ class Counted:
         self.sent_bytes += tensor.nbytes
         return self._inner.isend(tensor, peer, tag)
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         return self._inner.irecv(tensor, peer, tag)
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        return self._inner.room(numel, dtype, peers)
 
     def all_gather(self, vector: Tensor) -> Tensor:
         return self._inner.all_gather(vector)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ from benchmarks.duel import Ours
 from benchmarks.peers.contender import Contender
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
-from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Pending
 from shoal_workers.processes import Seat
 
 _P = ParamSpec("_P")
@@ -47,8 +47,11 @@ class Noted:
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         return _NotedPending(_noted(self._inner.isend, tensor, peer, tag))
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        return _NotedPending(_noted(self._inner.irecv, tensor, peer, tag))
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
+        return _NotedArriving(_noted(self._inner.irecv, tensor, peer, tag))
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        return self._inner.room(numel, dtype, peers)
 
     def all_gather(self, vector: Tensor) -> Tensor:
         return _noted(self._inner.all_gather, vector)
@@ -75,6 +78,15 @@ class _NotedPending:
 
     def wait(self) -> None:
         _noted(self._inner.wait)
+
+
+class _NotedArriving(_NotedPending):
+    def __init__(self, inner: Arriving) -> None:
+        super().__init__(inner)
+        self._arriving = inner
+
+    def content(self) -> Tensor:
+        return _noted(self._arriving.content)
 
 
 def _noted(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

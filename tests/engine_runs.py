@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +23,7 @@ from shoal_planner.plan import Override, Pipeline, Plan, Replica, Stage
 from shoal_recovery.state import Kind, Span
 from shoal_workers.engine import NoSnapshots, StepReport
 from shoal_workers.errors import EpochAbandoned, PeerLost, StepRefused
-from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Pending
 from shoal_workers.live import LiveState
 from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import PlanRun, Seat
@@ -160,8 +160,11 @@ class Wrapped:
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         return self.inner.isend(tensor, peer, tag)
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         return self.inner.irecv(tensor, peer, tag)
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        return self.inner.room(numel, dtype, peers)
 
     def all_gather(self, vector: Tensor) -> Tensor:
         self.num_votes += 1

@@ -11,6 +11,7 @@ import torch
 from shoal_workers.errors import PeerLost
 from shoal_workers.exchange import GlooExchange
 from shoal_workers.processes import Seat
+from shoal_workers.shared_exchange import SharedExchange
 
 MANY = 1500
 
@@ -29,6 +30,31 @@ def exchange_many(seat: Seat) -> bool:
         right = right and bool((found == number).all())
     exchange.all_gather(torch.zeros(1))
     return right
+
+
+def read_in_place(seat: Seat) -> tuple[list[float], bool]:
+    """Rank 0 makes messages where the other two can read them, and does so again once both have. What came, and whether
+    the sender has its memory back."""
+    exchange = seat.connect()
+    assert isinstance(exchange, SharedExchange)
+    found = []
+    for number in range(3):
+        if seat.rank == 0:
+            room = exchange.room(5000, torch.float32, (1, 2))
+            assert room is not None
+            room.fill_(float(number))
+            for peer in (1, 2):
+                exchange.isend(room, peer, number).wait()
+        else:
+            kept = torch.full((50, 100), -1.0)
+            arriving = exchange.irecv(kept, 0, number)
+            content = arriving.content()
+            assert content.shape == kept.shape
+            found += [content.min().item(), content.max().item(), kept.max().item()]
+            arriving.wait()
+            arriving.wait()
+        exchange.all_gather(torch.zeros(1))  # behind what says that it was read
+    return found, exchange._neighbours.arena.used_bytes == 0
 
 
 def sum_of_three(seat: Seat, numel: int) -> list[float]:

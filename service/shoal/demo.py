@@ -32,7 +32,7 @@ JOB: Mapping[str, Any] = {
         "tie_embeddings": True,
     },
     "data": {"uri": "stdlib:", "tokenizer": "bytes"},
-    "train": {"global_batch": 16, "seq_len": 64, "steps": 60, "lr": 3.0e-4, "warmup_steps": 10, "seed": 0},
+    "train": {"global_batch": 8, "seq_len": 64, "steps": 60, "lr": 3.0e-4, "warmup_steps": 10, "seed": 0},
 }
 
 

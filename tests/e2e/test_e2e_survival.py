@@ -117,6 +117,7 @@ def test_a_rank_that_stops_and_comes_back_does_no_harm(running: Running) -> None
     check_history(running.finish(job_id), steps)
 
 
+@pytest.mark.long
 def test_nodes_that_are_told_to_go_are_left_with_nothing_to_redo(running: Running) -> None:
     """One as a drill, then another one by Ray; both die some time after."""
     job_id = running.submit(job_mapping(STEPS))

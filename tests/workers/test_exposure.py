@@ -7,7 +7,7 @@ import math
 import torch
 
 from shoal_workers.ballots import Ballot, count
-from shoal_workers.exchange import Pending, SoloExchange
+from shoal_workers.exchange import Arriving, Pending, SoloExchange
 from shoal_workers.tags import Purpose, tag
 from shoal_workers.traffic import Link, Metered, Wait
 
@@ -31,8 +31,13 @@ class Slow(SoloExchange):
         self._clock.now_s += 1.0
         return self
 
-    def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
-        return self.isend(tensor, peer, tag)
+    def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Arriving:
+        self.isend(tensor, peer, tag)
+        return self
+
+    def content(self) -> torch.Tensor:
+        self.wait()
+        return torch.zeros(0)
 
     def wait(self) -> None:
         self._clock.now_s += 2.0

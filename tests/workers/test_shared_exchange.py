@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 from engine_runs import LAYOUTS, assert_same_bits, job, on_nodes
-from exchange_runs import exchange_many, receive_from_the_dead, sum_of_three, sums_two_under_way
+from exchange_runs import exchange_many, read_in_place, receive_from_the_dead, sum_of_three, sums_two_under_way
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +29,12 @@ def test_engine_has_the_same_bits_whichever_way_tensors_go(processes: Processes)
 
 def test_no_send_waits_for_its_receiver(processes: Processes) -> None:
     assert processes.call(2, exchange_many) == [True, True]
+
+
+def test_what_is_made_where_others_can_read_it_is_copied_nowhere(processes: Processes) -> None:
+    sender, *receivers = processes.call(3, read_in_place)
+    assert sender == ([], True)
+    assert receivers == [([0.0, 0.0, -1.0, 1.0, 1.0, -1.0, 2.0, 2.0, -1.0], True)] * 2
 
 
 @pytest.mark.parametrize("numel", [1, 5000])
@@ -56,7 +62,7 @@ def test_neighbour_that_is_killed_leaves_what_it_sent() -> None:
 def test_nobody_but_the_owner_writes() -> None:
     owner = Arena()
     offset = owner.allocate(4000)
-    owner.view(offset, torch.empty(1000)).fill_(3.0)
+    owner.view(offset, 1000, torch.float32).fill_(3.0)
     neighbour = NeighbourArena(os.dup(owner.fd))
     assert neighbour.view(offset, torch.empty(1000)).sum().item() == 3000.0
     with pytest.raises(PermissionError):
@@ -68,6 +74,10 @@ def test_nobody_but_the_owner_writes() -> None:
 @given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 9)), max_size=40))
 def test_blocks_in_use_never_overlap_and_all_memory_comes_back(steps: list[tuple[int, int]]) -> None:
     arena, blocks = Arena(), dict[int, int]()
+    shared = arena.allocate(100, readers=2)
+    arena.free(shared)
+    assert arena.used_bytes
+    arena.free(shared)
     for size, index in steps:
         if index < len(blocks):
             offset = sorted(blocks)[index]

@@ -22,7 +22,7 @@ from shoal_recovery.journal import RecoveryDone
 from shoal_workers import changer, foresight
 from shoal_workers.solo import run_solo
 
-STEPS = 30
+STEPS = 60
 CHUNKS = (((0, 1), (2, 3)), ((1, 2), (3, 4)))  # of the two stages of each pipeline
 
 

@@ -60,7 +60,7 @@ def test_steps_to_the_end(cluster: ProcessCluster, text: str) -> None:
 
 def test_a_killed_rank_costs_at_most_one_step(cluster: ProcessCluster, text: str) -> None:
     """Nothing is read from the store; the others' processes live on; its node is taken in again."""
-    spec = tiny_job(text, steps=80, min_devices=3)
+    spec = tiny_job(text, steps=200, min_devices=3)
     with supervised(cluster, "rank", spec) as running:
         running.reaches(5)
         victim = min(running.devices() - {"b"})
@@ -83,7 +83,7 @@ def test_a_killed_rank_costs_at_most_one_step(cluster: ProcessCluster, text: str
 
 def test_each_evaluation_is_told_once_although_plans_change(cluster: ProcessCluster, text: str) -> None:
     """And says what one process finds."""
-    spec = tiny_job(text, steps=30, min_devices=3)
+    spec = tiny_job(text, steps=60, min_devices=3)
     spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, eval_every=1, eval_batches=2))
     with supervised(cluster, "evaluates", spec) as running:
         running.reaches(5)
@@ -91,15 +91,15 @@ def test_each_evaluation_is_told_once_although_plans_change(cluster: ProcessClus
         running.recovers()
         running.succeeds()
         found = running.events(EvaluationDone)
-        assert [done.step for done in found] == list(range(1, 31))
-        alone = run_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=30), 0, SoloExchange())
+        assert [done.step for done in found] == list(range(1, 61))
+        alone = run_rank(RunRequest(job=spec, plan=solo_plan(spec), until_step=60), 0, SoloExchange())
         for done, expected in zip(found, alone.evaluations, strict=True):
             assert done.loss == pytest.approx(expected.loss, rel=1e-4)
 
 
 def test_a_node_that_vanishes_in_the_middle_of_the_recovery_from_another(cluster: ProcessCluster, text: str) -> None:
     """At the end just as many devices are left as the job must have: they all take part."""
-    spec = tiny_job(text, steps=80, min_devices=3)
+    spec = tiny_job(text, steps=200, min_devices=3)
     with supervised(cluster, "nodes", spec) as running:
         running.reaches(5)
         first = min(running.devices() - {"b"})
@@ -233,7 +233,7 @@ def test_a_stopped_rank_is_left_out_and_cannot_spoil_anything(cluster: ProcessCl
 
 def test_a_stopped_rank_that_is_needed_is_waited_for(cluster: ProcessCluster, text: str) -> None:
     """No plan fits without it. Nobody but its own process has to be started, or lost, for the job to go on."""
-    spec = tiny_job(text, steps=40, min_devices=5)
+    spec = tiny_job(text, steps=200, min_devices=5)
     with supervised(cluster, "needed", spec) as running:
         running.reaches(5)
         pids = cluster.pids("needed")

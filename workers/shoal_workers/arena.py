@@ -32,18 +32,26 @@ class Arena:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         self._free = [(0, self.num_bytes)]  # offset and size, in order, never adjacent
         self._used: dict[int, int] = {}
+        self._readers: dict[int, int] = {}
 
-    def allocate(self, num_bytes: int) -> int:
-        """The offset of a block; the lowest that fits, so that the same memory is used again and again."""
+    def allocate(self, num_bytes: int, readers: int = 1) -> int:
+        """The offset of a block for so many `readers`; the lowest that fits, so that the same memory is used again and
+        again."""
         size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         for index, (offset, room) in enumerate(self._free):
             if room >= size:
                 self._free[index : index + 1] = [(offset + size, room - size)] if room > size else []
                 self._used[offset] = size
+                self._readers[offset] = readers
                 return offset
         raise MemoryError(f"{num_bytes} bytes more than the memory of this machine are under way to neighbours")
 
     def free(self, offset: int) -> None:
+        """One reader has done with the block; the last one gives it back."""
+        self._readers[offset] -= 1
+        if self._readers[offset]:
+            return
+        del self._readers[offset]
         insort(self._free, (offset, self._used.pop(offset)))
         index = next(index for index, (first, _) in enumerate(self._free) if first == offset)
         for low in (index, index - 1):  # with the block behind it, then with the one before
@@ -54,9 +62,8 @@ class Arena:
     def used_bytes(self) -> int:
         return sum(self._used.values())
 
-    def view(self, offset: int, like: Tensor) -> Tensor:
-        """As many elements of the same type as `like` has, flat."""
-        return torch.frombuffer(self._map, dtype=like.dtype, count=like.numel(), offset=offset)
+    def view(self, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
 
 
 class NeighbourArena:

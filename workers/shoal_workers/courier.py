@@ -1,6 +1,7 @@
 """Messages of routes on their way: packed, sent, received into buffers of the wire, and handed over.
 
 Owns these buffers and their charges. Nothing is received into anything else; what becomes of it is up to the caller.
+On the host, messages to ranks of the same node are packed where those can read them, and read where they lie.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shoal_recovery.state import Span
 from shoal_workers.devices import HOST, Wire
-from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Pending
 from shoal_workers.forms import Form, Parts, Source
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.reduction import Message, UnitRoutes
@@ -24,7 +25,7 @@ STAGING = "buffers for gradients and weights"
 class _Arrival:
     message: Message
     buffer: Tensor
-    pending: Pending
+    pending: Arriving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +45,17 @@ class Courier:
         self._exchange = exchange
         self._memory = memory
         self._wire = wire
+        self._computes_on_host = wire.device.type == "cpu"
 
     def start(self, routes: UnitRoutes, number: int, form: Form, source: Source) -> UnderWay:
         """`number` is the tag of these messages. What has the same spans is packed once."""
-        packed: dict[tuple[Span, ...], Tensor] = {}
+        peers: dict[tuple[Span, ...], list[int]] = {}
         for message in routes.sends:
-            if message.spans not in packed:
-                packed[message.spans] = self._wire.leaving(form.pack(message.spans, source))
+            peers.setdefault(message.spans, []).append(message.destination)
+        packed = {
+            spans: self._wire.leaving(form.pack(spans, source, self._room(form, spans, destinations)))
+            for spans, destinations in peers.items()
+        }
         buffers = [self._buffer(form, message.spans) for message in routes.receives]
         num_bytes = sum(tensor.nbytes for tensor in (*packed.values(), *buffers))
         self._memory.charge(STAGING, num_bytes)
@@ -68,15 +73,25 @@ class Courier:
 
     def arrived(self, started: UnderWay) -> Iterator[tuple[int, Parts]]:
         """Once everything is here: from whom, and what, in the order of ranks."""
-        _wait(arrival.pending for arrival in started.arrivals)
-        for arrival in started.arrivals:
-            buffer = self._wire.arrived(arrival.buffer)
-            yield arrival.message.source, started.form.unpack(buffer, arrival.message.spans)
+        contents = [self._content(arrival) for arrival in started.arrivals]
+        for arrival, content in zip(started.arrivals, contents, strict=True):
+            yield arrival.message.source, started.form.unpack(self._wire.arrived(content), arrival.message.spans)
 
     def finish(self, started: UnderWay) -> None:
         """After everything that arrived was used: returns when all that was sent has been taken."""
+        _wait(arrival.pending for arrival in started.arrivals)
         _wait(started.sends)
         self._memory.release(STAGING, started.num_bytes)
+
+    def _room(self, form: Form, spans: tuple[Span, ...], peers: list[int]) -> Tensor | None:
+        numel, dtype = form.size(spans)
+        return self._exchange.room(numel, dtype, peers) if self._computes_on_host else None
+
+    def _content(self, arrival: _Arrival) -> Tensor:
+        if self._computes_on_host:
+            return arrival.pending.content()
+        arrival.pending.wait()  # a device copies from pinned memory, which that of another rank is not
+        return arrival.buffer
 
     def _buffer(self, form: Form, spans: tuple[Span, ...]) -> Tensor:
         count, dtype = form.size(spans)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from shoal_workers.errors import EpochAbandoned, PeerLost
-from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Pending
 from shoal_workers.fence import Fence
 from shoal_workers.hand import CalledAway, Hand
 from shoal_workers.letters import Letter, Letters
@@ -105,7 +105,7 @@ class DeviceExchange:
             )
         return _Sending(self, message)
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         if not self.on_device:
             return self._host.irecv(tensor, peer, tag)
         self._fence.check()
@@ -116,6 +116,9 @@ class DeviceExchange:
             else:
                 self._posted[peer, tag].append(arriving)
         return arriving
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        return None if self.on_device else self._host.room(numel, dtype, peers)
 
     def all_gather(self, vector: Tensor) -> Tensor:
         self._ready()
@@ -267,6 +270,10 @@ class _Arriving:
         if self.message.tensor is not self.tensor:
             self.tensor.copy_(self.message.tensor.view_as(self.tensor))
         self.message, self._is_here = None, True
+
+    def content(self) -> Tensor:
+        self.wait()
+        return self.tensor
 
     def _is_announced(self) -> bool:
         """Raises RuntimeError if it never will be."""

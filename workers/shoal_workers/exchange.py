@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, ClassVar, Protocol
@@ -43,6 +43,14 @@ class Pending(Protocol):
         """Returns when the tensor is filled (receive) or may be written again (send). Waiting twice does no harm."""
 
 
+class Arriving(Pending, Protocol):
+    """A receive under way."""
+
+    def content(self) -> Tensor:
+        """Waits, and returns what came where it lies, for reading until `wait` is called. That may be memory of the
+        sender's, and then the tensor that it was to be received into is never filled."""
+
+
 class Exchange(Protocol):
     """All ranks call collectives in the same order; a send's peer receives as many elements under the same tag."""
 
@@ -65,8 +73,12 @@ class Exchange(Protocol):
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """The tensor, contiguous, is read any time until `wait` returns: leave it as it is."""
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         """The tensor, contiguous, is written any time until `wait` returns."""
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        """Memory on the host from which one send to each of these peers takes no copy, or None where any memory does.
+        It is to be sent whole, and left alone from then on."""
 
     def all_gather(self, vector: Tensor) -> Tensor:
         """The vectors (one dimension, equal lengths, on the host) of all ranks, as rows in the order of ranks."""
@@ -112,8 +124,11 @@ class SoloExchange:
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         raise AssertionError(f"a single rank has no peer {peer}")
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         raise AssertionError(f"a single rank has no peer {peer}")
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        return None
 
     def all_gather(self, vector: Tensor) -> Tensor:
         self._fence.check()
@@ -201,8 +216,11 @@ class GlooExchange:
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         return self._start("a send", tensor, lambda: self._connected().send([tensor], peer, tag))
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         return self._start("a receive", tensor, lambda: self._connected().recv([tensor], peer, tag))
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        return None
 
     def all_gather(self, vector: Tensor) -> Tensor:
         matrix = torch.empty(self.size, vector.numel(), dtype=vector.dtype)
@@ -268,7 +286,7 @@ class GlooExchange:
         with self._errors_named(during):
             work = begin()
         self._under_way[id(work)] = (work, tensor)
-        return _GlooPending(self, work, during)
+        return _GlooPending(self, work, tensor, during)
 
     def _finish(self, work: Any, during: str) -> None:
         self._wait(during, work.wait)
@@ -297,10 +315,15 @@ class GlooExchange:
 
 
 class _GlooPending:
-    def __init__(self, exchange: GlooExchange, work: Any, during: str) -> None:
+    def __init__(self, exchange: GlooExchange, work: Any, tensor: Tensor, during: str) -> None:
         self._exchange = exchange
         self._work = work
+        self._tensor = tensor
         self._during = during
+
+    def content(self) -> Tensor:
+        self.wait()
+        return self._tensor
 
     def wait(self) -> None:
         if self._work is not None:

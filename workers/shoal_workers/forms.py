@@ -31,8 +31,8 @@ class Form(Protocol):
     def size(self, spans: Sequence[Span]) -> tuple[int, torch.dtype]:
         """Of a buffer for what these spans take."""
 
-    def pack(self, spans: Sequence[Span], source: Source) -> Tensor:
-        """One contiguous tensor of this size, where the source is."""
+    def pack(self, spans: Sequence[Span], source: Source, room: Tensor | None = None) -> Tensor:
+        """One contiguous tensor of this size: `room`, or else anywhere on the device of the source."""
 
     def unpack(self, buffer: Tensor, spans: Sequence[Span]) -> Parts:
         """What was packed of these spans, in their order."""
@@ -48,8 +48,10 @@ class Plain:
     def size(self, spans: Sequence[Span]) -> tuple[int, torch.dtype]:
         return sum(span.numel for span in spans), self._dtype
 
-    def pack(self, spans: Sequence[Span], source: Source) -> Tensor:
+    def pack(self, spans: Sequence[Span], source: Source, room: Tensor | None = None) -> Tensor:
         parts = [source(span) for span in spans]
+        if room is not None:
+            return torch.cat(parts, out=room)
         whole = parts[0] if len(parts) == 1 and self._lasting else torch.cat(parts)
         return whole.to(self._dtype)
 
@@ -68,7 +70,7 @@ class Blocks:
     def size(self, spans: Sequence[Span]) -> tuple[int, torch.dtype]:
         return sum(self._sizes(spans)), torch.uint8
 
-    def pack(self, spans: Sequence[Span], source: Source) -> Tensor:
+    def pack(self, spans: Sequence[Span], source: Source, room: Tensor | None = None) -> Tensor:
         scales, plain, codes = [], [], []
         for span in spans:
             if self._is_coded(span):
@@ -77,7 +79,7 @@ class Blocks:
                 codes.append(code)
             else:
                 plain.append(source(span).to(self._dtype))
-        return torch.cat([torch.cat(some).view(torch.uint8) for some in (scales, plain, codes) if some])
+        return torch.cat([torch.cat(some).view(torch.uint8) for some in (scales, plain, codes) if some], out=room)
 
     def unpack(self, buffer: Tensor, spans: Sequence[Span]) -> Parts:
         scale_bytes, plain_bytes, code_bytes = torch.split(buffer, self._sizes(spans))

@@ -6,6 +6,7 @@ Owns the choice alone. The plan says which ranks share a node, and no replica sp
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 
 import torch
@@ -14,7 +15,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it too, bu
 
 from shoal_planner.plan import Plan
 from shoal_workers.device_exchange import DeviceExchange
-from shoal_workers.exchange import Exchange, GlooExchange, Pending, SoloExchange
+from shoal_workers.exchange import Arriving, Exchange, GlooExchange, Pending, SoloExchange
 from shoal_workers.fence import Fence
 from shoal_workers.shared_exchange import SharedExchange
 from shoal_workers.wires import NcclWires
@@ -93,8 +94,11 @@ class NodeExchange:
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         return self._to(peer).isend(tensor, peer, tag)
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         return self._to(peer).irecv(tensor, peer, tag)
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        return self._shared.room(numel, dtype, peers) if self._near.issuperset(peers) else None
 
     def all_gather(self, vector: Tensor) -> Tensor:
         self._ready()

@@ -1,15 +1,15 @@
 """The exchange of ranks on one node: through memory that they map, instead of sockets.
 
-Owns what is copied when. A sender copies a tensor into its own arena and tells where; the receiver copies it from there
-into its buffer when it waits for it. So no send waits for anything, nobody ever writes into another process, and a
-receiver that was called away has written nothing it was not waiting for.
+Owns what is copied when. A sender copies a tensor into its own arena, or has made it there, and tells where; the
+receiver copies it from there into its buffer when it waits for it, or reads it there. So no send waits for anything,
+nobody ever writes into another process, and a receiver that was called away has written nothing it was not waiting for.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed has them too, but untyped
 
 from shoal_workers.errors import PeerLost
-from shoal_workers.exchange import Pending, Settled
+from shoal_workers.exchange import Arriving, Pending, Settled
 from shoal_workers.fence import Fence
 from shoal_workers.neighbours import INLINE_BYTES, Kind, Letter, Neighbours
 
@@ -26,6 +26,7 @@ _ALL_GATHER = -1
 _ALL_REDUCE = -2
 
 _REDUCING = "an all-reduce"
+_RECEIVING = "a receive"
 
 _Combine = Callable[[Tensor, Tensor], Tensor]
 
@@ -57,6 +58,7 @@ class SharedExchange:
         self._group = next((group for group in tp_groups if rank in group), (rank,))
         self._neighbours = Neighbours(rank, ranks, PrefixStore(prefix, store), timeout_s, self._fence)
         self._connected = False
+        self._rooms: dict[int, tuple[int, int]] = {}  # by address: the block, and how many sends of it are to come
         # Blocks of the last two all-reduces, which others may still read: None where it took none.
         self._reduced: deque[int | None] = deque()
         weakref.finalize(self, self._neighbours.close)
@@ -74,10 +76,19 @@ class SharedExchange:
         self._send(tensor, (peer,), tag, Kind.KEPT, "a send")
         return _Sent()
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         assert tensor.is_contiguous() and tensor.device.type == "cpu"
         self._ready()
         return _Receiving(self, tensor, peer, tag)
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        num_bytes = numel * dtype.itemsize
+        if num_bytes <= INLINE_BYTES or not peers:
+            return None
+        offset = self._neighbours.arena.allocate(num_bytes, len(peers))
+        room = self._neighbours.arena.view(offset, numel, dtype)
+        self._rooms[room.data_ptr()] = (offset, len(peers))
+        return room
 
     def all_gather(self, vector: Tensor) -> Tensor:
         assert len(self._ranks) == self.size, "an all-gather is among all ranks of the world"
@@ -142,20 +153,35 @@ class SharedExchange:
         if num_bytes <= INLINE_BYTES:
             letter = Letter(kind=Kind.INLINE, tag=tag, num_bytes=num_bytes, content=_content(flat))
         else:
-            offset = self._neighbours.arena.allocate(num_bytes)
-            self._neighbours.arena.view(offset, flat).copy_(flat)
+            offset = self._leave(flat) if (made := self._made(flat)) is None else made
             letter = Letter(kind=kind, tag=tag, offset=offset, num_bytes=num_bytes)
         for rank in ranks:
             self._neighbours.send(rank, letter, during)
+        return offset
+
+    def _leave(self, flat: Tensor) -> int:
+        """Its copy in the arena."""
+        offset = self._neighbours.arena.allocate(flat.numel() * flat.itemsize)
+        self._neighbours.arena.view(offset, flat.numel(), flat.dtype).copy_(flat)
+        return offset
+
+    def _made(self, flat: Tensor) -> int | None:
+        """The block of the arena that it was made in."""
+        offset, sends = self._rooms.pop(flat.data_ptr(), (None, 0))
+        if offset is not None and sends > 1:
+            self._rooms[flat.data_ptr()] = (offset, sends - 1)
         return offset
 
     def _receive(self, tensor: Tensor, rank: int, tag: int, during: str) -> None:
         letter = self._neighbours.take(rank, tag, during)
         flat = tensor.view(-1)
         flat.copy_(self._content(rank, letter, flat, during))
+        self._taken(rank, letter, during)
+
+    def _taken(self, rank: int, letter: Letter, during: str) -> None:
         if letter.kind is Kind.KEPT:
             try:
-                self._neighbours.send(rank, Letter(kind=Kind.TAKEN, tag=tag, offset=letter.offset), during)
+                self._neighbours.send(rank, Letter(kind=Kind.TAKEN, tag=letter.tag, offset=letter.offset), during)
             except PeerLost:
                 pass  # it left after its last message, and needs the memory no longer
 
@@ -185,13 +211,23 @@ class _Receiving:
     def __init__(self, exchange: SharedExchange, tensor: Tensor, peer: int, tag: int) -> None:
         self._exchange = exchange
         self._tensor: Tensor | None = tensor
+        self._letter: Letter | None = None
         self._peer = peer
         self._tag = tag
 
+    def content(self) -> Tensor:
+        assert self._tensor is not None, "it was waited for, and the sender may have used its memory again"
+        exchange, flat = self._exchange, self._tensor.view(-1)
+        self._letter = exchange._neighbours.take(self._peer, self._tag, _RECEIVING)
+        return exchange._content(self._peer, self._letter, flat, _RECEIVING).view_as(self._tensor)
+
     def wait(self) -> None:
-        if self._tensor is not None:
-            self._exchange._receive(self._tensor, self._peer, self._tag, "a receive")
-            self._tensor = None
+        tensor, self._tensor = self._tensor, None
+        if self._letter is not None:
+            letter, self._letter = self._letter, None
+            self._exchange._taken(self._peer, letter, _RECEIVING)
+        elif tensor is not None:
+            self._exchange._receive(tensor, self._peer, self._tag, _RECEIVING)
 
 
 class _AllReduce:

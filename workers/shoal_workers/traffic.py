@@ -8,16 +8,17 @@ the exchange counts, waiting and copying alike: it is what exchanges take from c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 from shoal_planner.circles import device_group
 from shoal_planner.plan import Plan
-from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Pending
 from shoal_workers.tags import Purpose, purpose_of
 
 
@@ -149,11 +150,14 @@ class Metered:
         with self.timed(wait):
             return _Timed(self._exchange.isend(tensor, peer, tag), self, wait)
 
-    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         self._received[purpose_of(tag), self._link_to[peer]] += tensor.nbytes
         wait = _WAITS[purpose_of(tag)]
         with self.timed(wait):
-            return _Timed(self._exchange.irecv(tensor, peer, tag), self, wait)
+            return _TimedArriving(self._exchange.irecv(tensor, peer, tag), self, wait)
+
+    def room(self, numel: int, dtype: torch.dtype, peers: Collection[int]) -> Tensor | None:
+        return self._exchange.room(numel, dtype, peers)
 
     def all_gather(self, vector: Tensor) -> Tensor:
         with self.timed(Wait.VOTE):
@@ -195,3 +199,13 @@ class _Timed:
     def wait(self) -> None:
         with self._metered.timed(self._wait):
             self._pending.wait()
+
+
+class _TimedArriving(_Timed):
+    def __init__(self, arriving: Arriving, metered: Metered, wait: Wait) -> None:
+        super().__init__(arriving, metered, wait)
+        self._arriving = arriving
+
+    def content(self) -> Tensor:
+        with self._metered.timed(self._wait):
+            return self._arriving.content()
