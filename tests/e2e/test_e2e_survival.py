@@ -21,6 +21,7 @@ from shoal_recovery.state import ShardMap, Span
 STEPS = 60
 
 
+@pytest.mark.long
 def test_training_goes_on_without_the_control_plane_and_its_history_is_complete(running: Running) -> None:
     job_id = running.submit(job_mapping(STEPS))
     running.until_step(job_id, 10)

@@ -14,7 +14,7 @@ def judged(seeds: range, **options: int) -> None:
 
 
 def test_plans_keep_within_memory_on_a_sample() -> None:
-    judged(range(24), processes=1, most_devices=16)
+    judged(range(12), processes=1, most_devices=16)
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ def test_small_clusters_on_a_sample() -> None:
 
 
 def test_larger_ones_on_a_sample() -> None:
-    judged("larger", range(10), MOST_OF_LARGER, processes=1, most_devices=16, changes=1)
+    judged("larger", range(5), MOST_OF_LARGER, processes=1, most_devices=16, changes=1)
 
 
 @pytest.mark.long

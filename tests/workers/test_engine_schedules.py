@@ -70,7 +70,7 @@ def solo() -> dict[bool, SoloRun]:
 @pytest.mark.parametrize(
     ("schedule", "usual", "layout", "tied"),
     [
-        ("interleaved", "none", TENSOR, True),
+        pytest.param("interleaved", "none", TENSOR, True, marks=pytest.mark.long),
         ("interleaved", "full", PIPELINES, False),
         ("zero_bubble", "selective", PIPELINES, True),
         ("zero_bubble", "full", TENSOR, False),

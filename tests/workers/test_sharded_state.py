@@ -78,7 +78,7 @@ _LONG = pytest.mark.long
     ("weights", "gradients", "optimizer", "shape", "tied"),
     [
         ("group", "node", "cluster", "uneven", True),
-        ("node", "group", "node", "uneven", False),
+        pytest.param("node", "group", "node", "uneven", False, marks=_LONG),
         ("cluster", "cluster", "cluster", "stages", True),
         pytest.param("cluster", "cluster", "cluster", "uneven", False, marks=_LONG),
         pytest.param("none", "node", "cluster", "uneven", True, marks=_LONG),
