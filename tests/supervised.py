@@ -20,7 +20,7 @@ from shoal_workers.solo import run_solo
 from shoal_workers.supervisor import Supervisor
 
 E = TypeVar("E", bound=Event)
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 def tiny_job(uri: str, *, steps: int, min_devices: int = 1, checkpoint: CheckpointSpec | None = None) -> JobSpec:

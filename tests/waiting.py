@@ -15,7 +15,7 @@ T = TypeVar("T")
 _PAUSE_S = 0.02
 
 
-def eventually(check: Callable[[], T], timeout_s: float = 10.0) -> T:
+def eventually(check: Callable[[], T], timeout_s: float = 30.0) -> T:
     """What `check` returns once that is true; until then it is asked again. An AssertionError of `check` counts as not
     yet, and is raised when the time is up; any other exception is raised at once."""
     deadline_s = time.monotonic() + timeout_s

@@ -146,7 +146,7 @@ def test_where_the_disk_is_full_too_plans_keep_less_there(tmp_path: Path) -> Non
     try:
         with (
             small_memory(cluster.memory_of("b"), 1_000_000),
-            supervised(cluster, "no-room", tiny_job(text, steps=200)) as running,
+            supervised(cluster, "no-room", tiny_job(text, steps=100)) as running,
         ):
             assert running.ends() is JobState.SUCCEEDED
             shorts = running.events(RoomShort)

@@ -40,7 +40,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_node_that_is_told_to_go_is_left_before_it_goes(cluster: ProcessCluster, text: str) -> None:
     """Nothing is lost, done again or read from the store; that it dies afterwards concerns nobody."""
-    spec = tiny_job(text, steps=400, min_devices=3)
+    spec = tiny_job(text, steps=200, min_devices=3)
     with supervised(cluster, "told", spec) as running:
         running.reaches(5)
         victim = min(running.devices() - {"b"})

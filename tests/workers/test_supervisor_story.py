@@ -60,7 +60,7 @@ def test_steps_to_the_end(cluster: ProcessCluster, text: str) -> None:
 
 def test_a_killed_rank_costs_at_most_one_step(cluster: ProcessCluster, text: str) -> None:
     """Nothing is read from the store; the others' processes live on; its node is taken in again."""
-    spec = tiny_job(text, steps=200, min_devices=3)
+    spec = tiny_job(text, steps=80, min_devices=3)
     with supervised(cluster, "rank", spec) as running:
         running.reaches(5)
         victim = min(running.devices() - {"b"})
@@ -99,7 +99,7 @@ def test_each_evaluation_is_told_once_although_plans_change(cluster: ProcessClus
 
 def test_a_node_that_vanishes_in_the_middle_of_the_recovery_from_another(cluster: ProcessCluster, text: str) -> None:
     """At the end just as many devices are left as the job must have: they all take part."""
-    spec = tiny_job(text, steps=200, min_devices=3)
+    spec = tiny_job(text, steps=120, min_devices=3)
     with supervised(cluster, "nodes", spec) as running:
         running.reaches(5)
         first = min(running.devices() - {"b"})
@@ -233,7 +233,7 @@ def test_a_stopped_rank_is_left_out_and_cannot_spoil_anything(cluster: ProcessCl
 
 def test_a_stopped_rank_that_is_needed_is_waited_for(cluster: ProcessCluster, text: str) -> None:
     """No plan fits without it. Nobody but its own process has to be started, or lost, for the job to go on."""
-    spec = tiny_job(text, steps=200, min_devices=5)
+    spec = tiny_job(text, steps=100, min_devices=5)
     with supervised(cluster, "needed", spec) as running:
         running.reaches(5)
         pids = cluster.pids("needed")
