@@ -14,7 +14,7 @@ from copies_runs import Moment, run_protected
 from engine_runs import job, on_nodes, part, plan
 from process_cluster import ProcessCluster
 from supervised import supervised, tiny_job
-from waiting import stopped
+from waiting import eventually, stopped
 
 from shoal_planner import search
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
@@ -35,6 +35,7 @@ from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.processes import Processes
 from shoal_workers.safekeeping import newest_whole
+from shoal_workers.shards import NUM_SLOTS
 from shoal_workers.solo import RunRequest, WholeState, run_solo, solo_plan
 from shoal_workers.tags import Purpose
 
@@ -105,6 +106,10 @@ def test_a_holder_that_dies_at_any_moment_costs_no_step(
     call = processes.start(3, run_protected, request, orders, upsets, DONE)
     with stopped(processes.pid(victim)):
         survivors = [rank for rank in range(3) if rank != victim]
+        if moment == "voted":
+            for rank in survivors:
+                if rank != unsure:
+                    eventually(lambda agent=agents[NODES[rank]]: _has_begun(agent, DONE + 1))
         left = {}
         for rank in survivors:
             call.abandon(rank)
@@ -118,6 +123,11 @@ def test_a_holder_that_dies_at_any_moment_costs_no_step(
     assert [left[rank].tag for rank in survivors] == [_tag(rank, unsure, expected, moment) for rank in survivors]
     _assert_restores(spec, held, agents, undisturbed)
     assert whole is not None and whole.step == expected
+
+
+def _has_begun(agent: RunningAgent, step: int) -> bool:
+    """To keep it, which a rank does once it is done."""
+    return step - NUM_SLOTS not in {snapshot.step for snapshot in agent.inventory()}
 
 
 def _tag(rank: int, unsure: int | None, expected: int, moment: Moment) -> int:

@@ -93,6 +93,17 @@ def test_an_epoch_takes_what_fits_and_keeps_no_more(store: ShardStore, tmp_path:
     assert not (tmp_path / "job").exists()
 
 
+def test_nothing_is_made_ready_for_a_job_that_is_over(store: ShardStore, tmp_path: Path) -> None:
+    """Who looks ahead asks for it beside everything else, and may come after whoever ended the job."""
+    store.open("job", FIRST, LAYOUT)
+    store.retire("job", None)
+    store.make_ready("job", [SIZE], [SIZE])
+    assert not (tmp_path / "job").exists()
+    store.open("job", SECOND, LAYOUT)  # it goes on
+    store.make_ready("job", [SIZE], [])
+    assert len(list(tmp_path.glob("job/spare-*"))) == 2
+
+
 def test_a_process_maps_the_same_memory_once(store: ShardStore) -> None:
     maps = SlotMaps()
     first = [maps.map(path) for path in store.open("job", FIRST, LAYOUT, by_rank=True)[0]]

@@ -110,6 +110,7 @@ class ShardStore:
         self._node = node
         self._files: dict[tuple[str, str], _File] = {}
         self._lock = threading.Lock()
+        self._over: set[str] = set()  # jobs of which nothing is kept any more
         self._spares = SpareSlots(rooms.memory)
         for layout_path in (path for folder in rooms.folders() for path in folder.glob("*/*.layout")):
             job, name = layout_path.parent.name, layout_path.stem
@@ -136,6 +137,7 @@ class ShardStore:
         rank writes into them by itself (`by_rank`) it writes no more into those of the snapshots that it has `left`.
         Raises NoRoom."""
         with self._lock:
+            self._over.discard(job)
             known = self._files.get((job, name))
             if known is None or known.layout != layout:
                 if known is not None:
@@ -148,8 +150,11 @@ class ShardStore:
 
     def make_ready(self, job: str, local: Iterable[int], copies: Iterable[int]) -> None:
         """Slots of these sizes in bytes lie ready in memory for the next epoch afterwards, as far as there is room, and
-        no others; those of `copies` are for snapshots that come from other nodes."""
+        no others; those of `copies` are for snapshots that come from other nodes. Whoever looks ahead may be late: of a
+        job that was retired nothing is kept."""
         with self._lock:
+            if job in self._over:
+                return
             lacking = self._spares.lacking(job, local, copies)
             stems = [self._spares.next_stem(job) for _ in lacking]
         for stem, num_bytes in zip(stems, lacking, strict=True):
@@ -160,6 +165,11 @@ class ShardStore:
                 log.info("no memory is made ready", job=job, num_bytes=num_bytes, error=str(error))
                 return
             with self._lock:
+                if job in self._over:
+                    made.unlink()
+                    with contextlib.suppress(OSError):
+                        stem.parent.rmdir()
+                    return
                 self._spares.add(job, made)
 
     @contextlib.contextmanager
@@ -263,6 +273,7 @@ class ShardStore:
             for name in over:
                 self._retire(job, name)
             if before_epoch is None:
+                self._over.add(job)
                 self._spares.drop(job)
                 self._rooms.forget(job)
                 for folder in self._rooms.folders():
