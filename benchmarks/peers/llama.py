@@ -1,7 +1,8 @@
 """The engine's model as ordinary modules of PyTorch: what all peers train.
 
-The same kernels (F.rms_norm, SDPA, F.silu, matrix products with q, k, v, gate and up apart) and the same first weights.
-Linear layers store their weights [out, in], as is usual, where the engine stores o and down [in, out].
+What autograd makes of F.rms_norm, SDPA, F.silu and matrix products with q, k, v, gate and up apart, and the same first
+weights. The engine has the same kernels, but goes back through norms and positions in a way of its own. Linear layers
+store their weights [out, in], as is usual, where the engine stores o and down [in, out].
 
 Shapes: B sequences, S positions, N heads, D head size, H hidden.
 """

@@ -139,8 +139,8 @@ class CostModel:
             self._devices[name] = found if calibration is None else calibration.device(found)
         return self._devices[name]
 
-    def fused(self, node_id: str) -> bool:
-        """Whether norms there are single kernels, which keep no copies in fp32: on GPUs, not on CPUs."""
+    def on_gpu(self, node_id: str) -> bool:
+        """Whether the node computes on GPUs, not on its CPU."""
         return self.device(node_id).threads is None
 
     def backups(self, copies: int) -> Mapping[str, tuple[str, ...]]:

@@ -277,7 +277,6 @@ def _stage_bytes(costs: CostModel, layers: int, *, embedding: bool, head: bool, 
             head=head,
             owned=held_elements(model, 1, layers, embedding=embedding, head=head),
             offloaded=layers * part_elements(model, "block", 1) if hosts else 0,
-            fused=all(costs.fused(node.id) for node in costs.snapshot.nodes),
         ).total
         for kind in kinds
     )

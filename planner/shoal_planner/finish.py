@@ -253,10 +253,7 @@ class Finisher:
         costs, train, model = self.costs, self.costs.job.train, self.costs.job.model
         block_s = costs.part("block", unit.node, unit.tp, size).total_s
         fixed_s = hop_s + costs.stage(unit.node, unit.tp, size, {}, embedding=ends[0], head=ends[1]).total_s
-        fused = costs.fused(unit.node)
-        line = stage_bytes(
-            model, train.seq_len, train.precision, unit.tp, size, embedding=ends[0], head=ends[1], fused=fused
-        )
+        line = stage_bytes(model, train.seq_len, train.precision, unit.tp, size, embedding=ends[0], head=ends[1])
         shared = 1 if train.sharding == "none" else holders
         room = usable_bytes(costs.device(unit.node)) - line.empty(shared) - in_flight * line.flight
         kinds = kinds_of(costs, unit.node, unit.tp, size, in_flight, line)

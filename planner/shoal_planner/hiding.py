@@ -22,7 +22,7 @@ CARRIED_BYTES_PER_S = 4e9
 
 def hideable(costs: CostModel, here: str, there: str) -> float:
     """The share of an exchange between devices of these nodes that can go on beside computing."""
-    if costs.fused(here) and costs.fused(there):
+    if costs.on_gpu(here) and costs.on_gpu(there):
         return 1.0
     if here == there:
         return 0.0

@@ -73,6 +73,5 @@ def _room(holder: Replica, pipeline: Pipeline, s: int, costs: CostModel) -> floa
         embedding=s == 0,
         head=s + 1 == len(pipeline.stages),
         owned=0.0,
-        fused=costs.fused(holder.node),
     )
     return usable_bytes(costs.device(holder.node)) - needed.total

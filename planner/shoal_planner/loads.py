@@ -219,7 +219,6 @@ def _memory(
         head=work.ends[1],
         owned=owned,
         offloaded=offloaded,
-        fused=costs.fused(replica.node),
         weights=its.weights,
         gradients=its.gradients,
         near=its.near,
@@ -235,7 +234,6 @@ def _memory(
         replica.samples,
         embedding=work.ends[0],
         head=work.ends[1],
-        fused=costs.fused(replica.node),
     )
     each = block_weight_bytes(model, train.seq_len, train.precision, replica.tp)
     weight_bytes = replica.samples * sum(counts.values()) * each

@@ -51,8 +51,6 @@ WEIGHT_QUERY_WIDTHS = 2
 WEIGHT_KEY_WIDTHS = 2
 WEIGHT_FFN_WIDTHS = 3
 WEIGHT_PLAIN_FFN_WIDTHS = 2
-# Norms in lower precision keep their input in fp32 too, but for those of a single fused kernel, as on GPUs.
-NORM_FP32_WIDTHS = 2
 # Measured 20.9 widths where the sum above says 20.3: statistics of softmax and norms, rounding.
 ACTIVATION_MARGIN = 1.05
 # Logits, their softmax and their gradient, in fp32, for one micro-batch.
@@ -121,18 +119,13 @@ def held_elements(model: ModelSpec, tp: int, layers: int, *, embedding: bool, he
     return layers * part_elements(model, "block", tp) + sum(unit_elements(model, unit, tp) for unit in units)
 
 
-def block_activation_bytes(
-    model: ModelSpec, seq_len: int, precision: str, tp: int, recompute: Recompute, *, fused: bool = False
-) -> float:
-    """What a block keeps from its forward to its backward, for one sample. With full recomputation: its input alone.
-    `fused` norms keep nothing in fp32."""
+def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int, recompute: Recompute) -> float:
+    """What a block keeps from its forward to its backward, for one sample. With full recomputation: its input alone."""
     size = ELEMENT_BYTES[precision]
     if recompute == "full":
         return float(seq_len * size * model.hidden)
     selective = recompute == "selective"
     norms = (SELECTIVE_NORM_WIDTHS if selective else NORM_WIDTHS) * size * model.hidden
-    if size < 4 and not selective and not fused:
-        norms += NORM_FP32_WIDTHS * 4 * model.hidden
     if model.gated_mlp:
         ffn = SELECTIVE_FFN_WIDTHS if selective else FFN_WIDTHS
     else:
@@ -189,7 +182,6 @@ def stage_bytes(
     *,
     embedding: bool,
     head: bool,
-    fused: bool = False,
 ) -> StageBytes:
     size = ELEMENT_BYTES[precision]
     parts: list[Part] = ["block"]
@@ -197,7 +189,7 @@ def stage_bytes(
     parts += ["head"] if head else []
     largest = max(part_elements(model, part, tp) for part in parts)
     kinds: tuple[Recompute, ...] = ("none", "selective", "full")
-    kept = {kind: samples * block_activation_bytes(model, seq_len, precision, tp, kind, fused=fused) for kind in kinds}
+    kept = {kind: samples * block_activation_bytes(model, seq_len, precision, tp, kind) for kind in kinds}
     border = samples * seq_len * model.hidden * size
     logits = samples * LOGIT_COPIES * 4 * seq_len * model.vocab / tp if head else 0.0
     return StageBytes(
@@ -225,7 +217,6 @@ def stage_memory(
     head: bool,
     owned: float,
     offloaded: float = 0.0,
-    fused: bool = False,
     weights: float = 1.0,
     gradients: float = 1.0,
     near: float = 0.0,
@@ -238,7 +229,7 @@ def stage_memory(
 
     Linear in `layers`: the largest unit counts a block even where a stage holds none.
     """
-    line = stage_bytes(model, seq_len, precision, tp, samples, embedding=embedding, head=head, fused=fused)
+    line = stage_bytes(model, seq_len, precision, tp, samples, embedding=embedding, head=head)
     held = line.end_elements + sum(layers.values()) * line.block_elements
     size = ELEMENT_BYTES[precision]
     kept = in_flight * sum(count * line.block_flight[kind] for kind, count in layers.items())

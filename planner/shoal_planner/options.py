@@ -159,10 +159,7 @@ class Figures:
 
 def _line(costs: CostModel, option: Option, size: int, first: bool, last: bool) -> StageBytes:
     train = costs.job.train
-    fused = costs.fused(option.kind.node.id)
-    return stage_bytes(
-        costs.job.model, train.seq_len, train.precision, option.tp, size, embedding=first, head=last, fused=fused
-    )
+    return stage_bytes(costs.job.model, train.seq_len, train.precision, option.tp, size, embedding=first, head=last)
 
 
 def _another(kind: Kind, node_id: str) -> str:

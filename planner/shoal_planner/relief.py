@@ -283,7 +283,6 @@ class _Relief:
             replica.samples,
             embedding=s == 0,
             head=s + 1 == num_stages,
-            fused=self.costs.fused(replica.node),
         )
 
 

@@ -49,9 +49,7 @@ def stage_cost(costs: CostModel, node: str, tp: int, first: bool, last: bool) ->
         selective[rows] = costs.part("block", node, tp, rows, "selective").total_s - block[rows]
         full[rows] = costs.part("block", node, tp, rows, "full").total_s - block[rows]
         end[rows] = costs.stage(node, tp, rows, {}, embedding=first, head=last).total_s
-    line = stage_bytes(
-        model, train.seq_len, train.precision, tp, 1, embedding=first, head=last, fused=costs.fused(node)
-    )
+    line = stage_bytes(model, train.seq_len, train.precision, tp, 1, embedding=first, head=last)
     kept = line.block_flight
     return Cost(
         plain_s=end + counts[:, None] * block,

@@ -266,7 +266,6 @@ class _Teams:
                 embedding=True,
                 head=True,
                 owned=held / owners,
-                fused=self.costs.fused(replica.node),
                 weights=its.weights,
                 gradients=its.gradients,
                 near=its.near,

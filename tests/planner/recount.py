@@ -35,7 +35,7 @@ def device_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str
                 total += _made_whole(plan, held, stage, replica, job, cluster)
                 if stage.slices > 1:
                     total -= _not_staged(plan, held, stage, replica, job, cluster)
-                total += _activation_bytes(pipeline, number, replica, job, fused=not _threads(cluster, replica.node))
+                total += _activation_bytes(pipeline, number, replica, job)
                 for index in replica.devices:
                     found[f"{replica.node}:{index}"] = total
     return found
@@ -45,10 +45,6 @@ def room_bytes(cluster: ClusterSnapshot, node_id: str) -> float:
     """What a plan may use of one device of this node."""
     device = device_type(cluster.node(node_id).device, cluster.overrides)
     return device.memory_bytes * (1 - FREE_SHARE) - (0 if device.threads else CONTEXT_GIB * 2**30)
-
-
-def _threads(cluster: ClusterSnapshot, node_id: str) -> int | None:
-    return device_type(cluster.node(node_id).device, cluster.overrides).threads
 
 
 def host_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str, float]:
@@ -212,16 +208,16 @@ def _largest_block(held: dict[str, int], job: JobSpec, tp: int) -> int:
     return found
 
 
-def _activation_bytes(pipeline: Pipeline, number: int, replica: Replica, job: JobSpec, *, fused: bool) -> float:
+def _activation_bytes(pipeline: Pipeline, number: int, replica: Replica, job: JobSpec) -> float:
     """Of each micro-batch in flight what its blocks keep and the borders of the stage, and once what a backward needs
     while it runs."""
     model, train, stage = job.model, job.train, pipeline.stages[number]
     size = 2 if train.precision == "bf16" else 4
     in_flight = min(len(pipeline.stages) - number, pipeline.micro_batches)
     kinds = [kind for first, last in stage.layers for kind in (_kind(stage, layer) for layer in range(first, last))]
-    kept = sum(in_flight * block_bytes(model, kind, replica.tp, size, fused=fused) for kind in kinds)
+    kept = sum(in_flight * block_bytes(model, kind, replica.tp, size) for kind in kinds)
     blocks_at_work = 2 if set(kinds) - {"none"} else 1
-    working = blocks_at_work * block_bytes(model, "none", replica.tp, size, fused=fused)
+    working = blocks_at_work * block_bytes(model, "none", replica.tp, size)
     borders = (policy.BORDER_COPIES * in_flight + policy.BORDER_EXTRA) * size * model.hidden
     logits = 12 * model.vocab / replica.tp if number == len(pipeline.stages) - 1 else 0
     return replica.samples * train.seq_len * (kept + working + borders + logits)
@@ -234,13 +230,13 @@ def _kind(stage: Stage, layer: int) -> str:
     return stage.recompute
 
 
-def block_bytes(model: ModelSpec, kind: str, tp: int, size: int, *, fused: bool) -> float:
-    """Bytes that a block keeps of one token. Norms that are no single kernel keep copies in fp32."""
+def block_bytes(model: ModelSpec, kind: str, tp: int, size: int) -> float:
+    """Bytes that a block keeps of one token."""
     hidden, ffn, gated = model.hidden, model.ffn, model.gated_mlp
     if kind == "full":
         return float(size * hidden)
     heads = (policy.QUERY_WIDTHS * hidden + policy.KEY_WIDTHS * model.num_kv_heads * model.head_dim) / tp
     if kind == "selective":
         return policy.ACTIVATION_MARGIN * size * (2 * hidden + heads + (2 if gated else 1) * ffn / tp)
-    norms = (policy.NORM_WIDTHS * size + (8 if size == 2 and not fused else 0)) * hidden
+    norms = policy.NORM_WIDTHS * size * hidden
     return policy.ACTIVATION_MARGIN * (norms + size * (heads + (4 if gated else 2) * ffn / tp))

@@ -35,8 +35,7 @@ def make_costs(memory_gib: float) -> CostModel:
 
 def whole_stage(costs: CostModel) -> StageBytes:
     train = costs.job.train
-    fused = costs.fused(NODE)
-    return stage_bytes(costs.job.model, train.seq_len, train.precision, 1, SIZE, embedding=True, head=True, fused=fused)
+    return stage_bytes(costs.job.model, train.seq_len, train.precision, 1, SIZE, embedding=True, head=True)
 
 
 def figures(costs: CostModel) -> LayerFigures:

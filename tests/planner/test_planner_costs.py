@@ -412,15 +412,6 @@ def test_recomputation_keeps_less_and_holds_one_block_more_while_it_runs() -> No
         assert saved == pytest.approx(2 * 5 * (kept["none"] - kept[kind]) - kept["none"])
 
 
-def test_norms_that_are_single_kernels_keep_nothing_in_fp32() -> None:
-    two_norms = 1.05 * 2048 * 2 * 4 * LLAMA_7B.hidden
-    plain, fused = (block_activation_bytes(LLAMA_7B, 2048, "bf16", 1, "none", fused=fused) for fused in (False, True))
-    assert plain - fused == pytest.approx(two_norms)
-    assert block_activation_bytes(LLAMA_7B, 2048, "fp32", 1, "none", fused=True) == block_activation_bytes(
-        LLAMA_7B, 2048, "fp32", 1, "none"
-    )
-
-
 def test_optimizer_state_on_the_host_takes_no_memory_of_the_device() -> None:
     found = stage_memory(
         LLAMA_7B, 2048, "bf16", tp=1, samples=1, in_flight=1, layers={"none": 1}, embedding=False, head=False,

@@ -25,7 +25,7 @@ TIME_UNIT_S = 1e4  # so long that latencies and the optimizer do not show
 BLOCK_ELEMENTS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN + 2 * HIDDEN
 MEMORY_UNIT_BYTES = BLOCK_ELEMENTS * 18 / 4  # weights in two bytes, gradients in four, optimizer state in twelve
 MODEL = ModelSpec(layers=LAYERS, hidden=HIDDEN, heads=1, ffn=FFN, vocab=256)
-SEQ_LEN = int(MEMORY_UNIT_BYTES / 2 / recount.block_bytes(MODEL, "none", 1, 2, fused=True))
+SEQ_LEN = int(MEMORY_UNIT_BYTES / 2 / recount.block_bytes(MODEL, "none", 1, 2))
 # Beside state and what is in flight: two buffers of a block, a block at work, ends and borders; and what stays free.
 EXTRA_UNITS = 2 * 4 * 4 / 18 + 0.5 + 0.35
 

@@ -107,9 +107,7 @@ def figures_of(job: JobSpec, size: int, memory: float = 1.0) -> tuple[Figures, l
     found.capacity = found.capacity * memory
     kinds = []
     for option in found.options:
-        line = stage_bytes(
-            job.model, job.train.seq_len, "bf16", option.tp, size, embedding=False, head=False, fused=True
-        )
+        line = stage_bytes(job.model, job.train.seq_len, "bf16", option.tp, size, embedding=False, head=False)
         kinds.append(kinds_of(costs, option.kind.node.id, option.tp, size, 1, line))
     return found, kinds
 

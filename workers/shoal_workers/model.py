@@ -24,6 +24,7 @@ from shoal_planner.plan import Recompute
 from shoal_planner.slices import UNCUT, Slicing, cuts
 from shoal_workers.chunked import summed_product
 from shoal_workers.compiling import Way, as_written
+from shoal_workers.fewer_passes import rms_norm, turned
 from shoal_workers.products import AddProduct, AtOnce, Products, PutOff
 from shoal_workers.remaking import Making, Remaking, keeping
 from shoal_workers.sliced import Gate, Slice, added, each, rows_of
@@ -77,7 +78,7 @@ class Rotary:
         angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), rates).repeat(1, 2)
         self.cos_SD = angles.cos().float().to(device)
         self.sin_SD = angles.sin().float().to(device)
-        self._turned = way(_turned)
+        self._turned = way(turned)
 
     def __call__(self, x_BNSD: Tensor) -> Tensor:
         return self._turned(x_BNSD, self.cos_SD, self.sin_SD)
@@ -117,7 +118,7 @@ class Block:
         way: Way = as_written,
     ) -> None:
         prefix = f"layers.{layer}"
-        self._norm = partial(way(_norm), eps=model.norm_eps)
+        self._norm = partial(way(rms_norm), eps=model.norm_eps)
         self._head_dim = model.head_dim
         self._group = weights.group
         self._rotary = rotary
@@ -173,7 +174,7 @@ class Head:
         self._norm_H = weights.vector("final_norm.weight")
         name = "embedding.weight" if model.tie_embeddings else "head.weight"
         self._slices = weights.slices(model.layers + 1, name)
-        self._norm = partial(way(_norm), eps=model.norm_eps)
+        self._norm = partial(way(rms_norm), eps=model.norm_eps)
         self._group = weights.group
         self._products = products
 
@@ -271,15 +272,6 @@ class Builder:
             return AtOnce(self._add_product), nothing
         later = PutOff(self._add_product)
         return later, later.add_left
-
-
-def _turned(x_BNSD: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
-    low, high = x_BNSD.chunk(2, dim=-1)
-    return (x_BNSD * cos_SD + torch.cat((-high, low), dim=-1) * sin_SD).to(x_BNSD.dtype)
-
-
-def _norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x_BSH, weight_H.shape, weight_H, eps)
 
 
 def _gated(gate_BSF: Tensor, up_BSF: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class Stragglers:
         of computing has waits for other nodes in it."""
         plan, snapshot = epoch.plan, epoch.snapshot.at_speeds({})
         costs = CostModel(self._spec, snapshot, self._record.profile.on(snapshot.nodes))
-        if "cluster" in (plan.sharding.weights, plan.sharding.gradients) and any(map(costs.fused, epoch.computing)):
+        if "cluster" in (plan.sharding.weights, plan.sharding.gradients) and any(map(costs.on_gpu, epoch.computing)):
             return {}
         found = busy_s(plan, costs)
         least_s = max(self.least_s, _LEAST_SHARE * max(found.values()))
