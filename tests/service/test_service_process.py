@@ -24,6 +24,20 @@ def begin(http: httpx.Client, **changes: Any) -> tuple[str, Connector]:
     return job_id, connector
 
 
+class Watched(httpx.HTTPTransport):
+    """Counts the requests that were sent, and the answers that have begun."""
+
+    num_sent = num_answered = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.extensions = {**request.extensions, "trace": self._note}
+        return super().handle_request(request)
+
+    def _note(self, event: str, _: Any) -> None:
+        self.num_sent += event == "http11.receive_response_headers.started"
+        self.num_answered += event == "http11.receive_response_headers.complete"
+
+
 def read_stream(http: httpx.Client, job_id: str, count: int | None, last_id: int | None = None) -> list[Any]:
     """(id, event, data) of `count` events, or of all until the server ends the stream."""
     headers = {} if last_id is None else {"Last-Event-ID": str(last_id)}
@@ -100,7 +114,8 @@ def test_a_killed_control_plane_comes_back_with_the_whole_history(
 def test_stopping_ends_streams_and_long_polls_at_once(tmp_path: Path, eventually: Callable[..., Any]) -> None:
     with control_plane(tmp_path / "data") as plane:
         answers: list[Any] = []
-        with httpx.Client(base_url=plane.url, headers=plane.headers, timeout=60) as http:
+        watched = Watched()
+        with httpx.Client(base_url=plane.url, headers=plane.headers, timeout=60, transport=watched) as http:
             job_id, connector = begin(http)
             version = connector.wishes()["version"]
             ok(connector.send(job_id, story(job_mapping(), started_at_s=time.time()).entries[:3]))
@@ -108,9 +123,11 @@ def test_stopping_ends_streams_and_long_polls_at_once(tmp_path: Path, eventually
                 threading.Thread(target=lambda: answers.append(connector.wishes(after=version, wait_s=50))),
                 threading.Thread(target=lambda: answers.append(read_stream(http, job_id, None))),
             ]
-            for thread in threads:
-                thread.start()
-            eventually(lambda: all(thread.is_alive() for thread in threads))
+            sent = watched.num_sent
+            threads[0].start()
+            eventually(lambda: watched.num_sent == sent + 1)
+            threads[1].start()  # once it is answered, the server has read what was sent before
+            eventually(lambda: watched.num_answered == sent + 1)
             started_s = time.monotonic()
             assert plane.stop() == 0
             for thread in threads:

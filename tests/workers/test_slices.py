@@ -90,7 +90,7 @@ PLANS = {
     ("name", "tied"),
     [
         ("uneven", True),
-        ("tp 2, run again", False),
+        pytest.param("tp 2, run again", False, marks=_LONG),
         ("interleaved", True),
         pytest.param("for state, run again", True, marks=_LONG),
         pytest.param("gradients alone", True, marks=_LONG),

@@ -66,6 +66,7 @@ def _stages(pair: list[DeviceRef]) -> tuple[Stage, ...]:
     )
 
 
+@pytest.mark.long
 def test_a_killed_rank_of_an_interleaved_plan_costs_at_most_one_step(cluster: ProcessCluster) -> None:
     spec = tiny_job(Path(argparse.__file__).as_uri(), steps=STEPS, min_devices=2)
     with supervised(cluster, "chunks", spec) as running:

@@ -45,6 +45,7 @@ def job(folder: Path, steps: int, every_steps: int) -> JobSpec:
     return tiny_job(path.as_uri(), steps=steps, min_devices=2, checkpoint=store)
 
 
+@pytest.mark.long
 def test_two_clusters_never_both_store_the_same_job(
     clusters: tuple[ProcessCluster, ProcessCluster], tmp_path: Path
 ) -> None:
