@@ -57,6 +57,15 @@ def test_positions_are_turned_as_pairs(dtype: torch.dtype, bound: float) -> None
     assert_close(results(turned, x, cos, sin), results(plain_turn, x, cos, sin), bound)
 
 
+@pytest.mark.parametrize("value", [1e30, float("inf"), float("nan")])
+def test_what_cannot_be_squared_is_not_passed_on_as_a_number(value: float) -> None:
+    """torch gives nought, and no number in the backward alone."""
+    x = torch.ones(2, 8)
+    x[1, 3] = value
+    found = rms_norm(x, torch.ones(8), EPS)
+    assert found[0].isfinite().all() and found[1].isnan().all()
+
+
 def test_a_norm_keeps_its_input_alone() -> None:
     kept: list[Tensor] = []
     x = torch.randn(4, 16, 8).bfloat16().requires_grad_()

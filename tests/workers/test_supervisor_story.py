@@ -174,7 +174,7 @@ def test_steps_that_come_out_not_finite_are_told(cluster: ProcessCluster, text: 
         assert running.ends() is JobState.FAILED
         assert running.code == "step_refused"
         assert "step 11 was refused: loss or gradients are not finite" in running.reason
-        assert "activations are finite, but the gradient of layer " in running.reason
+        assert "the first value that is not finite comes out of layer 0, on rank" in running.reason
         assert [event.step for event in running.events(StepSkipped)] == list(range(2, 11))
         assert [done.step for done in running.events(StepDone) if done.skipped] == list(range(2, 11))
         assert not running.events(RecoveryDone)

@@ -39,8 +39,8 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         x_TH = x_BSH.flatten(0, -2).float()
-        square_T1 = torch.linalg.vector_norm(x_TH, dim=-1, keepdim=True).square_()
-        scale_T1 = square_T1.div_(x_TH.shape[-1]).add_(eps).rsqrt_()
+        square_T1 = torch.linalg.vector_norm(x_TH, dim=-1, keepdim=True).square_().div_(x_TH.shape[-1]).add_(eps)
+        scale_T1 = square_T1.rsqrt() + 0 * square_T1  # not nought where no float can square x: nobody would notice
         ctx.save_for_backward(x_BSH, weight_H, scale_T1)
         normed_TH: Tensor = (x_TH * scale_T1).mul_(weight_H)
         return normed_TH.to(x_BSH.dtype).view(x_BSH.shape)
