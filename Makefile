@@ -37,7 +37,7 @@ test-clusters:
 	$(BIN)/python -m pytest $(TESTS) $(PLANS:%=--ignore=%)
 
 test-plans:
-	nice -n 10 $(BIN)/python -m pytest $(TESTS) -n 2 $(PLANS)
+	nice -n 5 $(BIN)/python -m pytest $(TESTS) -n 2 $(PLANS)
 
 test-long: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
