@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from shoal_recovery.state import OWNED_KINDS, ShardKey
+from shoal_workers import shards
 from shoal_workers.rooms import Rooms
 from shoal_workers.shards import ShardStore, snapshot_name
+from shoal_workers.slot_files import SlotFiles, map_slots
 from shoal_workers.slot_maps import SlotMaps
 
 LAYOUT = tuple(ShardKey(fqn="w", kind=kind, first=0, last=2000) for kind in OWNED_KINDS)
@@ -102,6 +104,21 @@ def test_nothing_is_made_ready_for_a_job_that_is_over(store: ShardStore, tmp_pat
     store.open("job", SECOND, LAYOUT)  # it goes on
     store.make_ready("job", [SIZE], [])
     assert len(list(tmp_path.glob("job/spare-*"))) == 2
+
+
+def test_what_was_being_made_ready_when_its_job_ended_goes(
+    store: ShardStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.open("job", FIRST, LAYOUT)
+
+    def mapped(stem: Path, num_bytes: int) -> SlotFiles:
+        store.retire("job", None)
+        stem.parent.mkdir()
+        return map_slots(stem, num_bytes)
+
+    monkeypatch.setattr(shards, "map_slots", mapped)
+    store.make_ready("job", [SIZE], [])
+    assert not (tmp_path / "job").exists()
 
 
 def test_a_process_maps_the_same_memory_once(store: ShardStore) -> None:
