@@ -34,7 +34,7 @@ from shoal_planner.schedule import sync_order
 from shoal_recovery.shard_map import shard_map
 from shoal_workers.collective_routes import ways
 from shoal_workers.courier import Courier
-from shoal_workers.exchange import Arriving, Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Passing, Pending
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.processes import Processes, Seat
@@ -80,7 +80,7 @@ class Counted:
     def connect(self) -> None:
         self._inner.connect()
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         self.sent_bytes += tensor.nbytes
         return self._inner.isend(tensor, peer, tag)
 

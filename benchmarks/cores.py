@@ -39,6 +39,18 @@ def part_of_a_core(part: float, pids: list[int]) -> Iterator[None]:
         group.rmdir()
 
 
+def keep_to_cores(pids: list[int]) -> None:
+    """Each of these processes, with all its threads, has a core of its own in turn.
+
+    A process that its quota made wait is continued on the core where it was: with the other one running there both
+    share it, while the other core is idle until the scheduler looks again.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    for index, pid in enumerate(pids):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {cores[index % len(cores)]})
+
+
 def _idle_ticks() -> int:
     """Idle and waiting for a disk, of all cores."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()

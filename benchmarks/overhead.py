@@ -21,7 +21,7 @@ from benchmarks.duel import Ours
 from benchmarks.peers.contender import Contender
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
-from shoal_workers.exchange import Arriving, Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Passing, Pending
 from shoal_workers.processes import Seat
 
 _P = ParamSpec("_P")
@@ -44,8 +44,8 @@ class Noted:
     def connect(self) -> None:
         self._inner.connect()
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        return _NotedPending(_noted(self._inner.isend, tensor, peer, tag))
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
+        return _NotedPassing(_noted(self._inner.isend, tensor, peer, tag))
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         return _NotedArriving(_noted(self._inner.irecv, tensor, peer, tag))
@@ -80,7 +80,16 @@ class _NotedPending:
         _noted(self._inner.wait)
 
 
-class _NotedArriving(_NotedPending):
+class _NotedPassing(_NotedPending):
+    def __init__(self, inner: Passing) -> None:
+        super().__init__(inner)
+        self._passing = inner
+
+    def has_passed(self) -> bool:
+        return _noted(self._passing.has_passed)
+
+
+class _NotedArriving(_NotedPassing):
     def __init__(self, inner: Arriving) -> None:
         super().__init__(inner)
         self._arriving = inner

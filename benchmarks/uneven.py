@@ -2,11 +2,12 @@
 
 Usage: python -m benchmarks.uneven [--json] [--rounds N]
 
-Each process times the parts of the model as it would on a cluster, and the planner plans by these figures. In every
-round come a step of that plan, one of the equal split, and one of each process alone. `uneven_gain` is the planned
-split's tokens per second over the equal one's (1.5 is ideal), `uneven_efficiency` over the sum of what both do alone;
-both are medians over rounds. `prediction_error` is how far the planned step is from what is predicted for it after a
-calibration on the other three, `prediction_error.parts` from what the timed parts alone predict.
+Each process has a core of its own, and times the parts of the model as it would on a cluster; the planner plans by
+these figures. In every round come a step of that plan, one of the equal split, and what each process does in the
+planned one, alone. `uneven_gain` is the planned split's tokens per second over the equal one's (1.5 is ideal where half
+a core is half as fast), `uneven_efficiency` over the sum of what both do alone; both are medians over rounds.
+`prediction_error` is how far the planned step is from what is predicted for it after a calibration on the other three,
+`prediction_error.parts` from what the timed parts alone predict.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.cores import free_cores, part_of_a_core
+from benchmarks.cores import free_cores, keep_to_cores, part_of_a_core
 from benchmarks.duel import Ours, timed
 from benchmarks.reporting import answer
 from shoal_planner.calibrate import MeasuredRun, calibrate
@@ -43,10 +44,9 @@ NUM_ROUNDS = 11
 WARM_UP = 1
 RESULTS = ("uneven_gain", "uneven_efficiency", "prediction_error", "prediction_error.parts")
 # A block takes several of the quota's periods even for one sample: what fits into one would be timed at full speed.
-SEQ_LEN = 512
-GLOBAL_BATCH = 6
+SEQ_LEN = 256
+GLOBAL_BATCH = 24
 TOKENS = GLOBAL_BATCH * SEQ_LEN
-ALONE = 1  # micro-batches that each process runs alone
 NODES = ("whole-0", "part-0")
 DEVICES = ("whole-core", "part-core")
 MODEL = ModelSpec(layers=8, hidden=384, heads=6, kv_heads=2, ffn=1024, vocab=1024, tie_embeddings=False)
@@ -61,13 +61,14 @@ class Round:
     planned_s: float
     equal_s: float
     alone_s: tuple[float, ...]
-    micro_batch: int
+    alone_samples: tuple[int, ...]
 
     @property
     def alone_tokens_per_s(self) -> float:
         """Of both together, when neither waits for the other."""
-        tokens = ALONE * self.micro_batch * SEQ_LEN
-        return sum(tokens / alone_s for alone_s in self.alone_s)
+        return sum(
+            samples * SEQ_LEN / alone_s for samples, alone_s in zip(self.alone_samples, self.alone_s, strict=True)
+        )
 
 
 def job(global_batch: int) -> JobSpec:
@@ -94,17 +95,17 @@ _FIGURES = {
 }
 
 
-def alone(node: str, micro_batch: int, micro_batches: int) -> Pipeline:
+def whole_model(node: str, micro_batch: int, micro_batches: int) -> Pipeline:
     replica = Replica(node=node, devices=(0,), samples=micro_batch)
     stage = Stage(layers=((0, MODEL.layers),), replicas=(replica,))
     return Pipeline(micro_batch=micro_batch, micro_batches=micro_batches, stages=(stage,))
 
 
-def equal_split(spec: JobSpec, micro_batch: int) -> Plan:
-    """In micro-batches of the planned size, or single samples where that does not divide them."""
-    each = spec.train.global_batch // len(NODES)
-    micro_batch = micro_batch if each % micro_batch == 0 else 1
-    return Plan(pipelines=tuple(alone(node, micro_batch, each // micro_batch) for node in NODES), copies=0)
+def equal_split(spec: JobSpec, planned: Plan) -> Plan:
+    """In the largest micro-batches up to the planned ones that divide them."""
+    each, most = spec.train.global_batch // len(NODES), max(pipeline.micro_batch for pipeline in planned.pipelines)
+    micro_batch = max(size for size in range(1, most + 1) if each % size == 0)
+    return Plan(pipelines=tuple(whole_model(node, micro_batch, each // micro_batch) for node in NODES), copies=0)
 
 
 def measure(seat: Seat, spec: JobSpec) -> tuple[Measured, float, float]:
@@ -143,13 +144,18 @@ def profile(spec: JobSpec, found: list[tuple[Measured, float, float]]) -> Profil
     return joined(joined(*profiles), Profile(links=(link,)))
 
 
+def alone(planned: Plan, node: str) -> tuple[JobSpec, Plan]:
+    """What this node does in a step of the plan, by itself."""
+    pipeline = next(one for one in planned.pipelines if one.stages[0].replicas[0].node == node)
+    return job(pipeline.samples), Plan(pipelines=(pipeline,), copies=0)
+
+
 def step_in_turn(
-    seat: Seat, spec: JobSpec, planned: Plan, equal: Plan, micro_batch: int, num_rounds: int
+    seat: Seat, spec: JobSpec, planned: Plan, equal: Plan, num_rounds: int
 ) -> list[tuple[float, float, float]]:
-    """Seconds of each round: the planned split, the equal one, and this process alone on a part of the samples."""
+    """Seconds of each round: the planned split, the equal one, and this process alone on its part of the samples."""
     gate = seat.connect(name="gate")
-    own = job(ALONE * micro_batch)
-    solo = Plan(pipelines=(alone("alone", micro_batch, ALONE),), copies=0)
+    own, solo = alone(planned, NODES[seat.rank])
     lone = Seat(rank=0, size=1, epoch=seat.epoch, store=seat.store, timeout_s=seat.timeout_s)
     sides = (
         Ours(_in_place(seat, planned), spec, planned, name="planned"),
@@ -190,7 +196,10 @@ def main() -> None:
         "prediction_error": abs(predicted_s / planned_s - 1),
         "prediction_error.parts": abs(parts_s / planned_s - 1),
     }
-    samples = {pipeline.stages[0].replicas[0].node: pipeline.samples for pipeline in planned.pipelines}
+    samples = {
+        pipeline.stages[0].replicas[0].node: f"{pipeline.micro_batches} x {pipeline.micro_batch}"
+        for pipeline in planned.pipelines
+    }
     runs = {
         "free_cores": {"before": free, "after": free_cores()},
         "samples": samples,
@@ -203,13 +212,13 @@ def main() -> None:
 
 def calibrated_s(planned: Plan, rounds: list[Round], measured: Profile) -> float:
     """Seconds of a step of the plan, by what all other steps took."""
-    spec, micro_batch = job(GLOBAL_BATCH), planned.pipelines[0].micro_batch
+    spec = job(GLOBAL_BATCH)
     equal_s = statistics.median(lap.equal_s for lap in rounds)
-    runs = [MeasuredRun(job=spec, plan=equal_split(spec, micro_batch), step_s=equal_s)]
+    runs = [MeasuredRun(job=spec, plan=equal_split(spec, planned), step_s=equal_s)]
     for index, node in enumerate(NODES):
-        solo = Plan(pipelines=(alone(node, micro_batch, ALONE),), copies=0)
+        own, solo = alone(planned, node)
         alone_s = statistics.median(lap.alone_s[index] for lap in rounds)
-        runs.append(MeasuredRun(job=job(ALONE * micro_batch), plan=solo, step_s=alone_s))
+        runs.append(MeasuredRun(job=own, plan=solo, step_s=alone_s))
     found = calibrate(runs, cluster(), measured)
     costs = CostModel(spec, cluster(), dataclasses.replace(measured, calibration=found))
     return predict(planned, costs).step_s
@@ -217,23 +226,24 @@ def calibrated_s(planned: Plan, rounds: list[Round], measured: Profile) -> float
 
 def run(processes: Processes, num_rounds: int) -> tuple[Plan, list[Round], Profile]:
     spec = job(GLOBAL_BATCH)
+    keep_to_cores([processes.pid(rank) for rank in range(len(NODES))])
     processes.call(len(NODES), measure, job(1))  # imports and first touches are not the device's speed
     with part_of_a_core(PART, [processes.pid(1)]):
         found = processes.call(len(NODES), measure, spec)
         measured = profile(spec, found)
         planned = search(spec, cluster(), measured).plan
-        micro_batch = planned.pipelines[0].micro_batch
-        equal = equal_split(spec, micro_batch)
-        by_rank = processes.call(len(NODES), step_in_turn, spec, planned, equal, micro_batch, num_rounds)
-    return planned, [_whole(parts, micro_batch) for parts in zip(*by_rank, strict=True)], measured
+        equal = equal_split(spec, planned)
+        by_rank = processes.call(len(NODES), step_in_turn, spec, planned, equal, num_rounds)
+    samples = tuple(alone(planned, node)[0].train.global_batch for node in NODES)
+    return planned, [_whole(parts, samples) for parts in zip(*by_rank, strict=True)], measured
 
 
-def _whole(parts: tuple[tuple[float, float, float], ...], micro_batch: int) -> Round:
+def _whole(parts: tuple[tuple[float, float, float], ...], samples: tuple[int, ...]) -> Round:
     return Round(
         planned_s=max(planned_s for planned_s, _, _ in parts),
         equal_s=max(equal_s for _, equal_s, _ in parts),
         alone_s=tuple(alone_s for _, _, alone_s in parts),
-        micro_batch=micro_batch,
+        alone_samples=samples,
     )
 
 

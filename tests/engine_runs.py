@@ -23,7 +23,7 @@ from shoal_planner.plan import Override, Pipeline, Plan, Replica, Stage
 from shoal_recovery.state import Kind, Span
 from shoal_workers.engine import NoSnapshots, StepReport
 from shoal_workers.errors import EpochAbandoned, PeerLost, StepRefused
-from shoal_workers.exchange import Arriving, Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Passing, Pending
 from shoal_workers.live import LiveState
 from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import PlanRun, Seat
@@ -157,7 +157,7 @@ class Wrapped:
     def connect(self) -> None:
         self.inner.connect()
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         return self.inner.isend(tensor, peer, tag)
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
@@ -194,7 +194,7 @@ class StopsItself(Wrapped):
         self._purpose = purpose
         self._after_votes = after_votes
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         if self.num_votes == self._after_votes and tag % len(Purpose) == self._purpose:
             self._after_votes = -1
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -303,11 +303,13 @@ class UnsafeOnce:
             assert self.released.wait(timeout=30.0)
 
 
-def receive_until_abandoned(seat: Seat, nodes: tuple[str, ...]) -> tuple[str, float]:
-    """Waits for what the other rank never sends; the error, and the seconds from abandoning to waking."""
+def receive_until_abandoned(seat: Seat, nodes: tuple[str, ...], asked: bool) -> tuple[str, float]:
+    """Waits for what the other rank never sends, perhaps after having asked whether it is here; the error, and the
+    seconds from abandoning to waking."""
     exchange = seat.connect(nodes=nodes)
     exchange.all_gather(torch.zeros(1))
     pending = exchange.irecv(torch.zeros(4), 1 - seat.rank, 1)
+    assert not (asked and pending.has_passed())
     began_s: list[float] = []
 
     def abandon() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from engine_runs import LAYOUTS, assert_same_bits, job, on_nodes, part, plan
+from late_runs import run_beside_late
 
 from shoal_planner.levels import Sharding
 from shoal_planner.overlap import Overlap
@@ -63,6 +64,15 @@ def test_overlapping_changes_no_bit(processes: Processes, given: Plan, overlap: 
     )
     assert one.losses == other.losses
     assert_same_bits(one.state, other.state)
+
+
+@pytest.mark.parametrize("nodes", [("n0", "n0"), ("n0", "n1")], ids=["shared memory", "gloo"])
+def test_who_has_its_gradients_early_computes_on(processes: Processes, nodes: tuple[str, str]) -> None:
+    """What others have to give is not waited for before all of the own backward is done."""
+    pipelines = on_nodes(plan((1, (part(6, (1, 4)),)), (4, (part(6, (1, 1)),))), *nodes)
+    given = replace(pipelines, overlap=Overlap(gradients=True))
+    made, _ = processes.call(2, run_beside_late, RunRequest(job=job(tied=False, steps=1), plan=given, until_step=1))
+    assert made and all(made)
 
 
 def test_units_that_come_when_they_are_needed_take_less_memory(processes: Processes) -> None:

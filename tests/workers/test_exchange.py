@@ -96,9 +96,10 @@ def _assert_state(held: dict[tuple[str, int, int], Any], expected: WholeState) -
         assert values.tobytes() == expected.values[source][fqn].reshape(-1)[first:last].tobytes(), name
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["", "after a question"])
 @pytest.mark.parametrize("nodes", [TOGETHER, APART])
-def test_blocked_wait_wakes_at_once(processes: Processes, nodes: tuple[str, ...]) -> None:
-    for message, seconds_s in processes.call(2, receive_until_abandoned, nodes[:2]):
+def test_blocked_wait_wakes_at_once(processes: Processes, nodes: tuple[str, ...], asked: bool) -> None:
+    for message, seconds_s in processes.call(2, receive_until_abandoned, nodes[:2], asked):
         assert "abandoned" in message
         assert seconds_s < 1.0, "milliseconds, but the machine may be busy"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal_recovery.state import Span
 from shoal_workers.devices import HOST, Wire
-from shoal_workers.exchange import Arriving, Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Passing, Pending
 from shoal_workers.forms import Form, Parts, Source
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.reduction import Message, UnitRoutes
@@ -34,7 +34,7 @@ class UnderWay:
 
     form: Form
     arrivals: tuple[_Arrival, ...]
-    sends: tuple[Pending, ...]
+    sends: tuple[Passing, ...]
     num_bytes: int
 
 
@@ -70,6 +70,11 @@ class Courier:
             ),
             num_bytes=num_bytes,
         )
+
+    def has_passed(self, started: UnderWay) -> bool:
+        """Whether neither `arrived` nor `finish` would wait."""
+        under_way: tuple[Passing, ...] = (*(arrival.pending for arrival in started.arrivals), *started.sends)
+        return all(passing.has_passed() for passing in under_way)
 
     def arrived(self, started: UnderWay) -> Iterator[tuple[int, Parts]]:
         """Once everything is here: from whom, and what, in the order of ranks."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from shoal_workers.errors import EpochAbandoned, PeerLost
-from shoal_workers.exchange import Arriving, Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Passing, Pending
 from shoal_workers.fence import Fence
 from shoal_workers.hand import CalledAway, Hand
 from shoal_workers.letters import Letter, Letters
@@ -92,7 +92,7 @@ class DeviceExchange:
             if len(self._group) > 1:
                 self._join()
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         if not self.on_device:
             return self._host.isend(tensor, peer, tag)
         self._fence.check()
@@ -217,6 +217,11 @@ class DeviceExchange:
             self._under_way[id(message)] = message
         return message
 
+    def _is_over(self, is_over: Callable[[], bool], during: str) -> bool:
+        self._fence.check()
+        with self._errors_named(during):
+            return is_over()
+
     def _await(self, is_over: Callable[[], bool], during: str) -> None:
         deadline_s, pause_s = time.monotonic() + self._timeout_s, _SHORTEST_S
         with self._errors_named(during):
@@ -252,6 +257,9 @@ class _Sending:
             self._exchange._finish(self._message, "a send")
             self._message = None
 
+    def has_passed(self) -> bool:
+        return self._message is None or self._exchange._is_over(self._message.work.done, "a send")
+
 
 class _Arriving:
     def __init__(self, exchange: DeviceExchange, tensor: Tensor, peer: int) -> None:
@@ -270,6 +278,11 @@ class _Arriving:
         if self.message.tensor is not self.tensor:
             self.tensor.copy_(self.message.tensor.view_as(self.tensor))
         self.message, self._is_here = None, True
+
+    def has_passed(self) -> bool:
+        return self._is_here or self._exchange._is_over(
+            lambda: self._is_announced() and self.message is not None and self.message.work.done(), "a receive"
+        )
 
     def content(self) -> Tensor:
         self.wait()

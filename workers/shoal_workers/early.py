@@ -1,8 +1,8 @@
 """Sums of whole gradients that begin in the last backward of a step, unit by unit, as it makes them.
 
-Owns which unit is next. All ranks begin them in one order, from the highest unit down, and whoever waits for a unit
-waits for those above it alone: so no ranks wait in a circle, however their pipelines are cut. Does not own the sums
-(`sharing`).
+Owns which unit is next. All ranks begin them in one order, from the highest unit down, and nobody waits for a unit
+while there is anything to compute: a rank that comes to its last backward long before others do goes on with it, and
+what it could not begin meanwhile it begins afterwards. Does not own the sums (`sharing`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ class EarlyReduction:
         chunks: Sequence[Sequence[int]],
         blocks: range,
         reduce: Callable[[int], None],
+        try_reduce: Callable[[int], bool],
         *,
         ahead: bool,
     ) -> None:
         self._reduce = reduce
+        self._try_reduce = try_reduce
         self._order = tuple(item.unit for item in program if isinstance(item, Reduce))
         self._times = Counter[int]()
         for item in program if ahead else ():
@@ -45,7 +47,9 @@ class EarlyReduction:
         """A part of the gradients of this unit has been added."""
         self._left[unit] -= 1
         while self._waiting and self._times[self._waiting[0]] and not self._left[self._waiting[0]]:
-            self._reduce(self._waiting.popleft())
+            if not self._try_reduce(self._waiting[0]):
+                break
+            self._waiting.popleft()
 
     def reduce(self, unit: int) -> None:
         """Unless that has begun."""

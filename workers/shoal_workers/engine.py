@@ -128,7 +128,8 @@ class Engine:
         found = ways(plan, job.model, shards, rank, zones)
         self._sharing = Sharing(found, sync_order(plan, job.model), live, exchange, courier)
         early, blocks = plan.overlap.gradients, self._circulation.blocks
-        self._reduction = EarlyReduction(self._program, chunks, blocks, self._sharing.reduce, ahead=early)
+        reduce, try_reduce = self._sharing.reduce, self._sharing.try_reduce
+        self._reduction = EarlyReduction(self._program, chunks, blocks, reduce, try_reduce, ahead=early)
         self._optimizer = OwnedAdamW(job.train, live)
         self._evaluation = Evaluation(
             job.train,

@@ -33,17 +33,26 @@ from shoal_workers.fence import Fence
 from shoal_workers.hand import CalledAway, Hand
 
 _POLL_S = 0.002
+_GLANCE_S = 1e-4  # for another thread to say that it need not wait
 _LISTENERS = "listeners"
 
 
 class Pending(Protocol):
-    """A message under way."""
+    """A message or a sum under way."""
 
     def wait(self) -> None:
         """Returns when the tensor is filled (receive) or may be written again (send). Waiting twice does no harm."""
 
 
-class Arriving(Pending, Protocol):
+class Passing(Pending, Protocol):
+    """A message under way, of which one can ask where it is."""
+
+    def has_passed(self) -> bool:
+        """Whether `wait` would return at once. Where nobody can know without waiting, a thread waits from the first
+        time that this is asked, for one message of the exchange at a time. Raises what `wait` does."""
+
+
+class Arriving(Passing, Protocol):
     """A receive under way."""
 
     def content(self) -> Tensor:
@@ -70,7 +79,7 @@ class Exchange(Protocol):
     def connect(self) -> None:
         """Waits for the other ranks; the first use does it otherwise. Raises EpochAbandoned or PeerLost."""
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         """The tensor, contiguous, is read any time until `wait` returns: leave it as it is."""
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
@@ -121,7 +130,7 @@ class SoloExchange:
     def connect(self) -> None:
         self._fence.check()
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         raise AssertionError(f"a single rank has no peer {peer}")
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
@@ -184,6 +193,8 @@ class GlooExchange:
         self._host = host
         self._fence = Fence(epoch) if fence is None else fence
         self._hand = Hand()
+        self._scout = Hand()
+        self._scouted: Any = None  # what the scout waits for
         self._world: Any = None
         self._tp: Any = None
         self._own_ports: frozenset[int] = frozenset()
@@ -194,7 +205,7 @@ class GlooExchange:
     def forget(cls) -> None:
         """Drops the groups and buffers of abandoned epochs, but for those that gloo still waits in. It takes a while:
         not while a recovery is under way."""
-        cls._graveyard[:] = [exchange for exchange in cls._graveyard if exchange._hand.busy]
+        cls._graveyard[:] = [exchange for exchange in cls._graveyard if exchange._hand.busy or exchange._scout.busy]
 
     def connect(self) -> None:
         device, self._own_ports = _open_device(self._host)
@@ -213,7 +224,7 @@ class GlooExchange:
             self._shut()
         self._fence.check()
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         return self._start("a send", tensor, lambda: self._connected().send([tensor], peer, tag))
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
@@ -245,6 +256,7 @@ class GlooExchange:
         if self not in self._graveyard:
             self._graveyard.append(self)
         self._hand.call_away()
+        self._scout.call_away()
         self._shut()
 
     def _all_reduce(self, tensor: Tensor, operation: Any) -> Pending:
@@ -289,8 +301,28 @@ class GlooExchange:
         return _GlooPending(self, work, tensor, during)
 
     def _finish(self, work: Any, during: str) -> None:
-        self._wait(during, work.wait)
+        if work is self._scouted:
+            self._scout_answers(during)
+        else:
+            self._wait(during, work.wait)
         del self._under_way[id(work)]
+
+    def _has_passed(self, work: Any, during: str) -> bool:
+        """Once it says so the work is finished."""
+        self._fence.check()
+        if self._scouted is None:
+            self._scouted = work
+            self._scout.ask(work.wait)
+        if work is not self._scouted or not self._scout.has_answered(_GLANCE_S):
+            return False
+        self._finish(work, during)
+        return True
+
+    def _scout_answers(self, during: str) -> None:
+        self._fence.check()
+        with self._errors_named(during):
+            self._scout.answer()
+        self._scouted = None
 
     def _wait(self, during: str, action: Callable[[], Any]) -> None:
         self._fence.check()
@@ -329,6 +361,11 @@ class _GlooPending:
         if self._work is not None:
             self._exchange._finish(self._work, self._during)
             self._work = None
+
+    def has_passed(self) -> bool:
+        if self._work is not None and self._exchange._has_passed(self._work, self._during):
+            self._work = None
+        return self._work is None
 
 
 class _CopiedBack:

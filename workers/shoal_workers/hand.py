@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 Action = Callable[[], Any]
@@ -47,10 +48,11 @@ class _Desk:
 
 
 class Hand:
-    """One thread at a time may `wait`, any may `call_away`. Costs some microseconds per wait."""
+    """Does one action at a time, for one thread; any may `call_away`. Costs some microseconds per action."""
 
     def __init__(self) -> None:
         self._desk = _Desk()
+        self._came: list[_Answer | None] = []  # and was not fetched yet
         weakref.finalize(self, self._desk.asked.put, None)
 
     @property
@@ -59,12 +61,27 @@ class Hand:
         return self._desk.num_asked != self._desk.num_answered
 
     def wait(self, action: Action) -> Any:
-        """What `action` returns or raises. Raises CalledAway if that comes first; never wait again then."""
+        """What `action` returns or raises. Raises CalledAway if that comes first; never use it again then."""
+        self.ask(action)
+        return self.answer()
+
+    def ask(self, action: Action) -> None:
+        """Begins it. Its `answer` is to be fetched before the next one is asked for."""
         if not self._desk.num_asked:
             threading.Thread(target=self._desk.serve, name="gloo-wait", daemon=True).start()
         self._desk.num_asked += 1
         self._desk.asked.put(action)
-        answer = self._desk.answers.get()
+
+    def has_answered(self, within_s: float) -> bool:
+        """Whether `answer` would return at once, or within so many seconds."""
+        with suppress(Empty):
+            if not self._came:
+                self._came.append(self._desk.answers.get(timeout=within_s))
+        return bool(self._came)
+
+    def answer(self) -> Any:
+        """As `wait`, for what was asked for."""
+        answer = self._came.pop() if self._came else self._desk.answers.get()
         if answer is None:
             raise CalledAway
         if answer.error is not None:

@@ -128,6 +128,12 @@ class Neighbours:
             self._turn(deadline_s, during)
         return letters.popleft()
 
+    def has(self, rank: int, tag: int) -> bool:
+        """Whether `take` would return or raise at once."""
+        self._file_all(self._poll.poll(0))
+        self._fence.check()
+        return bool(self._letters[rank, tag]) or rank in self._gone
+
     def wake(self) -> None:
         """Once the fence has fallen: this process and its neighbours wait no longer."""
         os.eventfd_write(self._bell, 1)
@@ -190,10 +196,13 @@ class Neighbours:
         self._fence.check()
         if not ready:
             raise PeerLost(self._fence.epoch, during, f"no word from this node's ranks in {self._timeout_s} s")
+        self._file_all(ready)
+        return any(fd == listener for fd, _ in ready)
+
+    def _file_all(self, ready: list[tuple[int, int]]) -> None:
         for fd, _ in ready:
             for sock in self._with(fd):
                 self._read(sock)
-        return any(fd == listener for fd, _ in ready)
 
     def _with(self, fd: int) -> Iterator[socket.socket]:
         yield from [sock for sock in self._sockets if sock.fileno() == fd]

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it too, bu
 
 from shoal_planner.plan import Plan
 from shoal_workers.device_exchange import DeviceExchange
-from shoal_workers.exchange import Arriving, Exchange, GlooExchange, Pending, SoloExchange
+from shoal_workers.exchange import Arriving, Exchange, GlooExchange, Passing, Pending, SoloExchange
 from shoal_workers.fence import Fence
 from shoal_workers.shared_exchange import SharedExchange
 from shoal_workers.wires import NcclWires
@@ -91,7 +91,7 @@ class NodeExchange:
         self._gloo.connect()
         self._connected = True
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         return self._to(peer).isend(tensor, peer, tag)
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:

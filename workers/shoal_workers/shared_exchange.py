@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed has them too, but untyped
 
 from shoal_workers.errors import PeerLost
-from shoal_workers.exchange import Arriving, Pending, Settled
+from shoal_workers.exchange import Arriving, Passing, Pending, Settled
 from shoal_workers.fence import Fence
 from shoal_workers.neighbours import INLINE_BYTES, Kind, Letter, Neighbours
 
@@ -73,7 +73,7 @@ class SharedExchange:
             self._neighbours.wake()
         self._fence.check()
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         self._send(tensor, (peer,), tag, Kind.KEPT, "a send")
         return _Sent()
 
@@ -204,8 +204,13 @@ def _content(flat: Tensor) -> bytes:
 
 
 class _Sent:
+    """The tensor was copied when it was sent."""
+
     def wait(self) -> None:
-        """The tensor was copied when it was sent."""
+        pass
+
+    def has_passed(self) -> bool:
+        return True
 
 
 class _Receiving:
@@ -229,6 +234,10 @@ class _Receiving:
             self._exchange._taken(self._peer, letter, _RECEIVING)
         elif tensor is not None:
             self._exchange._receive(tensor, self._peer, self._tag, _RECEIVING)
+
+    def has_passed(self) -> bool:
+        here = self._tensor is None or self._letter is not None
+        return here or self._exchange._neighbours.has(self._peer, self._tag)
 
 
 class _AllReduce:

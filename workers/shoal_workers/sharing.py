@@ -47,8 +47,9 @@ class _Task:
 
 
 class Sharing:
-    """`reduce` and `gather` start a unit; `settle` returns when all that was started is done. `order` are all units, as
-    weights are gathered; gradients are reduced the other way round.
+    """`reduce` and `gather` start a unit; `settle` returns when all that was started is done. Messages of no more than
+    two turns are under way at a time. `order` are all units, as weights are gathered; gradients are reduced the other
+    way round.
 
     A round's turn is the place of its unit and its own number. Nobody waits for a round before all of its own rounds of
     that turn or an earlier one are under way, and turns are the same on all ranks: so no ranks wait in a circle.
@@ -69,14 +70,27 @@ class Sharing:
 
     def reduce(self, unit: int) -> None:
         """Afterwards the gradient of owned spans is the sum over all who have a part of it."""
+        self._start(self._reduce_turn(unit), self._reduce_rounds(unit))
+
+    def try_reduce(self, unit: int) -> bool:
+        """As `reduce`, if that is possible without waiting for anybody. Whether it was."""
+        turn = self._reduce_turn(unit)
+        while self._tasks and self._first().turn < turn - 1:
+            if not self._courier.has_passed(self._first().started):
+                return False
+            self._finish_first()
+        self._begin(turn, self._reduce_rounds(unit))
+        return True
+
+    def _reduce_turn(self, unit: int) -> int:
+        return len(self._place) - self._place[unit]
+
+    def _reduce_rounds(self, unit: int) -> tuple[_Round, ...]:
         reduces = self._ways.reduces.get(unit, (NO_ROUTES,))
         spreads = self._ways.spreads.get(unit, ())
-        self._start(
-            len(self._place) - self._place[unit],
-            (
-                *self._rounds(unit, Purpose.REDUCE, reduces, self._live.gradient, self._add),
-                *self._rounds(unit, Purpose.SPREAD, spreads, self._rounded, self._take_sums),
-            ),
+        return (
+            *self._rounds(unit, Purpose.REDUCE, reduces, self._live.gradient, self._add),
+            *self._rounds(unit, Purpose.SPREAD, spreads, self._rounded, self._take_sums),
         )
 
     def gather(self, unit: int) -> None:
@@ -104,8 +118,12 @@ class Sharing:
 
     def _start(self, turn: int, rounds: tuple[_Round, ...]) -> None:
         """What has an earlier turn is finished while this is on the wire."""
+        self._finish_before(turn - 1)
         self._begin(turn, rounds)
-        while self._first().turn < turn:
+        self._finish_before(turn)
+
+    def _finish_before(self, turn: int) -> None:
+        while self._tasks and self._first().turn < turn:
             self._finish_first()
 
     def _begin(self, turn: int, rounds: tuple[_Round, ...]) -> None:

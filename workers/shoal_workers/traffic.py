@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoal_planner.circles import device_group
 from shoal_planner.plan import Plan
-from shoal_workers.exchange import Arriving, Exchange, Pending
+from shoal_workers.exchange import Arriving, Exchange, Passing, Pending
 from shoal_workers.tags import Purpose, purpose_of
 
 
@@ -143,12 +143,12 @@ class Metered:
     def connect(self) -> None:
         self._exchange.connect()
 
-    def isend(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
         self._sent[purpose_of(tag), self._link_to[peer]] += tensor.nbytes
         self._sent_by_link[self._link_to[peer]] += tensor.nbytes
         wait = _WAITS[purpose_of(tag)]
         with self.timed(wait):
-            return _Timed(self._exchange.isend(tensor, peer, tag), self, wait)
+            return _TimedPassing(self._exchange.isend(tensor, peer, tag), self, wait)
 
     def irecv(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         self._received[purpose_of(tag), self._link_to[peer]] += tensor.nbytes
@@ -201,7 +201,17 @@ class _Timed:
             self._pending.wait()
 
 
-class _TimedArriving(_Timed):
+class _TimedPassing(_Timed):
+    def __init__(self, passing: Passing, metered: Metered, wait: Wait) -> None:
+        super().__init__(passing, metered, wait)
+        self._passing = passing
+
+    def has_passed(self) -> bool:
+        with self._metered.timed(self._wait):
+            return self._passing.has_passed()
+
+
+class _TimedArriving(_TimedPassing):
     def __init__(self, arriving: Arriving, metered: Metered, wait: Wait) -> None:
         super().__init__(arriving, metered, wait)
         self._arriving = arriving
