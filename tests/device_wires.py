@@ -1,10 +1,11 @@
-"""Wires of the host in the place of NCCL's: without tags, what is sent first comes first, and a send is over when its
-message is taken. What runs over them in the processes of tests."""
+"""Wires of the host in the place of NCCL's: without tags, and what is sent first comes first. What runs over them in
+the processes of tests."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +15,12 @@ from torch._C._distributed_c10d import PrefixStore
 from shoal_workers.device_exchange import DeviceExchange
 from shoal_workers.devices import CPU, current
 from shoal_workers.errors import EpochAbandoned, PeerLost
-from shoal_workers.exchange import Exchange, GlooExchange, Pending, Settled
+from shoal_workers.exchange import Exchange, GlooExchange, Passing, Pending, Settled
 from shoal_workers.fence import Fence
 from shoal_workers.nccl import TICKET_BYTES
 from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import Seat
+from shoal_workers.shared_exchange import SharedExchange
 from shoal_workers.solo import RankRun, RunRequest, run_rank
 from shoal_workers.tensor_parallel import tp_groups
 from shoal_workers.wires import Work
@@ -26,13 +28,32 @@ from shoal_workers.wires import Work
 _ONE_TAG = 7
 
 
+class _Line:
+    """One direction between two ranks."""
+
+    def __init__(self) -> None:
+        self._waiting = deque[_OnWire]()
+
+    def put(self, passing: Passing) -> _OnWire:
+        self._waiting.append(_OnWire(passing, self))
+        return self._waiting[-1]
+
+    def advance(self) -> None:
+        while self._waiting and self._waiting[0].passing.has_passed():
+            first = self._waiting.popleft()
+            first.passing.wait()
+            first.is_over = True
+
+
 @dataclass(slots=True)
 class _OnWire:
-    pending: Pending
+    passing: Passing
+    line: _Line
+    is_over: bool = False
 
     def done(self) -> bool:
-        self.pending.wait()
-        return True
+        self.line.advance()
+        return self.is_over
 
 
 class HostWires:
@@ -40,6 +61,7 @@ class HostWires:
         self.device = CPU
         self._exchange = exchange
         self._identity = identity
+        self._lines = defaultdict[tuple[int, bool], _Line](_Line)
 
     def identity(self) -> list[int]:
         self._exchange.connect()  # all ranks ask for it at once; later only some would
@@ -49,11 +71,11 @@ class HostWires:
         return bytes([self._exchange.rank, peer])
 
     def send(self, tensor: Tensor, peer: int) -> Work:
-        return _OnWire(self._exchange.isend(tensor, peer, _ONE_TAG))
+        return self._lines[peer, True].put(self._exchange.isend(tensor, peer, _ONE_TAG))
 
     def receive(self, tensor: Tensor, peer: int, ticket: bytes) -> Work:
         assert ticket == bytes([peer, self._exchange.rank])
-        return _OnWire(self._exchange.irecv(tensor, peer, _ONE_TAG))
+        return self._lines[peer, False].put(self._exchange.irecv(tensor, peer, _ONE_TAG))
 
     def group_ticket(self) -> bytes:
         return b"group".ljust(TICKET_BYTES, b"\0")
@@ -74,15 +96,12 @@ class HostWires:
 def over_wires(
     seat: Seat, groups: tuple[tuple[int, ...], ...] = (), *, able: bool = True, timeout_s: float = 60.0
 ) -> DeviceExchange:
-    fence = Fence(seat.epoch)
-    host, found = "127.0.0.1", list[GlooExchange]()
-    for name, own in (("hosts", fence), ("wires", Fence(seat.epoch))):
-        store = PrefixStore(f"wires-{seat.epoch}", seat.store)
-        found.append(
-            GlooExchange(store, name, seat.rank, seat.size, groups, timeout_s, epoch=seat.epoch, host=host, fence=own)
-        )
-    wires = HostWires(found[1], [int(able), seat.rank, 1])
-    exchange = DeviceExchange(found[0], wires, groups, timeout_s, fence, host)
+    fence, address = Fence(seat.epoch), "127.0.0.1"
+    store, size, epoch = PrefixStore(f"wires-{seat.epoch}", seat.store), seat.size, seat.epoch
+    hosts = GlooExchange(store, "hosts", seat.rank, size, groups, timeout_s, epoch=epoch, host=address, fence=fence)
+    shared = SharedExchange(store, "wires", seat.rank, size, tuple(range(size)), groups, timeout_s, epoch=epoch)
+    wires = HostWires(shared, [int(able), seat.rank, 1])
+    exchange = DeviceExchange(hosts, wires, groups, timeout_s, fence, address)
     seat._exchanges.append(exchange)
     return exchange
 

@@ -283,6 +283,31 @@ def run_poisoned_once(seat: Seat, request: RunRequest, poisoned_rank: int, step:
     return built.finish(outcome, reports)
 
 
+class SpoilsOnce(Wrapped):
+    """The first gradients that leave after so many votes are no numbers."""
+
+    def __init__(self, exchange: Exchange, after_votes: int) -> None:
+        super().__init__(exchange)
+        self._after_votes = after_votes
+
+    def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
+        if self.num_votes == self._after_votes and tag % len(Purpose) == Purpose.REDUCE:
+            self._after_votes = -1
+            tensor.fill_(float("nan"))
+        return super().isend(tensor, peer, tag)
+
+
+def run_spoilt_once(seat: Seat, request: RunRequest, spoilt_rank: int, step: int) -> tuple[RankRun, int]:
+    """The engine, with gradients of one rank that break on their way in one attempt at a step. And how often the ranks
+    voted."""
+    exchange = seat.connect(tp_groups(request.plan), nodes=nodes_of(request.plan))
+    wrapped = SpoilsOnce(exchange, step - 1) if seat.rank == spoilt_rank else Wrapped(exchange)
+    built = build_rank(request, seat.rank, wrapped)
+    reports: list[StepReport] = []
+    outcome = built.engine.run(until_step=request.until_step, report=reports.append, stop_after=lambda: None)
+    return built.finish(outcome, reports), wrapped.num_votes
+
+
 class UnsafeOnce:
     """A SnapshotSink that holds one step back until it is released, and writes down what it was asked."""
 

@@ -19,6 +19,7 @@ from device_wires import run_and_way
 from engine_runs import LAYOUTS, assert_same_bits, hosting, job, on_nodes, worst_difference
 from torch.profiler import ProfilerActivity, profile
 
+from shoal_planner.overlap import Overlap
 from shoal_planner.parameters import parameters
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Kind
@@ -41,7 +42,9 @@ STEPS = 20
 BOUND = 1e-4
 GPU = torch.device("cuda", 0)
 FLASH = {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention"}
-OF_TWO = ("tp 2", "layers 1+5", "two equal pipelines")
+OF_TWO = {name: LAYOUTS[name] for name in ("tp 2", "layers 1+5", "two equal pipelines")} | {
+    "gradients beside computing": replace(LAYOUTS["two equal pipelines"], overlap=Overlap(gradients=True))
+}
 
 
 def test_one_device_has_the_numbers_of_a_cpu() -> None:
@@ -180,14 +183,14 @@ def test_layers_and_updates_are_timed_on_the_device() -> None:
     [(layout, apart) for layout in OF_TWO for apart in (False, True) if not (apart and layout == "tp 2")],
 )
 def test_two_ranks_of_one_device_exchange_through_their_hosts(processes: Processes, layout: str, apart: bool) -> None:
-    plan = on_nodes(LAYOUTS[layout], "a", "b") if apart else LAYOUTS[layout]
+    plan = on_nodes(OF_TWO[layout], "a", "b") if apart else OF_TWO[layout]
     _equals_a_cpu(processes, RunRequest(job=job(), plan=plan, until_step=STEPS, device="cuda:0"), on_device=False)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a device for each rank")
 @pytest.mark.parametrize("layout", OF_TWO)
 def test_two_devices_exchange_over_nccl(processes: Processes, layout: str) -> None:
-    request = RunRequest(job=job(), plan=LAYOUTS[layout], until_step=STEPS, device="cuda")
+    request = RunRequest(job=job(), plan=OF_TWO[layout], until_step=STEPS, device="cuda")
     _equals_a_cpu(processes, request, on_device=True)
 
 

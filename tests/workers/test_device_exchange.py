@@ -9,6 +9,7 @@ from device_wires import receive_out_of_order, run_over_wires, wait_until_abando
 from engine_runs import LAYOUTS, assert_same_bits, job, part, plan
 
 from shoal_planner.levels import Sharding
+from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Plan
 from shoal_workers.processes import Processes
 from shoal_workers.solo import RunRequest, whole_state
@@ -29,6 +30,7 @@ PLANS = {
     "unequal pipelines": LAYOUTS["3 stages beside 1"],
     "interleaved": _interleaved(),
     "zero bubble, tp 2": replace(plan((4, (part(2, (2, 2)), part(4, (2, 2))))), schedule="zero_bubble"),
+    "gradients beside computing": replace(LAYOUTS["two equal pipelines"], overlap=Overlap(gradients=True)),
     "zero++": replace(plan((2, (part(6, (1, 1), (1, 2), (2, 1)),))), sharding=ZERO_PP),
 }
 LONG = ("unequal pipelines", "zero++")

@@ -12,7 +12,7 @@ from shoal_planner.levels import Sharding
 from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Plan
 from shoal_workers.processes import Processes
-from shoal_workers.solo import RunRequest
+from shoal_workers.solo import RunRequest, whole_state
 from shoal_workers.traffic import Wait
 
 STEPS = 3
@@ -66,13 +66,28 @@ def test_overlapping_changes_no_bit(processes: Processes, given: Plan, overlap: 
     assert_same_bits(one.state, other.state)
 
 
-@pytest.mark.parametrize("nodes", [("n0", "n0"), ("n0", "n1")], ids=["shared memory", "gloo"])
-def test_who_has_its_gradients_early_computes_on(processes: Processes, nodes: tuple[str, str]) -> None:
-    """What others have to give is not waited for before all of the own backward is done."""
-    pipelines = on_nodes(plan((1, (part(6, (1, 4)),)), (4, (part(6, (1, 1)),))), *nodes)
-    given = replace(pipelines, overlap=Overlap(gradients=True))
-    made, _ = processes.call(2, run_beside_late, RunRequest(job=job(tied=False, steps=1), plan=given, until_step=1))
-    assert made and all(made)
+LATE = (4, (part(6, (1, 1)),))
+BESIDE_LATE = {
+    "gloo": on_nodes(plan((1, (part(6, (1, 4)),)), LATE), "n0", "n1"),
+    "shared memory": plan((1, (part(6, (1, 4)),)), LATE),
+    "wires": plan((1, (part(6, (1, 4)),)), LATE),
+    "two of three": on_nodes(plan(*[(1, (part(6, (1, 2)),))] * 2, LATE), "n0", "n1", "n2"),
+    "stages, tp 2": on_nodes(plan((2, (part(2, (2, 2)), part(4, (1, 2)))), LATE), "n0", "n0", "n1"),
+    "state of several": replace(plan((1, (part(6, (1, 4)),)), LATE), sharding=Sharding(optimizer="none")),
+    "gradients put off": replace(plan((2, (part(2, (1, 2)), part(4, (1, 2)))), LATE), schedule="zero_bubble"),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_LATE)
+def test_who_has_its_gradients_early_computes_on(processes: Processes, name: str) -> None:
+    """What others have to give is not waited for before all of the own backward is done, and changes no bit."""
+    spec, given = job(tied=False, steps=1), BESIDE_LATE[name]
+    request = RunRequest(job=spec, plan=replace(given, overlap=Overlap(gradients=True)), until_step=1)
+    size = sum(1 for _ in given.places())
+    ranks, made = zip(*processes.call(size, run_beside_late, request, name == "wires"), strict=True)
+    assert all(each and all(each) for each in made)
+    alone = processes.run(RunRequest(job=spec, plan=given, until_step=1))
+    assert_same_bits(whole_state(spec, ranks), alone.state)
 
 
 def test_units_that_come_when_they_are_needed_take_less_memory(processes: Processes) -> None:

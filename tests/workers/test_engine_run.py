@@ -8,7 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import LAYOUTS, UnsafeOnce, assert_same_bits, job, part, plan, run_poisoned, run_poisoned_once
+from engine_runs import (
+    LAYOUTS,
+    UnsafeOnce,
+    assert_same_bits,
+    job,
+    part,
+    plan,
+    run_poisoned,
+    run_poisoned_once,
+    run_spoilt_once,
+)
 
 from shoal_workers.courier import STAGING
 from shoal_workers.diagnosis import FirstFault, told
@@ -99,6 +109,16 @@ def test_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(
         assert refusal.num_votes == 3, "tried once more, then asked where it went wrong"
         assert "step 1 was refused: loss or gradients are not finite on rank" in refusal.reason
         assert refusal.reason.endswith(f"the first value that is not finite comes out of {where}")
+
+
+def test_a_step_that_was_spoilt_on_its_way_is_done_at_the_second_attempt(processes: Processes) -> None:
+    request = RunRequest(job=job(), plan=LAYOUTS["two equal pipelines"], until_step=4)
+    ranks, num_votes = zip(*processes.call(2, run_spoilt_once, request, 1, 2), strict=True)
+    undisturbed = processes.run(request)
+    assert num_votes == (5, 5)
+    assert_same_bits(whole_state(request.job, ranks), undisturbed.state)
+    assert {rank.losses for rank in ranks} == {undisturbed.losses}
+    assert not any(report.skipped for rank in ranks for report in rank.reports)
 
 
 def test_a_gradient_that_is_not_finite_is_told_by_its_layer() -> None:

@@ -106,6 +106,22 @@ class Wire:
 HOST = Wire(device=CPU, on_device=False)
 
 
+class Pace:
+    """Keeps the host no more than one call ahead of the device, so that it can see what of the rest has come."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before: Any = None
+
+    def keep(self) -> None:
+        """Returns when the device has done what was put into its stream before the last call."""
+        if self._device.type != "cuda":
+            return
+        before, self._before = self._before, torch.cuda.current_stream(self._device).record_event()
+        if before is not None:
+            before.synchronize()
+
+
 class Downloads:
     """Copies of state from a device to the host, beside what the device computes: through two pinned buffers, on a
     stream of their own. One thread at a time."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal_recovery.state import Span
 from shoal_workers.collective_routes import Rounds, Ways, joined
 from shoal_workers.courier import Courier, UnderWay
+from shoal_workers.devices import Pace
 from shoal_workers.exchange import Exchange
 from shoal_workers.flat import FlatBuffer
 from shoal_workers.forms import Parts, Plain, Source
@@ -63,6 +64,7 @@ class Sharing:
         self._courier = courier
         self._form = Plain(live.dtype)  # gradients travel in the job's precision, and are summed in fp32
         self._tasks: list[_Task] = []
+        self._pace = Pace(live.device)
 
     def begin(self) -> None:
         """Before each step: forgets what a refused one left behind."""
@@ -74,13 +76,18 @@ class Sharing:
 
     def try_reduce(self, unit: int) -> bool:
         """As `reduce`, if that is possible without waiting for anybody. Whether it was."""
-        turn = self._reduce_turn(unit)
-        while self._tasks and self._first().turn < turn - 1:
+        self._pace.keep()
+        while self._two_turns:
             if not self._courier.has_passed(self._first().started):
                 return False
             self._finish_first()
-        self._begin(turn, self._reduce_rounds(unit))
+        self._begin(self._reduce_turn(unit), self._reduce_rounds(unit))
         return True
+
+    @property
+    def _two_turns(self) -> bool:
+        """Whether rounds of more than one turn are under way."""
+        return len({task.turn for task in self._tasks}) > 1
 
     def _reduce_turn(self, unit: int) -> int:
         return len(self._place) - self._place[unit]
@@ -118,12 +125,10 @@ class Sharing:
 
     def _start(self, turn: int, rounds: tuple[_Round, ...]) -> None:
         """What has an earlier turn is finished while this is on the wire."""
-        self._finish_before(turn - 1)
+        while self._two_turns:
+            self._finish_first()
         self._begin(turn, rounds)
-        self._finish_before(turn)
-
-    def _finish_before(self, turn: int) -> None:
-        while self._tasks and self._first().turn < turn:
+        while self._first().turn < turn:
             self._finish_first()
 
     def _begin(self, turn: int, rounds: tuple[_Round, ...]) -> None:
