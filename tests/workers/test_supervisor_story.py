@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from process_cluster import ProcessCluster
@@ -25,7 +27,9 @@ from shoal_recovery.journal import (
     StepDone,
     StepSkipped,
 )
+from shoal_workers import changer
 from shoal_workers import messages as m
+from shoal_workers.change import assignments
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.keeper import Keeper
 from shoal_workers.record import JobRecord
@@ -34,6 +38,7 @@ from shoal_workers.solo import RunRequest, run_rank, run_solo, solo_plan
 from shoal_workers.wire import connect
 
 SHAPES = {"a": ("cpu-2t", 1), "b": ("cpu-1t", 2), "c": ("cpu-1t", 1), "d": ("cpu-1t", 1)}
+LITTLE_BYTES = 1 << 17
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +169,21 @@ def test_a_fault_that_every_node_has_is_the_jobs(cluster: ProcessCluster, tmp_pa
         assert running.ends() is JobState.FAILED
         assert running.code == "rank_failed"
         assert "data.uri" in running.reason
+
+
+def test_ranks_that_run_out_of_memory_say_in_the_job_where_and_for_what(
+    cluster: ProcessCluster, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes have less than the plan believes: it fails, or waits for others, as they find out."""
+
+    def with_little(**given: Any) -> tuple[m.Assign, ...]:
+        return tuple(dataclasses.replace(order, memory_limit_bytes=LITTLE_BYTES) for order in assignments(**given))
+
+    monkeypatch.setattr(changer, "assignments", with_little)
+    with supervised(cluster, "large", tiny_job(text, steps=5, min_devices=3)) as running:
+        running.eventually(lambda: running.state in (JobState.WAITING, JobState.FAILED))
+        assert re.search(r"out of memory on [abcd]:\d in stage \d of pipeline \d \(layers \d to \d\): ", running.reason)
+        assert re.search(r"make [\d.]+ MiB, and it may use 0.125 MiB; [\d.]+ MiB were predicted", running.reason)
 
 
 def test_steps_that_come_out_not_finite_are_told(cluster: ProcessCluster, text: str) -> None:
