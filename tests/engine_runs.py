@@ -28,7 +28,7 @@ from shoal_workers.live import LiveState
 from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import PlanRun, Seat
 from shoal_workers.solo import RankRun, RunRequest, WholeState, build_rank
-from shoal_workers.tags import Purpose
+from shoal_workers.tags import Purpose, purpose_of
 from shoal_workers.tensor_parallel import tp_groups
 
 LAYERS = 6
@@ -195,7 +195,7 @@ class StopsItself(Wrapped):
         self._after_votes = after_votes
 
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
-        if self.num_votes == self._after_votes and tag % len(Purpose) == self._purpose:
+        if self.num_votes == self._after_votes and purpose_of(tag) is self._purpose:
             self._after_votes = -1
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().isend(tensor, peer, tag)
@@ -291,7 +291,7 @@ class SpoilsOnce(Wrapped):
         self._after_votes = after_votes
 
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Passing:
-        if self.num_votes == self._after_votes and tag % len(Purpose) == Purpose.REDUCE:
+        if self.num_votes == self._after_votes and purpose_of(tag) is Purpose.REDUCE:
             self._after_votes = -1
             tensor.fill_(float("nan"))
         return super().isend(tensor, peer, tag)

@@ -34,7 +34,13 @@ CHOICES: dict[str, tuple[Any, ...]] = dict(
     tp=(1, 2),
     pipelines=(1, 2),
 )
-NUM_LAYOUTS = 21
+WITHIN = {  # how far apart replicas may be that a level splits something among
+    "none": ("device", "group", "node"),
+    "group": ("device",),
+    "node": ("device", "group"),
+    "cluster": ("device", "group", "node"),
+}
+NUM_LAYOUTS = 23
 BORDERS = {1: (0, 6), 2: (0, 2, 6), 3: (0, 1, 4, 6)}
 CHUNK_BORDERS = {1: (0, 6), 2: (0, 1, 3, 4, 6), 3: (0, 1, 2, 3, 4, 5, 6)}
 
@@ -69,9 +75,16 @@ def pairs() -> Iterator[_Pair]:
 
 
 def is_possible(row: Row) -> bool:
-    """Gradients are split no further than what needs them whole."""
+    """Gradients are split no further than what needs them whole, and nothing among replicas that are not there or too
+    far apart: that would split nothing. Optimizer state is split among pipelines, too (cluster)."""
     gradients, optimizer = row.get("gradients", "none"), row.get("optimizer", "cluster")
-    return LEVELS.index(gradients) <= LEVELS.index(optimizer)
+    reach = LEVELS if row.get("replicas", 2) == 2 else ("none",)
+    reach = tuple(level for level in reach if row.get("apart", "device") in WITHIN[level])
+    return (
+        LEVELS.index(gradients) <= LEVELS.index(optimizer)
+        and {gradients, row.get("weights", "none")} <= set(reach)
+        and optimizer in (*reach, "cluster")
+    )
 
 
 @functools.cache
