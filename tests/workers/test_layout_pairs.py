@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from engine_runs import LAYERS, assert_holders_agree, job, worst_difference
 
+from shoal_planner.job import JobSpec, ModelSpec
 from shoal_planner.levels import LEVELS, DeviceGroups, Sharding
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_workers.processes import Processes
@@ -18,6 +20,8 @@ from shoal_workers.solo import RunRequest, SoloRun, run_solo
 
 STEPS = 20
 BOUND = 1e-5
+BF16_STEPS = 200
+BF16_BOUND = 0.01
 GROUP_SIZE = 4
 # `apart` is what the second of two replicas does not share with the first one, `tp` that of the very first one.
 Row = dict[str, Any]
@@ -50,6 +54,12 @@ def solo() -> dict[bool, SoloRun]:
     return {tied: run_solo(job(tied=tied), STEPS) for tied in (True, False)}
 
 
+@pytest.fixture(scope="module")
+def full_losses() -> dict[bool, tuple[float, ...]]:
+    """Of 200 steps in fp32."""
+    return {tied: run_solo(_narrow_job(tied=tied, precision="fp32"), BF16_STEPS).losses for tied in (True, False)}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(NUM_LAYOUTS))
 def test_a_layout_equals_one_process(processes: Processes, solo: dict[bool, SoloRun], number: int) -> None:
@@ -58,6 +68,28 @@ def test_a_layout_equals_one_process(processes: Processes, solo: dict[bool, Solo
     assert worst_difference(run.weights, solo[tied].weights) <= BOUND, chosen
     np.testing.assert_allclose(run.losses, solo[tied].losses, rtol=1e-5)
     assert_holders_agree(run, job(tied=tied))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(NUM_LAYOUTS))
+def test_bf16_in_a_layout_stays_within_a_hundredth_for_200_steps(
+    processes: Processes, full_losses: dict[bool, tuple[float, ...]], number: int
+) -> None:
+    tied, chosen = number % 2 == 0, layouts()[number]
+    spec, full = _narrow_job(tied=tied, precision="bf16"), full_losses[tied]
+    run = processes.run(RunRequest(job=spec, plan=plan_of(chosen), until_step=BF16_STEPS))
+    assert full[-1] < full[0] - 1.5
+    assert run.losses != full
+    np.testing.assert_allclose(run.losses, full, rtol=BF16_BOUND, err_msg=str(chosen))
+    assert_holders_agree(run, spec)
+
+
+def _narrow_job(*, tied: bool, precision: Literal["fp32", "bf16"]) -> JobSpec:
+    """The engine's job with a model that makes 200 steps in seconds."""
+    asked = job(tied=tied, precision=precision, steps=BF16_STEPS, lr=1e-3)
+    model = ModelSpec(layers=LAYERS, hidden=32, heads=4, kv_heads=2, ffn=88, vocab=256, tie_embeddings=tied)
+    return replace(asked, model=model, train=replace(asked.train, seq_len=16))
 
 
 def test_every_two_choices_that_go_together_do_in_some_layout() -> None:
