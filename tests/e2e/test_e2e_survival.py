@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 import pytest
-from running import Running, check_curve, check_history, job_mapping
+from running import BATCH, Running, check_curve, check_history, job_mapping
 from servers import new_place
 from waiting import eventually
 
@@ -171,6 +171,26 @@ def test_the_store_is_read_for_exactly_what_no_survivor_holds(running: Running) 
         assert recovery["num_bytes"]["store"] == expected
     else:
         assert recovery["num_bytes"]["store"] >= expected
+
+
+@pytest.mark.long
+def test_a_job_outlasts_the_loss_of_nearly_all_nodes(running: Running) -> None:
+    """What is left has no room for it: it waits, and goes on from the store by itself when nodes come."""
+    job_id = running.submit(job_mapping(STEPS, uri=new_place(), every_steps=4, keep=2))
+    running.until_event(job_id, "checkpoint_committed")
+    gone = ("big-0", "small-0", "small-1", "small-2")
+    running.kill(*gone)
+    waits = running.until_event(job_id, "state_changed", lambda event: event["state"] == "waiting")
+    stored = running.events(job_id, "checkpoint_committed")[-1]["step"]
+    for node in gone:
+        running.shoal.add(node)
+        running.killed.remove(node)
+    events = running.finish(job_id)
+    check_curve(events, STEPS, BATCH)
+    (recovery,) = (event for event in events if event["kind"] == "recovery_done" and event["num_bytes"]["store"])
+    assert recovery["seq"] > waits["seq"]
+    assert recovery["step"] == stored
+    assert set(recovery["nodes_lost"]) <= {*gone}
 
 
 def _owner_and_backup(adopted: dict[str, Any]) -> tuple[str, str]:
