@@ -69,17 +69,19 @@ class PauseSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """`vital` are the nodes that the current epoch computes on or keeps copies on; `ready` those whose agent and ranks
-    all answer; `expected` those that the cluster has; `tried` those with which the last attempt found no plan.
-    `agents` are the nodes whose agent answers, whatever their ranks do, and `tried_agents` those that did when the
-    state was found to be lost (None where it was not). `left_out` are nodes that answer but cannot be used, and why,
-    neither ready nor expected; `all_at_fault`: every rank, on several nodes, blames its own node. `ended` is how all
-    ranks of the epoch left it, None while any of them steps; `interrupted` how many changes of plan in a row were
-    interrupted, the last of them `since_attempt_s` ago. `doomed` are nodes that are to go away, and what was told of
-    that; they may be ready all the same. `leave_fits`: whether a plan fits without them (None: not known). `repaced`
-    are ready nodes that are slower or faster than the plan takes them for, and what is said of each; `join_gain` is how
-    many times faster a step would be with all nodes that are ready, as fast as they are. `begun`: the job has had a
-    plan before. `pause`: whether the user wants it to rest."""
+    """`vital` are the nodes that the current epoch computes on or keeps copies on; `ready` those whose agent and
+    ranks all answer; `expected` those that the cluster has; `tried` those with which the last attempt found no
+    plan. `agents` are the nodes whose agent answers, whatever their ranks do, and `tried_agents` those that did
+    when the state was found to be lost (None where it was not). `left_out` are nodes that answer but cannot be
+    used, and why, neither ready nor expected; `all_at_fault`: every rank, on several nodes, blames its own node.
+    `ended` is how all ranks of the epoch left it, None while any of them steps, and `last_step` where the last step
+    of a job is that has done all of them: in the object store if it has one, on its way there, not even that, or
+    given up; `interrupted` how many changes of plan in a row were interrupted, the last of them `since_attempt_s`
+    ago. `doomed` are nodes that are to go away, and what was told of that; they may be ready all the same.
+    `leave_fits`: whether a plan fits without them (None: not known). `repaced` are ready nodes that are slower or
+    faster than the plan takes them for, and what is said of each; `join_gain` is how many times faster a step would
+    be with all nodes that are ready, as fast as they are. `begun`: the job has had a plan before. `pause`: whether
+    the user wants it to rest."""
 
     state: JobState
     cancel_wanted: bool
@@ -95,6 +97,7 @@ class Observation:
     all_at_fault: bool = False
     troubles: tuple[TroubleSeen, ...] = ()
     ended: Literal["finished", "stopped"] | None = None
+    last_step: Literal["safe", "coming", "missing", "never"] = "safe"
     join_gain: float | None = None
     doomed: tuple[tuple[str, str], ...] = ()
     leave_fits: bool | None = None
@@ -169,6 +172,7 @@ class Drain:
 class Save:
     """Bring the newest whole step that is held to the object store."""
 
+    code: Literal["pausing", "storing_last_step"]
     reason: str
 
 
@@ -210,8 +214,8 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
             return End(
                 state=JobState.FAILED, code=trouble.code, reason=f"{trouble.name} cannot go on: {trouble.problem}"
             )
-    if seen.ended == "finished":
-        return End(state=JobState.SUCCEEDED, code="finished", reason="All steps are done.")
+    if seen.ended == "finished" and seen.last_step in ("safe", "never"):
+        return _finish(seen)
     lost, faults = losses(seen.sight, rules), _faults(seen)
     if faults and (seen.all_at_fault or not (seen.ready | seen.expected) - faults.keys() - lost.keys()):
         return _nowhere(seen, faults)
@@ -224,6 +228,9 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
             "group_broken",
             f"{broken[0].name} lost its peers ({broken[0].problem}) although all nodes answer; regrouping.",
         )
+    if seen.ended == "finished" and seen.state is not JobState.RECOVERING:
+        reason = "All steps are done; the last one is being brought to the object store."
+        return Keep() if seen.last_step == "coming" else Save(code="storing_last_step", reason=reason)
     if seen.pause is not None and (decision := _pause(seen, seen.pause)) is not None:
         return decision
     # Also where it is not known that it drains: who gave the order may have died before it was written down.
@@ -245,6 +252,17 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
     if seen.repaced:
         return _leave(seen) or _repace(seen, rules)
     return _leave(seen) or _grow(seen, rules)
+
+
+def _finish(seen: Observation) -> End:
+    if seen.last_step == "safe":
+        return End(state=JobState.SUCCEEDED, code="finished", reason="All steps are done.")
+    return End(
+        state=JobState.FAILED,
+        code="last_step_not_stored",
+        reason="All steps are done, but the last one could not be brought to the object store in time. The nodes still "
+        "hold it.",
+    )
 
 
 def _change(seen: Observation, cause: Cause, reason: str, without: Iterable[str] = ()) -> ChangePlan:
@@ -307,7 +325,8 @@ def _pause(seen: Observation, pause: PauseSeen) -> Decision | None:
             return Pause(reason=f"Paused on request; {pause.stored}.")
         if pause.saving or not (stopped or (pause.store_takes and seen.state is JobState.WAITING)):
             return Keep() if stopped else None
-        return Save(reason="Pausing on request: the newest step is being brought to the object store.")
+        reason = "Pausing on request: the newest step is being brought to the object store."
+        return Save(code="pausing", reason=reason)
     if seen.state is JobState.RUNNING and pause.store_takes:
         return Drain(cause="pausing", reason="Pausing on request: all ranks stop after the same step.")
     return None

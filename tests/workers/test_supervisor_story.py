@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_cluster import ProcessCluster
+from process_cluster import SETTINGS, ProcessCluster
 from supervised import Supervised, assert_same_training, supervised, tiny_job
 
 from shoal_planner.job import CheckpointSpec, LimitsSpec
@@ -446,14 +446,15 @@ def test_a_job_that_no_plan_fits_waits_and_says_why(cluster: ProcessCluster, tex
         assert running.ends() is JobState.CANCELLED
 
 
-def test_a_store_that_cannot_be_written_costs_checkpoints_only(
-    cluster: ProcessCluster, text: str, tmp_path: Path
-) -> None:
+def test_a_store_that_cannot_be_written_stops_no_training(cluster: ProcessCluster, text: str, tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file where the folder should be")
     store = CheckpointSpec(uri=(tmp_path / "store").as_uri(), every_steps=4)
     spec = tiny_job(text, steps=10, min_devices=2, checkpoint=store)
-    with supervised(cluster, "unwritable", spec) as running:
-        running.succeeds()
+    with supervised(
+        cluster, "unwritable", spec, settings=SETTINGS.model_copy(update={"last_step_wait_s": 2.0})
+    ) as running:
+        assert running.ends() is JobState.FAILED
+        assert running.code == "last_step_not_stored"
         assert_same_training(running, spec)
-        assert [failed.step for failed in running.events(CheckpointFailed)] == [4, 8, 10]
+        assert {failed.step for failed in running.events(CheckpointFailed)} == {4, 8, 10}
         assert all(failed.problem for failed in running.events(CheckpointFailed))

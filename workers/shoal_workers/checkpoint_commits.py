@@ -106,11 +106,11 @@ class CheckpointCommits:
             failed_s = time.monotonic() - self._failing_since_s
         self._done(StoreRecovered(uri=str(self._spec.checkpoint.uri), step=step, duration_s=failed_s))
 
-    def give_up(self, step: int, problem: str) -> None:
-        """Nobody waits for this step any more."""
-        if step not in self._settled:
-            self._settled.add(step)
-            self._done(CheckpointFailed(step=step, uri=str(self._spec.checkpoint.uri), problem=problem))
+    def num_arrived(self, step: int) -> int:
+        """How many snapshots of this step have come to the store."""
+        return sum(
+            not upload.problem for key in list(self._came) if key[1] == step for upload in self._came[key].values()
+        )
 
     def begins(self, epoch: int, start: int) -> None:
         """This epoch does the steps behind `start`: of older ones nothing of them must be stored any more."""

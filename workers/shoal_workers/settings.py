@@ -54,6 +54,8 @@ class WorkerSettings(BaseSettings):
     """What a pod is given to ask it with: `token`, `namespace` and `ca.crt`."""
     kubernetes_period_s: float = 5.0
     """How often it is asked whether node or pod are to go away; 0: never."""
+    last_step_wait_s: float = 3600.0
+    """How long a job that has done all steps waits while nothing of the last one arrives in its object store."""
     notice_overdue_s: float = 60.0
     """How long after its announced end a node that is still there is not used."""
     link_limit_s: float = 1.0

@@ -27,6 +27,7 @@ from shoal_workers.checkpoint_commits import CheckpointCommits
 from shoal_workers.doomed import Doomed
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.keeper import Keeper, read_journals
+from shoal_workers.last_step import LastStep
 from shoal_workers.measuring import Measuring
 from shoal_workers.nodes import Cluster
 from shoal_workers.pausing import Pausing
@@ -43,7 +44,6 @@ log = structlog.get_logger()
 _TICK_S = 0.05
 _REFRESH_S = 0.5
 _ADOPT_WAIT_S = 20.0
-_LAST_CHECKPOINT_WAIT_S = 120.0
 
 
 class Supervisor:
@@ -83,6 +83,7 @@ class Supervisor:
         self._commits = CheckpointCommits(job, spec, cluster.life(), self._record.append)
         self._beginning = Beginning(spec, cluster, self._record, self._commits)
         self._pausing = Pausing(spec, self._record, self._commits, clock, paused)
+        self._last_step = LastStep(spec, self._record, self._commits, clock, settings.last_step_wait_s)
         self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
         self._stragglers = Stragglers(spec, self._record, clock)
         self._measuring = Measuring(
@@ -109,7 +110,6 @@ class Supervisor:
         self._cancel = threading.Event()
         self._began_s = clock()
         self._adopted: EpochView | None = None
-        self._finished_s: float | None = None
         self._next_refresh_s = clock()
         self._knows_history = threading.Event()
         self.ended = threading.Event()
@@ -169,8 +169,7 @@ class Supervisor:
                 case Drain():
                     self._changer.drain(decision)
                 case Save():
-                    self._record.say("pausing", decision.reason)
-                    self._pausing.saves(self._changer.save())
+                    self._save(decision)
                 case Pause():
                     self._record.enter(JobState.PAUSED, "paused_by_user", decision.reason)
                 case Wait():
@@ -181,6 +180,15 @@ class Supervisor:
                     assert_never(decision)
         except Interrupted as error:
             log.info("change of plan interrupted", job=self._job, why=str(error))
+
+    def _save(self, decision: Save) -> None:
+        """Raises Interrupted."""
+        if decision.code == "pausing":
+            self._record.say(decision.code, decision.reason)
+            self._pausing.saves(self._changer.save())
+        else:
+            self._last_step.saves(self._changer.epoch)
+            self._changer.save()
 
     def _adopt(self) -> None:
         """Reads what the supervisor before this one wrote, and takes its epoch over as it is.
@@ -349,7 +357,8 @@ class Supervisor:
             in_state_s=now_s - self._record.state_since_s,
             troubles=() if epoch is None else epoch.troubles_seen(now_s),
             all_at_fault=epoch is not None and epoch.all_at_fault,
-            ended=None if epoch is None else self._ended(epoch, now_s),
+            ended=None if epoch is None else self._ended(epoch),
+            last_step=self._last_step.seen(epoch),
             join_gain=self._changer.prospects.join_gain(epoch, ready - going, repaced=bool(repaced)),
             repaced=repaced,
             doomed=doomed,
@@ -374,19 +383,11 @@ class Supervisor:
         missing = self._vital() - {contact.node for contact in self._roster.contacts()}
         return tuple(Member(node=node, name=f"node {node}", connected=False, silent_s=0.0) for node in sorted(missing))
 
-    def _ended(self, epoch: EpochView, now_s: float) -> Literal["finished", "stopped"] | None:
-        """How the epoch ended; the end of the job waits for its last checkpoint, within reason."""
-        ended = epoch.ended
-        if ended is not None:
+    def _ended(self, epoch: EpochView) -> Literal["finished", "stopped"] | None:
+        """How the epoch ended: what it did is safe then."""
+        if epoch.ended is not None:
             self._commits.safe(epoch.last_step)
-        if ended != "finished" or self._spec.checkpoint.uri is None or self._commits.settled(self._spec.train.steps):
-            return ended
-        if self._finished_s is None:
-            self._finished_s = now_s
-        if now_s - self._finished_s <= _LAST_CHECKPOINT_WAIT_S:
-            return None
-        self._commits.give_up(epoch.last_step, f"it was not there {_LAST_CHECKPOINT_WAIT_S:.0f} s after the last step")
-        return ended
+        return epoch.ended
 
     def _expect_checkpoints(self) -> None:
         epoch = self._changer.epoch
