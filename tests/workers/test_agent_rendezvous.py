@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from agents import RunningAgent, running_agents
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.exchange import GlooExchange
 from shoal_workers.processes import Processes, Seat
-from shoal_workers.rendezvous import AgentStore
+from shoal_workers.rendezvous import AgentStore, Gate
 from shoal_workers.wire import ConnectionClosed
 
 HOST = "127.0.0.1"
@@ -108,3 +109,32 @@ def test_one_thread_may_wait_for_what_another_sets(agent: RunningAgent) -> None:
     store.close()
     waiting.join()
     assert found == [b"x"]
+
+
+def pass_gate(store: AgentStore, rank: int, num_ranks: int, passed: queue.SimpleQueue[int | str]) -> None:
+    try:
+        Gate(store, f"job/{num_ranks}/gate", rank, num_ranks).pass_with_all("whole")
+        passed.put(rank)
+    except ConnectionClosed:
+        passed.put("closed")
+
+
+def test_who_is_ready_waits_longer_than_for_any_message_and_until_it_is_told_not_to(agent: RunningAgent) -> None:
+    """One of three comes when the others have waited many times what a store allows; then one never comes."""
+    stores = [AgentStore(agent.address, timeout_s=0.05) for _ in range(3)]
+    passed: queue.SimpleQueue[int | str] = queue.SimpleQueue()
+    first = [threading.Thread(target=pass_gate, args=(stores[rank], rank, 3, passed)) for rank in (0, 1)]
+    for thread in first:
+        thread.start()
+    with pytest.raises(queue.Empty):
+        passed.get(timeout=0.5)
+    pass_gate(stores[2], 2, 3, passed)
+    assert {passed.get(timeout=10.0) for _ in range(3)} == {0, 1, 2}
+    for thread in first:
+        thread.join()
+    lonely = threading.Thread(target=pass_gate, args=(stores[0], 0, 2, passed))
+    lonely.start()
+    for store in stores:
+        store.close()
+    lonely.join(10.0)
+    assert passed.get(timeout=10.0) == "closed"

@@ -8,6 +8,7 @@ same random choice of sequences in every pass, and of as many, in every run with
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sysconfig
@@ -145,6 +146,13 @@ def evaluation_samples(job: JobSpec) -> Samples | None:
     else:
         texts = _open("data.eval_uri", job.data.eval_uri, seq_len, num)
     return Samples(texts, seq_len, job.train.seed, held_out=num, evaluation=True)
+
+
+@functools.lru_cache(maxsize=1)
+def samples_of(job: JobSpec) -> tuple[Samples, Samples | None]:
+    """To train on and to evaluate with, of the one job of this process: there may be thousands of files, and they are
+    the same in every epoch."""
+    return training_samples(job), evaluation_samples(job)
 
 
 def _open(field: str, uri: str, seq_len: int, num_sequences: int) -> list[Tensor]:

@@ -6,7 +6,6 @@ leaves behind is told in `whole` and by the messages it says.
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 import time
@@ -30,7 +29,7 @@ from shoal_workers import devices
 from shoal_workers import messages as m
 from shoal_workers.allocator import return_memory
 from shoal_workers.beside import beside
-from shoal_workers.data import Samples, evaluation_samples, training_samples
+from shoal_workers.data import samples_of
 from shoal_workers.engine import Engine, Finished, StepReport
 from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
 from shoal_workers.evaluation import EvaluationReport
@@ -43,7 +42,7 @@ from shoal_workers.measure import compile_block
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.node_exchange import nodes_of, open_exchange
 from shoal_workers.parts import in_parts
-from shoal_workers.rendezvous import AgentStore
+from shoal_workers.rendezvous import AgentStore, Gate
 from shoal_workers.rows import transfer_rows, transfers_from_rows
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.shortage import shortage
@@ -56,6 +55,7 @@ from shoal_workers.wire import ConnectionClosed, connect
 log = structlog.get_logger()
 
 _LEAST_WAIT_S = 1e-4  # to ask an exchange that has nothing to do takes less
+_PATIENCE_STEPS = 10  # a peer may be busy for that many steps before it is given up
 _HAND_OVER_S = 0.5  # at most the next epoch waits so long for what this one leaves with its agent
 
 
@@ -207,7 +207,7 @@ class EpochRun:
         brought = self._bring_state(job, live)
         restored_s = time.monotonic()
         self._progress()
-        snapshots, exchange = opening.result(), meeting.result()
+        snapshots, (exchange, gate) = opening.result(), meeting.result()
         self._restored = True
         self._old = None  # only now may the state of before go
         rebuilt_s = time.monotonic()
@@ -221,7 +221,9 @@ class EpochRun:
                 source_s=dict(brought.source_s),
             )
         )
-        samples, held_out = _samples(job)
+        if gate is not None:
+            gate.pass_with_all("whole")
+        samples, held_out = samples_of(job)
         engine = Engine(
             job=job,
             plan=plan,
@@ -320,29 +322,34 @@ class EpochRun:
         self._on_abandon(snapshots.abandon)
         return snapshots
 
-    def _meet(self, plan: Plan) -> Exchange:
+    def _meet(self, plan: Plan) -> tuple[Exchange, Gate | None]:
         nodes = nodes_of(plan)
         if len(nodes) == 1:
             alone = SoloExchange(self.epoch)
             self._on_abandon(alone.abandon)
-            return alone
+            return alone, None
         host, port = self._order.rendezvous
-        store = AgentStore((host, port), self._settings.group_timeout_s)
+        patience_s = self._settings.group_timeout_s
+        if plan.prediction is not None:
+            patience_s = max(patience_s, _PATIENCE_STEPS * plan.prediction.step_s)
+        store, prefix = AgentStore((host, port), self._settings.group_timeout_s), f"{self._order.job}/{self.epoch}"
         self._on_abandon(store.close)
+        gate = Gate(store, f"{prefix}/gate", self._order.rank, len(nodes))
+        gate.pass_with_all("begun")
         exchange = open_exchange(
             store,
-            f"{self._order.job}/{self.epoch}",
+            prefix,
             self._order.rank,
             nodes,
             tp_groups(plan),
-            self._settings.group_timeout_s,
+            patience_s,
             epoch=self.epoch,
             host=self._agent()[0],
             device=self._computes_on if self._order.accelerated else None,
         )
         self._on_abandon(exchange.abandon)
         exchange.connect()
-        return exchange
+        return exchange, gate
 
     def _on_abandon(self, close: Callable[[], None]) -> None:
         with self._lock:
@@ -390,9 +397,3 @@ class EpochRun:
                 skipped=report.skipped,
             )
         )
-
-
-@functools.lru_cache(maxsize=1)
-def _samples(job: JobSpec) -> tuple[Samples, Samples | None]:
-    """Of the one job of this process: there may be thousands of files, and they are the same in every epoch."""
-    return training_samples(job), evaluation_samples(job)

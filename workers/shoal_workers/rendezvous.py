@@ -7,6 +7,7 @@ five seconds now and then, and because agents stay free of torch. Owns no state;
 from __future__ import annotations
 
 import base64
+import contextlib
 import threading
 from datetime import timedelta
 from typing import Any
@@ -59,6 +60,33 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]  # missing in t
         line = self._waiting if timeout_s > 0 else self._asking
         answer = decode_as(KeyIs, line.request(GetKey(key=key, timeout_s=timeout_s)))
         return None if answer.value is None else base64.b64decode(answer.value)
+
+
+class Gate:
+    """Where the ranks of an epoch wait for each other, however long one of them takes: whoever is ready first would
+    else give up who still reads its state from a store. `AgentStore.close` ends every wait here with an error."""
+
+    def __init__(self, store: AgentStore, prefix: str, rank: int, num_ranks: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._rank = rank
+        self._num_ranks = num_ranks
+
+    def pass_with_all(self, name: str) -> None:
+        """Returns when all ranks have come to the gate of this name. Each name serves once."""
+        self._store.set(f"{self._prefix}/{name}/{self._rank}", b"here")
+        if self._rank:
+            self._await(f"{name}/open")
+            return
+        for rank in range(self._num_ranks):
+            self._await(f"{name}/{rank}")
+        self._store.set(f"{self._prefix}/{name}/open", b"open")
+
+    def _await(self, key: str) -> None:
+        while True:
+            with contextlib.suppress(RuntimeError):
+                self._store.wait([f"{self._prefix}/{key}"])
+                return
 
 
 class _Line:
