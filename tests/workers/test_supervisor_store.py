@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from shoal_planner.job import CheckpointSpec, JobSpec
 from shoal_planner.memory import STATE_BYTES
 from shoal_planner.plan import parse_plan
 from shoal_recovery.checkpoints import list_manifests
+from shoal_recovery.errors import StoreConflict, StoreUnreachable
 from shoal_recovery.journal import (
     CheckpointCommitted,
     JobState,
@@ -30,9 +32,10 @@ from shoal_recovery.journal import (
 )
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.store import open_store
+from shoal_recovery.tenure import Life, claim
 from shoal_workers.change import copies_of
 from shoal_workers.checkpoint_commits import CheckpointCommits, Result
-from shoal_workers.store_check import Tried, try_store
+from shoal_workers.store_check import Tried, patiently, try_store
 
 
 def job(folder: Path, uri: str, steps: int) -> JobSpec:
@@ -114,6 +117,55 @@ def test_of_a_checkpoint_only_what_no_survivor_has_comes_from_the_store(tmp_path
             assert not list(tmp_path.rglob("stored/*"))
     finally:
         cluster.close()
+
+
+def test_a_recovery_that_needs_a_store_that_is_away_says_so_and_goes_on_later(
+    wire: BreakableWire, seaweedfs: RunningServer, tmp_path: Path
+) -> None:
+    environment = seaweedfs.environment() | {"AWS_ENDPOINT_URL_S3": wire.url}
+    cluster = ProcessCluster(tmp_path, {"a": ("cpu-1t", 1), "b": ("cpu-1t", 1)}, environment=environment)
+    try:
+        with supervised(cluster, "needs", job(tmp_path, new_place(), steps=100_000)) as running:
+            running.eventually(lambda: running.events(CheckpointCommitted))
+            wire.cut()
+            cluster.kill_node("a", "b")
+            stored = [event.step for event in running.events(CheckpointCommitted)]
+            cluster.heal()
+            running.eventually(lambda: running.code == "store_needed")
+            assert running.reason.startswith("The object store is needed to go on, and cannot be used: s3://")
+            wire.mend()
+            running.eventually(lambda: running.events(RecoveryDone), 60.0)
+            assert running.events(RecoveryDone)[0].step in stored
+            running.steps_on()
+    finally:
+        cluster.close()
+
+
+def test_a_store_that_hangs_is_waited_for_within_reason() -> None:
+    never = threading.Event()
+    try:
+        with pytest.raises(StoreUnreachable, match="s3://x: did not answer within 0 s"):
+            patiently("s3://x", never.wait, 0.1)
+        assert patiently("s3://x", lambda: 7, 10.0) == 7
+        with pytest.raises(StoreConflict):
+            patiently("s3://x", _conflict, 10.0)
+    finally:
+        never.set()
+
+
+def _conflict() -> None:
+    raise StoreConflict("s3://x", "somebody was quicker")
+
+
+@pytest.mark.parametrize("holder", [LIFE, Life(cluster="elsewhere", incarnation="2")])
+def test_what_another_cluster_stores_is_not_swept_away(tmp_path: Path, holder: Life) -> None:
+    """A job that was given away ends where it was: what no manifest names is on its way to one."""
+    store = open_store(tmp_path.as_uri())
+    claim(store, "j", holder)
+    store.put("j/shards/000000040/000007-x", b"on its way")
+    commits = CheckpointCommits("j", job(tmp_path, tmp_path.as_uri(), steps=5), LIFE, lambda result: None)
+    commits.close(over=True)
+    assert bool(store.list("j/shards/")) == (holder != LIFE)
 
 
 def test_a_store_that_refuses_ends_a_job_before_its_first_step(

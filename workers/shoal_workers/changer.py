@@ -286,8 +286,7 @@ class Changer:
             return plan, whole
 
     def _plan(self, snapshot: ClusterSnapshot) -> Plan:
-        foreseen = self.prospects.foreseen(self.epoch, snapshot)
-        if foreseen is not None:
+        if (foreseen := self.prospects.foreseen(self.epoch, snapshot)) is not None:
             return foreseen
         previous = None if self.epoch is None else self.epoch.plan
         profile = self._record.profile.on(snapshot.nodes)
@@ -326,10 +325,15 @@ class Changer:
         try:
             restore, step = supply.choose()
         except StoreUnreachable as error:
-            raise Interrupted(f"the object store is needed and cannot be reached: {error}") from error
+            self._record.say("store_needed", f"The object store is needed to go on, and cannot be used: {error}")
+            raise Interrupted(str(error)) from error
         except (StateLost, StoreError, InvalidField) as error:
             self._state_lost(frozenset(node.id for node in snapshot.nodes), agents, str(error))
             return
+        self._commits.begins(number, step)
+        if max(self._record.checkpoints, default=0) > max(step, before.stored_step):
+            self._commits.never_began(number)
+            raise Interrupted(f"a newer step than {step} was stored meanwhile, and older ones may be gone")
         copies = place_copies(shards, snapshot, plan.copies)
         orders = assignments(
             epoch=number,
@@ -346,7 +350,6 @@ class Changer:
         )
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
         self._record.append(plan_adopted(number, plan, step, snapshot, network_bytes_per_parameter(shards, copies)))
-        self._commits.begins(number, step)
         self._record.keeper.wait_kept(1.0)
         self.epoch = epoch = EpochView.begun(number, plan, snapshot, step, vital_nodes(plan, copies))
         self._roster.after_step = step

@@ -28,12 +28,14 @@ from shoal_recovery.store import Store, open_store
 from shoal_recovery.tenure import Life
 from shoal_workers import messages as m
 from shoal_workers.rows import stored_from_rows
+from shoal_workers.store_check import patiently
 
 log = structlog.get_logger()
 
 _MANIFEST_VERSION = 1
 
 _LAST_CLEAN_UP_S = 10.0
+_TAKE_OVER_WAIT_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
 
 Result = CheckpointCommitted | CheckpointFailed | StoreFailed | StoreRecovered
@@ -74,7 +76,7 @@ class CheckpointCommits:
         uri = self._spec.checkpoint.uri
         if uri is not None:
             try:
-                self._holds(open_store(uri))
+                patiently(uri, lambda: self._holds(open_store(uri)), _TAKE_OVER_WAIT_S)
             except (StoreError, InvalidField) as error:
                 log.warning("not said yet that the job was taken over", job=self._job, error=str(error))
 
@@ -115,6 +117,10 @@ class CheckpointCommits:
     def begins(self, epoch: int, start: int) -> None:
         """This epoch does the steps behind `start`: of older ones nothing of them must be stored any more."""
         self._starts[epoch] = start
+
+    def never_began(self, epoch: int) -> None:
+        """What was said of this epoch is taken back."""
+        del self._starts[epoch]
 
     def expect(self, epoch: int, start: int, names: frozenset[str]) -> None:
         """The ranks of `epoch`, which began at step `start`, upload snapshots of these names."""
@@ -180,7 +186,9 @@ class CheckpointCommits:
                     self._swept.discard(key[0])
         if self._over:
             try:
-                checkpoints.remove_orphans(open_store(str(self._spec.checkpoint.uri)), self._job, over=True)
+                store = open_store(str(self._spec.checkpoint.uri))
+                if self._is_ours(store):
+                    checkpoints.remove_orphans(store, self._job, over=True)
             except (StoreError, InvalidField) as error:
                 log.warning("what was half uploaded is not removed", job=self._job, error=str(error))
 
@@ -255,10 +263,16 @@ class CheckpointCommits:
         self._takes_over = False
         return True
 
+    def _is_ours(self, store: Store) -> bool:
+        """Or what looks left over may be what another cluster stores. Raises StoreError."""
+        return self.lost_to is None and tenure.holder(store, self._job)[1] in (None, self._life)
+
     def _clean_up(self, done: CheckpointCommitted) -> None:
         """Removes what is past keeping; and, once an epoch, what the end of an earlier one left half uploaded."""
         try:
             store = open_store(done.uri)
+            if not self._is_ours(store):
+                return
             checkpoints.retire(store, self._job, self._spec.checkpoint.keep)
             if done.epoch not in self._swept:
                 checkpoints.remove_orphans(store, self._job)

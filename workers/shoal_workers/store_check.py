@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shoal_planner.errors import InvalidField
-from shoal_recovery.errors import StoreError, StoreRefused
+from shoal_recovery.errors import StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.store import open_store
 
+T = TypeVar("T")
 _PATIENCE_S = 15.0
 
 
@@ -24,15 +28,27 @@ def try_store(uri: str | None) -> Tried:
     """Writes and reads a small object, if there is a store; returns within a bounded time."""
     if uri is None:
         return Tried()
-    found = [Tried(problem=f"did not answer within {_PATIENCE_S:.0f} s")]
+    try:
+        return patiently(uri, lambda: _attempt(uri), _PATIENCE_S)
+    except StoreUnreachable as error:
+        return Tried(problem=error.problem)
+
+
+def patiently(uri: str, ask: Callable[[], T], patience_s: float) -> T:
+    """What `ask` answers, or raises. Raises StoreUnreachable where it takes longer than that: a store that hangs must
+    not hold up whoever has more to do than to wait for it. What was asked then goes on beside."""
+    asked: Future[T] = Future()
 
     def attempt() -> None:
-        found.append(_attempt(uri))
+        try:
+            asked.set_result(ask())
+        except Exception as error:
+            asked.set_exception(error)
 
-    thread = threading.Thread(target=attempt, name="store-check", daemon=True)
-    thread.start()
-    thread.join(_PATIENCE_S)
-    return found[-1]
+    threading.Thread(target=attempt, name="store-check", daemon=True).start()
+    if not wait([asked], timeout=patience_s).done:
+        raise StoreUnreachable(uri, f"did not answer within {patience_s:.0f} s")
+    return asked.result()
 
 
 def _attempt(uri: str) -> Tried:

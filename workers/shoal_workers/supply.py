@@ -8,6 +8,7 @@ not used again in the same change of plan. Owns no transfer of bytes: ranks fetc
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import structlog
 
@@ -24,8 +25,11 @@ from shoal_workers import messages as m
 from shoal_workers.change import EpochBehind, Found, History, Interrupted
 from shoal_workers.roster import Contact
 from shoal_workers.rows import transfer_rows, transfers_from_rows
+from shoal_workers.store_check import patiently
 
 log = structlog.get_logger()
+
+_PATIENCE_S = 120.0  # with the store, until all manifests are read
 
 
 class Supply:
@@ -57,7 +61,7 @@ class Supply:
         Raises StateLost, StoreError, and EpochBehind when the store knows of this epoch or a later one.
         """
         with contextlib.suppress(StateLost):
-            plan, step = self._restore()
+            plan, step = self._begin_with()
             if step >= self._history.stored_step:  # survivors may have an older one whole
                 return plan, step
         try:
@@ -70,7 +74,7 @@ class Supply:
         if known >= self._epoch:
             raise EpochBehind(self._epoch, known)
         try:
-            return self._restore()
+            return self._begin_with()
         except StateLost:
             self._faults.clear()  # what looked wrong may be all that there is: whoever tries again looks at it again
             if manifests or self._unreadable or self._history.done_step:
@@ -104,6 +108,13 @@ class Supply:
             for name, step, problem in self._unreadable
         )
         return told((*self._faults, *disputes), self._step, self._transfers) + unreadable
+
+    def _begin_with(self) -> tuple[RecoveryPlan, int]:
+        """Raises StateLost, also where a job of which a step was safe would begin anew: who has it may be back soon."""
+        plan, step = self._restore()
+        if step == 0 and self._history.done_step > 1:
+            raise StateLost(f"only step 0 is whole, and step {self._history.done_step} was done already", ())
+        return plan, step
 
     def _restore(self) -> tuple[RecoveryPlan, int]:
         inventory, manifests = self._left()
@@ -143,14 +154,15 @@ class Supply:
 
     def _load_manifests(self) -> tuple[Manifest, ...]:
         """Those that count and can be read. Raises StoreError."""
-        if self._manifests is None:
-            self._manifests = tuple(self._readable())
-        return self._manifests
+        uri = self._spec.checkpoint.uri
+        if self._manifests is None and uri is not None:
+            found, self._unreadable = patiently(uri, partial(self._readable, uri), _PATIENCE_S)
+            self._manifests = tuple(found)
+        return self._manifests or ()
 
-    def _readable(self) -> list[Manifest]:
-        if self._spec.checkpoint.uri is None:
-            return []
-        store, found = open_store(self._spec.checkpoint.uri), []
+    def _readable(self, uri: str) -> tuple[list[Manifest], list[tuple[str, int, str]]]:
+        """And those that cannot be read, and why."""
+        store, found, unreadable = open_store(uri), list[Manifest](), list[tuple[str, int, str]]()
         for step in list_manifests(store, self._job):
             try:
                 manifest = load_manifest(store, self._job, step)
@@ -158,8 +170,8 @@ class Supply:
                 raise
             except StoreError as error:
                 log.warning("manifest cannot be read", step=step, problem=str(error))
-                self._unreadable.append((manifest_name(self._job, step), step, error.problem))
+                unreadable.append((manifest_name(self._job, step), step, error.problem))
                 continue
             if counts(manifest.epoch, manifest.step, self._history.starts):
                 found.append(manifest)
-        return found
+        return found, unreadable
