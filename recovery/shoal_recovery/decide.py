@@ -78,10 +78,11 @@ class Observation:
     of a job is that has done all of them: in the object store if it has one, on its way there, not even that, or
     given up; `interrupted` how many changes of plan in a row were interrupted, the last of them `since_attempt_s`
     ago. `doomed` are nodes that are to go away, and what was told of that; they may be ready all the same.
-    `leave_fits`: whether a plan fits without them (None: not known). `repaced` are ready nodes that are slower or
-    faster than the plan takes them for, and what is said of each; `join_gain` is how many times faster a step would
-    be with all nodes that are ready, as fast as they are. `begun`: the job has had a plan before. `pause`: whether
-    the user wants it to rest."""
+    `leave_fits`: whether a plan fits without them (None: not known). `rescue`: state would go with them, and is not
+    on its way to the object store. `repaced` are ready nodes that are slower or faster than the plan takes them
+    for, and what is said of each; `join_gain` is how many times faster a step would be with all nodes that are
+    ready, as fast as they are. `begun`: the job has had a plan before. `pause`: whether the user wants it to
+    rest."""
 
     state: JobState
     cancel_wanted: bool
@@ -101,6 +102,7 @@ class Observation:
     join_gain: float | None = None
     doomed: tuple[tuple[str, str], ...] = ()
     leave_fits: bool | None = None
+    rescue: bool = False
     repaced: tuple[tuple[str, str], ...] = ()
     interrupted: int = 0
     since_attempt_s: float = 0.0
@@ -172,7 +174,7 @@ class Drain:
 class Save:
     """Bring the newest whole step that is held to the object store."""
 
-    code: Literal["pausing", "storing_last_step"]
+    code: Literal["pausing", "storing_last_step", "rescuing"]
     reason: str
 
 
@@ -236,6 +238,9 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
     # Also where it is not known that it drains: who gave the order may have died before it was written down.
     if seen.state in (JobState.RUNNING, JobState.DRAINING) and seen.ended == "stopped":
         leaving = seen.vital & seen.going
+        if leaving and seen.rescue:
+            reason = f"{_told(seen, leaving)}: the newest step is being brought to the object store first."
+            return Save(code="rescuing", reason=reason)
         if leaving:
             return _change(seen, "preemption_notice", f"{_told(seen, leaving)}; going on without it.")
         if seen.repaced:
@@ -333,9 +338,15 @@ def _pause(seen: Observation, pause: PauseSeen) -> Decision | None:
 
 
 def _leave(seen: Observation) -> Drain | None:
-    """Nodes that are to go away, before they do; not where the job could not go on without them."""
+    """Nodes that are to go away, before they do; where the job cannot go on without them, only so that its state does
+    not go with them."""
     leaving = seen.vital & seen.going
-    if seen.state is not JobState.RUNNING or not leaving or not seen.leave_fits:
+    if seen.state is not JobState.RUNNING or not leaving:
+        return None
+    if seen.leave_fits is False and seen.rescue:
+        reason = f"{_told(seen, leaving)}, and no plan fits without it: its state goes to the object store first."
+        return Drain(cause="preemption_notice", reason=reason)
+    if not seen.leave_fits:
         return None
     return Drain(cause="preemption_notice", reason=f"{_told(seen, leaving)}: leaving it before that.")
 

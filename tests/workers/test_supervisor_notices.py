@@ -10,7 +10,17 @@ import pytest
 from process_cluster import ProcessCluster
 from supervised import Supervised, assert_same_training, supervised, tiny_job
 
-from shoal_recovery.journal import JobState, NodeLost, NodeNoticed, NodeStays, NoticeEnded, RecoveryDone, StateChanged
+from shoal_planner.job import CheckpointSpec
+from shoal_recovery.journal import (
+    CheckpointCommitted,
+    JobState,
+    NodeLost,
+    NodeNoticed,
+    NodeStays,
+    NoticeEnded,
+    RecoveryDone,
+    StateChanged,
+)
 
 SHAPES = {"a": ("cpu-2t", 1), "b": ("cpu-1t", 2), "c": ("cpu-1t", 1), "d": ("cpu-1t", 1)}
 AN_HOUR_S = 3600.0
@@ -91,6 +101,32 @@ def test_a_node_without_which_no_plan_fits_is_used_until_it_is_gone(cluster: Pro
         second.steps_on()
         second.supervisor.cancel()
         assert second.ends() is JobState.CANCELLED
+
+
+def test_where_all_nodes_are_told_to_go_the_state_goes_to_the_store_first(
+    cluster: ProcessCluster, text: str, tmp_path: Path
+) -> None:
+    """Training goes on until they are gone, and on new machines from there."""
+    store = CheckpointSpec(uri=(tmp_path / "store").as_uri(), every_steps=100_000)
+    spec = tiny_job(text, steps=100_000, min_devices=2, checkpoint=store)
+    with supervised(cluster, "all", spec) as running:
+        running.reaches(5)
+        for node in SHAPES:
+            cluster.notice(node, AN_HOUR_S)
+        running.eventually(lambda: running.events(CheckpointCommitted))
+        (stored,) = running.events(CheckpointCommitted)
+        running.eventually(lambda: running.state is JobState.RUNNING)
+        running.reaches(stored.step + 3)
+        assert all(done.redone_steps == done.lost_steps == 0 for done in running.events(RecoveryDone))
+        said = next(entered for entered in running.events(StateChanged) if entered.code == "rescuing")
+        assert said.reason.endswith("the newest step is being brought to the object store first.")
+        known = len(running.events(RecoveryDone))
+        cluster.kill_node(*SHAPES)
+        running.becomes(JobState.WAITING)
+        cluster.heal()
+        done = running.recovers(known)
+        assert done.step == stored.step
+        running.steps_on()
 
 
 def test_a_node_that_goes_before_it_could_be_left_is_recovered_from(cluster: ProcessCluster, text: str) -> None:

@@ -14,6 +14,7 @@ from process_cluster import LIFE, ProcessCluster
 from safetensors.numpy import load_file
 from servers import RunningServer, new_place
 from supervised import supervised, tiny_job
+from waiting import eventually
 
 from shoal import cli
 from shoal_planner.cluster import snapshot_from_mapping
@@ -24,6 +25,7 @@ from shoal_recovery.checkpoints import list_manifests
 from shoal_recovery.errors import StoreConflict, StoreUnreachable
 from shoal_recovery.journal import (
     CheckpointCommitted,
+    CheckpointFailed,
     JobState,
     RecoveryDone,
     StepDone,
@@ -33,6 +35,7 @@ from shoal_recovery.journal import (
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.store import open_store
 from shoal_recovery.tenure import Life, claim
+from shoal_workers import messages as m
 from shoal_workers.change import copies_of
 from shoal_workers.checkpoint_commits import CheckpointCommits, Result
 from shoal_workers.store_check import Tried, patiently, try_store
@@ -155,6 +158,36 @@ def test_a_store_that_hangs_is_waited_for_within_reason() -> None:
 
 def _conflict() -> None:
     raise StoreConflict("s3://x", "somebody was quicker")
+
+
+def test_what_came_of_steps_that_are_settled_is_forgotten(tmp_path: Path) -> None:
+    said: queue.SimpleQueue[Result] = queue.SimpleQueue()
+    commits = CheckpointCommits("j", job(tmp_path, tmp_path.as_uri(), steps=5), LIFE, said.put)
+    commits.expect(1, 0, frozenset({"x"}))
+    for step in range(1, 6):
+        commits.uploaded(m.Uploaded(job="j", step=step, epoch=1, name="x", rows=[], problem="no"))
+        commits.safe(step)
+        assert said.get(timeout=10.0).step == step
+        eventually(lambda step=step: commits.settled(step))
+    commits.uploaded(m.Uploaded(job="j", step=6, epoch=1, name="x", rows=[], problem=None))
+    assert set(commits._came) == {(1, 5), (1, 6)}
+    commits.close()
+
+
+def test_a_step_that_could_not_be_stored_is_stored_when_it_is_done_again(tmp_path: Path) -> None:
+    """By the epoch that a loss in the middle of its upload led to."""
+    said: queue.SimpleQueue[Result] = queue.SimpleQueue()
+    commits = CheckpointCommits("j", job(tmp_path, tmp_path.as_uri(), steps=5), LIFE, said.put)
+    for epoch, start in ((1, 0), (2, 2)):
+        commits.begins(epoch, start)
+        commits.expect(epoch, start, frozenset({"x"}))
+        commits.uploaded(m.Uploaded(job="j", step=3, epoch=epoch, name="x", rows=[], problem=f"lost in {epoch}"))
+        commits.safe(3)
+        failed = said.get(timeout=10.0)
+        assert isinstance(failed, CheckpointFailed)
+        assert (failed.step, failed.problem) == (3, f"lost in {epoch}")
+        eventually(lambda: commits.settled(3))
+    commits.close()
 
 
 @pytest.mark.parametrize("holder", [LIFE, Life(cluster="elsewhere", incarnation="2")])

@@ -115,8 +115,11 @@ class CheckpointCommits:
         )
 
     def begins(self, epoch: int, start: int) -> None:
-        """This epoch does the steps behind `start`: of older ones nothing of them must be stored any more."""
+        """This epoch does the steps behind `start`: of older ones nothing of them must be stored any more, and what
+        became of them does not matter."""
         self._starts[epoch] = start
+        for step in [step for step in self._settled.copy() if step > start]:
+            self._settled.discard(step)
 
     def never_began(self, epoch: int) -> None:
         """What was said of this epoch is taken back."""
@@ -147,6 +150,9 @@ class CheckpointCommits:
 
     def uploaded(self, upload: m.Uploaded) -> None:
         key = (upload.epoch, upload.step)
+        if upload.step in self._settled:
+            return  # told again to whoever supervises now, or too late
+        self._forget_older()
         self._first_s.setdefault(key, time.monotonic())
         self._came[key][upload.name] = upload
         self._consider(key)
@@ -169,6 +175,14 @@ class CheckpointCommits:
             self._queued.add(key)
             self._tasks.put(key)
 
+    def _forget_older(self) -> None:
+        """What came of steps that are settled: a manifest of a large model takes megabytes, and there are thousands."""
+        newest = max(self._settled, default=0)
+        for key in [key for key in self._came if key[1] in self._settled and key[1] < newest]:
+            del self._came[key]
+            self._first_s.pop(key, None)
+            self._queued.discard(key)
+
     def _run(self) -> None:
         while (key := self._tasks.get()) is not None:
             if key[1] not in self._settled and not self._is_void(key):
@@ -180,6 +194,8 @@ class CheckpointCommits:
                 if isinstance(result, CheckpointCommitted):
                     self._works(result.step)
                 self._settled.add(key[1])  # after it was said: the end of a job waits for its last step to be settled
+                if self._is_void(key):  # a change of plan has begun just now
+                    self._settled.discard(key[1])
                 if isinstance(result, CheckpointCommitted):
                     self._clean_up(result)
                 else:

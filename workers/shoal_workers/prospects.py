@@ -16,6 +16,7 @@ from shoal_workers.gains import Gains
 from shoal_workers.leaving import Leaving
 from shoal_workers.measuring import Measuring
 from shoal_workers.record import JobRecord
+from shoal_workers.rescue import Rescue
 from shoal_workers.slot_sizes import Sizes
 
 
@@ -37,6 +38,7 @@ class Prospects:
         self._gains = Gains(spec)
         self._leaving = Leaving(spec)
         self._foresight = Foresight(spec, make_ready)
+        self.rescue = Rescue(spec)
 
     def join_gain(self, epoch: EpochView | None, ready: frozenset[str], *, repaced: bool = False) -> float | None:
         """As `Gains.of`; None where there is nothing to gain: nobody is new, nor slower or faster than the plan takes

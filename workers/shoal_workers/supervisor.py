@@ -183,12 +183,15 @@ class Supervisor:
 
     def _save(self, decision: Save) -> None:
         """Raises Interrupted."""
-        if decision.code == "pausing":
-            self._record.say(decision.code, decision.reason)
-            self._pausing.saves(self._changer.save())
-        else:
+        if decision.code == "storing_last_step":
             self._last_step.saves(self._changer.epoch)
-            self._changer.save()
+        else:
+            self._record.say(decision.code, decision.reason)
+        step = self._changer.save()
+        if decision.code == "pausing":
+            self._pausing.saves(step)
+        elif decision.code == "rescuing":
+            self._changer.prospects.rescue.saves()
 
     def _adopt(self) -> None:
         """Reads what the supervisor before this one wrote, and takes its epoch over as it is.
@@ -198,7 +201,9 @@ class Supervisor:
         """
         deadline_s = self._clock() + _ADOPT_WAIT_S
         self._roster.refresh()
-        while self._clock() < deadline_s and not self._all_there():
+        while self._clock() < deadline_s and not (
+            self._roster.expected and self._roster.expected <= self._roster.ready()
+        ):
             time.sleep(_TICK_S)
             self._roster.refresh()
         kept = [agent.address for agent in self._roster.agents()]
@@ -212,9 +217,6 @@ class Supervisor:
             self._beginning.enter_cluster()
         if self._record.state is JobState.DRAINING:  # the order may have died with the one who gave it
             self._changer.drain(Drain(cause="node_joined", reason="Draining again."))
-
-    def _all_there(self) -> bool:
-        return bool(self._roster.expected) and self._roster.expected <= self._roster.ready()
 
     def _wind_up(self) -> None:
         self._record.keeper.flush(5.0)
@@ -343,6 +345,7 @@ class Supervisor:
         doomed = self._doomed.told()
         going = frozenset(node for node, _ in doomed)
         repaced = self._stragglers.repaced(epoch, ready - going)
+        leave_fits = self._changer.prospects.leave_fits(epoch, ready, going)
         return Observation(
             state=self._record.state,
             cancel_wanted=self._cancel.is_set(),
@@ -362,7 +365,8 @@ class Supervisor:
             join_gain=self._changer.prospects.join_gain(epoch, ready - going, repaced=bool(repaced)),
             repaced=repaced,
             doomed=doomed,
-            leave_fits=self._changer.prospects.leave_fits(epoch, ready, going),
+            leave_fits=leave_fits,
+            rescue=self._changer.prospects.rescue.wanted(epoch, going, leave_fits),
             interrupted=self._changer.interrupted,
             since_attempt_s=now_s - self._changer.attempt_ended_s,
             witnesses=self._roster.witnesses(now_s, self._rules.silence_confirmed_s),
