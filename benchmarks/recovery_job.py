@@ -33,6 +33,7 @@ from shoal_recovery.shard_map import shard_map
 STORE_BYTES_PER_S = 400e6 / 8
 _STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
 _LIMIT_S = 180.0
+_JOIN_S = 30.0
 _PHASES = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
 # 13.7 million parameters: 164 MB of state in snapshots. Few tokens, so that a step of two survivors is short: what is
 # measured is what they wait for.
@@ -159,11 +160,13 @@ class TrainingJob:
             shutil.rmtree(self._shoal.memory_dir / CLUSTER_ID / name)
         return blow_s
 
-    def _rejoin_s(self, node: str) -> float:
-        """Brings a node back; how long the others stand still for it."""
+    def _rejoin_s(self, node: str) -> float | None:
+        """Brings a node back; how long the others stand still for it. None where they go on without it, because steps
+        would not be faster."""
         self._shoal.add(node)
-        joined = self._until(_recovered(lambda event: node in event["nodes_joined"]))
-        return self._pause_s(joined["epoch"])
+        self._until(lambda event: event["kind"] == "node_joined" and event["node"] == node)
+        joined = self._within(_JOIN_S, _recovered(lambda event: node in event["nodes_joined"]))
+        return None if joined is None else self._pause_s(joined["epoch"])
 
     def _pause_s(self, epoch: int) -> float:
         """How much longer than a step it took from the last step before this epoch to its first."""
@@ -190,14 +193,20 @@ class TrainingJob:
         read: dict[str, Any] | None = next(filter(wanted, reversed(self._events)), None) if again else None
         if read is not None:
             return read
-        deadline_s = time.monotonic() + _LIMIT_S
+        found = self._within(_LIMIT_S, wanted)
+        if found is None:
+            raise RuntimeError(f"the job did not come so far: {self._events[-1]}")
+        return found
+
+    def _within(self, limit_s: float, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+        deadline_s = time.monotonic() + limit_s
         for event in self._stream:
             self._events.append(event)
             if wanted(event):
                 return event
             if time.monotonic() > deadline_s or (event["kind"] == "state_changed" and event["state"] == "failed"):
                 break
-        raise RuntimeError(f"the job did not come so far: {self._events[-1]}")
+        return None
 
 
 def _recovered(wanted: Callable[[dict[str, Any]], bool]) -> Callable[[dict[str, Any]], bool]:
