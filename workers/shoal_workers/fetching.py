@@ -99,12 +99,13 @@ class Fetcher:
         self._sources = sources
         self._connections: list[Connection] = []
         self._lock = threading.Lock()
-        self._abandoned = False
+        self._abandoned = threading.Event()
         self._store: Store | None = None
 
     def bring(self, live: LiveState, transfers: Iterable[Transfer]) -> Brought:
         """Fills `live`, but for what failed. Weights that are made of masters come last: with them, nothing must have
-        failed that they are made of. Raises FetchFailed where own memory lacks what it should have."""
+        failed that they are made of. Raises FetchFailed where own memory lacks what it should have, and always once it
+        is abandoned: whoever abandons may still need what own memory has."""
         brought = Brought()
         by_source: defaultdict[_Source, list[Transfer]] = defaultdict(list)
         derived: list[Transfer] = []
@@ -122,14 +123,22 @@ class Fetcher:
             spans[tier].append(fetched)
         for tier, parts in spans.items():
             brought.source_s[tier.value] = max(part.ended_s for part in parts) - min(part.began_s for part in parts)
+        self._go_on()
         self._copy(live, derived, brought)
+        self._go_on()
         return brought
 
     def abandon(self) -> None:
+        """What is not asked for yet never will be."""
+        self._abandoned.set()
         with self._lock:
-            self._abandoned = True
             for connection in self._connections:
                 connection.close()
+
+    def _go_on(self) -> None:
+        """Raises FetchFailed if nobody waits any more."""
+        if self._abandoned.is_set():
+            raise FetchFailed("rank", "what it fetches is not waited for any more")
 
     def _copy(self, live: LiveState, transfers: Iterable[Transfer], brought: Brought) -> None:
         """From own memory: of before, or what has just come."""
@@ -147,13 +156,18 @@ class Fetcher:
     def _fetch_groups(
         self, live: LiveState, groups: Sequence[tuple[_Source, Sequence[Transfer]]]
     ) -> Iterator[tuple[Tier, _Fetched]]:
-        """Each group's tier and what came; all groups are under way before the first is waited for."""
-        with ThreadPoolExecutor(max_workers=max(1, min(4, len(groups)))) as pool:
+        """Each group's tier and what came; all groups are under way before the first is waited for. Where one fails
+        the others are not begun any more."""
+        pool = ThreadPoolExecutor(max_workers=max(1, min(4, len(groups))))
+        try:
             under_way = [(key[0], pool.submit(self._fetch_group, live, *key, group)) for key, group in groups]
             for tier, done in under_way:
                 yield tier, done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _fetch_group(self, live: LiveState, tier: Tier, node: str, name: str, group: Sequence[Transfer]) -> _Fetched:
+        self._go_on()
         fetched = _Fetched()
         if tier is Tier.STORE:
             self._read_store(live, group, fetched)
@@ -166,6 +180,7 @@ class Fetcher:
         """One read for all of the group, which lie side by side in one object."""
         try:
             for transfer, data in read_transfers(self._open_store(), group):
+                self._go_on()
                 if isinstance(data, StoreError):
                     fetched.failed.append(Failed(transfer=transfer, problem=str(data)))
                 else:
@@ -186,8 +201,7 @@ class Fetcher:
             for first in range(0, len(group), _MAX_RANGES):
                 self._fetch_ranges(connection, live, name, group[first : first + _MAX_RANGES], fetched)
         except (ConnectionClosed, m.ProtocolError) as error:
-            if self._abandoned:
-                raise FetchFailed(f"agent of {node}", "its answer is not waited for any more") from error
+            self._go_on()
             fetched.failed.extend(
                 Failed(transfer=transfer, problem=str(error), silent=isinstance(error, ConnectionClosed))
                 for transfer in group[fetched.num_settled :]
@@ -226,7 +240,7 @@ class Fetcher:
         connection = connect(self._sources.agents[node])
         connection.set_timeout(_PATIENCE_S)
         with self._lock:
-            if self._abandoned:
+            if self._abandoned.is_set():
                 connection.close()
             self._connections.append(connection)
         return connection
