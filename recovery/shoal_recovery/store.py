@@ -34,6 +34,15 @@ _ERRORS: Mapping[int, type[StoreError]] = {
 }
 
 
+class Reader(Protocol):
+    """What whoever only reads needs of a store."""
+
+    uri: str
+
+    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> Data:
+        """See `Store`."""
+
+
 class Store(Protocol):
     """Named, immutable runs of bytes. Names are parts of letters, digits and `_ - . =`, joined by `/`.
 

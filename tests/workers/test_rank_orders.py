@@ -26,7 +26,7 @@ from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live, ShardKey, Tier, Transfer
 from shoal_recovery.store import DirectoryStore
-from shoal_workers import epoch_run
+from shoal_workers import arrivals, epoch_run
 from shoal_workers import messages as m
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import WEIGHTS
@@ -419,6 +419,24 @@ def test_a_long_restore_tells_of_its_progress(
     assert voice.num_progress - before == len(rows) + 2
     assert ready.num_bytes["own"] > 0
     assert halt(voice, 3).step == STEPS
+
+
+def test_a_rank_tells_that_bytes_of_its_state_come(
+    voice: Voice, agent: RunningAgent, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a part, too: a source may be slow."""
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    voice.until(m.Left)
+    halt(voice, 2)
+    monkeypatch.setattr(arrivals, "_TELL_S", 0.0)
+    held = Inventory(snapshots=agent.inventory())
+    restore = plan_restore(shard_map(on_n0(spec), spec.model), held, (), spec.model, "fp32")
+    before, rows = voice.num_progress, transfer_rows(restore.transfers)
+    assert restore.step == STEPS
+    voice.say(assign(spec, agent, epoch=2, step=STEPS, transfers=rows))
+    assert voice.until(m.Ready).num_bytes["node"] > 0
+    assert voice.num_progress - before > len(rows) / 2
 
 
 def test_parts_take_from_all_sources_and_make_weights_last() -> None:

@@ -22,7 +22,9 @@ from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.state import ELEMENT_BYTES, Tier, Transfer
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
+from shoal_workers.arrivals import Arrivals
 from shoal_workers.live import LiveState
+from shoal_workers.store_reads import PatientReader
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 _MAX_RANGES = 2000
@@ -93,14 +95,16 @@ class _Fetched:
 
 
 class Fetcher:
-    """One rank's fetching in one epoch; `abandon` ends it from another thread."""
+    """One rank's fetching in one epoch; `abandon` ends it from another thread. `progressed` is called now and then
+    while bytes come, by any thread."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, progressed: Callable[[], None] = lambda: None) -> None:
         self._sources = sources
+        self._arrivals = Arrivals(progressed)
         self._connections: list[Connection] = []
         self._lock = threading.Lock()
         self._abandoned = threading.Event()
-        self._store: Store | None = None
+        self._store: PatientReader | None = None
 
     def bring(self, live: LiveState, transfers: Iterable[Transfer]) -> Brought:
         """Fills `live`, but for what failed. Weights that are made of masters come last: with them, nothing must have
@@ -116,6 +120,7 @@ class Fetcher:
             else:
                 (derived if transfer.is_derived else in_place).append(transfer)
         self._copy(live, in_place, brought)
+        self._arrivals.begin()
         spans: defaultdict[Tier, list[_Fetched]] = defaultdict(list)
         for tier, fetched in self._fetch_groups(live, _groups(by_source)):
             brought.num_bytes[tier.value] += fetched.num_bytes
@@ -187,12 +192,13 @@ class Fetcher:
                     _fill(live, transfer, memoryview(bytearray(data)))  # torch wants bytes that may be written
                     fetched.num_bytes += transfer.shard_bytes
         except StoreUnreachable as error:
+            self._go_on()
             raise FetchFailed("object store", str(error)) from error
 
-    def _open_store(self) -> Store:
+    def _open_store(self) -> PatientReader:
         with self._lock:
             if self._store is None:
-                self._store = self._sources.open_store()
+                self._store = PatientReader(self._sources.open_store(), self._arrivals, self._abandoned)
             return self._store
 
     def _ask_agent(self, live: LiveState, node: str, name: str, group: Sequence[Transfer], fetched: _Fetched) -> None:
@@ -225,7 +231,7 @@ class Fetcher:
         for transfer, (before, after) in zip(group, answer.around, strict=True):
             place = _place(live, transfer)
             part = memoryview(bytearray(transfer.num_bytes)) if place is None else place
-            found = _receive(connection, part)
+            found = _receive(connection, part, self._arrivals)
             fetched.num_settled += 1
             if _verified(transfer, found, before, after):
                 if place is None:
@@ -264,12 +270,13 @@ def _place(live: LiveState, transfer: Transfer) -> memoryview | None:
     return view.numpy().data.cast("B")
 
 
-def _receive(connection: Connection, part: memoryview) -> int:
+def _receive(connection: Connection, part: memoryview, arrivals: Arrivals) -> int:
     """Fills `part`; its CRC-32, taken while the bytes are near the processor."""
     found = 0
     for first in range(0, part.nbytes, _CHUNK_BYTES):
         chunk = part[first : first + _CHUNK_BYTES]
         connection.read_into(chunk)
+        arrivals.came()
         found = crc32(chunk, found)
     return found
 
