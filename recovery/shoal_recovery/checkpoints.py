@@ -19,7 +19,7 @@ from shoal_recovery.crc import checksum
 from shoal_recovery.errors import StoredPieceCorrupt, StoreError, StoreUnreachable
 from shoal_recovery.manifest import manifest_from_json, manifest_to_json, model_from_json
 from shoal_recovery.state import OWNED_KINDS, Manifest, Piece, StoredPiece, Tier, Transfer
-from shoal_recovery.store import Data, Store
+from shoal_recovery.store import Data, Reader, Store
 
 _STEP_DIGITS = 9
 
@@ -152,7 +152,7 @@ def remove_orphans(store: Store, job: str, *, over: bool = False) -> tuple[str, 
     return orphans
 
 
-def read_transfer(store: Store, transfer: Transfer) -> memoryview:
+def read_transfer(store: Reader, transfer: Transfer) -> memoryview:
     """The bytes of a transfer of tier store, verified: so the whole piece that they are in leaves the store, and no
     other byte. Raises StoreError, StoredPieceCorrupt."""
     assert transfer.tier is Tier.STORE and transfer.name is not None, transfer
@@ -176,7 +176,7 @@ def side_by_side(transfers: Iterable[Transfer], most_bytes: int) -> Iterator[tup
         yield tuple(run)
 
 
-def read_transfers(store: Store, run: Sequence[Transfer]) -> Iterator[tuple[Transfer, memoryview | StoreError]]:
+def read_transfers(store: Reader, run: Sequence[Transfer]) -> Iterator[tuple[Transfer, memoryview | StoreError]]:
     """As `read_transfer`, of pieces that lie side by side, with one read; what is wrong with one does not concern the
     others. Raises StoreUnreachable."""
     first, whole = run[0].offset - run[0].before_bytes, None
@@ -200,7 +200,7 @@ def read_transfers(store: Store, run: Sequence[Transfer]) -> Iterator[tuple[Tran
             yield transfer, error
 
 
-def _verified(store: Store, transfer: Transfer, piece: memoryview) -> memoryview:
+def _verified(store: Reader, transfer: Transfer, piece: memoryview) -> memoryview:
     found, name, before = checksum(piece), transfer.name, transfer.before_bytes
     if found != transfer.checksum:
         key = transfer.source_key

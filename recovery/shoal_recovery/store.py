@@ -28,10 +28,20 @@ _ABANDONED_AFTER_S = 24 * 3600.0
 # What may pass by itself, and what will not: all else is no matter of the place as a whole.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
 _REFUSING = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what file systems without hard links say, link(2)
 _ERRORS: Mapping[int, type[StoreError]] = {
     **dict.fromkeys(_PASSING, StoreUnreachable),
     **dict.fromkeys(_REFUSING, StoreRefused),
 }
+
+
+class Reader(Protocol):
+    """What whoever only reads needs of a store."""
+
+    uri: str
+
+    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> Data:
+        """See `Store`."""
 
 
 class Store(Protocol):
@@ -117,7 +127,7 @@ class DirectoryStore:
         self._write(name, data, os.replace)
 
     def put_new(self, name: str, data: Data) -> None:
-        self._write(name, data, os.link)  # link, unlike rename, refuses a name that is taken
+        self._write(name, data, self._link)
 
     def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
         with self._explained(name), (self._folder / check_name(name)).open("rb") as file:
@@ -150,8 +160,29 @@ class DirectoryStore:
 
     def check_writable(self) -> None:
         probe(self)
+        self._probe_new()
         with self._explained(_UNFINISHED):
             self._sweep()
+
+    def _probe_new(self) -> None:
+        """Not every file system can do it, and nothing but manifests would need it."""
+        name = f"probe-{uuid.uuid4().hex}"
+        self.put_new(name, b"")
+        try:
+            with contextlib.suppress(StoreConflict):
+                self.put_new(name, b"")
+                raise StoreRefused(self.uri, "replaces an object that may be written once only")
+        finally:
+            self.delete(name)
+
+    def _link(self, temporary: Path, path: Path) -> None:
+        """A link, unlike a rename, refuses a name that is taken."""
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise StoreRefused(self.uri, "its file system makes no hard links, which manifests need") from error
 
     def _write(self, name: str, data: Data, place: Callable[[Path, Path], None]) -> None:
         path = self._folder / check_name(name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import urllib.parse
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from servers import new_place
 
 from shoal_planner.errors import InvalidField
-from shoal_recovery.errors import StoreConflict, StoreError
+from shoal_recovery.errors import StoreConflict, StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.store import DirectoryStore, Store, open_store
 
 
@@ -183,6 +185,36 @@ class TestDirectory:
         interferences = iter([True] * 3)
         with pytest.raises(StoreError, match="c/d is not there"):
             store.put("c/d", b"x")
+
+    def test_a_file_system_without_hard_links_is_found_out_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Shards can be written there, and no manifest ever."""
+
+        def refusing(number: int) -> Callable[[Path, Path], None]:
+            def refuse(source: Path, target: Path) -> None:
+                raise OSError(number, os.strerror(number))
+
+            return refuse
+
+        store = DirectoryStore(tmp_path)
+        for number in (errno.EPERM, errno.EOPNOTSUPP):
+            monkeypatch.setattr(os, "link", refusing(number))
+            with pytest.raises(StoreRefused, match="makes no hard links"):
+                store.check_writable()
+        monkeypatch.setattr(os, "link", refusing(errno.EIO))
+        with pytest.raises(StoreUnreachable, match="input/output error") as error:
+            store.check_writable()
+        assert not isinstance(error.value, StoreRefused), "it may pass"
+        assert store.list("") == ()
+
+    def test_a_file_system_whose_links_replace_is_found_out_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "link", os.replace)
+        with pytest.raises(StoreRefused, match="replaces an object"):
+            DirectoryStore(tmp_path).check_writable()
+        assert DirectoryStore(tmp_path).list("") == ()
 
     def test_percent_signs_in_the_uri(self, tmp_path: Path) -> None:
         folder = tmp_path / "a b%c"

@@ -163,6 +163,27 @@ def test_nothing_of_an_epoch_that_is_over_is_taken(pair: tuple[RunningAgent, Run
     write_snapshot(first, open_slots(LAYOUT, epoch=4), 3)
 
 
+def test_a_late_copy_does_not_revive_a_job_that_is_over(pair: tuple[RunningAgent, RunningAgent]) -> None:
+    """Its sender is told of the end after this agent. What began anew has another epoch."""
+    first, second = pair
+    opened = open_slots(LAYOUT, epoch=3, backups=(second,))
+    content = write_snapshot(first, opened, 3)
+    assert first.ask(m.SealSnapshot(job="job", name="000003-0", step=3)) == m.Done()
+    second.ask(m.Retire(job="job", before_epoch=2))
+    second.ask(m.Retire(job="job", before_epoch=None))
+    assert "epoch 3 of job is over" in first.ask(m.SealSnapshot(job="job", name="000003-0", step=3)).problem
+    copy = m.PutSnapshot(job="job", name="000001-0", step=1, layout=opened.layout, checksums=["crc32:00000000"] * 3)
+    connection = second.connect()
+    assert "is over" in m.decode_as(m.Done, connection.request(m.encode(copy), (content,))).problem
+    assert not list(second.memory_dir.glob("job*"))
+    assert m.decode(connection.request(m.encode(m.GetEpoch(job="job")))) == m.EpochIs(epoch=3)
+    write_snapshot(first, open_slots(LAYOUT, epoch=4, backups=(second,)), 4)
+    assert first.ask(m.SealSnapshot(job="job", name="000004-0", step=4)) == m.Done()
+    assert second.held() == [("000004-0", 4)]
+    second.ask(m.MakeReady(job="job", local=[100], copies=[]))
+    assert list(second.memory_dir.glob("job/spare-*")), "it is a job like any other again"
+
+
 def test_the_highest_epoch_is_known_from_snapshots(tmp_path: Path) -> None:
     with running_agents(tmp_path, "n0") as (agent,):
         assert agent.ask(m.GetEpoch(job="job")) == m.EpochIs(epoch=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,14 +17,16 @@ from agents import RunningAgent, running_agents
 from engine_runs import hosting, on_nodes
 from process_cluster import SETTINGS
 from supervised import tiny_job
+from waiting import eventually
 
-from shoal_planner.job import JobSpec, job_to_mapping
+from shoal_planner.job import CheckpointSpec, JobSpec, job_to_mapping
 from shoal_planner.plan import Plan, plan_to_mapping
 from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live, ShardKey, Tier, Transfer
-from shoal_workers import epoch_run
+from shoal_recovery.store import DirectoryStore
+from shoal_workers import arrivals, epoch_run
 from shoal_workers import messages as m
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import WEIGHTS
@@ -360,6 +363,48 @@ def test_an_interrupted_restore_leaves_the_state_of_before(voice: Voice, agent: 
     assert halt(voice, 4) == m.Halted(epoch=4, step=STEPS, layout_epoch=3, layout_rank=0)
 
 
+class _Stuck(DirectoryStore):
+    """Answers nobody until it `may_answer`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.may_answer = threading.Event()
+        self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
+        self.asked.put(name)
+        self.may_answer.wait(20.0)
+        return bytes(num_bytes or 0)
+
+
+def test_a_restore_that_does_not_end_leaves_the_state_of_before_and_reads_no_more(
+    voice: Voice, rank: Rank, agent: RunningAgent, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is slow cannot be hung up on as an agent can. What is not asked for yet is not wanted any more."""
+    store = _Stuck(tmp_path)
+    monkeypatch.setattr(epoch_run, "open_store", lambda uri: store)
+    monkeypatch.setattr("shoal_workers.rank._JOIN_S", 0.1)
+    spec = dataclasses.replace(spec, checkpoint=CheckpointSpec(uri=(tmp_path / "store").as_uri(), every_steps=1000))
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    voice.until(m.Left)
+    halt(voice, 2)
+    half = _restore(spec, weights_from="store")
+    voice.say(assign(spec, agent, epoch=2, step=STEPS, transfers=half))
+    asked = [store.asked.get(timeout=20.0) for _ in range(4)]  # as many as are read side by side
+    stuck = rank._run
+    assert stuck is not None
+    assert halt(voice, 3) == m.Halted(epoch=3, step=STEPS, layout_epoch=1, layout_rank=0)
+    voice.say(assign(spec, agent, epoch=3, step=STEPS, transfers=_restore(spec)))
+    assert voice.until(m.Ready).num_bytes["own"] > 0
+    store.may_answer.set()
+    eventually(lambda: not stuck.alive)
+    assert len(asked) < len({row[8] for row in half if row[5] == "store"})
+    assert store.asked.empty()
+    assert voice.until(m.Left).step == STEPS
+    assert halt(voice, 4) == m.Halted(epoch=4, step=STEPS, layout_epoch=3, layout_rank=0)
+
+
 def test_a_long_restore_tells_of_its_progress(
     voice: Voice, agent: RunningAgent, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +421,24 @@ def test_a_long_restore_tells_of_its_progress(
     assert halt(voice, 3).step == STEPS
 
 
+def test_a_rank_tells_that_bytes_of_its_state_come(
+    voice: Voice, agent: RunningAgent, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a part, too: a source may be slow."""
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    voice.until(m.Left)
+    halt(voice, 2)
+    monkeypatch.setattr(arrivals, "_TELL_S", 0.0)
+    held = Inventory(snapshots=agent.inventory())
+    restore = plan_restore(shard_map(on_n0(spec), spec.model), held, (), spec.model, "fp32")
+    before, rows = voice.num_progress, transfer_rows(restore.transfers)
+    assert restore.step == STEPS
+    voice.say(assign(spec, agent, epoch=2, step=STEPS, transfers=rows))
+    assert voice.until(m.Ready).num_bytes["node"] > 0
+    assert voice.num_progress - before > len(rows) / 2
+
+
 def test_parts_take_from_all_sources_and_make_weights_last() -> None:
     def transfer(node: str | None, num_bytes: int) -> Transfer:
         kind, tier = (Kind.MASTER, Tier.PEER) if node else (Kind.WEIGHT, Tier.OWN)
@@ -389,7 +452,7 @@ def test_parts_take_from_all_sources_and_make_weights_last() -> None:
 
 
 def _restore(spec: JobSpec, weights_from: str | None = None) -> list[Row]:
-    """All from its own memory, but for the master weights, if another node is named."""
+    """All from its own memory, but for the master weights, if another node, or the store, is named."""
     shards = shard_map(on_n0(spec), spec.model)
     (state,) = shards.ranks
     keys = tuple(span.key(kind) for span in state.owns for kind in (*OWNED_KINDS, Kind.WEIGHT))
@@ -397,6 +460,8 @@ def _restore(spec: JobSpec, weights_from: str | None = None) -> list[Row]:
     plan = plan_restore(shards, Inventory(live=(live,)), (), spec.model, "fp32")
     rows = transfer_rows(plan.transfers)
     for row in rows:
-        if weights_from is not None and row[1] == "master":
+        if weights_from == "store" and row[1] == "master":
+            row[5], row[8] = "store", f"object-of-{row[0]}"
+        elif weights_from is not None and row[1] == "master":
             row[5], row[7], row[8] = "peer", weights_from, "000001-0"
     return rows

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import queue
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +80,33 @@ def test_without_a_budget_nothing_lies_on_disk(tmp_path: Path) -> None:
         with pytest.raises(NoRoom, match=f"no room for {TWO_SLOTS} bytes of snapshots: [0-9]+ are free in memory"):
             write(store, 0, 1)
         assert not list(tmp_path.glob("*/job/*"))
+
+
+def test_files_that_go_meanwhile_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread removes them, or all of a job, between the look at a folder and the look at what is in it."""
+    rooms = Rooms(tmp_path / "memory", tmp_path / "disk", 1000)
+    for name in ("left", "over"):
+        (tmp_path / "disk" / name).mkdir()
+        for slot in range(2):
+            (tmp_path / "disk" / name / f"x.slot{slot}").write_bytes(bytes(100))
+    (tmp_path / "disk" / "a file").write_bytes(bytes(100))
+    stat, iterdir = Path.stat, Path.iterdir
+
+    def late_stat(path: Path, **options: Any) -> os.stat_result:
+        if path.name == "x.slot1":
+            path.unlink(missing_ok=True)
+        return stat(path, **options)
+
+    def late_iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "over":
+            shutil.rmtree(path, ignore_errors=True)
+        return iterdir(path)
+
+    assert rooms.left_of_budget() == 600
+    monkeypatch.setattr(Path, "stat", late_stat)
+    assert rooms.left_of_budget() == 800
+    monkeypatch.setattr(Path, "iterdir", late_iterdir)
+    assert rooms.left_of_budget() == 900
 
 
 def test_who_watches_is_told_once_of_the_disk_and_each_time_of_no_room(tmp_path: Path) -> None:

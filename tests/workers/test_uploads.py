@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal_planner.errors import InvalidField
 from shoal_recovery.crc import checksum
 from shoal_recovery.errors import StoreUnreachable
 from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot
@@ -51,6 +52,8 @@ class Scene:
         self.uploads.start()
 
     def _open(self, uri: str) -> Store:
+        if uri == "nothing such:":
+            raise InvalidField("uri", uri, "names no store")
         if uri == "dead:":
             raise StoreUnreachable(uri, "does not answer")
         return self.slow if uri == "slow:" else self.quick
@@ -118,6 +121,24 @@ def test_the_dead_store_of_one_job_holds_up_no_other(scene: Scene) -> None:
     assert len(list(scene.folder.iterdir())) == 2  # of the job whose store is dead: content, and what it is
     scene.uploads.forget("j")
     assert list(scene.folder.iterdir()) == []
+
+
+def test_whoever_comes_late_hears_of_the_newest_steps_and_a_long_job_keeps_no_more(scene: Scene) -> None:
+    events = scene.uploads.watch("j")
+    for step in range(10, 50):
+        scene.add(step, "quick:")
+        assert results(events, 1) == {step: None}
+    assert set(results(scene.uploads.watch("j"), 32)) == set(range(18, 50))
+    for step in (18, 19):
+        scene.add(step, "quick:", epoch=2)  # done again: newer than what has a higher number
+        assert results(events, 1) == {step: None}
+    late = scene.uploads.watch("j")
+    heard = [(word.epoch, word.step) for word in (late.get_nowait() for _ in range(late.qsize()))]  # type: ignore[union-attr]
+    assert heard == [(1, step) for step in range(20, 50)] + [(2, 18), (2, 19)]
+    for step in range(100, 140):
+        scene.add(step, "nothing such:")
+        assert results(events, 1)[step]
+    assert set(results(scene.uploads.watch("j"), 64)) == {*range(18, 50), *range(108, 140)}
 
 
 def kept(scene: Scene) -> list[tuple[str, int]]:

@@ -295,9 +295,7 @@ class Agent:
         return m.InventoryIs(snapshots=snapshot_rows(held), spoilt=rows)
 
     def _retire(self, request: m.Retire) -> None:
-        if request.before_epoch is None:
-            self._oldest_epochs.pop(request.job, None)
-        else:
+        if request.before_epoch is not None:
             self._oldest_epochs[request.job] = max(request.before_epoch, self._oldest_epochs.get(request.job, 0))
         self._shards.retire(request.job, request.before_epoch)
         for job, name in list(self._owners):

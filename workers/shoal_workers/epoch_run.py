@@ -280,7 +280,8 @@ class EpochRun:
                 old=None if self._old is None else self._old.live,
                 agents={node: (host, port) for node, (host, port) in self._order.agents.items()},
                 open_store=lambda: open_store(str(job.checkpoint.uri)),
-            )
+            ),
+            self._progress,
         )
         self._on_abandon(fetcher.abandon)
         self._on_abandon(lambda: self._more.put(()))

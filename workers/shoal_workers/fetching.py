@@ -22,7 +22,9 @@ from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.state import ELEMENT_BYTES, Tier, Transfer
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
+from shoal_workers.arrivals import Arrivals
 from shoal_workers.live import LiveState
+from shoal_workers.store_reads import PatientReader
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 _MAX_RANGES = 2000
@@ -93,18 +95,21 @@ class _Fetched:
 
 
 class Fetcher:
-    """One rank's fetching in one epoch; `abandon` ends it from another thread."""
+    """One rank's fetching in one epoch; `abandon` ends it from another thread. `progressed` is called now and then
+    while bytes come, by any thread."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, progressed: Callable[[], None] = lambda: None) -> None:
         self._sources = sources
+        self._arrivals = Arrivals(progressed)
         self._connections: list[Connection] = []
         self._lock = threading.Lock()
-        self._abandoned = False
-        self._store: Store | None = None
+        self._abandoned = threading.Event()
+        self._store: PatientReader | None = None
 
     def bring(self, live: LiveState, transfers: Iterable[Transfer]) -> Brought:
         """Fills `live`, but for what failed. Weights that are made of masters come last: with them, nothing must have
-        failed that they are made of. Raises FetchFailed where own memory lacks what it should have."""
+        failed that they are made of. Raises FetchFailed where own memory lacks what it should have, and always once it
+        is abandoned: whoever abandons may still need what own memory has."""
         brought = Brought()
         by_source: defaultdict[_Source, list[Transfer]] = defaultdict(list)
         derived: list[Transfer] = []
@@ -115,6 +120,7 @@ class Fetcher:
             else:
                 (derived if transfer.is_derived else in_place).append(transfer)
         self._copy(live, in_place, brought)
+        self._arrivals.begin()
         spans: defaultdict[Tier, list[_Fetched]] = defaultdict(list)
         for tier, fetched in self._fetch_groups(live, _groups(by_source)):
             brought.num_bytes[tier.value] += fetched.num_bytes
@@ -122,14 +128,22 @@ class Fetcher:
             spans[tier].append(fetched)
         for tier, parts in spans.items():
             brought.source_s[tier.value] = max(part.ended_s for part in parts) - min(part.began_s for part in parts)
+        self._go_on()
         self._copy(live, derived, brought)
+        self._go_on()
         return brought
 
     def abandon(self) -> None:
+        """What is not asked for yet never will be."""
+        self._abandoned.set()
         with self._lock:
-            self._abandoned = True
             for connection in self._connections:
                 connection.close()
+
+    def _go_on(self) -> None:
+        """Raises FetchFailed if nobody waits any more."""
+        if self._abandoned.is_set():
+            raise FetchFailed("rank", "what it fetches is not waited for any more")
 
     def _copy(self, live: LiveState, transfers: Iterable[Transfer], brought: Brought) -> None:
         """From own memory: of before, or what has just come."""
@@ -147,13 +161,18 @@ class Fetcher:
     def _fetch_groups(
         self, live: LiveState, groups: Sequence[tuple[_Source, Sequence[Transfer]]]
     ) -> Iterator[tuple[Tier, _Fetched]]:
-        """Each group's tier and what came; all groups are under way before the first is waited for."""
-        with ThreadPoolExecutor(max_workers=max(1, min(4, len(groups)))) as pool:
+        """Each group's tier and what came; all groups are under way before the first is waited for. Where one fails
+        the others are not begun any more."""
+        pool = ThreadPoolExecutor(max_workers=max(1, min(4, len(groups))))
+        try:
             under_way = [(key[0], pool.submit(self._fetch_group, live, *key, group)) for key, group in groups]
             for tier, done in under_way:
                 yield tier, done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _fetch_group(self, live: LiveState, tier: Tier, node: str, name: str, group: Sequence[Transfer]) -> _Fetched:
+        self._go_on()
         fetched = _Fetched()
         if tier is Tier.STORE:
             self._read_store(live, group, fetched)
@@ -166,18 +185,20 @@ class Fetcher:
         """One read for all of the group, which lie side by side in one object."""
         try:
             for transfer, data in read_transfers(self._open_store(), group):
+                self._go_on()
                 if isinstance(data, StoreError):
                     fetched.failed.append(Failed(transfer=transfer, problem=str(data)))
                 else:
                     _fill(live, transfer, memoryview(bytearray(data)))  # torch wants bytes that may be written
                     fetched.num_bytes += transfer.shard_bytes
         except StoreUnreachable as error:
+            self._go_on()
             raise FetchFailed("object store", str(error)) from error
 
-    def _open_store(self) -> Store:
+    def _open_store(self) -> PatientReader:
         with self._lock:
             if self._store is None:
-                self._store = self._sources.open_store()
+                self._store = PatientReader(self._sources.open_store(), self._arrivals, self._abandoned)
             return self._store
 
     def _ask_agent(self, live: LiveState, node: str, name: str, group: Sequence[Transfer], fetched: _Fetched) -> None:
@@ -186,8 +207,7 @@ class Fetcher:
             for first in range(0, len(group), _MAX_RANGES):
                 self._fetch_ranges(connection, live, name, group[first : first + _MAX_RANGES], fetched)
         except (ConnectionClosed, m.ProtocolError) as error:
-            if self._abandoned:
-                raise FetchFailed(f"agent of {node}", "its answer is not waited for any more") from error
+            self._go_on()
             fetched.failed.extend(
                 Failed(transfer=transfer, problem=str(error), silent=isinstance(error, ConnectionClosed))
                 for transfer in group[fetched.num_settled :]
@@ -211,7 +231,7 @@ class Fetcher:
         for transfer, (before, after) in zip(group, answer.around, strict=True):
             place = _place(live, transfer)
             part = memoryview(bytearray(transfer.num_bytes)) if place is None else place
-            found = _receive(connection, part)
+            found = _receive(connection, part, self._arrivals)
             fetched.num_settled += 1
             if _verified(transfer, found, before, after):
                 if place is None:
@@ -226,7 +246,7 @@ class Fetcher:
         connection = connect(self._sources.agents[node])
         connection.set_timeout(_PATIENCE_S)
         with self._lock:
-            if self._abandoned:
+            if self._abandoned.is_set():
                 connection.close()
             self._connections.append(connection)
         return connection
@@ -250,12 +270,13 @@ def _place(live: LiveState, transfer: Transfer) -> memoryview | None:
     return view.numpy().data.cast("B")
 
 
-def _receive(connection: Connection, part: memoryview) -> int:
+def _receive(connection: Connection, part: memoryview, arrivals: Arrivals) -> int:
     """Fills `part`; its CRC-32, taken while the bytes are near the processor."""
     found = 0
     for first in range(0, part.nbytes, _CHUNK_BYTES):
         chunk = part[first : first + _CHUNK_BYTES]
         connection.read_into(chunk)
+        arrivals.came()
         found = crc32(chunk, found)
     return found
 

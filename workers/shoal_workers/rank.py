@@ -138,11 +138,14 @@ class Rank:
         with self._lock:
             if self._run is not run:
                 return  # somebody else ended it meanwhile
+            whole = run.whole
             if run.alive:
-                # It may still write into its own tensors: they are nobody's state any more.
-                log.warning("a step of an abandoned epoch does not end", device=self._device, epoch=run.epoch)
+                # It may still write into its own tensors: they are nobody's state any more. What it came from, and has
+                # not let go, it does not touch.
+                log.warning("an abandoned epoch does not end", device=self._device, epoch=run.epoch)
+                self._whole = whole if whole is not None and whole.epoch != run.epoch else None
             else:
-                self._whole = run.whole
+                self._whole = whole
                 for name in run.left:
                     self._maps.leave(name)
             self._run = None

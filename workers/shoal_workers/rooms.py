@@ -130,4 +130,20 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _used_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*/*.slot*"))
+    """Others make and remove files meanwhile: what is gone takes no room."""
+    files = (path for job in _entries(folder) for path in _entries(job) if ".slot" in path.name)
+    return sum(map(_size_bytes, files))
+
+
+def _entries(folder: Path) -> tuple[Path, ...]:
+    try:
+        return tuple(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

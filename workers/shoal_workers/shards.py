@@ -111,6 +111,7 @@ class ShardStore:
         self._files: dict[tuple[str, str], _File] = {}
         self._lock = threading.Lock()
         self._over: set[str] = set()  # jobs of which nothing is kept any more
+        self._last_epochs: dict[str, int] = {}  # that jobs had when they were over
         self._spares = SpareSlots(rooms.memory)
         for layout_path in (path for folder in rooms.folders() for path in folder.glob("*/*.layout")):
             job, name = layout_path.parent.name, layout_path.stem
@@ -135,8 +136,12 @@ class ShardStore:
     ) -> tuple[tuple[str, ...], int]:
         """Has both slots, with all their pages before the first write; answers their paths and size in bytes. Where a
         rank writes into them by itself (`by_rank`) it writes no more into those of the snapshots that it has `left`.
-        Raises NoRoom."""
+        Raises NoRoom, and ValueError for an epoch with which the job was over: whoever sends it does not know yet, and
+        nobody would ever remove it."""
         with self._lock:
+            last_epoch = self._last_epochs.get(job, 0)
+            if epoch_of(name) <= last_epoch:
+                raise ValueError(f"epoch {epoch_of(name)} of {job} is over: the job ended in epoch {last_epoch}")
             self._over.discard(job)
             known = self._files.get((job, name))
             if known is None or known.layout != layout:
@@ -256,13 +261,16 @@ class ShardStore:
                         yield replace(whole, pieces=tuple(piece for piece in whole.pieces if piece not in bad))
 
     def epoch(self, job: str) -> int:
-        """The highest that a snapshot of the job is of; 0 where there is none."""
+        """The highest that a snapshot of the job is or was of; 0 where there is none."""
         with self._lock:
-            return max((epoch_of(name) for owner, name in self._files if owner == job), default=0)
+            return self._epoch(job)
 
     def retire(self, job: str, before_epoch: int | None) -> None:
-        """Forgets snapshots of epochs before this one; all of the job's when None."""
+        """Forgets snapshots of epochs before this one; all of the job's when None, and takes none of these epochs any
+        more."""
         with self._lock:
+            if before_epoch is None:
+                self._last_epochs[job] = self._epoch(job)
             over = [
                 name
                 for owner, name in self._files
@@ -278,6 +286,10 @@ class ShardStore:
                 self._rooms.forget(job)
                 for folder in self._rooms.folders():
                     shutil.rmtree(folder / job, ignore_errors=True)
+
+    def _epoch(self, job: str) -> int:
+        held = (epoch_of(name) for owner, name in self._files if owner == job)
+        return max(held, default=self._last_epochs.get(job, 0))
 
     def _retire(self, job: str, name: str) -> None:
         """Its files lie ready for the next epoch if they lie in memory, unless somebody is busy with them."""

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from shoal_workers.stored_copies import StoredCopies
 log = structlog.get_logger()
 
 _KEPT_STEPS = 4  # of a job, on disk at once
+_TOLD_STEPS = 32  # of a job; a supervisor that comes late needs those whose manifest is not written yet
 _SLOW_AFTER_S = 10.0  # when the next comes meanwhile
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _LOOK_S = 0.5  # whether it may write again
@@ -143,7 +144,8 @@ class Uploads:
         return given_up
 
     def watch(self, job: str) -> queue.SimpleQueue[Report]:
-        """A queue of all results of this job, earlier ones first: a supervisor that comes late misses none."""
+        """A queue of the results of this job, earlier ones first: a supervisor that comes late misses none that it may
+        still need."""
         events: queue.SimpleQueue[Report] = queue.SimpleQueue()
         with self._changed:
             wanted = [task for task in self._left if task.job == job]
@@ -240,7 +242,7 @@ class Uploads:
 
     def _tell(self, result: Uploaded) -> None:
         with self._changed:
-            self._done[result.job].append(result)
+            self._done[result.job] = _newest([*self._done[result.job], result])
             self._send(result)
 
     def _delay(self, job: str, problem: str) -> None:
@@ -254,6 +256,14 @@ class Uploads:
     def _send(self, report: Report) -> None:
         for events in self._watchers[report.job]:
             events.put(report)
+
+
+def _newest(results: Sequence[Uploaded]) -> list[Uploaded]:
+    """Those of the steps that came last, and of those that failed last: where most fail, what came is needed longer.
+    Not the highest: steps that are done again come after what they replace."""
+    steps = list(dict.fromkeys((one.problem is None, one.epoch, one.step) for one in reversed(results)))
+    came, failed = ([step for step in steps if step[0] is kind][:_TOLD_STEPS] for kind in (True, False))
+    return [one for one in results if (one.problem is None, one.epoch, one.step) in (*came, *failed)]
 
 
 def _result(job: str, snapshot: Snapshot, pieces: tuple[StoredPiece, ...], problem: str | None) -> Uploaded:
