@@ -175,8 +175,9 @@ def test_the_store_is_read_for_exactly_what_no_survivor_holds(running: Running) 
 
 @pytest.mark.long
 def test_a_job_outlasts_the_loss_of_nearly_all_nodes(running: Running) -> None:
-    """What is left has no room for it: it waits, and goes on from the store by itself when nodes come."""
-    job_id = running.submit(job_mapping(STEPS, uri=new_place(), every_steps=4, keep=2))
+    """What is left is too little for it: it waits, and goes on from the store by itself when nodes come."""
+    limits = {"limits": {"min_devices": 2}}
+    job_id = running.submit(job_mapping(STEPS, uri=new_place(), every_steps=4, keep=2) | limits)
     running.until_event(job_id, "checkpoint_committed")
     gone = ("big-0", "small-0", "small-1", "small-2")
     running.kill(*gone)
