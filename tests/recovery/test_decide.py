@@ -84,6 +84,12 @@ NOT_STORED = PauseSeen(stored=None, saving=False, store_takes=True)
 ON_ITS_WAY = PauseSeen(stored=None, saving=True, store_takes=True)
 NO_STORE = PauseSeen(stored=None, saving=False, store_takes=False)
 SLOW_B = (("b", "is 2 times slower"),)
+LAST_B: dict[str, Any] = {
+    "vital": frozenset({"b"}),
+    "members": (member("b"),),
+    "ready": frozenset({"b"}),
+    "expected": frozenset({"b"}),
+}
 DOOMED_B = (("b", "spot: wanted back, in 9 s"),)
 SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "all is well": (seen(), KEEP),
@@ -138,6 +144,27 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
             troubles=(trouble("c", local=True),),
             left_out=(("a", "no space"), ("b", "no space")),
         ),
+        (End, JobState.FAILED, "rank_failed"),
+    ),
+    "the last one is at fault, as others are lost": (
+        seen(
+            members=(member("a", connected=False), member("c", connected=False)),
+            ready=frozenset({"b"}),
+            expected=frozenset({"b"}),
+            troubles=(trouble("b", local=True),),
+        ),
+        changes("node_lost", set(), "a", "b", "c"),
+    ),
+    "the last one is at fault, others are away": (
+        seen(**LAST_B, away=frozenset({"a", "c"}), troubles=(trouble("b", local=True, age_s=0.2),)),
+        changes("node_lost", set(), "b"),
+    ),
+    "the last one is at fault, just now": (
+        seen(**LAST_B, away=frozenset({"a", "c"}), troubles=(trouble("b", local=True, age_s=0.1),)),
+        KEEP,
+    ),
+    "the last one is at fault, and was once away": (
+        seen(**LAST_B, away=frozenset({"b"}), troubles=(trouble("b", local=True, age_s=0.2),)),
         (End, JobState.FAILED, "rank_failed"),
     ),
     "nobody can be used": (
@@ -327,6 +354,7 @@ observations = st.builds(
     agents=sets,
     tried_agents=st.none() | sets,
     in_state_s=times_s,
+    away=sets,
     troubles=troubles_of,
     ended=st.sampled_from((None, "finished", "stopped")),
     join_gain=st.none() | st.floats(0.1, 4.0),
@@ -369,6 +397,7 @@ def test_a_fault_costs_a_node_or_the_job(observation: Observation, faults: Any, 
         assert decision.at_fault <= {node for node, _ in decision.lost}
     if isinstance(decision, End) and decision.state is JobState.FAILED:
         assert blamed
+        assert everywhere or (seen.ready | seen.expected | seen.away) <= blamed, "others may come"
 
 
 @given(observations)

@@ -343,6 +343,7 @@ class Supervisor:
             ready=ready,
             expected=self._roster.expected.difference(left_out),
             left_out=tuple(left_out.items()),
+            away=frozenset(self._record.had) - self._roster.expected,
             tried=self._changer.tried,
             agents=frozenset(agent.node for agent in self._agents()),
             tried_agents=self._changer.tried_agents,
