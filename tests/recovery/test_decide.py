@@ -25,7 +25,7 @@ from shoal_recovery.decide import (
     Wait,
     decide,
 )
-from shoal_recovery.journal import TERMINAL, JobState
+from shoal_recovery.journal import AT_REST, TERMINAL, TRANSITIONS, JobState
 
 RULES = Rules()
 NODES = frozenset({"a", "b", "c"})
@@ -272,6 +272,10 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
         (End, JobState.CANCELLED, "cancelled_by_user"),
     ),
     "a pause while it recovers": (seen(JobState.RECOVERING, pause=STORED), AGAIN),
+    "a pause, stored, after a change of plan that was interrupted": (
+        seen(JobState.RECOVERING, ended="stopped", pause=STORED, interrupted=1),
+        PAUSE,
+    ),
     "a pause before it began": (begin(JobState.STARTING, pause=STORED), PAUSE),
     "a pause while it waits, stored": (begin(JobState.WAITING, tried=NODES, pause=STORED), PAUSE),
     "a pause while it waits": (begin(JobState.WAITING, tried=NODES, pause=NOT_STORED), SAVE),
@@ -289,10 +293,31 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
 }
 
 
+def assert_allowed(observation: Observation, decision: Decision) -> None:
+    """The state that it leads to may follow the one that the job is in."""
+    match decision:
+        case ChangePlan():
+            entered = JobState.RECOVERING if observation.begun else JobState.STARTING
+        case End():
+            entered = decision.state
+        case Drain():
+            entered = JobState.DRAINING
+        case Pause():
+            entered = JobState.PAUSED
+        case Wait():
+            entered = JobState.WAITING
+        case Keep() | Save():
+            entered = observation.state
+        case _:
+            assert_never(decision)
+    assert entered is observation.state or entered in TRANSITIONS[observation.state]
+
+
 @pytest.mark.parametrize(("observation", "expected"), SCENARIOS.values(), ids=SCENARIOS)
 def test_scenarios(observation: Observation, expected: tuple[Any, ...]) -> None:
     decision = decide(observation, RULES)
     assert summary(decision) == expected
+    assert_allowed(observation, decision)
     if not isinstance(decision, Keep):
         assert decision.reason.endswith(".") or isinstance(decision, End), decision.reason
 
@@ -384,6 +409,18 @@ def test_every_decision_has_a_reason_and_uses_what_answers(observation: Observat
         assert all(evidence for _, evidence in decision.lost)
     if observation.state in TERMINAL:
         assert isinstance(decision, Keep)
+
+
+# A supervisor has entered its cluster before it decides; that a job is cancelling is written by control planes alone.
+DECIDES_IN = tuple(state for state in JobState if state not in (*AT_REST, JobState.QUEUED, JobState.CANCELLING))
+
+
+@given(observations, st.sampled_from(DECIDES_IN))
+def test_every_decision_leads_where_a_job_may_go(observation: Observation, state: JobState) -> None:
+    one = dataclasses.replace(observation, state=state)
+    quiet = dataclasses.replace(one, cancel_wanted=False, members=(), troubles=())
+    for each in (one, quiet, dataclasses.replace(quiet, ended="stopped")):
+        assert_allowed(each, decide(each, RULES))
 
 
 @given(observations, faults_of, st.booleans())
