@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agents import RunningAgent, running_agents
 from process_cluster import ProcessCluster
 from waiting import eventually
 
+from shoal_planner.cluster import Node
 from shoal_recovery.journal import Event, NodeNoticed, NoticeEnded
 from shoal_workers import messages as m
 from shoal_workers.doomed import Doomed
@@ -17,6 +20,7 @@ from shoal_workers.herald import Herald
 from shoal_workers.keeper import Keeper
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.record import JobRecord
+from shoal_workers.roster import Contact, Roster, _Entry
 from shoal_workers.wire import Connection, connect
 
 SPOT = m.GiveNotice(source="aws spot", name="terminate at noon", why="terminate", lead_s=120.0)
@@ -143,6 +147,38 @@ def test_a_notice_of_a_machine_that_was_replaced_while_nobody_watched_is_over(wa
     later.doomed.settle(frozenset({"a"}))
     assert later.doomed.told() == ()
     assert outcomes(later) == [("aws spot", "gone")]
+
+
+class SilentWire:
+    """A connection that stays open and carries nothing."""
+
+    def close(self) -> None:
+        pass
+
+
+def test_silence_on_an_open_connection_ends_no_notice(watched: Watched) -> None:
+    """The agent goes on where it was, and says nothing twice; where it is forgotten it is found again, and does."""
+    wire: Any = SilentWire()
+    node = Node(id="a", device="T4", devices=1, host_memory_bytes=1, intra_bytes_per_s=1.0, inter_bytes_per_s=1.0)
+    agent = Contact(
+        node="a", index=None, address=("", 0), connection=wire, last_heard_s=watched.now_s, last_word_s=watched.now_s
+    )
+    nowhere: Any = None
+    roster = Roster(nowhere, "job", queue.SimpleQueue(), lambda: watched.now_s)
+    roster.forgive_s = 12.0
+    roster._entries["a"] = _Entry(NodeSeen(node=node, incarnation="a#1"), [agent])
+    watched.doomed.hear("a", told())
+    for passed_s, ends in ((11.0, []), (2.0, [("aws spot", "gone")])):
+        watched.now_s += passed_s
+        watched.doomed.settle(roster.there(watched.now_s, 2.0))
+        assert outcomes(watched) == ends
+    agent.last_heard_s = watched.now_s - 3.0
+    assert roster.there(watched.now_s, 2.0) == {"a"}
+    roster.forget("a")
+    assert roster.there(watched.now_s, 4.0) == {"a"}
+    assert roster.there(watched.now_s, 2.0) == set()
+    agent.connected = False
+    assert roster.there(watched.now_s, 4.0) == set()
 
 
 class Reluctant(ProcessCluster):
