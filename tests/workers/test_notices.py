@@ -61,6 +61,41 @@ def test_an_agent_tells_all_who_watch_also_those_who_come_later(tmp_path: Path) 
             assert isinstance(hears(watcher), m.Noticed)
 
 
+def test_a_notice_is_given_again_to_an_agent_that_was_started_anew(tmp_path: Path) -> None:
+    """As long as it lasts; and not to one that has it."""
+    cluster, now_s = ProcessCluster(tmp_path, {"a": ("cpu-1t", 1)}), [0.0]
+    herald = Herald(cluster, lambda: now_s[0])
+    drill = m.GiveNotice(source="drill", name="d", why="asked for", lead_s=120.0)
+
+    def first_word(within_s: float) -> object:
+        """Of the agent that runs now, to whoever begins to watch it; None where it is only heartbeats."""
+        (seen,) = cluster.nodes()
+        connection = connect(cluster.agent(seen))
+        try:
+            connection.set_timeout(within_s)
+            connection.send(m.encode(m.Watch(job="job", after_step=0)))
+            heard = [m.decode(connection.receive()[0]) for _ in range(3)]
+            return next((each for each in heard if not isinstance(each, m.Heartbeat)), None)
+        finally:
+            connection.close()
+
+    def told_to(notice: m.GiveNotice) -> bool:
+        herald.pass_on("a", notice)
+        return first_word(10.0) is not None
+
+    try:
+        eventually(lambda: told_to(drill), 20.0)
+        eventually(lambda: herald._due_s == {"d": 5.0})
+        cluster.kill_agent("a")
+        assert not told_to(drill), "it was given a moment ago"
+        now_s[0] = 6.0
+        ended = dataclasses.replace(drill, lead_s=0.0)
+        assert not told_to(ended), "it lasts no more"
+        eventually(lambda: told_to(drill), 20.0)
+    finally:
+        cluster.close()
+
+
 class Watched:
     """A supervisor's view, with a clock that the test moves."""
 
@@ -182,7 +217,7 @@ def test_silence_on_an_open_connection_ends_no_notice(watched: Watched) -> None:
 
 
 class Reluctant(ProcessCluster):
-    """Its agent cannot be started the first time."""
+    """Its agent cannot be started the first time, and its head has a hiccup the second time."""
 
     asked = 0
 
@@ -190,6 +225,8 @@ class Reluctant(ProcessCluster):
         self.asked += 1
         if self.asked == 1:
             raise NodeUnreachable(seen.node.id, "not now")
+        if self.asked == 2:
+            raise RuntimeError("the head does not answer")
         return super().agent(seen)
 
 
@@ -200,11 +237,11 @@ def test_a_notice_is_brought_to_the_agent_of_its_node(tmp_path: Path) -> None:
     try:
         herald.pass_on("elsewhere", SPOT)
 
-        def asked_twice() -> bool:
+        def asked_often() -> bool:
             herald.pass_on("a#1", dataclasses.replace(SPOT, name="another"))
-            return cluster.asked >= 2
+            return cluster.asked >= 3
 
-        eventually(asked_twice, 20.0)
+        eventually(asked_often, 20.0)
         (seen,) = cluster.nodes()
         connection = connect(cluster.agent(seen))
         connection.send(m.encode(m.Watch(job="job", after_step=0)))
