@@ -169,6 +169,27 @@ def test_what_is_no_cloud_is_none(service: Service) -> None:
         Gcp(Metadata(service.url))
 
 
+def test_a_service_that_was_away_when_it_was_first_asked_is_found_later(service: Service) -> None:
+    """Whatever it knew meanwhile is told then."""
+    notices, looks = Notices("n0"), [0]
+    events: queue.SimpleQueue[Noticed | Withdrawn] = queue.SimpleQueue()
+    notices.watch(events)
+
+    def find() -> Aws | Gcp | Azure | None:
+        looks[0] += 1
+        return Aws(Metadata(service.url)) if looks[0] > 5 else None
+
+    service.token = "token"
+    service.paths["/latest/meta-data/spot/instance-action"] = SPOT
+    watch = CloudWatch(notices, find, 0.01, 0.02)
+    watch.start()
+    try:
+        told = events.get(timeout=10.0)
+        assert isinstance(told, Noticed) and told.source == words.AWS_SPOT
+    finally:
+        watch.close()
+
+
 def test_notices_come_go_and_outlive_silence(service: Service) -> None:
     service.token = "token"
     notices = Notices("n0")
