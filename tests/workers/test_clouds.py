@@ -43,7 +43,9 @@ def test_what_clouds_say_is_read() -> None:
     spot = words.aws_spot(SPOT, NOW_S)
     assert (spot.source, spot.why, spot.lead_s) == ("aws spot", "terminate", 120.0)
     assert words.aws_spot(SPOT, NOW_S + 500).lead_s == 0.0
-    assert words.aws_rebalance(REBALANCE, NOW_S).lead_s == 590.0
+    rebalance = words.aws_rebalance(REBALANCE, NOW_S)
+    assert rebalance is not None and rebalance.lead_s == 590.0
+    assert words.aws_rebalance(REBALANCE, NOW_S + 590.0) is None, "an agent that starts later leaves nothing for it"
     preempted, maintenance = words.gcp_preempted("TRUE"), words.gcp_maintenance("TERMINATE_ON_HOST_MAINTENANCE\n")
     assert preempted is not None and preempted.lead_s == 30.0
     assert maintenance is not None and maintenance.lead_s == 60.0
