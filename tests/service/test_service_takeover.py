@@ -174,4 +174,8 @@ def test_pages_say_what_comes_of_a_dead_head(api: httpx.Client, connector: Conne
         ok(api.put("/v1/clusters/local", json={**body, "snapshot": snapshot}))
         (cluster,) = ok(api.get("/v1/clusters"))["items"]
         assert cluster["if_head_dies"].startswith(words)
+        again = (
+            "connects as local again, from disks of its nodes that survived or from their object store, or on one of "
+        )
+        assert (f"{again}another name, from their object store alone" in cluster["if_head_dies"]) is (told is False)
         assert words in api.get("/nodes", headers={"Accept": "text/html"}).text
