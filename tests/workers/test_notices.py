@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from agents import RunningAgent, running_agents
-from process_cluster import ProcessCluster
+from process_cluster import SETTINGS, ProcessCluster
+from supervised import tiny_job
 from waiting import eventually
 
 from shoal_planner.cluster import Node
@@ -21,6 +22,7 @@ from shoal_workers.keeper import Keeper
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.record import JobRecord
 from shoal_workers.roster import Contact, Roster, _Entry
+from shoal_workers.supervisor import Supervisor
 from shoal_workers.wire import Connection, connect
 
 SPOT = m.GiveNotice(source="aws spot", name="terminate at noon", why="terminate", lead_s=120.0)
@@ -191,17 +193,41 @@ class SilentWire:
         pass
 
 
-def test_silence_on_an_open_connection_ends_no_notice(watched: Watched) -> None:
-    """The agent goes on where it was, and says nothing twice; where it is forgotten it is found again, and does."""
+def with_agent(roster: Roster, heard_s: float) -> Contact:
+    """The one of node a, which was heard then."""
     wire: Any = SilentWire()
     node = Node(id="a", device="T4", devices=1, host_memory_bytes=1, intra_bytes_per_s=1.0, inter_bytes_per_s=1.0)
-    agent = Contact(
-        node="a", index=None, address=("", 0), connection=wire, last_heard_s=watched.now_s, last_word_s=watched.now_s
+    agent = Contact(node="a", index=None, address=("", 0), connection=wire, last_heard_s=heard_s, last_word_s=heard_s)
+    roster._entries["a"] = _Entry(NodeSeen(node=node, incarnation="a#1"), [agent])
+    return agent
+
+
+@pytest.mark.parametrize(("silent_s", "ends"), [(5.0, []), (15.0, ["gone"])])
+def test_a_supervisor_waits_for_a_silent_agent_before_it_ends_a_notice(
+    tmp_path: Path, silent_s: float, ends: list[str]
+) -> None:
+    """After `silence_s` of 4 seconds it is still listened to; after `out_of_sight_s` it has to be recruited anew."""
+    supervisor = Supervisor(
+        job="job",
+        spec=tiny_job("stdlib:", steps=1),
+        cluster=ProcessCluster(tmp_path, {}),
+        settings=SETTINGS,
+        restarted=False,
+        clock=lambda: 100.0,
     )
+    with_agent(supervisor._roster, 100.0 - silent_s)
+    supervisor._doomed.hear("a", told())
+    supervisor.tick()
+    ended = [entry.event for entry in supervisor.entries_after(0, 0.0) if isinstance(entry.event, NoticeEnded)]
+    assert [event.outcome for event in ended] == ends
+
+
+def test_silence_on_an_open_connection_ends_no_notice(watched: Watched) -> None:
+    """The agent goes on where it was, and says nothing twice; where it is forgotten it is found again, and does."""
     nowhere: Any = None
     roster = Roster(nowhere, "job", queue.SimpleQueue(), lambda: watched.now_s)
     roster.forgive_s = 12.0
-    roster._entries["a"] = _Entry(NodeSeen(node=node, incarnation="a#1"), [agent])
+    agent = with_agent(roster, watched.now_s)
     watched.doomed.hear("a", told())
     for passed_s, ends in ((11.0, []), (2.0, [("aws spot", "gone")])):
         watched.now_s += passed_s
