@@ -69,20 +69,19 @@ class PauseSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """`vital` are the nodes that the current epoch computes on or keeps copies on; `ready` those whose agent and
-    ranks all answer; `expected` those that the cluster has; `tried` those with which the last attempt found no
-    plan. `agents` are the nodes whose agent answers, whatever their ranks do, and `tried_agents` those that did
-    when the state was found to be lost (None where it was not). `left_out` are nodes that answer but cannot be
-    used, and why, neither ready nor expected; `all_at_fault`: every rank, on several nodes, blames its own node.
-    `ended` is how all ranks of the epoch left it, None while any of them steps, and `last_step` where the last step
-    of a job is that has done all of them: in the object store if it has one, on its way there, not even that, or
-    given up; `interrupted` how many changes of plan in a row were interrupted, the last of them `since_attempt_s`
-    ago. `doomed` are nodes that are to go away, and what was told of that; they may be ready all the same.
-    `leave_fits`: whether a plan fits without them (None: not known). `rescue`: state would go with them, and is not
-    on its way to the object store. `repaced` are ready nodes that are slower or faster than the plan takes them
-    for, and what is said of each; `join_gain` is how many times faster a step would be with all nodes that are
-    ready, as fast as they are. `begun`: the job has had a plan before. `pause`: whether the user wants it to
-    rest."""
+    """`vital` are the nodes that the current epoch computes on or keeps copies on; `ready` those whose agent and ranks
+    all answer; `expected` those that the cluster has; `tried` those with which the last attempt found no plan. `agents`
+    are the nodes whose agent answers, whatever their ranks do, and `tried_agents` those that did when the state was
+    found to be lost (None where it was not). `left_out` are nodes that answer but cannot be used, and why, neither
+    ready nor expected; `all_at_fault`: every rank, on several nodes, blames its own node. `away` are nodes that the job
+    once had and the cluster has no more. `ended` is how all ranks of the epoch left it, None while any of them steps,
+    and `last_step` where the last step of a job is that has done all of them: in the object store if it has one, on its
+    way there, not even that, or given up; `interrupted` how many changes of plan in a row were interrupted, the last of
+    them `since_attempt_s` ago. `doomed` are nodes that are to go away, and what was told of that; they may be ready all
+    the same. `leave_fits`: whether a plan fits without them (None: not known). `rescue`: state would go with them, and
+    is not on its way to the object store. `repaced` are ready nodes that are slower or faster than the plan takes them
+    for, and what is said of each; `join_gain` is how many times faster a step would be with all nodes that are ready,
+    as fast as they are. `begun`: the job has had a plan before. `pause`: whether the user wants it to rest."""
 
     state: JobState
     cancel_wanted: bool
@@ -96,6 +95,7 @@ class Observation:
     tried_agents: frozenset[str] | None = None
     left_out: tuple[tuple[str, str], ...] = ()
     all_at_fault: bool = False
+    away: frozenset[str] = frozenset()
     troubles: tuple[TroubleSeen, ...] = ()
     ended: Literal["finished", "stopped"] | None = None
     last_step: Literal["safe", "coming", "missing", "never"] = "safe"
@@ -219,7 +219,7 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
     if seen.ended == "finished" and seen.last_step in ("safe", "never"):
         return _finish(seen)
     lost, faults = losses(seen.sight, rules), _faults(seen)
-    if faults and (seen.all_at_fault or not (seen.ready | seen.expected) - faults.keys() - lost.keys()):
+    if faults and (seen.all_at_fault or not (seen.ready | seen.expected | seen.away | lost.keys()) - faults.keys()):
         return _nowhere(seen, faults)
     if lost or any(fault.age_s >= rules.blame_s for fault in faults.values()):
         return _replace(seen, lost, faults)

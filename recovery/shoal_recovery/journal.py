@@ -40,7 +40,7 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.STARTING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
     JobState.RUNNING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
     JobState.DRAINING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
-    JobState.RECOVERING: _ACTIVE | {JobState.CANCELLING} | TERMINAL,
+    JobState.RECOVERING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
     JobState.WAITING: _ACTIVE | {JobState.PAUSED, JobState.CANCELLING} | TERMINAL,
     JobState.PAUSED: _ACTIVE | {JobState.QUEUED, JobState.CANCELLING} | TERMINAL,
     JobState.CANCELLING: TERMINAL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from shoal_service import api_clusters, api_history, api_jobs, api_plans, pages, problems
 from shoal_service.auth import Auth, Gate, admin_token
+from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.errors import Problem
@@ -28,14 +30,15 @@ def create_app(settings: Settings) -> FastAPI:
     """The application. Makes the data folder and the administrator's token; the database opens when it starts."""
     database = Database(settings.resolved_database_url)
     token = admin_token(settings.data_path)
-    bell, planner = Bell(), Planner(settings.plan_time_limit_s)
+    bell, planner, awake = Bell(), Planner(settings.plan_time_limit_s), Awake()
     services = Services(
         settings=settings,
         database=database,
         auth=Auth(database, token, session_s=settings.session_s, login_code_s=settings.login_code_s),
         bell=bell,
         planner=planner,
-        takeover=Takeover(database, planner, bell, settings.cluster_lost_s),
+        awake=awake,
+        takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(title="Shoal", version="1", lifespan=_lifespan, docs_url=None, redoc_url=None)
@@ -53,7 +56,9 @@ def create_app(settings: Settings) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     await services.database.migrate()
+    beat = asyncio.create_task(services.awake.beat(), name="awake")
     yield
+    beat.cancel()
     services.bell.close()
     await services.takeover.close()
     await services.database.close()

@@ -105,15 +105,16 @@ async def active_jobs(session: AsyncSession) -> Sequence[JobRow]:
     return (await session.scalars(query)).all()
 
 
-def if_head_dies(fault_tolerant: bool | None) -> str:
-    """For people."""
-    if fault_tolerant is None:
+def if_head_dies(row: ClusterRow) -> str:
+    """For people. Folders on disks are named after the cluster, so only one of that name finds them."""
+    if row.fault_tolerant_head is None:
         return "not known: its connector does not say what becomes of its jobs"
-    if fault_tolerant:
+    if row.fault_tolerant_head:
         return "training goes on: what the head knows is kept outside of it, and it is there again when it comes back"
     return (
-        "the cluster ends with it: jobs go on on the next cluster that connects, from surviving disks or their object "
-        "store; a job that has stored no step waits for the nodes that have its state"
+        f"the cluster ends with it: jobs go on on a cluster that connects as {row.id} again, from disks of its nodes "
+        "that survived or from their object store, or on one of another name, from their object store alone; a job "
+        "that has stored no step waits for the nodes that have its state"
     )
 
 
@@ -128,7 +129,7 @@ async def of_job(session: AsyncSession, job: JobRow) -> dict[str, Any] | None:
         "connected": connected(row),
         "heard_of_at": heard,
         "fault_tolerant_head": row.fault_tolerant_head,
-        "if_head_dies": if_head_dies(row.fault_tolerant_head),
+        "if_head_dies": if_head_dies(row),
         "problem": None if connected(row) or job.state in _AT_REST else await _silence(session, job, row, heard),
     }
 
@@ -154,7 +155,7 @@ def resource(row: ClusterRow) -> dict[str, Any]:
         "lease_until": jobs.rfc3339(row.lease_until_s),
         "updated_at": jobs.rfc3339(row.updated_at_s),
         "fault_tolerant_head": row.fault_tolerant_head,
-        "if_head_dies": if_head_dies(row.fault_tolerant_head),
+        "if_head_dies": if_head_dies(row),
         "num_nodes": len(nodes),
         "num_devices": sum(node["devices"] for node in nodes),
     }

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from shoal_service.auth import Auth
+from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.planning import Planner
@@ -22,6 +23,7 @@ class Services:
     auth: Auth
     bell: Bell
     planner: Planner
+    awake: Awake
     takeover: Takeover
 
 

@@ -5,6 +5,9 @@ only where nothing is lost by that: it has not begun, or a step of it stands in 
 goes on with it says first that the other one's time is over (`shoal_recovery.tenure`). A job whose state is nowhere
 else waits for the cluster that has it.
 
+Silence says something only of a time in which somebody listened. A control plane that was away, or had no turn, begins
+to count anew: every cluster that is there has renewed its lease before a job of it is given away.
+
 Owns which jobs these are and the giving; that a cluster is there is known when it renews its lease.
 """
 
@@ -17,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 import structlog
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.cluster import snapshot_from_mapping
@@ -25,6 +28,7 @@ from shoal_planner.job import parse_job
 from shoal_planner.profile import profile_from_mapping
 from shoal_recovery.journal import AT_REST, CheckpointCommitted, JobState
 from shoal_service import clusters, jobs
+from shoal_service.awake import Awake
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
 from shoal_service.errors import BadInput
@@ -40,11 +44,12 @@ _STAY = tuple(state.value for state in (*AT_REST, JobState.CANCELLING))
 class Takeover:
     """`lost_s` is how long a cluster may be late with its lease before its jobs go elsewhere."""
 
-    def __init__(self, database: Database, planner: Planner, bell: Bell, lost_s: float) -> None:
+    def __init__(self, database: Database, planner: Planner, bell: Bell, lost_s: float, awake: Awake) -> None:
         self._database = database
         self._planner = planner
         self._bell = bell
         self._lost_s = lost_s
+        self._awake = awake
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._no_plan: set[tuple[str, str, str]] = set()
 
@@ -62,10 +67,16 @@ class Takeover:
     async def _look(self, cluster_id: str) -> None:
         async with self._database.read() as session:
             cluster = await clusters.get(session, cluster_id)
-            found = await _orphans(session, cluster_id, time.time() - self._lost_s)
+            found = await _orphans(session, cluster_id, self._gone())
         for row in found:
             if await self._fits(row, cluster):
                 await self._give(row, cluster_id)
+
+    def _gone(self) -> ColumnElement[bool]:
+        """Of a cluster: it is that late, and this process listened for a whole lease of it and as long again."""
+        lease_s = ClusterRow.lease_until_s - ClusterRow.updated_at_s
+        late = ClusterRow.lease_until_s < time.time() - self._lost_s
+        return late & (lease_s <= self._awake.for_s() - self._lost_s)
 
     async def _fits(self, row: JobRow, cluster: ClusterRow) -> bool:
         """Where no plan of the job fits now none will be searched for again until the cluster is another one."""
@@ -90,19 +101,23 @@ class Takeover:
             reason += ", which goes on from what the object store has"
         status = moved(status, state, "cluster_lost", reason, now_s)
         async with self._database.write() as session:
+            # It may have been heard of while a plan was searched for.
+            gone = select(ClusterRow.id).where(ClusterRow.id == lost, self._gone()).with_for_update()
+            if await session.scalar(gone) is None:
+                return
             given = await jobs.put_status(session, row, status, cluster_id=cluster_id)
         if given:
             log.warning("job given to another cluster", job=row.id, lost=lost, cluster=cluster_id)
             self._bell.ring(CLUSTERS, JOBS, job_topic(row.id))
 
 
-async def _orphans(session: AsyncSession, cluster_id: str, before_s: float) -> Sequence[JobRow]:
-    """Jobs that may leave their clusters, which have not been heard of since `before_s`."""
+async def _orphans(session: AsyncSession, cluster_id: str, gone: ColumnElement[bool]) -> Sequence[JobRow]:
+    """Jobs that may leave their clusters, which are `gone`."""
     stored = select(JournalRow.seq).where(JournalRow.job_id == JobRow.id, JournalRow.kind == CheckpointCommitted.kind)
     query = (
         select(JobRow)
         .join(ClusterRow, ClusterRow.id == JobRow.cluster_id)
-        .where(JobRow.state.not_in(_STAY), ClusterRow.id != cluster_id, ClusterRow.lease_until_s < before_s)
+        .where(JobRow.state.not_in(_STAY), ClusterRow.id != cluster_id, gone)
         .where((JobRow.last_seq == 0) | stored.exists())
         .order_by(JobRow.id)
     )

@@ -25,7 +25,7 @@ from shoal_recovery.decide import (
     Wait,
     decide,
 )
-from shoal_recovery.journal import TERMINAL, JobState
+from shoal_recovery.journal import AT_REST, TERMINAL, TRANSITIONS, JobState
 
 RULES = Rules()
 NODES = frozenset({"a", "b", "c"})
@@ -84,6 +84,12 @@ NOT_STORED = PauseSeen(stored=None, saving=False, store_takes=True)
 ON_ITS_WAY = PauseSeen(stored=None, saving=True, store_takes=True)
 NO_STORE = PauseSeen(stored=None, saving=False, store_takes=False)
 SLOW_B = (("b", "is 2 times slower"),)
+LAST_B: dict[str, Any] = {
+    "vital": frozenset({"b"}),
+    "members": (member("b"),),
+    "ready": frozenset({"b"}),
+    "expected": frozenset({"b"}),
+}
 DOOMED_B = (("b", "spot: wanted back, in 9 s"),)
 SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "all is well": (seen(), KEEP),
@@ -152,6 +158,27 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
             troubles=(trouble("c", local=True),),
             left_out=(("a", "no space"), ("b", "no space")),
         ),
+        (End, JobState.FAILED, "rank_failed"),
+    ),
+    "the last one is at fault, as others are lost": (
+        seen(
+            members=(member("a", connected=False), member("c", connected=False)),
+            ready=frozenset({"b"}),
+            expected=frozenset({"b"}),
+            troubles=(trouble("b", local=True),),
+        ),
+        changes("node_lost", set(), "a", "b", "c"),
+    ),
+    "the last one is at fault, others are away": (
+        seen(**LAST_B, away=frozenset({"a", "c"}), troubles=(trouble("b", local=True, age_s=0.2),)),
+        changes("node_lost", set(), "b"),
+    ),
+    "the last one is at fault, just now": (
+        seen(**LAST_B, away=frozenset({"a", "c"}), troubles=(trouble("b", local=True, age_s=0.1),)),
+        KEEP,
+    ),
+    "the last one is at fault, and was once away": (
+        seen(**LAST_B, away=frozenset({"b"}), troubles=(trouble("b", local=True, age_s=0.2),)),
         (End, JobState.FAILED, "rank_failed"),
     ),
     "nobody can be used": (
@@ -265,6 +292,10 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
         (End, JobState.CANCELLED, "cancelled_by_user"),
     ),
     "a pause while it recovers": (seen(JobState.RECOVERING, pause=STORED), AGAIN),
+    "a pause, stored, after a change of plan that was interrupted": (
+        seen(JobState.RECOVERING, ended="stopped", pause=STORED, interrupted=1),
+        PAUSE,
+    ),
     "a pause before it began": (begin(JobState.STARTING, pause=STORED), PAUSE),
     "a pause while it waits, stored": (begin(JobState.WAITING, tried=NODES, pause=STORED), PAUSE),
     "a pause while it waits": (begin(JobState.WAITING, tried=NODES, pause=NOT_STORED), SAVE),
@@ -282,10 +313,31 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
 }
 
 
+def assert_allowed(observation: Observation, decision: Decision) -> None:
+    """The state that it leads to may follow the one that the job is in."""
+    match decision:
+        case ChangePlan():
+            entered = JobState.RECOVERING if observation.begun else JobState.STARTING
+        case End():
+            entered = decision.state
+        case Drain():
+            entered = JobState.DRAINING
+        case Pause():
+            entered = JobState.PAUSED
+        case Wait():
+            entered = JobState.WAITING
+        case Keep() | Save():
+            entered = observation.state
+        case _:
+            assert_never(decision)
+    assert entered is observation.state or entered in TRANSITIONS[observation.state]
+
+
 @pytest.mark.parametrize(("observation", "expected"), SCENARIOS.values(), ids=SCENARIOS)
 def test_scenarios(observation: Observation, expected: tuple[Any, ...]) -> None:
     decision = decide(observation, RULES)
     assert summary(decision) == expected
+    assert_allowed(observation, decision)
     if not isinstance(decision, Keep):
         assert decision.reason.endswith(".") or isinstance(decision, End), decision.reason
 
@@ -347,6 +399,7 @@ observations = st.builds(
     agents=sets,
     tried_agents=st.none() | sets,
     in_state_s=times_s,
+    away=sets,
     troubles=troubles_of,
     ended=st.sampled_from((None, "finished", "stopped")),
     last_step=st.sampled_from(("safe", "coming", "missing", "never")),
@@ -380,6 +433,18 @@ def test_every_decision_has_a_reason_and_uses_what_answers(observation: Observat
         assert isinstance(decision, Keep)
 
 
+# A supervisor has entered its cluster before it decides; that a job is cancelling is written by control planes alone.
+DECIDES_IN = tuple(state for state in JobState if state not in (*AT_REST, JobState.QUEUED, JobState.CANCELLING))
+
+
+@given(observations, st.sampled_from(DECIDES_IN))
+def test_every_decision_leads_where_a_job_may_go(observation: Observation, state: JobState) -> None:
+    one = dataclasses.replace(observation, state=state)
+    quiet = dataclasses.replace(one, cancel_wanted=False, members=(), troubles=())
+    for each in (one, quiet, dataclasses.replace(quiet, ended="stopped")):
+        assert_allowed(each, decide(each, RULES))
+
+
 @given(observations, faults_of, st.booleans())
 def test_a_fault_costs_a_node_or_the_job(observation: Observation, faults: Any, everywhere: bool) -> None:
     seen = dataclasses.replace(observation, troubles=faults, all_at_fault=everywhere)
@@ -391,6 +456,8 @@ def test_a_fault_costs_a_node_or_the_job(observation: Observation, faults: Any, 
         assert decision.at_fault <= {node for node, _ in decision.lost}
     if isinstance(decision, End) and decision.state is JobState.FAILED:
         assert blamed or seen.last_step == "never"
+        if seen.last_step != "never":
+            assert everywhere or (seen.ready | seen.expected | seen.away) <= blamed, "others may come"
 
 
 @given(observations)

@@ -43,7 +43,9 @@ def test_what_clouds_say_is_read() -> None:
     spot = words.aws_spot(SPOT, NOW_S)
     assert (spot.source, spot.why, spot.lead_s) == ("aws spot", "terminate", 120.0)
     assert words.aws_spot(SPOT, NOW_S + 500).lead_s == 0.0
-    assert words.aws_rebalance(REBALANCE, NOW_S).lead_s == 590.0
+    rebalance = words.aws_rebalance(REBALANCE, NOW_S)
+    assert rebalance is not None and rebalance.lead_s == 590.0
+    assert words.aws_rebalance(REBALANCE, NOW_S + 590.0) is None, "an agent that starts later leaves nothing for it"
     preempted, maintenance = words.gcp_preempted("TRUE"), words.gcp_maintenance("TERMINATE_ON_HOST_MAINTENANCE\n")
     assert preempted is not None and preempted.lead_s == 30.0
     assert maintenance is not None and maintenance.lead_s == 60.0
@@ -167,6 +169,27 @@ def test_what_is_no_cloud_is_none(service: Service) -> None:
     assert find_cloud(Metadata("http://127.0.0.1:9")) is None
     with pytest.raises(MetadataSilent):
         Gcp(Metadata(service.url))
+
+
+def test_a_service_that_was_away_when_it_was_first_asked_is_found_later(service: Service) -> None:
+    """Whatever it knew meanwhile is told then."""
+    notices, looks = Notices("n0"), [0]
+    events: queue.SimpleQueue[Noticed | Withdrawn] = queue.SimpleQueue()
+    notices.watch(events)
+
+    def find() -> Aws | Gcp | Azure | None:
+        looks[0] += 1
+        return Aws(Metadata(service.url)) if looks[0] > 5 else None
+
+    service.token = "token"
+    service.paths["/latest/meta-data/spot/instance-action"] = SPOT
+    watch = CloudWatch(notices, find, 0.01, 0.02)
+    watch.start()
+    try:
+        told = events.get(timeout=10.0)
+        assert isinstance(told, Noticed) and told.source == words.AWS_SPOT
+    finally:
+        watch.close()
 
 
 def test_notices_come_go_and_outlive_silence(service: Service) -> None:

@@ -54,6 +54,10 @@ def test_taints_that_mean_the_end_are_told_from_those_that_do_not() -> None:
     assert (found.source, found.why, found.lead_s) == ("kubernetes node", "interrupted as a spot instance", 90.0)
     sooner = words.kubernetes_node(node_with(spot, taint("cloud.google.com/impending-node-termination")), NOW_S)
     assert sooner is not None and sooner.lead_s == 15.0
+    advice = taint("aws-node-termination-handler/rebalance-recommendation", timeAdded="2026-11-18T11:06:10Z")
+    likelier = words.kubernetes_node(node_with(advice), NOW_S)
+    assert likelier is not None and likelier.lead_s == 570.0
+    assert words.kubernetes_node(node_with(advice), NOW_S + 570) is None, "its time is up, and the taint stays"
     again = words.kubernetes_node(node_with(spot), NOW_S + 10)
     assert again is not None and again.name == found.name, "or it would be a new notice each time"
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agents import RunningAgent, running_agents
-from process_cluster import ProcessCluster
+from process_cluster import SETTINGS, ProcessCluster
+from supervised import tiny_job
 from waiting import eventually
 
+from shoal_planner.cluster import Node
 from shoal_recovery.journal import Event, NodeNoticed, NoticeEnded
 from shoal_workers import messages as m
 from shoal_workers.doomed import Doomed
@@ -17,6 +21,8 @@ from shoal_workers.herald import Herald
 from shoal_workers.keeper import Keeper
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.record import JobRecord
+from shoal_workers.roster import Contact, Roster, _Entry
+from shoal_workers.supervisor import Supervisor
 from shoal_workers.wire import Connection, connect
 
 SPOT = m.GiveNotice(source="aws spot", name="terminate at noon", why="terminate", lead_s=120.0)
@@ -55,6 +61,41 @@ def test_an_agent_tells_all_who_watch_also_those_who_come_later(tmp_path: Path) 
         for watcher in (early, late):
             assert hears(watcher) == m.Withdrawn(source="aws spot")
             assert isinstance(hears(watcher), m.Noticed)
+
+
+def test_a_notice_is_given_again_to_an_agent_that_was_started_anew(tmp_path: Path) -> None:
+    """As long as it lasts; and not to one that has it."""
+    cluster, now_s = ProcessCluster(tmp_path, {"a": ("cpu-1t", 1)}), [0.0]
+    herald = Herald(cluster, lambda: now_s[0])
+    drill = m.GiveNotice(source="drill", name="d", why="asked for", lead_s=120.0)
+
+    def first_word(within_s: float) -> object:
+        """Of the agent that runs now, to whoever begins to watch it; None where it is only heartbeats."""
+        (seen,) = cluster.nodes()
+        connection = connect(cluster.agent(seen))
+        try:
+            connection.set_timeout(within_s)
+            connection.send(m.encode(m.Watch(job="job", after_step=0)))
+            heard = [m.decode(connection.receive()[0]) for _ in range(3)]
+            return next((each for each in heard if not isinstance(each, m.Heartbeat)), None)
+        finally:
+            connection.close()
+
+    def told_to(notice: m.GiveNotice) -> bool:
+        herald.pass_on("a", notice)
+        return first_word(10.0) is not None
+
+    try:
+        eventually(lambda: told_to(drill), 20.0)
+        eventually(lambda: herald._due_s == {"d": 5.0})
+        cluster.kill_agent("a")
+        assert not told_to(drill), "it was given a moment ago"
+        now_s[0] = 6.0
+        ended = dataclasses.replace(drill, lead_s=0.0)
+        assert not told_to(ended), "it lasts no more"
+        eventually(lambda: told_to(drill), 20.0)
+    finally:
+        cluster.close()
 
 
 class Watched:
@@ -145,8 +186,64 @@ def test_a_notice_of_a_machine_that_was_replaced_while_nobody_watched_is_over(wa
     assert outcomes(later) == [("aws spot", "gone")]
 
 
+class SilentWire:
+    """A connection that stays open and carries nothing."""
+
+    def close(self) -> None:
+        pass
+
+
+def with_agent(roster: Roster, heard_s: float) -> Contact:
+    """The one of node a, which was heard then."""
+    wire: Any = SilentWire()
+    node = Node(id="a", device="T4", devices=1, host_memory_bytes=1, intra_bytes_per_s=1.0, inter_bytes_per_s=1.0)
+    agent = Contact(node="a", index=None, address=("", 0), connection=wire, last_heard_s=heard_s, last_word_s=heard_s)
+    roster._entries["a"] = _Entry(NodeSeen(node=node, incarnation="a#1"), [agent])
+    return agent
+
+
+@pytest.mark.parametrize(("silent_s", "ends"), [(5.0, []), (15.0, ["gone"])])
+def test_a_supervisor_waits_for_a_silent_agent_before_it_ends_a_notice(
+    tmp_path: Path, silent_s: float, ends: list[str]
+) -> None:
+    """After `silence_s` of 4 seconds it is still listened to; after `out_of_sight_s` it has to be recruited anew."""
+    supervisor = Supervisor(
+        job="job",
+        spec=tiny_job("stdlib:", steps=1),
+        cluster=ProcessCluster(tmp_path, {}),
+        settings=SETTINGS,
+        restarted=False,
+        clock=lambda: 100.0,
+    )
+    with_agent(supervisor._roster, 100.0 - silent_s)
+    supervisor._doomed.hear("a", told())
+    supervisor.tick()
+    ended = [entry.event for entry in supervisor.entries_after(0, 0.0) if isinstance(entry.event, NoticeEnded)]
+    assert [event.outcome for event in ended] == ends
+
+
+def test_silence_on_an_open_connection_ends_no_notice(watched: Watched) -> None:
+    """The agent goes on where it was, and says nothing twice; where it is forgotten it is found again, and does."""
+    nowhere: Any = None
+    roster = Roster(nowhere, "job", queue.SimpleQueue(), lambda: watched.now_s)
+    roster.forgive_s = 12.0
+    agent = with_agent(roster, watched.now_s)
+    watched.doomed.hear("a", told())
+    for passed_s, ends in ((11.0, []), (2.0, [("aws spot", "gone")])):
+        watched.now_s += passed_s
+        watched.doomed.settle(roster.there(watched.now_s, 2.0))
+        assert outcomes(watched) == ends
+    agent.last_heard_s = watched.now_s - 3.0
+    assert roster.there(watched.now_s, 2.0) == {"a"}
+    roster.forget("a")
+    assert roster.there(watched.now_s, 4.0) == {"a"}
+    assert roster.there(watched.now_s, 2.0) == set()
+    agent.connected = False
+    assert roster.there(watched.now_s, 4.0) == set()
+
+
 class Reluctant(ProcessCluster):
-    """Its agent cannot be started the first time."""
+    """Its agent cannot be started the first time, and its head has a hiccup the second time."""
 
     asked = 0
 
@@ -154,6 +251,8 @@ class Reluctant(ProcessCluster):
         self.asked += 1
         if self.asked == 1:
             raise NodeUnreachable(seen.node.id, "not now")
+        if self.asked == 2:
+            raise RuntimeError("the head does not answer")
         return super().agent(seen)
 
 
@@ -164,11 +263,11 @@ def test_a_notice_is_brought_to_the_agent_of_its_node(tmp_path: Path) -> None:
     try:
         herald.pass_on("elsewhere", SPOT)
 
-        def asked_twice() -> bool:
+        def asked_often() -> bool:
             herald.pass_on("a#1", dataclasses.replace(SPOT, name="another"))
-            return cluster.asked >= 2
+            return cluster.asked >= 3
 
-        eventually(asked_twice, 20.0)
+        eventually(asked_often, 20.0)
         (seen,) = cluster.nodes()
         connection = connect(cluster.agent(seen))
         connection.send(m.encode(m.Watch(job="job", after_step=0)))

@@ -186,6 +186,35 @@ def test_ranks_that_run_out_of_memory_say_in_the_job_where_and_for_what(
         assert re.search(r"make [\d.]+ MiB, and it may use 0.125 MiB; [\d.]+ MiB were predicted", running.reason)
 
 
+def test_a_fault_of_the_last_node_is_not_the_end_while_others_are_away(
+    cluster: ProcessCluster, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has less memory than the plan for it alone believes. What it holds is kept, and is what others go on from."""
+
+    def with_little_alone(**given: Any) -> tuple[m.Assign, ...]:
+        orders = assignments(**given)
+        alone = [node.id for node in given["snapshot"].nodes] == ["c"]
+        return tuple(
+            dataclasses.replace(order, memory_limit_bytes=LITTLE_BYTES) if alone else order for order in orders
+        )
+
+    monkeypatch.setattr(changer, "assignments", with_little_alone)
+    cluster.kill_node("b", "d")
+    spec = tiny_job(text, steps=100, checkpoint=CheckpointSpec(uri=(tmp_path / "store").as_uri(), every_steps=1000))
+    with supervised(cluster, "last", spec) as running:
+        running.reaches(5)
+        cluster.kill_node("a")
+        running.becomes(JobState.WAITING)
+        assert "no node is left that can be used. Left out: c (rank process c:0 cannot go on there: " in running.reason
+        assert "out of memory on c:0" in running.reason
+        running.eventually(lambda: running.events(CheckpointCommitted))
+        cluster.heal()
+        running.succeeds()
+        assert "c" not in running.devices()
+        assert all(done.lost_steps == 0 and done.redone_steps <= 1 for done in running.events(RecoveryDone))
+        assert_same_training(running, spec)
+
+
 def test_steps_that_come_out_not_finite_are_told(cluster: ProcessCluster, text: str) -> None:
     """The first update makes weights that no float can square; skipping does not help for ever."""
     spec = tiny_job(text, steps=30, min_devices=3)

@@ -55,9 +55,7 @@ log = structlog.get_logger()
 
 _PLAN_LIMIT_S = 5.0
 _WAIT_TICK_S = 0.005
-_EPOCHS_OF_A_LIFE = (
-    1000  # of a cluster; more changes of plan than these while nobody hears of it are not to be expected
-)
+_EPOCHS_OF_A_LIFE = 1000  # of a cluster: more changes of plan while nobody hears of it are not to be expected
 
 
 class Changer:
@@ -172,7 +170,9 @@ class Changer:
     def _change(self, decision: ChangePlan) -> None:
         pending = self._begin(decision)
         if not decision.use:
-            self._no_plan(decision.use, "no node answers")
+            self._no_plan(decision.use, "no node is left that can be used" if decision.at_fault else "no node answers")
+            if decision.at_fault:  # what they hold can be had as long as they are there
+                self.save()
             return
         number = self._claim()
         halted = self._halt(number, decision.use | decision.doomed)

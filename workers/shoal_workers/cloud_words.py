@@ -25,6 +25,7 @@ AZURE = "azure scheduled event"
 KUBERNETES_NODE = "kubernetes node"
 KUBERNETES_POD = "kubernetes pod"
 
+_REBALANCE_TAINT = "aws-node-termination-handler/rebalance-recommendation"
 _REBALANCE_LEAD_S = 600.0  # no end is announced, only that one is likelier: the node is not used for so long
 _GCP_PREEMPTION_LEAD_S = 30.0
 _GCP_MAINTENANCE_LEAD_S = 60.0
@@ -37,7 +38,7 @@ _ENDING_TAINTS: Mapping[str, tuple[str, float]] = {
     "aws-node-termination-handler/spot-itn": ("interrupted as a spot instance", 120.0),
     "aws-node-termination-handler/scheduled-maintenance": ("ended by a scheduled event", 120.0),
     "aws-node-termination-handler/asg-lifecycle-termination": ("ended by its scaling group", 30.0),
-    "aws-node-termination-handler/rebalance-recommendation": ("an interruption has become likely", _REBALANCE_LEAD_S),
+    _REBALANCE_TAINT: ("an interruption has become likely", _REBALANCE_LEAD_S),
     "node.cloudprovider.kubernetes.io/shutdown": ("shut down", 0.0),
     "node.kubernetes.io/out-of-service": ("out of service", 0.0),
 }
@@ -52,10 +53,13 @@ def aws_spot(text: str, now_s: float) -> GiveNotice:
     return GiveNotice(source=AWS_SPOT, name=f"{action} {ends}", why=action, lead_s=lead_s)
 
 
-def aws_rebalance(text: str, now_s: float) -> GiveNotice:
-    """Raises ValueError for anything else."""
+def aws_rebalance(text: str, now_s: float) -> GiveNotice | None:
+    """None also for one whose time is up: it stands for as long as the machine does. Raises ValueError for anything
+    else."""
     given = str(_mapping(json.loads(text))["noticeTime"])
-    lead_s = max(0.0, _timestamp(given) + _REBALANCE_LEAD_S - now_s)
+    lead_s = _timestamp(given) + _REBALANCE_LEAD_S - now_s
+    if lead_s <= 0:
+        return None
     return GiveNotice(source=AWS_REBALANCE, name=given, why="an interruption has become likely", lead_s=lead_s)
 
 
@@ -93,6 +97,8 @@ def kubernetes_node(text: str, now_s: float) -> GiveNotice | None:
             why, lead_s = _ENDING_TAINTS[taint["key"]]
             added = taint.get("timeAdded")
             passed_s = 0.0 if added is None else max(0.0, now_s - _timestamp(str(added)))
+            if taint["key"] == _REBALANCE_TAINT and passed_s >= lead_s:
+                continue  # nobody takes it off again
             name = f"{taint['key']} {added or ''}".strip()
             found.append(GiveNotice(source=KUBERNETES_NODE, name=name, why=why, lead_s=max(0.0, lead_s - passed_s)))
     return min(found, key=lambda notice: notice.lead_s, default=None)

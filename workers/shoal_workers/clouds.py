@@ -1,7 +1,7 @@
 """Asks the metadata service of the machine's cloud, now and then, whether the machine is to go away, and passes that on
 as notices. Owns requests and their times; what answers mean is `cloud_words`.
 
-A machine without such a service is asked about it a few times, and then left alone.
+A machine without such a service is asked about it a few times, and then seldom: it may have been away for a while.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ log = structlog.get_logger()
 _ANSWER_S = 1.0
 _TOKEN_TTL_S = 21600
 _TRIES = 3
+_SELDOM_S = 60.0
 
 Found = Mapping[str, GiveNotice | None]
 
@@ -167,12 +168,16 @@ def find_cloud(metadata: Metadata) -> Cloud | None:
 
 
 class CloudWatch:
-    """One thread that asks whom it `find`s every `period_s` until `close`."""
+    """One thread that asks whom it `find`s every `period_s` until `close`; after some attempts that found nobody it
+    looks every `seldom_s` only."""
 
-    def __init__(self, notices: Notices, find: Callable[[], Cloud | None], period_s: float) -> None:
+    def __init__(
+        self, notices: Notices, find: Callable[[], Cloud | None], period_s: float, seldom_s: float = _SELDOM_S
+    ) -> None:
         self._notices = notices
         self._find = find
         self._period_s = period_s
+        self._seldom_s = max(period_s, seldom_s)
         self._closed = threading.Event()
 
     def start(self) -> None:
@@ -182,14 +187,13 @@ class CloudWatch:
         self._closed.set()
 
     def _run(self) -> None:
-        cloud = None
-        for _ in range(_TRIES):
-            cloud = self._find()
-            if cloud is not None or self._closed.wait(self._period_s):
-                break
-        if cloud is None:
-            log.info("nobody there to tell of notices", asked=str(self._find))
-            return
+        tries = 0
+        while (cloud := self._find()) is None:
+            tries += 1
+            if tries == _TRIES:
+                log.info("nobody there to tell of notices; asking seldom", asked=str(self._find))
+            if self._closed.wait(self._period_s if tries < _TRIES else self._seldom_s):
+                return
         log.info("listening to notices", cloud=type(cloud).__name__)
         while not self._closed.is_set():
             self.look(cloud)

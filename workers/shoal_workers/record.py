@@ -62,6 +62,7 @@ class JobRecord:
         self.rooms: dict[str, RoomShort] = {}
         self.evaluated_steps: set[int] = set()
         self.present: set[str] = set()
+        self.had: set[str] = set()  # every node that a plan was ever made with
         self.notices: dict[tuple[str, str], NodeNoticed] = {}  # that are not over, by node and source
         self.staying: set[str] = set()  # of their nodes, those without which no plan fits
         self.slow: dict[str, NodeSlowed] = {}  # nodes that are stragglers
@@ -153,6 +154,7 @@ class JobRecord:
                 self.plans[event.epoch] = parse_plan(event.plan)
                 snapshot = snapshot_from_mapping(event.snapshot)
                 self.snapshots[event.epoch] = snapshot
+                self.had.update(node.id for node in snapshot.nodes)
                 for node in snapshot.nodes:
                     if node.id not in self._there:
                         self._there[node.id] = node

@@ -209,6 +209,12 @@ class Roster:
             sorted((c for c in living if self._silent_s(c, now_s) <= silence_s), key=lambda contact: contact.node)
         )
 
+    def there(self, now_s: float, silence_s: float) -> frozenset[str]:
+        """Nodes whose agent lives, or may be heard again on the connection that it has: what it has told holds. One
+        that was forgotten, or is heard after longer than `forgive_s`, is recruited anew and tells all of it again."""
+        held = {a.node for a in self.agents() if a.connected and self._silent_s(a, now_s) <= self.forgive_s}
+        return frozenset(held | {agent.node for agent in self.living_agents(now_s, silence_s)})
+
     def drop(self, keep: frozenset[str], now_s: float, silence_s: float) -> frozenset[str]:
         """Forgets nodes, all but those in `keep`, that have lost a connection or are silent: nobody else would, and
         they can only be recruited anew. Which ones."""

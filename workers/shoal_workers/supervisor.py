@@ -151,8 +151,7 @@ class Supervisor:
     def tick(self) -> None:
         """One round: listen, observe, decide, act."""
         self._listen(_TICK_S)
-        living = self._roster.living_agents(self._clock(), self._settings.silence_s)
-        self._doomed.settle(frozenset(agent.node for agent in living))
+        self._doomed.settle(self._roster.there(self._clock(), self._settings.silence_s))
         seen = self._observe()
         patience_s = self._rules.out_of_sight_s if may_be_cut_off(seen.sight, self._rules) else self._rules.silence_s
         if dropped := self._roster.drop(self._vital(), self._clock(), patience_s):
@@ -354,6 +353,7 @@ class Supervisor:
             ready=ready,
             expected=self._roster.expected.difference(left_out),
             left_out=tuple(left_out.items()),
+            away=frozenset(self._record.had) - self._roster.expected,
             tried=self._changer.tried,
             agents=frozenset(agent.node for agent in self._agents()),
             tried_agents=self._changer.tried_agents,
