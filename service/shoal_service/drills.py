@@ -19,7 +19,8 @@ _TOLD_FOR_S = 60.0  # a connector that is being restarted hears of it, too
 
 
 async def announce(session: AsyncSession, node: str, cluster_id: str | None, notice_s: float) -> dict[str, Any]:
-    """Wishes that this node is told that it goes away in `notice_s`. Raises NotFound and Conflict."""
+    """Wishes that this node is told that it goes away in `notice_s`, whatever was wished before. Raises NotFound and
+    Conflict."""
     rows = (await session.scalars(select(ClusterRow).order_by(ClusterRow.id).with_for_update())).all()
     found = [row for row in rows if cluster_id in (None, row.id) and node in _nodes(row)]
     if not found:
@@ -33,7 +34,7 @@ async def announce(session: AsyncSession, node: str, cluster_id: str | None, not
         raise Conflict("cluster_not_connected", f"node = {node!r}: nobody speaks for cluster {row.id} now")
     now_s = time.time()
     drill = {"id": f"drill_{ULID()}", "node": node, "lead_s": notice_s, "ends_at_s": now_s + notice_s}
-    row.drills = [*current(row, now_s), drill]
+    row.drills = [*(one for one in current(row, now_s) if one["node"] != node), drill]
     return {"cluster_id": row.id, **drill}
 
 

@@ -134,6 +134,9 @@ def test_a_drill_is_a_wish_until_it_is_over(
     assert (told["id"], told["node"]) == (drill["id"], "spot-1")
     assert 90 - (time.time() - asked_s) <= told["left_s"] <= 90
     assert wished["version"] != before["version"]
+    later = ok(preempt("spot-1", notice_s=30))
+    wished = connector.wishes()
+    assert [told["id"] for told in wished["drills"]] == [later["id"]], "both would be repeated, and each be news"
     ok(connector.renew())
     assert connector.wishes()["version"] == wished["version"], "a lease forgets no drill"
     ok(Connector(http=api, cluster_id="second", holder="x").renew(lease_s=0.001))

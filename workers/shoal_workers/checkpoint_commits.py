@@ -57,6 +57,8 @@ class CheckpointCommits:
         self._came: defaultdict[tuple[int, int], dict[str, m.Uploaded]] = defaultdict(dict)
         self._first_s: dict[tuple[int, int], float] = {}
         self._queued: set[tuple[int, int]] = set()
+        self._arrived: set[tuple[int, int, str]] = set()
+        self.num_arrived = 0  # snapshots that came to the store since this began, each counted once
         self._settled: set[int] = set()
         self._swept: set[int] = set()  # epochs after whose beginning orphans were looked for
         self._safe_step = 0
@@ -108,12 +110,6 @@ class CheckpointCommits:
             failed_s = time.monotonic() - self._failing_since_s
         self._done(StoreRecovered(uri=str(self._spec.checkpoint.uri), step=step, duration_s=failed_s))
 
-    def num_arrived(self, step: int) -> int:
-        """How many snapshots of this step have come to the store."""
-        return sum(
-            not upload.problem for key in list(self._came) if key[1] == step for upload in self._came[key].values()
-        )
-
     def begins(self, epoch: int, start: int) -> None:
         """This epoch does the steps behind `start`: of older ones nothing of them must be stored any more, and what
         became of them does not matter."""
@@ -153,6 +149,9 @@ class CheckpointCommits:
         if upload.step in self._settled:
             return  # told again to whoever supervises now, or too late
         self._forget_older()
+        if not upload.problem and (*key, upload.name) not in self._arrived:  # what is brought again is no progress
+            self._arrived.add((*key, upload.name))
+            self.num_arrived += 1
         self._first_s.setdefault(key, time.monotonic())
         self._came[key][upload.name] = upload
         self._consider(key)
@@ -182,6 +181,7 @@ class CheckpointCommits:
             del self._came[key]
             self._first_s.pop(key, None)
             self._queued.discard(key)
+        self._arrived = {one for one in self._arrived if one[1] >= newest}
 
     def _run(self) -> None:
         while (key := self._tasks.get()) is not None:

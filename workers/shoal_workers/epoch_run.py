@@ -221,9 +221,9 @@ class EpochRun:
                 source_s=dict(brought.source_s),
             )
         )
+        samples, held_out = samples_of(job)
         if gate is not None:
             gate.pass_with_all("whole")
-        samples, held_out = samples_of(job)
         engine = Engine(
             job=job,
             plan=plan,

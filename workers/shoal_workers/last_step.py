@@ -20,7 +20,7 @@ _SAVE_AGAIN_S, _LONGEST_PAUSE_S = 5.0, 60.0
 
 
 class LastStep:
-    """`wait_s` without anything of it arriving in the store is how long the job waits. Use from one thread."""
+    """`wait_s` without anything new arriving in the store is how long the job waits. Use from one thread."""
 
     def __init__(
         self,
@@ -38,21 +38,32 @@ class LastStep:
         self._wait_s = wait_s
         self._began_s: float | None = None
         self._moved_s = 0.0
-        self._num_arrived = -1
+        self._mark: tuple[int, int] | None = None
         self._epoch = 0
         self._saving_s = -math.inf
         self._pause_s = _SAVE_AGAIN_S
+
+    def ended(self, epoch: EpochView | None) -> Literal["finished", "stopped"] | None:
+        """How the epoch ended: what it did is safe then. Where the last step is stored, nobody is needed any more."""
+        if epoch is None:
+            over = self._record.newest_step == self._step and self._step in self._record.checkpoints
+            return "finished" if over else None
+        if epoch.ended is not None:
+            self._commits.safe(epoch.last_step)
+        return epoch.ended
 
     def seen(self, epoch: EpochView | None) -> Literal["safe", "coming", "missing", "never"]:
         """Of a job whose ranks have done all steps. `missing`: nobody is about to bring it, for it could not be
         brought, or who was to bring it is gone."""
         if epoch is None or epoch.ended != "finished" or self._uri is None or self._step in self._record.checkpoints:
+            self._mark = None
             return "safe"
         now_s = self._clock()
         if self._began_s is None:
             self._began_s, self._epoch = now_s, epoch.number
-        if (num_arrived := self._commits.num_arrived(self._step)) != self._num_arrived:
-            self._num_arrived, self._moved_s = num_arrived, now_s
+        mark = epoch.number, self._commits.num_arrived
+        if mark != self._mark or self._record.state is JobState.RECOVERING:
+            self._mark, self._moved_s = mark, now_s
         if now_s - self._moved_s > self._wait_s:
             return "never"
         if now_s - self._began_s > _SAY_AFTER_S and self._record.state is JobState.RUNNING:

@@ -62,7 +62,7 @@ class JobRecord:
         self.rooms: dict[str, RoomShort] = {}
         self.evaluated_steps: set[int] = set()
         self.present: set[str] = set()
-        self.had: set[str] = set()  # every node that a plan was ever made with
+        self.had: set[str] = set()  # every node of this cluster that a plan was made with
         self.notices: dict[tuple[str, str], NodeNoticed] = {}  # that are not over, by node and source
         self.staying: set[str] = set()  # of their nodes, those without which no plan fits
         self.slow: dict[str, NodeSlowed] = {}  # nodes that are stragglers
@@ -149,6 +149,7 @@ class JobRecord:
             case StateChanged():
                 self._enter(JobState(event.state), event.reason)
             case ClusterEntered():
+                self.had.clear()
                 self.life = Life(cluster=event.cluster, incarnation=event.incarnation)
             case PlanAdopted():
                 self.plans[event.epoch] = parse_plan(event.plan)
@@ -209,6 +210,7 @@ class JobRecord:
         if state is not self.state:
             self.state, self.state_since_s = state, self._clock()
         if state is JobState.PAUSED:  # its nodes are nothing to it any more
+            self.had.clear()
             self.present.clear()
             self.notices.clear()
             self.staying.clear()

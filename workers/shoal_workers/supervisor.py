@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal, assert_never
+from typing import assert_never
 
 import structlog
 
@@ -186,11 +186,11 @@ class Supervisor:
             self._last_step.saves(self._changer.epoch)
         else:
             self._record.say(decision.code, decision.reason)
+        if decision.code == "rescuing":
+            self._changer.prospects.rescue.saves()  # tried once: training goes on whatever comes of it
         step = self._changer.save()
         if decision.code == "pausing":
             self._pausing.saves(step)
-        elif decision.code == "rescuing":
-            self._changer.prospects.rescue.saves()
 
     def _adopt(self) -> None:
         """Reads what the supervisor before this one wrote, and takes its epoch over as it is.
@@ -360,7 +360,7 @@ class Supervisor:
             in_state_s=now_s - self._record.state_since_s,
             troubles=() if epoch is None else epoch.troubles_seen(now_s),
             all_at_fault=epoch is not None and epoch.all_at_fault,
-            ended=None if epoch is None else self._ended(epoch),
+            ended=self._last_step.ended(epoch),
             last_step=self._last_step.seen(epoch),
             join_gain=self._changer.prospects.join_gain(epoch, ready - going, repaced=bool(repaced)),
             repaced=repaced,
@@ -386,12 +386,6 @@ class Supervisor:
             return ()
         missing = self._vital() - {contact.node for contact in self._roster.contacts()}
         return tuple(Member(node=node, name=f"node {node}", connected=False, silent_s=0.0) for node in sorted(missing))
-
-    def _ended(self, epoch: EpochView) -> Literal["finished", "stopped"] | None:
-        """How the epoch ended: what it did is safe then."""
-        if epoch.ended is not None:
-            self._commits.safe(epoch.last_step)
-        return epoch.ended
 
     def _expect_checkpoints(self) -> None:
         epoch = self._changer.epoch
