@@ -132,13 +132,13 @@ def test_a_recovery_that_needs_a_store_that_is_away_says_so_and_goes_on_later(
             running.eventually(lambda: running.events(CheckpointCommitted))
             wire.cut()
             cluster.kill_node("a", "b")
-            stored = [event.step for event in running.events(CheckpointCommitted)]
+            stored = max(event.step for event in running.events(CheckpointCommitted))
             cluster.heal()
             running.eventually(lambda: running.code == "store_needed")
             assert running.reason.startswith("The object store is needed to go on, and cannot be used: s3://")
             wire.mend()
             running.eventually(lambda: running.events(RecoveryDone), 60.0)
-            assert running.events(RecoveryDone)[0].step in stored
+            assert running.events(RecoveryDone)[0].step >= stored, "one that was just written may have been whole"
             running.steps_on()
     finally:
         cluster.close()
