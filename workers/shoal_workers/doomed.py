@@ -43,8 +43,8 @@ class Doomed:
                 pass
 
     def settle(self, living: frozenset[str]) -> None:
-        """Ends notices that are over; `living` are the nodes whose agents answer, or may yet on the
-        connection on which they have told what they know."""
+        """Ends notices that are over; `living` are the nodes whose agents answer, or may yet on the connection on which
+        they have told what they know."""
         now_s = self._clock()
         for key in sorted(self._record.notices):
             if key[0] not in living or self._untold(key, now_s):

@@ -200,9 +200,7 @@ class Supervisor:
         """
         deadline_s = self._clock() + _ADOPT_WAIT_S
         self._roster.refresh()
-        while self._clock() < deadline_s and not (
-            self._roster.expected and self._roster.expected <= self._roster.ready()
-        ):
+        while self._clock() < deadline_s and not self._all_there():
             time.sleep(_TICK_S)
             self._roster.refresh()
         kept = [agent.address for agent in self._roster.agents()]
@@ -216,6 +214,9 @@ class Supervisor:
             self._beginning.enter_cluster()
         if self._record.state is JobState.DRAINING:  # the order may have died with the one who gave it
             self._changer.drain(Drain(cause="node_joined", reason="Draining again."))
+
+    def _all_there(self) -> bool:
+        return bool(self._roster.expected) and self._roster.expected <= self._roster.ready()
 
     def _wind_up(self) -> None:
         self._record.keeper.flush(5.0)
