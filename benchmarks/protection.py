@@ -62,11 +62,12 @@ _LEAST_FREE = 0.8  # of all cores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lap:
-    """One step of one rank: how long it took, and the part of it that the rank waited for protection."""
+    """One step of one rank: how long it took, the part of it that the rank waited for protection, and the time of
+    processors that its process had beside the thread that computes: for copies, above all."""
 
     step_s: float
     stall_s: float
-    copy_cpu_s: float
+    beside_cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,16 +102,16 @@ class Alternating:
     def __init__(self, inner: SnapshotSink) -> None:
         self._inner = inner
         self.stall_s: dict[int, float] = {}
-        self.copy_cpu_s: dict[int, float] = {}
+        self.beside_cpu_s: dict[int, float] = {}  # when a step began, since the process did
 
     def begin(self, step: int, live: LiveState) -> None:
         """The state of a step is copied while the next one is computed."""
-        self.stall_s[step + 1] = self.copy_cpu_s[step + 1] = 0.0
+        self.stall_s[step + 1] = 0.0
+        self.beside_cpu_s[step + 1] = time.process_time() - time.thread_time()
         if is_protected(step + 1):
-            began_s, cpu_began_s = time.perf_counter(), time.thread_time()
+            began_s = time.perf_counter()
             self._inner.begin(step, live)
             self.stall_s[step + 1] = time.perf_counter() - began_s
-            self.copy_cpu_s[step + 1] = time.thread_time() - cpu_began_s
 
     def wait_safe(self, step: int) -> None:
         if is_protected(step + 1):
@@ -130,8 +131,13 @@ def train(seat: Seat, micro_batches: int, steps: int, agents: Sequence[Address])
     request = RunRequest(job=spec, plan=made, until_step=steps)
     engine = build_rank(request, seat.rank, exchange, sink).engine
     engine.run(until_step=steps, report=reports.append, stop_after=lambda: None)
+    beside_s = sink.beside_cpu_s
     return [
-        Lap(step_s=one.duration_s, stall_s=sink.stall_s[one.step], copy_cpu_s=sink.copy_cpu_s[one.step])
+        Lap(
+            step_s=one.duration_s,
+            stall_s=sink.stall_s[one.step],
+            beside_cpu_s=beside_s[one.step + 1] - beside_s[one.step],
+        )
         for one in reports
     ]
 
@@ -191,7 +197,7 @@ def _slowest(laps: Sequence[Lap]) -> Lap:
     return Lap(
         step_s=max(lap.step_s for lap in laps),
         stall_s=max(lap.stall_s for lap in laps),
-        copy_cpu_s=sum(lap.copy_cpu_s for lap in laps),
+        beside_cpu_s=sum(lap.beside_cpu_s for lap in laps),
     )
 
 
@@ -209,7 +215,8 @@ def shares(pairs: Sequence[Pair], spent: dict[str, float], state_bytes: int) -> 
     """`spent` in a protected step by all agents."""
     plain_s = statistics.median(pair.plain.step_s for pair in pairs)
     cores_s = plain_s * (os.cpu_count() or 1)
-    parts = {"copy": statistics.median(pair.protected.copy_cpu_s for pair in pairs)}
+    copies_s = (pair.protected.beside_cpu_s - pair.plain.beside_cpu_s for pair in pairs)
+    parts = {"copy": statistics.median(copies_s)}
     parts |= {part: spent[part] for part in (*PARTS, "rest")}
     stall_s = statistics.median(pair.protected.stall_s for pair in pairs)
     return {

@@ -41,7 +41,7 @@ JOB: Mapping[str, Any] = {
     "name": "recovery",
     "model": {"layers": 9, "hidden": 384, "heads": 6, "kv_heads": 3, "ffn": 912, "vocab": 256, "tie_embeddings": False},
     "data": {"uri": "stdlib:"},
-    "train": {"global_batch": 6, "seq_len": 4, "steps": 1_000_000},
+    "train": {"global_batch": 2, "seq_len": 8, "steps": 1_000_000},
 }
 
 
@@ -82,7 +82,7 @@ class TrainingJob:
             options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
-            job = self._client.submit({**JOB, "checkpoint": {"uri": uri, "every_steps": 50}})
+            job = self._client.submit({**JOB, "checkpoint": {"uri": uri, "every_steps": 100}})
             self._id: str = job["id"]
             self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)
             self._until(lambda event: event["kind"] == "checkpoint_committed")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -32,7 +33,7 @@ def read(cls: type[T], value: object, path: str = "") -> T:
     for key in value:
         if key not in known:
             raise InvalidField(_join(path, str(key)), value[key], _unknown(str(key), known))
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)  # type: ignore[arg-type]
     arguments: dict[str, Any] = {}
     for name, field in known.items():
         if name in value:
@@ -45,6 +46,13 @@ def read(cls: type[T], value: object, path: str = "") -> T:
         return cls(**arguments)
     except InvalidField as error:
         raise InvalidField(_join(path, error.field), error.value, error.problem) from error
+
+
+@functools.cache
+def hints_of(cls: type[Any]) -> Mapping[str, Any]:
+    """The type of each field of a dataclass. They stand in its source as text, and to evaluate that costs more than to
+    check a value."""
+    return types.MappingProxyType(typing.get_type_hints(cls))
 
 
 def check_document(value: object, name: str) -> Mapping[Any, Any]:

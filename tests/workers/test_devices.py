@@ -31,11 +31,12 @@ def test_what_lies_on_the_host_already_is_not_copied() -> None:
     assert upload(rows, CPU) is rows
 
 
-def test_a_snapshot_of_state_on_the_host_is_taken_at_once() -> None:
-    state, slot = torch.arange(5.0), torch.empty(5)
+def test_state_on_the_host_is_copied_by_whoever_finishes() -> None:
+    state, slot = torch.arange(5.0), torch.zeros(5)
     finish = Downloads(CPU).begin([(slot, state)])
-    state.zero_()
+    assert not slot.any()
     finish()
+    state.zero_()
     assert slot.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 

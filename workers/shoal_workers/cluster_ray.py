@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
 from shoal_planner.errors import InvalidField
+from shoal_planner.strict import hints_of
 from shoal_recovery.tenure import Life
 from shoal_workers.actor import AgentActor, RankActor
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
@@ -157,7 +158,7 @@ def node_of(entry: dict[str, Any], labels: dict[str, str]) -> Node:
         "intra_bytes_per_s": _DEFAULT_BYTES_PER_S,
         "inter_bytes_per_s": _DEFAULT_BYTES_PER_S,
     }
-    hints = typing.get_type_hints(Node)
+    hints = hints_of(Node)
     for field in dataclasses.fields(Node):
         text = labels.get(_label(field.name))
         if text is not None and field.name != "id":

@@ -1,7 +1,7 @@
 """A rank's side of snapshots: copying its owned state to the agent of its node, and knowing when a step is safe.
 
-On a CPU the copy is the only thing that the step waits for, on other devices it is made beside the step; hashing and
-the copies on other nodes run while the next step computes. Owns the mapped slots and one conversation with the agent.
+The copy, hashing and the copies on other nodes are made while the next step computes, which waits for them before it
+writes anything. Owns the mapped slots and one conversation with the agent.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from shoal_workers.slots import Slots
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 _HAND_OVER_S = 5.0
+_TOO_LATE = "it took too long"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class AgentSnapshots:
             return not self._num_writing
 
     def begin(self, step: int, live: LiveState) -> None:
-        """Copies the owned state of `step` out; from a device, while that computes on."""
+        """Copies the owned state of `step` out, beside the caller: until the step is safe nobody may write it."""
         if step == self._begun_step:
             return
         self._problem = _begin(self._connection, self._snapshots, step)
@@ -142,7 +143,7 @@ class AgentSnapshots:
         self._copy(step, live)()
         with self._changed:
             self._num_writing -= 1
-            return "it took too long" if self._too_late else None
+            return _TOO_LATE if self._too_late else None
 
     def let_go(self) -> None:
         """From now on others may write into the live state: what has not been copied of it is not sealed any more."""
@@ -163,8 +164,8 @@ class AgentSnapshots:
             finish()
             with self._changed:
                 self._num_writing -= 1
-            self._copied_step = step
-            problem = _seal(self._connection, self._snapshots, step)
+                self._copied_step = self._copied_step if self._too_late else step
+            problem = _TOO_LATE if self._copied_step < step else _seal(self._connection, self._snapshots, step)
         except Exception as error:  # whatever it is, who waits must learn of it
             problem = f"the copy to the host failed: {error}"
         with self._changed:
