@@ -13,6 +13,7 @@ import shutil
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from shoal_recovery.shard_map import shard_map
 STORE_BYTES_PER_S = 400e6 / 8
 _STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
 _LIMIT_S = 180.0
+_MEMORY_DIR = Path("/dev/shm")
 _JOIN_S = 30.0
 _PHASES = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
 # 13.7 million parameters: 164 MB of state in snapshots. Few tokens, so that a step of two survivors is short: what is
@@ -47,9 +49,8 @@ JOB: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """`missing_bytes` of state were on the nodes that died alone."""
-
-    """`step_s` is the median of the survivors' steps, but for the first one, of which `phases_s` tells."""
+    """`missing_bytes` of state were on the nodes that died alone; `step_s` is the median of the survivors' steps, but
+    for the first one, of which `phases_s` tells."""
 
     node: str
     step_s: float
@@ -78,7 +79,9 @@ class TrainingJob:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            uri = _store(stack, self._folder / "store")
+            # In memory: its disk would be another machine's, and what is written to it takes time from the job's cores.
+            store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-store-", dir=_MEMORY_DIR)))
+            uri = _store(stack, store)
             options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
