@@ -21,8 +21,10 @@ hosts that leave the network without a packet.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from dataclasses import asdict
@@ -58,15 +60,15 @@ def main() -> None:
     steps_s = []
     for number in range(arguments.kills):
         with tempfile.TemporaryDirectory(prefix="shoal-recovery-") as folder, TrainingJob(Path(folder), number) as job:
-            struck["shoal"].append(job.strike(everyone=False))
-            struck["cloud_only"].append(job.strike(everyone=True))
+            _note(struck, "shoal", job.strike(everyone=False))
+            _note(struck, "cloud_only", job.strike(everyone=True))
             steps_s.append(job.median_step_s())
         for side, everyone in (("part", False), ("part_cloud_only", True)):
             with (
                 tempfile.TemporaryDirectory(prefix="shoal-part-") as folder,
                 TrainingJob(Path(folder), number, 6) as job,
             ):
-                struck[side].append(job.strike(everyone=everyone, num_gone=2))
+                _note(struck, side, job.strike(everyone=everyone, num_gone=2))
         if not arguments.without_peers:
             _strike_peers(struck, problems)
     found = ((f"{figure}.{side}", _median(blows, figure)) for side, blows in struck.items() for figure in _FIGURES)
@@ -80,6 +82,12 @@ def main() -> None:
     answer("recovery", results, {**runs, **problems, "vanished": why or list(map(asdict, vanished))})
 
 
+def _note(struck: defaultdict[str, list[Blow | PeerBlow]], side: str, blow: Blow | PeerBlow) -> None:
+    """All of it takes the better part of an hour: each blow is told as it falls."""
+    struck[side].append(blow)
+    print(side, json.dumps(asdict(blow)), file=sys.stderr, flush=True)
+
+
 def _strike_peers(struck: defaultdict[str, list[Blow | PeerBlow]], problems: dict[str, str]) -> None:
     """One kill of each; a peer that did not come so far once is left out from then on."""
     with tempfile.TemporaryDirectory(prefix="shoal-peers-") as folder:
@@ -87,7 +95,7 @@ def _strike_peers(struck: defaultdict[str, list[Blow | PeerBlow]], problems: dic
             if side not in problems:
                 try:
                     with peer:
-                        struck[side].append(peer.strike())
+                        _note(struck, side, peer.strike())
                 except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
                     problems[side] = str(error)
                     struck.pop(side, None)

@@ -33,6 +33,7 @@ from shoal_recovery.shard_map import shard_map
 
 STORE_BYTES_PER_S = 400e6 / 8
 _STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
+_EVERY = 300  # steps, over nodes, between checkpoints: on many nodes of one machine steps are long
 _LIMIT_S = 180.0
 _MEMORY_DIR = Path("/dev/shm")
 _JOIN_S = 30.0
@@ -85,7 +86,7 @@ class TrainingJob:
             options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
-            job = self._client.submit({**JOB, "checkpoint": {"uri": uri, "every_steps": 100}})
+            job = self._client.submit({**JOB, "checkpoint": {"uri": uri, "every_steps": _EVERY // len(self._nodes)}})
             self._id: str = job["id"]
             self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)
             self._until(lambda event: event["kind"] == "checkpoint_committed")
