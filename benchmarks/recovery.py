@@ -4,10 +4,11 @@ Usage: python -m benchmarks.recovery [--json] [--kills N] [--without-peers]
 
 A kill is SIGKILL to all processes of a node at once, its folders deleted; then the node comes back, and the next one
 dies. `shoal` recovers as it does; `cloud_only` is the same engine, format and client without what survivors remember:
-their processes are killed, too, and what starts anew has only the object store, a real S3 server behind a link of 400
-Mbit/s. `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train` (fixed and elastic, a checkpoint
-every ten steps to the local disk, killed halfway between two) train the same model in an environment of their own, and
-tell of their steps themselves (`benchmarks.recovery_peers`). All take turns; nothing else runs meanwhile.
+their processes are killed, too, their disks emptied, and what starts anew has only the object store, a real S3 server
+behind a link of 400 Mbit/s. `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train` (fixed and
+elastic, a checkpoint every ten steps to the local disk, killed halfway between two) train the same model in an
+environment of their own, and tell of their steps themselves (`benchmarks.recovery_peers`). All take turns; nothing else
+runs meanwhile.
 
 `part` and `part_cloud_only` are the same on six nodes of which two die at once, the second of them being where the
 copies of the first were: what the first had is in the store alone (`missing_bytes`).

@@ -148,7 +148,7 @@ class TrainingJob:
         return STATE_BYTES * sum(span.numel for span in spans)
 
     def _forget_all(self, gone: Sequence[str]) -> float:
-        """The agents and ranks of all other nodes die, and what they keep in memory goes with them. When."""
+        """The agents and ranks of all other nodes die, and all that they keep in memory and on disk goes. When."""
         others = [name for name in self._nodes if name not in gone]
         victims = []
         for pid in itertools.chain.from_iterable(self._shoal.pids(name)["all"] for name in others):
@@ -161,7 +161,8 @@ class TrainingJob:
             victim.send_signal(signal.SIGKILL)
         psutil.wait_procs(victims, timeout=10)
         for name in others:
-            shutil.rmtree(self._shoal.memory_dir / CLUSTER_ID / name)
+            for folder in (self._shoal.memory_dir, self._folder / "shoal" / "nodes"):
+                shutil.rmtree(folder / CLUSTER_ID / name)
         return blow_s
 
     def _rejoin_s(self, node: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -23,7 +24,7 @@ from shoal_workers.record import JobRecord
 from shoal_workers.roster import Event, NodeReady, Roster
 from shoal_workers.stalls import Stalls
 from shoal_workers.watched import report
-from shoal_workers.wire import Connection, Server
+from shoal_workers.wire import Connection, ConnectionClosed, Server
 
 LEAST_S = 100.0
 STEP = StepDone(epoch=1, step=1, loss=1.0, grad_norm=1.0, lr=1.0, tokens=1, duration_s=10.0, samples=())
@@ -112,8 +113,9 @@ class OneNode:
         report(connection, words, 0.02)
 
     def _hear(self, connection: Connection) -> None:
-        while True:
-            connection.receive()
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                connection.receive()
 
     def life(self) -> Life:
         return Life(cluster="c", incarnation="1")

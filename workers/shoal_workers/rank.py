@@ -128,7 +128,7 @@ class Rank:
             )
         )
 
-    def _end_run(self, *, or_end: bool) -> None:
+    def _end_run(self, *, or_end: bool = False) -> None:
         with self._lock:
             run = self._run
         if run is None:
