@@ -4,10 +4,11 @@ Usage: python -m benchmarks.recovery [--json] [--kills N] [--without-peers]
 
 A kill is SIGKILL to all processes of a node at once, its folders deleted; then the node comes back, and the next one
 dies. `shoal` recovers as it does; `cloud_only` is the same engine, format and client without what survivors remember:
-their processes are killed, too, and what starts anew has only the object store, a real S3 server behind a link of 400
-Mbit/s. `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train` (fixed and elastic, a checkpoint
-every ten steps to the local disk, killed halfway between two) train the same model in an environment of their own, and
-tell of their steps themselves (`benchmarks.recovery_peers`). All take turns; nothing else runs meanwhile.
+their processes are killed, too, their disks emptied, and what starts anew has only the object store, a real S3 server
+behind a link of 400 Mbit/s. `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train` (fixed and
+elastic, a checkpoint every ten steps to the local disk, killed halfway between two) train the same model in an
+environment of their own, and tell of their steps themselves (`benchmarks.recovery_peers`). All take turns; nothing else
+runs meanwhile.
 
 `part` and `part_cloud_only` are the same on six nodes of which two die at once, the second of them being where the
 copies of the first were: what the first had is in the store alone (`missing_bytes`).
@@ -21,8 +22,10 @@ hosts that leave the network without a packet.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from dataclasses import asdict
@@ -58,15 +61,15 @@ def main() -> None:
     steps_s = []
     for number in range(arguments.kills):
         with tempfile.TemporaryDirectory(prefix="shoal-recovery-") as folder, TrainingJob(Path(folder), number) as job:
-            struck["shoal"].append(job.strike(everyone=False))
-            struck["cloud_only"].append(job.strike(everyone=True))
+            _note(struck, "shoal", job.strike(everyone=False))
+            _note(struck, "cloud_only", job.strike(everyone=True))
             steps_s.append(job.median_step_s())
         for side, everyone in (("part", False), ("part_cloud_only", True)):
             with (
                 tempfile.TemporaryDirectory(prefix="shoal-part-") as folder,
                 TrainingJob(Path(folder), number, 6) as job,
             ):
-                struck[side].append(job.strike(everyone=everyone, num_gone=2))
+                _note(struck, side, job.strike(everyone=everyone, num_gone=2))
         if not arguments.without_peers:
             _strike_peers(struck, problems)
     found = ((f"{figure}.{side}", _median(blows, figure)) for side, blows in struck.items() for figure in _FIGURES)
@@ -80,6 +83,12 @@ def main() -> None:
     answer("recovery", results, {**runs, **problems, "vanished": why or list(map(asdict, vanished))})
 
 
+def _note(struck: defaultdict[str, list[Blow | PeerBlow]], side: str, blow: Blow | PeerBlow) -> None:
+    """All of it takes the better part of an hour: each blow is told as it falls."""
+    struck[side].append(blow)
+    print(side, json.dumps(asdict(blow)), file=sys.stderr, flush=True)
+
+
 def _strike_peers(struck: defaultdict[str, list[Blow | PeerBlow]], problems: dict[str, str]) -> None:
     """One kill of each; a peer that did not come so far once is left out from then on."""
     with tempfile.TemporaryDirectory(prefix="shoal-peers-") as folder:
@@ -87,7 +96,7 @@ def _strike_peers(struck: defaultdict[str, list[Blow | PeerBlow]], problems: dic
             if side not in problems:
                 try:
                     with peer:
-                        struck[side].append(peer.strike())
+                        _note(struck, side, peer.strike())
                 except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
                     problems[side] = str(error)
                     struck.pop(side, None)

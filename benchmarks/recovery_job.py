@@ -33,6 +33,7 @@ from shoal_recovery.shard_map import shard_map
 
 STORE_BYTES_PER_S = 400e6 / 8
 _STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
+_EVERY = 300  # steps, over nodes, between checkpoints: on many nodes of one machine steps are long
 _LIMIT_S = 180.0
 _MEMORY_DIR = Path("/dev/shm")
 _JOIN_S = 30.0
@@ -85,7 +86,7 @@ class TrainingJob:
             options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
-            job = self._client.submit({**JOB, "checkpoint": {"uri": uri, "every_steps": 100}})
+            job = self._client.submit({**JOB, "checkpoint": {"uri": uri, "every_steps": _EVERY // len(self._nodes)}})
             self._id: str = job["id"]
             self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)
             self._until(lambda event: event["kind"] == "checkpoint_committed")
@@ -147,7 +148,7 @@ class TrainingJob:
         return STATE_BYTES * sum(span.numel for span in spans)
 
     def _forget_all(self, gone: Sequence[str]) -> float:
-        """The agents and ranks of all other nodes die, and what they keep in memory goes with them. When."""
+        """The agents and ranks of all other nodes die, and all that they keep in memory and on disk goes. When."""
         others = [name for name in self._nodes if name not in gone]
         victims = []
         for pid in itertools.chain.from_iterable(self._shoal.pids(name)["all"] for name in others):
@@ -160,7 +161,8 @@ class TrainingJob:
             victim.send_signal(signal.SIGKILL)
         psutil.wait_procs(victims, timeout=10)
         for name in others:
-            shutil.rmtree(self._shoal.memory_dir / CLUSTER_ID / name)
+            for folder in (self._shoal.memory_dir, self._folder / "shoal" / "nodes"):
+                shutil.rmtree(folder / CLUSTER_ID / name)
         return blow_s
 
     def _rejoin_s(self, node: str) -> float | None:

@@ -76,12 +76,13 @@ class Observation:
     ready nor expected; `all_at_fault`: every rank, on several nodes, blames its own node. `away` are nodes that the job
     once had and the cluster has no more. `ended` is how all ranks of the epoch left it, None while any of them steps,
     and `last_step` where the last step of a job is that has done all of them: in the object store if it has one, on its
-    way there, not even that, or given up; `interrupted` how many changes of plan in a row were interrupted, the last of
-    them `since_attempt_s` ago. `doomed` are nodes that are to go away, and what was told of that; they may be ready all
-    the same. `leave_fits`: whether a plan fits without them (None: not known). `rescue`: state would go with them, and
-    is not on its way to the object store. `repaced` are ready nodes that are slower or faster than the plan takes them
-    for, and what is said of each; `join_gain` is how many times faster a step would be with all nodes that are ready,
-    as fast as they are. `begun`: the job has had a plan before. `pause`: whether the user wants it to rest."""
+    way there, not even that, or given up, which `last_step_told` says; `interrupted` how many changes of plan in a row
+    were interrupted, the last of them `since_attempt_s` ago. `stalled_s`: for how long no rank has said a word, where
+    that is too long. `doomed` are nodes that are to go away, and what was told of that; they may be ready all the same.
+    `leave_fits`: whether a plan fits without them (None: not known). `rescue`: state would go with them, and is not on
+    its way to the object store. `repaced` are ready nodes that are slower or faster than the plan takes them for, and
+    what is said of each; `join_gain` is how many times faster a step would be with all nodes that are ready, as fast as
+    they are. `begun`: the job has had a plan before. `pause`: whether the user wants it to rest."""
 
     state: JobState
     cancel_wanted: bool
@@ -99,6 +100,7 @@ class Observation:
     troubles: tuple[TroubleSeen, ...] = ()
     ended: Literal["finished", "stopped"] | None = None
     last_step: Literal["safe", "coming", "missing", "never"] = "safe"
+    last_step_told: str = "the last one could not be stored"
     join_gain: float | None = None
     doomed: tuple[tuple[str, str], ...] = ()
     leave_fits: bool | None = None
@@ -106,6 +108,7 @@ class Observation:
     repaced: tuple[tuple[str, str], ...] = ()
     interrupted: int = 0
     since_attempt_s: float = 0.0
+    stalled_s: float | None = None
     witnesses: tuple[Witness, ...] = ()
     computing: frozenset[str] = frozenset()
     since_step_s: float = math.inf
@@ -138,6 +141,7 @@ Cause = Literal[
     "preemption_notice",
     "straggler",
     "group_broken",
+    "stalled",
     "nodes_returned",
     "interrupted",
 ]
@@ -152,7 +156,8 @@ class Keep:
 class ChangePlan:
     """Raise the epoch and plan anew with the nodes in `use`. `lost` are nodes of the old plan, with the evidence; those
     `at_fault` among them answer, but cannot do their part. `doomed` nodes answer and are to go away: they give what
-    they hold, and are planned with only where no plan fits without them."""
+    they hold, and are planned with only where no plan fits without them. Where a job has `stalled`, ranks that do not
+    leave their epoch are to end."""
 
     cause: Cause
     use: frozenset[str]
@@ -230,6 +235,9 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
             "group_broken",
             f"{broken[0].name} lost its peers ({broken[0].problem}) although all nodes answer; regrouping.",
         )
+    if seen.stalled_s is not None:
+        stalled = f"No rank has got on for {seen.stalled_s:.0f} s although all nodes answer; beginning anew."
+        return _change(seen, "stalled", stalled)
     if seen.ended == "finished" and seen.state is not JobState.RECOVERING:
         reason = "All steps are done; the last one is being brought to the object store."
         return Keep() if seen.last_step == "coming" else Save(code="storing_last_step", reason=reason)
@@ -265,8 +273,7 @@ def _finish(seen: Observation) -> End:
     return End(
         state=JobState.FAILED,
         code="last_step_not_stored",
-        reason="All steps are done, but the last one could not be brought to the object store in time. The nodes still "
-        "hold it.",
+        reason=f"All steps are done, but {seen.last_step_told}. The nodes still hold it.",
     )
 
 

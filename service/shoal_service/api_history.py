@@ -89,8 +89,8 @@ async def _follow(deps: Services, job_id: str, after: int, kinds: tuple[str, ...
             yield ServerSentEvent(
                 json.dumps(journal.event_resource(entry)), event=entry.kind, id=str(entry.seq), sep="\n"
             )
-        if rows:
-            continue
+        if len(rows) == _PAGE:
+            continue  # else nothing is left: what comes from here on rings the bell
         if jobs.ended(row):
             end = {"state": row.state, "code": row.state_code, "reason": row.reason}
             yield ServerSentEvent(json.dumps(end), event="end", sep="\n")

@@ -63,6 +63,33 @@ def test_a_killed_supervisor_is_replaced_while_ranks_step_on(running: Running) -
 
 
 @pytest.mark.long
+def test_a_supervisor_that_is_stopped_is_replaced_before_ranks_end_themselves(running: Running) -> None:
+    job_id = running.submit(job_mapping(400))
+    running.until_step(job_id, 10)
+    ranks, old = set(running.processes("ray::RankActor")), running.processes("ray::SupervisorActor")
+    for process in old.values():
+        running.stop(process)
+    eventually(lambda: running.processes("ray::SupervisorActor").keys() - old.keys(), 90)
+    running.until_step(job_id, running.step(job_id) + 3)
+    assert set(running.processes("ray::RankActor")) == ranks
+    running.client.cancel(job_id)
+
+
+@pytest.mark.long
+def test_a_connector_that_is_stopped_is_replaced(running: Running) -> None:
+    job_id = running.submit(job_mapping(400))
+    running.until_step(job_id, 10)
+    old = running.processes("ray::ConnectorActor")
+    assert old
+    for process in old.values():
+        running.stop(process)
+    step = running.step(job_id)  # the last one that came home
+    eventually(lambda: running.processes("ray::ConnectorActor").keys() - old.keys(), 120)
+    running.until_step(job_id, step + 10)
+    running.client.cancel(job_id)
+
+
+@pytest.mark.long
 def test_training_goes_on_while_the_head_is_away_and_after_it_came_back(running: Running) -> None:
     """The head stands still, dies, and comes back with all that it knew: nobody is given up, and a loss after that is
     recovered from as ever."""

@@ -135,7 +135,7 @@ def test_a_snapshot_of_a_device_restores_to_the_same_bits(tmp_path: Path) -> Non
         (held,) = agent.inventory()
         assert held.step == 0
         restored = LiveState.build(spec.model, built.live.state, "fp32", DeviceMemory("n0:0", None), device=GPU)
-        slot = snapshots._slots[0]
+        (slot, _) = snapshots._snapshots[0].slots
         for key, saved in zip(keys, slot, strict=True):
             restored.view(key).copy_(saved)
             assert torch.equal(restored.view(key), built.live.view(key)), key

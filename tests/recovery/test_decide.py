@@ -309,6 +309,8 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
         seen(JobState.DRAINING, ended="stopped"),
         changes("resumed", set(NODES)),
     ),
+    "stalled": (seen(stalled_s=700.0), changes("stalled", set(NODES))),
+    "stalled, and one is lost": (seen(stalled_s=700.0, members=(member("b", connected=False),)), WITHOUT_B),
     "resumed": (begin(JobState.STARTING, begun=True), changes("resumed", set(NODES))),
 }
 

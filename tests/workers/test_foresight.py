@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,6 +45,32 @@ def test_the_plan_after_each_loss_is_what_the_search_finds(tmp_path: Path) -> No
             assert all(map(int.__ge__, ready.local, needed.local))
             assert all(map(int.__ge__, ready.copies, needed.copies))
     assert foresight.plan(7, snapshot, Profile()) is None
+
+
+def test_a_node_that_joins_and_is_not_used_is_looked_at_too(tmp_path: Path) -> None:
+    spec, whole = tiny_job("stdlib:", steps=9), ProcessCluster(tmp_path, NODES).snapshot()
+    two = dataclasses.replace(whole, nodes=whole.nodes[:2])
+    plan = search_plan(spec, two).plan
+    epoch = EpochView.begun(7, plan, two, 3, vital_nodes(plan, copies_of(plan, two, spec.model)))
+    told, seconds = queue.SimpleQueue[Mapping[str, Sizes]](), [0.0]
+    foresight = Foresight(spec, told.put, lambda: seconds[-1])
+    foresight.look(epoch, two, Profile(), UNKNOWN)
+    told.get(timeout=30)
+    assert not foresight.due(7) and foresight.due(8)
+    seconds.append(60.0)
+    eventually(lambda: foresight.due(7), 30)
+    foresight.look(epoch, whole, Profile(), UNKNOWN)
+    assert not foresight.due(7)
+    told.get(timeout=30)
+    for nodes in (whole.nodes[1:], two.nodes[1:]):
+        assert foresight.plan(7, dataclasses.replace(whole, nodes=nodes), Profile()) is not None
+    eventually(lambda: not _looking(), 30)
+    foresight.look(epoch, whole, Profile(), UNKNOWN)
+    assert not _looking(), "nothing is new"
+
+
+def _looking() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "foresight"]
 
 
 def test_sizes_are_those_of_all_snapshots_of_a_plan(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from shoal_workers.rank import Rank
 from shoal_workers.rows import Row, transfer_rows
 from shoal_workers.shortage import readable
 from shoal_workers.solo import RunRequest, run_rank, run_solo, solo_plan
-from shoal_workers.wire import Connection, connect
+from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 M = TypeVar("M")
 STEPS = 6
@@ -278,11 +278,11 @@ def test_a_slow_end_of_one_epoch_does_not_bring_it_back(
     joins, may_go_on = threading.Event(), threading.Event()
     join = run.join
 
-    def slow_join(timeout_s: float) -> None:
+    def slow_join(timeout_s: float) -> bool:
         if not joins.is_set():
             joins.set()
             may_go_on.wait(20.0)
-        join(timeout_s)
+        return join(timeout_s)
 
     monkeypatch.setattr(run, "join", slow_join)
     voice.say(m.Halt(epoch=5))
@@ -465,3 +465,28 @@ def _restore(spec: JobSpec, weights_from: str | None = None) -> list[Row]:
         elif weights_from is not None and row[1] == "master":
             row[5], row[7], row[8] = "peer", weights_from, "000001-0"
     return rows
+
+
+@pytest.mark.parametrize("or_end", [True, False])
+def test_a_process_whose_epoch_does_not_end_ends_where_that_was_ordered(
+    voice: Voice, rank: Rank, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch, *, or_end: bool
+) -> None:
+    spec = tiny_job(Path(argparse.__file__).as_uri(), steps=10_000)
+    halt(voice, 1)
+    voice.say(assign(spec, agent))
+    voice.until(m.Stepped)
+    assert rank._run is not None
+    monkeypatch.setattr(rank._run, "join", lambda timeout_s: False)
+    codes: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def end(code: int) -> None:
+        codes.put(code)
+        raise ConnectionClosed("the process ended")
+
+    monkeypatch.setattr("shoal_workers.rank.os._exit", end)
+    voice.say(m.Halt(epoch=2, or_end=or_end))
+    if or_end:
+        assert codes.get(timeout=20.0) == 1
+    else:
+        assert voice.until(m.Halted).step is None, "it may still write into that state"
+        assert codes.empty()

@@ -484,6 +484,7 @@ def test_a_store_that_cannot_be_written_stops_no_training(cluster: ProcessCluste
     ) as running:
         assert running.ends() is JobState.FAILED
         assert running.code == "last_step_not_stored"
+        assert f"step 10, the last one, could not be brought to {store.uri} (" in running.reason
         assert_same_training(running, spec)
         assert {failed.step for failed in running.events(CheckpointFailed)} == {4, 8, 10}
         assert all(failed.problem for failed in running.events(CheckpointFailed))

@@ -175,7 +175,7 @@ class Changer:
                 self.save()
             return
         number = self._claim()
-        halted = self._halt(number, decision.use | decision.doomed)
+        halted = self._halt(number, decision.use | decision.doomed, or_end=pending.cause == "stalled")
         pending.halted(self._record.done_step)
         snapshot = self._snapshot(decision.use)
         agents = self._agents(decision.use)
@@ -240,12 +240,12 @@ class Changer:
                 self._left_out.blame(self._roster.seen(node), evidence)
         return self._pending
 
-    def _halt(self, number: int, nodes: frozenset[str]) -> dict[Contact, m.Halted]:
+    def _halt(self, number: int, nodes: frozenset[str], *, or_end: bool) -> dict[Contact, m.Halted]:
         """All ranks of these nodes have left every older epoch."""
         ranks = self._roster.ranks(nodes)
         self.answers.clear()
         for contact in ranks:
-            contact.send(m.Halt(epoch=number))
+            contact.send(m.Halt(epoch=number, or_end=or_end))
 
         def unanswered() -> list[Contact]:
             answers = self.answers

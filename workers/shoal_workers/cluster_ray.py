@@ -133,6 +133,11 @@ class RayCluster:
         return host, port
 
 
+def connector_name(cluster_id: str) -> str:
+    """Of the actor that offers this cluster to a control plane."""
+    return f"connector-{cluster_id}"
+
+
 def _epoch_key(job: str, epoch: int) -> bytes:
     return f"{job}/epoch/{epoch}".encode()
 

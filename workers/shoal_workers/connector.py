@@ -20,13 +20,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shoal_planner.cluster import snapshot_to_mapping
 from shoal_planner.profile import profile_from_mapping, profile_to_mapping
 from shoal_workers.cluster_profile import ClusterProfile
-from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster
+from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster, connector_name
 from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, JobElsewhere, LeaseRefused, Wish
 from shoal_workers.herald import Herald
 from shoal_workers.messages import GiveNotice, Retire
 from shoal_workers.nodes import NodeUnreachable
 from shoal_workers.roster import ask
 from shoal_workers.supervisor_actor import SupervisorActor
+from shoal_workers.unanswered import Patience, Unanswered
 from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
@@ -100,10 +101,13 @@ class Connector:
             self._version, self._wishes = wishes.version, wishes.jobs
             for drill in wishes.drills:
                 self._herald.pass_on(drill.node, _notice_of(drill))
-            self._end_strays()
-            self._couriers = {job: courier for job, courier in self._couriers.items() if courier.is_alive()}
-            for wish in sorted(self._wishes, key=lambda wish: wish.id):
-                self._act(wish)
+            try:
+                self._end_strays()
+                self._couriers = {job: courier for job, courier in self._couriers.items() if courier.is_alive()}
+                for wish in sorted(self._wishes, key=lambda wish: wish.id):
+                    self._act(wish)
+            except ray.exceptions.RayError as error:  # the head is away, for a while perhaps
+                log.warning("not known who is there", error=str(error))
 
     def _end_strays(self) -> None:
         """Supervisors of jobs that are this cluster's no more: given to another while nobody heard of this one. Where
@@ -173,22 +177,25 @@ class Connector:
 
     def _carry(self, wish: Wish) -> None:
         """Starts or finds the job's supervisor and brings its journal home until the job is over."""
-        last_seq = wish.last_seq
+        last_seq, patience = wish.last_seq, Patience()
         try:
             supervisor = self._supervisor(wish, last_seq)
             while True:
                 try:
-                    entries = ray.get(supervisor.entries_after.remote(last_seq, _ENTRIES_WAIT_S))
+                    entries = patience.wait(supervisor.entries_after.remote(last_seq, _ENTRIES_WAIT_S))
                     if entries:
                         self._profile.learn(entries)
                         last_seq = self._plane.append(wish.id, entries)
-                    elif ray.get(supervisor.ended.remote()):
+                    elif patience.wait(supervisor.ended.remote()):
                         break
-                    elif (known := ray.get(supervisor.last_seq.remote())) is not None and known < last_seq:
+                    elif (known := patience.wait(supervisor.last_seq.remote())) is not None and known < last_seq:
                         # It was restarted and found no journal: the nodes that kept it are gone, too.
                         log.warning("supervisor lacks its history", job=wish.id, known=known, last_seq=last_seq)
                         ray.kill(supervisor, no_restart=True)
                         return
+                except Unanswered as error:
+                    anew = patience.give_up(supervisor)  # ranks do not wait for ever; a new one reads the journal
+                    log.warning("supervisor does not answer", job=wish.id, why=str(error), anew=anew)
                 except (ControlPlaneDown, ray.exceptions.ActorUnavailableError) as error:
                     log.warning("journal not brought home", job=wish.id, error=str(error))
                     time.sleep(_RETRY_S)
@@ -232,7 +239,7 @@ def start_connector(server: str, token: str, cluster_id: str, figures: Figures) 
     """On the Ray cluster that this process is connected to; replaces none that runs. Returns when it runs."""
     connector: Any = ConnectorActor
     actor = connector.options(
-        name=f"connector-{cluster_id}",
+        name=connector_name(cluster_id),
         namespace=NAMESPACE,
         lifetime="detached",
         get_if_exists=True,

@@ -140,14 +140,16 @@ class EpochRun:
         for close in closers:
             close()
 
-    def join(self, timeout_s: float) -> None:
-        """Waits for the end of the run, and for what it leaves with its agent, as long as that is quick."""
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the end of the run, and for what it leaves with its agent, as long as that is quick. Whether it has
+        ended: only then others may have its state."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            return
+            return False
         self._handing.join(_HAND_OVER_S)
         if self._snapshots is not None:
             self._snapshots.let_go()
+        return True
 
     def _run(self) -> None:
         self._try()
@@ -249,6 +251,8 @@ class EpochRun:
 
     def _build(self, job: JobSpec, shards: ShardMap) -> LiveState:
         """What survives of the state of before is used where it lies."""
+        if self._abandoned.is_set():  # it may be lent to the epoch after this one by now
+            raise EpochAbandoned(f"epoch {self.epoch} was abandoned before it had memory")
         state, lent = shards.ranks[self._order.rank], None
         if self._old is not None and self._order.transfers is not None:
             lent = self._old.live.lend(coming(transfers_from_rows(self._order.rank, self._order.transfers)))
@@ -360,15 +364,10 @@ class EpochRun:
             raise EpochAbandoned(f"epoch {self.epoch} was abandoned before it began")
 
     def _report_evaluation(self, report: EvaluationReport) -> None:
-        self._say(
-            EvaluationDone(
-                epoch=self.epoch,
-                step=report.step,
-                loss=report.loss,
-                tokens=report.tokens,
-                duration_s=report.duration_s,
-            )
+        done = EvaluationDone(
+            epoch=self.epoch, step=report.step, loss=report.loss, tokens=report.tokens, duration_s=report.duration_s
         )
+        self._say(done)
 
     def _forget(self) -> None:
         """And makes ready for a next state as large as this one, where that will lie in memory of the process."""

@@ -1,14 +1,17 @@
 """What becomes of a running job if it loses a node, found out before it does: the plan that it goes on with, and the
 memory that its snapshots will lie in.
 
-It is found out in a thread while the job steps, for each node whose loss would be felt, unless these are many. Owns
-what was found. Does not own the search, and takes nothing for certain: what is asked for must be what was looked at.
+It is found out in a thread while the job steps, for each node whose loss would be felt, unless these are many; and
+again when other nodes are ready, or more is known of them. Owns what was found. Does not own the search, and takes
+nothing for certain: what is asked for must be what was looked at.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -27,30 +30,57 @@ log = structlog.get_logger()
 
 _MOST_NODES = 8
 _PLAN_LIMIT_S = 5.0
+_AGAIN_S = 5.0  # at the earliest, in the same epoch
+
+_Plans = dict[tuple[int, ClusterSnapshot], tuple[Profile, Plan]]
 
 
 class Foresight:
     """Use from one thread. `make_ready` is told, in another, what the nodes are to make ready."""
 
-    def __init__(self, spec: JobSpec, make_ready: Callable[[Mapping[str, Sizes]], None]) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        make_ready: Callable[[Mapping[str, Sizes]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._spec = spec
         self._make_ready = make_ready
+        self._clock = clock
         self._epoch = 0
-        self._found: dict[tuple[int, ClusterSnapshot], tuple[Profile, Plan]] = {}
+        self._seen: tuple[ClusterSnapshot, Profile] | None = None
+        self._looking = threading.Thread()
+        self._looked_s = -math.inf
+        self._found: _Plans = {}
+        self._before: _Plans = {}
 
     def look(self, epoch: EpochView, snapshot: ClusterSnapshot, profile: Profile, outlook: Outlook) -> None:
-        """`snapshot` has all nodes that could be used; what was found for other epochs is forgotten."""
-        self._epoch, self._found = epoch.number, {}
+        """To be called when it is `due`. `snapshot` has all nodes that could be used; nothing is done where they were
+        looked at already. What was found for other epochs is forgotten."""
+        self._looked_s, before, self._seen = self._clock(), self._seen, (snapshot, profile)
+        if epoch.number != self._epoch:
+            self._epoch, self._before = epoch.number, {}
+        elif before == self._seen:
+            return
+        else:
+            self._before = self._found  # who has just come may go again
+        self._found = {}
         arguments = (epoch, snapshot, profile, outlook, self._found)
-        threading.Thread(target=self._look, args=arguments, name="foresight", daemon=True).start()
+        self._looking = threading.Thread(target=self._look, args=arguments, name="foresight", daemon=True)
+        self._looking.start()
 
-    def looked(self, epoch: int) -> bool:
-        return epoch == self._epoch
+    def due(self, epoch: int) -> bool:
+        """Whether nobody has looked in this epoch, or not for a while."""
+        waits = self._looking.is_alive() or self._clock() < self._looked_s + _AGAIN_S
+        return epoch != self._epoch or not waits
 
     def plan(self, epoch: int, snapshot: ClusterSnapshot, profile: Profile) -> Plan | None:
         """What the search finds for these nodes, if that was looked for with these figures."""
-        known, plan = self._found.get((epoch, snapshot), (None, None))
-        return plan if known == profile else None
+        for plans in (self._found, self._before):
+            known, plan = plans.get((epoch, snapshot), (None, None))
+            if known == profile:
+                return plan
+        return None
 
     def _look(
         self,
@@ -58,7 +88,7 @@ class Foresight:
         snapshot: ClusterSnapshot,
         profile: Profile,
         outlook: Outlook,
-        found: dict[tuple[int, ClusterSnapshot], tuple[Profile, Plan]],
+        found: _Plans,
     ) -> None:
         ready: dict[str, Sizes] = {}
         for lost in sorted(epoch.vital) if len(epoch.vital) <= _MOST_NODES else ():

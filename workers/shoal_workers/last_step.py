@@ -74,6 +74,13 @@ class LastStep:
         may_try = now_s - self._saving_s >= self._pause_s
         return "missing" if may_try and self._commits.settled(self._step) else "coming"
 
+    @property
+    def told(self) -> str:
+        """What became of it where it never came."""
+        failed = self._record.store_failed
+        why = "" if failed is None else f" ({failed.problem})"
+        return f"step {self._step}, the last one, could not be brought to {self._uri}{why}"
+
     def saves(self, epoch: EpochView | None) -> None:
         """It was ordered from whoever holds it."""
         self._saving_s, self._pause_s = self._clock(), min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -63,8 +63,8 @@ class Prospects:
         return None if obstacle is None else not obstacle
 
     def look_ahead(self, epoch: EpochView, ready: frozenset[str]) -> None:
-        """At what a loss of a node would lead to; once for each epoch."""
-        if not self._foresight.looked(epoch.number) and epoch.vital <= ready:
+        """At what a loss of a node would lead to. To be called now and then."""
+        if epoch.vital <= ready and self._foresight.due(epoch.number):
             self._foresight.look(epoch, self._snapshot(ready), self._record.profile, self._record.outlook)
 
     def foreseen(self, epoch: EpochView | None, snapshot: ClusterSnapshot) -> Plan | None:

@@ -92,7 +92,7 @@ class Rank:
     def _obey(self, order: m.Halt | m.Assign | m.Bring | m.StopAfter | m.Measure) -> None:
         match order:
             case m.Halt():
-                self._halt(order.epoch)
+                self._halt(order.epoch, or_end=order.or_end)
             case m.Assign():
                 self._assign(order)
             case m.Bring():
@@ -108,12 +108,12 @@ class Rank:
             case _:
                 assert_never(order)
 
-    def _halt(self, epoch: int) -> None:
+    def _halt(self, epoch: int, *, or_end: bool) -> None:
         with self._lock:
             if epoch <= self._epoch:
                 return  # an order of an older epoch, or one that was already obeyed
             self._epoch = epoch
-        self._end_run()
+        self._end_run(or_end=or_end)
         with self._lock:
             if epoch != self._epoch:
                 return  # overtaken while the run ended: whoever gave the newer order is answered
@@ -128,18 +128,21 @@ class Rank:
             )
         )
 
-    def _end_run(self) -> None:
+    def _end_run(self, *, or_end: bool = False) -> None:
         with self._lock:
             run = self._run
         if run is None:
             return
         run.abandon()
-        run.join(_JOIN_S)
+        ended = run.join(_JOIN_S)
+        if or_end and not ended:
+            log.error("a stalled epoch does not end; the process does", device=self._device, epoch=run.epoch)
+            os._exit(1)  # what it stands at may never let go, and its memory is needed
         with self._lock:
             if self._run is not run:
                 return  # somebody else ended it meanwhile
             whole = run.whole
-            if run.alive:
+            if not ended:
                 # It may still write into its own tensors: they are nobody's state any more. What it came from, and has
                 # not let go, it does not touch.
                 log.warning("an abandoned epoch does not end", device=self._device, epoch=run.epoch)

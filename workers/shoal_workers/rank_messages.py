@@ -112,9 +112,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """Leave every epoch before this one; answered by Halted."""
+    """Leave every epoch before this one; answered by Halted. `or_end`: a process that cannot soon is to end."""
 
     epoch: int
+    or_end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

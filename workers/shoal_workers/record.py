@@ -5,7 +5,7 @@ restarted supervisor that reads the journal knows what the one before it knew.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
@@ -43,6 +43,8 @@ from shoal_workers import messages as m
 from shoal_workers.change import History
 from shoal_workers.keeper import Keeper
 
+_RECENT_STEPS = 50
+
 
 class JobRecord:
     def __init__(self, keeper: Keeper, clock: Callable[[], float]) -> None:
@@ -57,6 +59,7 @@ class JobRecord:
         self.snapshots: dict[int, ClusterSnapshot] = {}
         self.starts: dict[int, int] = {}
         self.last_steps: dict[int, int] = {}
+        self.recent_steps_s: deque[float] = deque(maxlen=_RECENT_STEPS)  # how long they took
         self.checkpoints: set[int] = set()
         self.store_failed: StoreFailed | None = None
         self.rooms: dict[str, RoomShort] = {}
@@ -165,6 +168,7 @@ class JobRecord:
             case StepDone():
                 self.done_step = max(self.done_step, event.step)
                 self.last_steps[event.epoch] = max(self.last_steps.get(event.epoch, 0), event.step)
+                self.recent_steps_s.append(event.duration_s)
             case NodeJoined():
                 self.present.add(event.node)
                 self.slow.pop(event.node, None)

@@ -182,6 +182,11 @@ class Roster:
         """Time in which nobody could listen here does not count."""
         return max(0.0, self._awake_s(contact.last_heard_s, now_s))
 
+    def wordless_s(self, nodes: Iterable[str]) -> float:
+        """For how long none of the ranks of these nodes has said anything but that it lives; 0 where there are none."""
+        now_s = self._clock()
+        return min((max(0.0, self._awake_s(rank.last_word_s, now_s)) for rank in self.ranks(nodes)), default=0.0)
+
     def contacts(self, nodes: Iterable[str] | None = None) -> tuple[Contact, ...]:
         """Of these nodes, or of all."""
         wanted = None if nodes is None else frozenset(nodes)

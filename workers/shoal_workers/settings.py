@@ -36,6 +36,9 @@ class WorkerSettings(BaseSettings):
     """After so long without an answer agents and ranks end, to be started anew once they can be reached again."""
     group_timeout_s: float = 60.0
     """The last net under every wait of a collective; death is noticed long before."""
+    stalled_s: float = 600.0
+    """After how long in which no rank says anything, although all show life, an epoch is begun anew; longer where
+    steps are long; 0: never."""
     reply_timeout_s: float = 30.0
     """How long a change of plan waits for any word, of an answer or of progress, of a member that still shows life."""
     inventory_timeout_s: float = 300.0

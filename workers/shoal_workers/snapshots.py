@@ -131,6 +131,8 @@ class AgentSnapshots:
         connection.set_timeout(_HAND_OVER_S)
         try:
             if self._copied_step != step:
+                if not self.at_rest:
+                    return _TOO_LATE  # and a second copy into the same memory would not be better
                 if problem := _begin(connection, self._snapshots, step) or self._copy_last(step, live):
                     return problem
             return _seal(connection, self._snapshots, step, here=True)

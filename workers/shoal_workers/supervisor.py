@@ -36,6 +36,7 @@ from shoal_workers.record import JobRecord, step_done
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
 from shoal_workers.safekeeping import owners
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.stalls import Stalls
 from shoal_workers.stragglers import Stragglers
 from shoal_workers.wire import ConnectionClosed
 
@@ -86,6 +87,7 @@ class Supervisor:
         self._last_step = LastStep(spec, self._record, self._commits, clock, settings.last_step_wait_s)
         self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
         self._stragglers = Stragglers(spec, self._record, clock)
+        self._stalls = Stalls(spec, self._record, settings.stalled_s, self._roster.wordless_s)
         self._measuring = Measuring(
             spec,
             self._roster,
@@ -363,6 +365,7 @@ class Supervisor:
             all_at_fault=epoch is not None and epoch.all_at_fault,
             ended=self._last_step.ended(epoch),
             last_step=self._last_step.seen(epoch),
+            last_step_told=self._last_step.told,
             join_gain=self._changer.prospects.join_gain(epoch, ready - going, repaced=bool(repaced)),
             repaced=repaced,
             doomed=doomed,
@@ -370,6 +373,7 @@ class Supervisor:
             rescue=self._changer.prospects.rescue.wanted(epoch, going, leave_fits),
             interrupted=self._changer.interrupted,
             since_attempt_s=now_s - self._changer.attempt_ended_s,
+            stalled_s=self._stalls.seen(epoch),
             witnesses=self._roster.witnesses(now_s, self._rules.silence_confirmed_s),
             computing=frozenset() if epoch is None else epoch.computing,
             since_step_s=math.inf if epoch is None else now_s - epoch.stepped_s,

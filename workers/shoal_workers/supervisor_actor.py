@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import ray
@@ -11,11 +12,14 @@ import structlog
 
 from shoal_planner.job import parse_job
 from shoal_recovery.journal import entry_from_mapping, entry_to_mapping
-from shoal_workers.cluster_ray import Figures, RayCluster
+from shoal_workers.cluster_ray import NAMESPACE, Figures, RayCluster, connector_name
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.supervisor import Supervisor
+from shoal_workers.unanswered import Patience, Unanswered
 
 log = structlog.get_logger()
+
+_LOOK_S = 15.0
 
 
 @ray.remote
@@ -33,6 +37,7 @@ class SupervisorActor:
         paused: bool,
     ) -> None:
         self._job = job
+        self._cluster_id = cluster_id
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._supervisor = Supervisor(
             job=job,
@@ -44,6 +49,7 @@ class SupervisorActor:
             paused=paused and not again,  # the wish may be another one by now; it is told again
         )
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
+        threading.Thread(target=self._watch_connector, name="watch connector", daemon=True).start()
 
     def entries_after(self, seq: int, wait_s: float) -> list[dict[str, Any]]:
         return [entry_to_mapping(entry) for entry in self._supervisor.entries_after(seq, wait_s)]
@@ -64,6 +70,20 @@ class SupervisorActor:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def _watch_connector(self) -> None:
+        """It watches us alike, and ends us when the job is over."""
+        patience = Patience()
+        while True:
+            time.sleep(_LOOK_S)
+            try:
+                connector = ray.get_actor(connector_name(self._cluster_id), namespace=NAMESPACE)
+                patience.wait(connector.alive.remote())
+            except Unanswered as error:
+                anew = patience.give_up(connector)
+                log.warning("connector does not answer", why=str(error), anew=anew)
+            except (ValueError, ray.exceptions.RayError) as error:
+                log.info("connector not found", why=str(error))
 
     def _run(self) -> None:
         try:
