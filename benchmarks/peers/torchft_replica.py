@@ -23,6 +23,8 @@ from benchmarks.peers.step_log import StepLog
 from shoal_planner.job import parse_job
 
 _TIMEOUT = timedelta(seconds=5)
+# Of three, one survivor may be left waiting for the other one, which has seen the death and waits for a quorum.
+_GROUP_TIMEOUT = timedelta(seconds=1)
 
 
 def main() -> None:
@@ -37,7 +39,7 @@ def main() -> None:
         inner.load_state_dict(state["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=_TIMEOUT),
+        pg=ProcessGroupGloo(timeout=_GROUP_TIMEOUT),
         min_replica_size=1,
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},

@@ -18,7 +18,7 @@ from shoal_recovery.claims import MARK
 from shoal_recovery.crc import checksum
 from shoal_recovery.errors import StoredPieceCorrupt, StoreError, StoreUnreachable
 from shoal_recovery.manifest import manifest_from_json, manifest_to_json, model_from_json
-from shoal_recovery.state import OWNED_KINDS, Manifest, Piece, StoredPiece, Tier, Transfer
+from shoal_recovery.state import OWNED_KINDS, Manifest, Piece, StoredPiece, Transfer
 from shoal_recovery.store import Data, Reader, Store
 
 _STEP_DIGITS = 9
@@ -152,14 +152,6 @@ def remove_orphans(store: Store, job: str, *, over: bool = False) -> tuple[str, 
     return orphans
 
 
-def read_transfer(store: Reader, transfer: Transfer) -> memoryview:
-    """The bytes of a transfer of tier store, verified: so the whole piece that they are in leaves the store, and no
-    other byte. Raises StoreError, StoredPieceCorrupt."""
-    assert transfer.tier is Tier.STORE and transfer.name is not None, transfer
-    piece = memoryview(store.read(transfer.name, transfer.offset - transfer.before_bytes, transfer.shard_bytes))
-    return _verified(store, transfer, piece)
-
-
 def side_by_side(transfers: Iterable[Transfer], most_bytes: int) -> Iterator[tuple[Transfer, ...]]:
     """Transfers of tier store in runs of about so many bytes, whose pieces lie in one object without a gap."""
     run: list[Transfer] = []
@@ -176,38 +168,45 @@ def side_by_side(transfers: Iterable[Transfer], most_bytes: int) -> Iterator[tup
         yield tuple(run)
 
 
-def read_transfers(store: Reader, run: Sequence[Transfer]) -> Iterator[tuple[Transfer, memoryview | StoreError]]:
-    """As `read_transfer`, of pieces that lie side by side, with one read; what is wrong with one does not concern the
-    others. Raises StoreUnreachable."""
-    first, whole = run[0].offset - run[0].before_bytes, None
-    if len(run) > 1:
-        try:
-            whole = memoryview(store.read(str(run[0].name), first, sum(one.shard_bytes for one in run)))
-        except StoreUnreachable:
-            raise
-        except StoreError:
-            whole = None  # cut short, say: some of the pieces may still be there
-    for transfer in run:
-        begin = transfer.offset - transfer.before_bytes - first
-        try:
-            if whole is None:
-                yield transfer, read_transfer(store, transfer)
-            else:
-                yield transfer, _verified(store, transfer, whole[begin : begin + transfer.shard_bytes])
-        except StoreUnreachable:
-            raise
-        except StoreError as error:
-            yield transfer, error
+def read_transfers(
+    store: Reader, run: Sequence[tuple[Transfer, memoryview]]
+) -> Iterator[tuple[Transfer, StoreError | None]]:
+    """Fills the place of each transfer of tier store, whose pieces lie side by side in one object, with one read, and
+    says whether it is what was stored: so whole pieces leave the store, and no other byte. What is wrong with one does
+    not concern the others. Raises StoreUnreachable."""
+    parts = [_around(transfer, place) for transfer, place in run]
+    first = run[0][0].offset - run[0][0].before_bytes
+    together = len(run) > 1 and not _problem(store, run[0][0], first, [part for piece in parts for part in piece])
+    for (transfer, _), piece in zip(run, parts, strict=True):
+        problem = None
+        if not together:  # cut short, say: some of the pieces may still be there
+            problem = _problem(store, transfer, transfer.offset - transfer.before_bytes, piece)
+        yield transfer, problem or _spoilt(store, transfer, checksum(*piece))
 
 
-def _verified(store: Reader, transfer: Transfer, piece: memoryview) -> memoryview:
-    found, name, before = checksum(piece), transfer.name, transfer.before_bytes
-    if found != transfer.checksum:
-        key = transfer.source_key
-        shard = f"{key.fqn} {key.kind} [{key.first}, {key.last})"
-        problem = f"{shard} in {name} is in a piece with checksum {found}, but that was stored with {transfer.checksum}"
-        raise StoredPieceCorrupt(store.uri, problem)
-    return piece[before : before + transfer.num_bytes]
+def _around(transfer: Transfer, place: memoryview) -> tuple[memoryview, ...]:
+    """The whole piece that `transfer` is in, its own part of it in `place`."""
+    before, after = bytearray(transfer.before_bytes), bytearray(transfer.after_bytes)
+    return (memoryview(before), place, memoryview(after))
+
+
+def _problem(store: Reader, transfer: Transfer, offset: int, places: Sequence[memoryview]) -> StoreError | None:
+    try:
+        store.read_into(str(transfer.name), offset, places)
+    except StoreUnreachable:
+        raise
+    except StoreError as error:
+        return error
+    return None
+
+
+def _spoilt(store: Reader, transfer: Transfer, found: str) -> StoredPieceCorrupt | None:
+    if found == transfer.checksum:
+        return None
+    key = transfer.source_key
+    shard = f"{key.fqn} {key.kind} [{key.first}, {key.last})"
+    stored = f"but that was stored with {transfer.checksum}"
+    return StoredPieceCorrupt(store.uri, f"{shard} in {transfer.name} is in a piece with checksum {found}, {stored}")
 
 
 def _shards(job: str, step: int) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -40,7 +40,7 @@ class Reader(Protocol):
 
     uri: str
 
-    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> Data:
+    def read_into(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
         """See `Store`."""
 
 
@@ -62,6 +62,9 @@ class Store(Protocol):
 
     def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
         """Exactly these bytes (None: all to the end). No more than these leave the store."""
+
+    def read_into(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
+        """Fills these, one after the other, with the bytes from `offset` on. After an error they hold anything."""
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """The names of all objects that begin with `prefix`, sorted."""
@@ -135,6 +138,12 @@ class DirectoryStore:
             data = file.read(-1 if num_bytes is None else num_bytes)
         return exactly(self.uri, name, data, offset, num_bytes)
 
+    def read_into(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
+        with self._explained(name), (self._folder / check_name(name)).open("rb", buffering=0) as file:
+            file.seek(offset)
+            found = fill(file.readinto, places)
+        check_length(self.uri, name, found, offset, sum(place.nbytes for place in places))
+
     def list(self, prefix: str) -> tuple[str, ...]:
         found: list[str] = []
         with self._explained(prefix):
@@ -197,7 +206,8 @@ class DirectoryStore:
 
     def _place(self, temporary: Path, path: Path, place: Callable[[Path, Path], None]) -> None:
         for attempt in itertools.count():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # a `delete` removed it while mkdir looked what was in its way
+                path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 place(temporary, path)
                 _sync(path.parent)
@@ -228,11 +238,30 @@ class DirectoryStore:
 
 def exactly(uri: str, name: str, data: bytes, offset: int, num_bytes: int | None) -> bytes:
     """`data`, if it is as long as was asked for."""
-    if num_bytes is not None and len(data) != num_bytes:
-        raise StoreError(
-            uri, f"{name} has {len(data)} of the {num_bytes} bytes asked for at {offset}: it was cut short or replaced"
-        )
+    if num_bytes is not None:
+        check_length(uri, name, len(data), offset, num_bytes)
     return data
+
+
+def check_length(uri: str, name: str, found: int, offset: int, num_bytes: int) -> None:
+    """Raises StoreError."""
+    if found != num_bytes:
+        problem = f"{name} has {found} of the {num_bytes} bytes asked for at {offset}: it was cut short or replaced"
+        raise StoreError(uri, problem)
+
+
+def fill(read_into: Callable[[memoryview], int | None], places: Iterable[memoryview]) -> int:
+    """How many bytes came: all, or what was there to the end."""
+    total = 0
+    for place in places:
+        position = 0
+        while position < place.nbytes:
+            came = read_into(place[position:]) or 0
+            if came == 0:
+                return total
+            position += came
+            total += came
+    return total
 
 
 def _write_durably(path: Path, data: Data) -> None:

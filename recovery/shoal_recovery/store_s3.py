@@ -7,12 +7,16 @@ the condition of a conditional write. The latter is found out before the first o
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
+import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import boto3
+import botocore.session
 from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import (
@@ -27,12 +31,13 @@ from botocore.exceptions import (
     PartialCredentialsError,
     TokenRetrievalError,
 )
+from botocore.loaders import create_loader
 from urllib3.exceptions import HTTPError
 
 from shoal_recovery import multipart
 from shoal_recovery.claims import put_claimed
 from shoal_recovery.errors import StoreConflict, StoreError, StoreRefused, StoreUnreachable
-from shoal_recovery.store import Data, check_name, exactly, probe
+from shoal_recovery.store import Data, check_length, check_name, exactly, fill, probe
 
 T = TypeVar("T")
 
@@ -66,10 +71,18 @@ def open_s3(uri: str, bucket: str, prefix: str) -> S3Store:
     )
     try:
         # A session of our own: the default one is not thread-safe and keeps the first credentials for ever.
-        client = boto3.session.Session().client("s3", config=config)
+        session = botocore.session.get_session()
+        session.register_component("data_loader", _models())
+        client = boto3.session.Session(botocore_session=session).client("s3", config=config)
     except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
         raise StoreError(uri, f"the configuration of S3 access cannot be used ({error})") from error
     return S3Store(uri, bucket=bucket, prefix=prefix, client=client)
+
+
+@functools.cache
+def _models() -> Any:
+    """What botocore knows of services, read once in a process: that takes longer than a recovery may."""
+    return create_loader(botocore.session.get_session().get_config_variable("data_path"))
 
 
 class S3Store:
@@ -113,14 +126,37 @@ class S3Store:
         data = self._call(name, lambda: self._read(name, place, offset))
         return exactly(self.uri, name, data, offset, num_bytes)
 
+    def read_into(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
+        num_bytes = sum(place.nbytes for place in places)
+        if num_bytes == 0:
+            return
+        ask = self._place(name) | {"Range": f"bytes={offset}-{offset + num_bytes - 1}"}
+
+        def read() -> int:
+            with self._body(name, ask, offset) as (body, promised):
+                found = fill(body.readinto, places)
+            if found < min(promised, num_bytes):
+                raise IncompleteReadError(actual_bytes=found, expected_bytes=promised)
+            return found
+
+        check_length(self.uri, name, self._call(name, read), offset, num_bytes)
+
     def _read(self, name: str, place: dict[str, str], offset: int) -> bytes:
-        answer = self._client.get_object(**place)
-        with answer["Body"] as body:
-            # The header and not the status says whether this is a part: some servers answer 200 with a true part.
-            if "Range" in place and not str(answer.get("ContentRange", "")).startswith(f"bytes {offset}-"):
-                raise StoreError(self.uri, f"the server did not answer with the part of {name} that was asked for")
+        with self._body(name, place, offset) as (body, _):
             data: bytes = body.read()
         return data
+
+    @contextlib.contextmanager
+    def _body(self, name: str, place: dict[str, str], offset: int) -> Iterator[tuple[Any, int]]:
+        """What is read from, and how many bytes of the range that was asked for the server says it has."""
+        answer = self._client.get_object(**place)
+        # Some servers answer 200 with a true part, and some with the length of the whole: only this header can be
+        # believed.
+        part = re.match(r"bytes (\d+)-(\d+)", str(answer.get("ContentRange", "")))
+        with answer["Body"] as body:
+            if "Range" in place and (part is None or int(part[1]) != offset):
+                raise StoreError(self.uri, f"the server did not answer with the part of {name} that was asked for")
+            yield body, int(part[2]) + 1 - offset if part else 0
 
     def list(self, prefix: str) -> tuple[str, ...]:
         pages = self._client.get_paginator("list_objects_v2")

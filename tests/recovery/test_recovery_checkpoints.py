@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from shoal_recovery.checkpoints import (
     load_manifest,
     manifest_name,
     put_shard,
-    read_transfer,
+    read_transfers,
     remove_orphans,
     retire,
     shard_name,
@@ -40,7 +41,7 @@ from shoal_recovery.state import (
     Tier,
     Transfer,
 )
-from shoal_recovery.store import Data, DirectoryStore, Store, open_store
+from shoal_recovery.store import Data, DirectoryStore, Reader, Store, open_store
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=4, ffn=12, vocab=20)
 JOB = "job_1"
@@ -208,13 +209,21 @@ def _part(piece: StoredPiece, first: int, last: int) -> Transfer:
     )
 
 
+def _read(store: Reader, transfer: Transfer) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    place = bytearray(transfer.num_bytes)
+    ((_, problem),) = read_transfers(store, [(transfer, memoryview(place))])
+    if problem is not None:
+        raise problem
+    return np.frombuffer(place, dtype="<f4")
+
+
 def test_a_part_is_read_with_the_piece_that_it_is_in_and_no_byte_more(store: Store) -> None:
     manifest, truth = _upload(store, 5), layouts.arrays(MODEL, 5)
     metered, expected_bytes = _Metered(store), 0
     for piece in manifest.pieces:
         key, values = piece.key, truth[piece.key.fqn, piece.key.kind]
         for first, last in ((key.first, key.last), (key.first + 1, key.last - 2)):
-            data = np.frombuffer(read_transfer(metered, _part(piece, first, last)), dtype="<f4")
+            data = _read(metered, _part(piece, first, last))
             np.testing.assert_array_equal(data, values[first:last])
             expected_bytes += piece.num_bytes
             assert metered.num_bytes == expected_bytes
@@ -226,9 +235,9 @@ def test_flipped_bits_are_found(store: Store) -> None:
     content[piece.offset + 9] ^= 1
     store.put(piece.object, content)
     with pytest.raises(StoredPieceCorrupt):  # also where another part is wanted
-        read_transfer(store, _part(piece, piece.key.first, piece.key.first + 1))
+        _read(store, _part(piece, piece.key.first, piece.key.first + 1))
     with pytest.raises(StoredPieceCorrupt, match="but that was stored with crc32:") as error:
-        read_transfer(store, _part(piece, piece.key.first, piece.key.last))
+        _read(store, _part(piece, piece.key.first, piece.key.last))
     assert piece.object in str(error.value)
 
 
@@ -242,6 +251,10 @@ class _Metered:
         data = self._store.read(name, offset, num_bytes)
         self.num_bytes += len(data)
         return data
+
+    def read_into(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
+        self._store.read_into(name, offset, places)
+        self.num_bytes += sum(place.nbytes for place in places)
 
     def put(self, name: str, data: Data) -> None:
         self._store.put(name, data)
@@ -279,7 +292,7 @@ def test_only_the_missing_intervals_are_read_from_a_real_s3_server(s3_uri: str) 
     metered = _Metered(store)
     for transfer in plan.transfers:
         if transfer.tier is Tier.STORE:
-            data = np.frombuffer(read_transfer(metered, transfer), dtype="<f4")
+            data = _read(metered, transfer)
             key = transfer.key
             np.testing.assert_array_equal(data, truth[key.fqn, transfer.source_kind][key.first : key.last])
     assert metered.num_bytes == missing == plan.bytes_by_tier()[Tier.STORE]

@@ -42,6 +42,9 @@ def test_what_is_put_is_read(store: Store) -> None:
 def test_a_range_is_read_exactly(store: Store, offset: int, num_bytes: int) -> None:
     store.put("range", b"0123456789")
     assert store.read("range", offset, num_bytes) == b"0123456789"[offset : offset + num_bytes]
+    place = bytearray(num_bytes)
+    store.read_into("range", offset, [memoryview(place)[:1], memoryview(place)[1:]])
+    assert place == b"0123456789"[offset : offset + num_bytes]
 
 
 @pytest.mark.parametrize(("offset", "num_bytes"), [(8, 5), (50, 2)])
@@ -49,6 +52,8 @@ def test_a_range_beyond_the_end_is_an_error(store: Store, offset: int, num_bytes
     store.put("range", b"0123456789")
     with pytest.raises(StoreError, match="range"):
         store.read("range", offset, num_bytes)
+    with pytest.raises(StoreError, match="range"):
+        store.read_into("range", offset, [memoryview(bytearray(1)), memoryview(bytearray(num_bytes - 1))])
 
 
 def test_an_object_larger_than_one_part(store: Store) -> None:

@@ -240,6 +240,8 @@ def test_a_server_that_ignores_ranges_is_found_out(lax: _LaxServer, lax_store: S
     lax.mode = "no ranges"
     with pytest.raises(StoreError, match="did not answer with the part of a that was asked for"):
         lax_store.read("a", 0, 4)
+    with pytest.raises(StoreError, match="did not answer with the part of a that was asked for"):
+        lax_store.read_into("a", 0, [memoryview(bytearray(4))])
 
 
 def test_an_answer_cut_short_is_found_out(lax: _LaxServer, lax_store: S3Store) -> None:
@@ -247,6 +249,8 @@ def test_an_answer_cut_short_is_found_out(lax: _LaxServer, lax_store: S3Store) -
     lax.mode = "cut short"
     with pytest.raises(StoreUnreachable, match="does not answer"):
         lax_store.read("a")
+    with pytest.raises(StoreUnreachable, match="does not answer"):
+        lax_store.read_into("a", 0, [memoryview(bytearray(3)), memoryview(bytearray(7))])
 
 
 def test_put_new_holds_where_conditions_are_ignored(lax: _LaxServer, lax_store: S3Store) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import layouts
@@ -14,7 +16,7 @@ from agents import open_slots, running_agents
 from shoal_planner.job import ModelSpec
 from shoal_planner.plan import Plan
 from shoal_recovery.checkpoints import commit, load_manifest, put_shard
-from shoal_recovery.errors import StoreRefused, StoreUnreachable
+from shoal_recovery.errors import StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Inventory, Manifest, RankState, RecoveryPlan
@@ -61,15 +63,15 @@ class Slow:
         self._time = time
         self._bytes_per_s = bytes_per_s
         self._fails = fails
-        self.asked: list[tuple[int, int | None]] = []
+        self.asked: list[tuple[int, int]] = []
 
-    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
-        self.asked.append((offset, num_bytes))
+    def read_into(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
+        self.asked.append((offset, sum(place.nbytes for place in places)))
         if self._fails and (problem := self._fails.pop(0)) is not None:
             raise problem
-        count = 10 if num_bytes is None else num_bytes
-        self._time.now_s += count / self._bytes_per_s
-        return bytes([offset % 251]) * count
+        self._time.now_s += self.asked[-1][1] / self._bytes_per_s
+        for place in places:
+            place[:] = bytes([offset % 251]) * place.nbytes
 
 
 class Scene:
@@ -79,6 +81,12 @@ class Scene:
         self.arrivals = Arrivals(lambda: self.told_s.append(self.time.now_s), self.time)
         self.abandoned = Abandoned(self.time)
         self.reader = PatientReader(self.store, self.arrivals, self.abandoned, self.time)
+
+    def read(self, offset: int, *sizes: int) -> bytes:
+        """Into places of these sizes."""
+        places = [memoryview(bytearray(size)) for size in sizes]
+        self.reader.read_into("x", offset, places)
+        return b"".join(places)
 
 
 def test_it_is_told_once_a_second_that_bytes_come_and_not_when_none_do() -> None:
@@ -98,11 +106,11 @@ def test_it_is_told_once_a_second_that_bytes_come_and_not_when_none_do() -> None
 
 def test_a_large_read_of_a_slow_store_shows_that_it_gets_on() -> None:
     scene = Scene(0.2 * MIB)
-    whole = scene.reader.read("x", 7, 40 * MIB)
+    whole = scene.read(7, 40 * MIB)
     sizes = [num_bytes for _, num_bytes in scene.store.asked]
-    assert len(whole) == 40 * MIB == sum(size or 0 for size in sizes)
-    assert bytes(whole[:1]) + bytes(whole[-1:]) == bytes([7, scene.store.asked[-1][0] % 251])
-    assert [offset for offset, _ in scene.store.asked] == [7 + sum(sizes[:index]) for index in range(len(sizes))]  # type: ignore[arg-type]
+    assert len(whole) == 40 * MIB == sum(sizes)
+    assert whole[:1] + whole[-1:] == bytes([7, scene.store.asked[-1][0] % 251])
+    assert [offset for offset, _ in scene.store.asked] == [7 + sum(sizes[:index]) for index in range(len(sizes))]
     assert max(after - before for before, after in zip(scene.told_s[:-1], scene.told_s[1:], strict=True)) < 6.0
     assert scene.told_s[0] - 100.0 < 6.0
 
@@ -110,14 +118,30 @@ def test_a_large_read_of_a_slow_store_shows_that_it_gets_on() -> None:
 def test_a_quick_store_is_soon_asked_for_much_at_once() -> None:
     scene = Scene(1000 * MIB)
     for first in range(4):
-        scene.reader.read("x", first * 32 * MIB, 32 * MIB)
-    assert len(scene.store.asked) <= 12
+        scene.read(first * 32 * MIB, 32 * MIB)
+    assert len(scene.store.asked) <= 6
     assert scene.store.asked[-1] == (96 * MIB, 32 * MIB)
-    assert scene.reader.read("x") == bytes(10)
+
+
+def test_what_lies_side_by_side_is_read_at_once_into_several_places(tmp_path: Path) -> None:
+    """However the pieces that are asked for lie to the places."""
+    content = bytes(index % 251 for index in range(10_000))
+    store = DirectoryStore(tmp_path)
+    store.put("x", content)
+    for piece_bytes in (1, 7, 1000, 3001, 20_000):
+        scene = Scene(MIB)
+        seconds = itertools.count()  # each takes as long as one should
+        scene.reader = PatientReader(store, scene.arrivals, scene.abandoned, partial(next, seconds))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scene.reader, "_piece_bytes", piece_bytes)
+            assert scene.read(3, 1, 0, 3000, 1, 6990) == content[3:9995]
+        with pytest.raises(StoreError, match=r"has 997 of the 1000 bytes asked for at 9003: it was cut short"):
+            scene.read(9003, 1000)
 
 
 def test_pieces_are_what_comes_in_about_a_second() -> None:
     assert next_piece_bytes(4 * MIB, 4 * MIB, 0.1) == 8 * MIB
+    assert next_piece_bytes(2 * MIB, 2 * MIB, 0.05) == 16 * MIB
     assert next_piece_bytes(4 * MIB, 1 * MIB, 0.1) == 4 * MIB, "the end of an object says little"
     assert next_piece_bytes(4 * MIB, 4 * MIB, 1.5) == 4 * MIB
     assert next_piece_bytes(4 * MIB, 4 * MIB, 9.0) == 2 * MIB
@@ -129,25 +153,25 @@ def test_pieces_are_what_comes_in_about_a_second() -> None:
 def test_a_store_that_does_not_answer_for_a_moment_is_asked_for_that_piece_again() -> None:
     away = StoreUnreachable("slow:", "away")
     scene = Scene(MIB, None, away, away, None)
-    assert len(scene.reader.read("x", 0, 3 * MIB)) == 3 * MIB
+    assert len(scene.read(0, 3 * MIB)) == 3 * MIB
     assert scene.store.asked == [(0, MIB), *[(MIB, MIB)] * 3, (2 * MIB, MIB)]
 
 
 def test_patience_ends() -> None:
     scene = Scene(MIB, *[StoreUnreachable("slow:", "away")] * 100)
     with pytest.raises(StoreUnreachable):
-        scene.reader.read("x", 0, MIB)
+        scene.read(0, MIB)
     assert (len(scene.store.asked), scene.time.now_s - 100.0) == (6, 7.75)
     scene.time.now_s += 1.0
     with pytest.raises(StoreUnreachable):
-        scene.reader.read("x", 0, MIB)
+        scene.read(0, MIB)
     assert len(scene.store.asked) == 7, "nothing has come for long"
 
 
 def test_a_store_that_lets_nobody_in_is_asked_once() -> None:
     scene = Scene(MIB, StoreRefused("slow:", "no credentials"))
     with pytest.raises(StoreRefused):
-        scene.reader.read("x", 0, MIB)
+        scene.read(0, MIB)
     assert len(scene.store.asked) == 1
 
 
@@ -155,7 +179,7 @@ def test_nothing_is_asked_for_once_it_is_abandoned() -> None:
     scene = Scene(MIB)
     scene.abandoned.set()
     with pytest.raises(StoreUnreachable, match="not waited for"):
-        scene.reader.read("x", 0, MIB)
+        scene.read(0, MIB)
     assert scene.store.asked == []
 
 
@@ -170,11 +194,11 @@ class Flaky(DirectoryStore):
         self._every = every
         self.num_reads = 0
 
-    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
+    def read_into(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
         self.num_reads += 1
         if self.num_reads % self._every == 0:
             raise StoreUnreachable(self.uri, "does not answer")
-        return super().read(name, offset, num_bytes)
+        super().read_into(name, offset, places)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import dataclasses
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -371,10 +371,9 @@ class _Stuck(DirectoryStore):
         self.may_answer = threading.Event()
         self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
+    def read_into(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
         self.asked.put(name)
         self.may_answer.wait(20.0)
-        return bytes(num_bytes or 0)
 
 
 def test_a_restore_that_does_not_end_leaves_the_state_of_before_and_reads_no_more(

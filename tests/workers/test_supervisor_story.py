@@ -169,6 +169,12 @@ def test_a_fault_that_every_node_has_is_the_jobs(cluster: ProcessCluster, tmp_pa
         assert running.ends() is JobState.FAILED
         assert running.code == "rank_failed"
         assert "data.uri" in running.reason
+        running.eventually(lambda: not _kept(cluster, "everywhere"))  # no step was done: nobody needs any of it
+
+
+def _kept(cluster: ProcessCluster, job: str) -> list[Path]:
+    """What all nodes keep of a job in memory."""
+    return [path for seen in cluster.nodes() for path in cluster.memory_of(seen.node.id).glob(f"{job}/*.slot*")]
 
 
 def test_ranks_that_run_out_of_memory_say_in_the_job_where_and_for_what(
@@ -223,6 +229,8 @@ def test_steps_that_come_out_not_finite_are_told(cluster: ProcessCluster, text: 
         assert running.ends() is JobState.FAILED
         assert running.code == "step_refused"
         assert "step 11 was refused: loss or gradients are not finite" in running.reason
+        assert running.supervisor.ended.wait(20.0)
+        assert _kept(cluster, "skips"), "nobody else has the steps before"
         assert "the first value that is not finite comes out of layer 0, on rank" in running.reason
         assert [event.step for event in running.events(StepSkipped)] == list(range(2, 11))
         assert [done.step for done in running.events(StepDone) if done.skipped] == list(range(2, 11))

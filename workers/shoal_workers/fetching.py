@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoal_recovery.checkpoints import read_transfers, side_by_side
 from shoal_recovery.crc import crc32, joined
-from shoal_recovery.errors import StoreError, StoreUnreachable
+from shoal_recovery.errors import StoreUnreachable
 from shoal_recovery.state import ELEMENT_BYTES, Tier, Transfer
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
@@ -183,14 +183,21 @@ class Fetcher:
 
     def _read_store(self, live: LiveState, group: Sequence[Transfer], fetched: _Fetched) -> None:
         """One read for all of the group, which lie side by side in one object."""
+        places = [_place(live, transfer) for transfer in group]
+        parts = [
+            memoryview(bytearray(transfer.num_bytes)) if place is None else place
+            for transfer, place in zip(group, places, strict=True)
+        ]
         try:
-            for transfer, data in read_transfers(self._open_store(), group):
+            found = read_transfers(self._open_store(), tuple(zip(group, parts, strict=True)))
+            for (transfer, problem), place, part in zip(found, places, parts, strict=True):
                 self._go_on()
-                if isinstance(data, StoreError):
-                    fetched.failed.append(Failed(transfer=transfer, problem=str(data)))
-                else:
-                    _fill(live, transfer, memoryview(bytearray(data)))  # torch wants bytes that may be written
-                    fetched.num_bytes += transfer.shard_bytes
+                if problem is not None:
+                    fetched.failed.append(Failed(transfer=transfer, problem=str(problem)))
+                    continue
+                if place is None:
+                    _fill(live, transfer, part)
+                fetched.num_bytes += transfer.shard_bytes
         except StoreUnreachable as error:
             self._go_on()
             raise FetchFailed("object store", str(error)) from error

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from shoal_recovery.errors import StoreRefused, StoreUnreachable
 from shoal_recovery.store import Reader
@@ -36,24 +37,27 @@ class PatientReader:
         self._clock = clock
         self._piece_bytes = _FIRST_PIECE_BYTES
 
-    def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes | bytearray | memoryview:
-        """As the store's, of which a length is known. Raises StoreError."""
-        if num_bytes is None:
-            return self._store.read(name, offset)
-        whole, position = bytearray(num_bytes), 0
-        while position < num_bytes:
-            wanted = min(self._piece_bytes, num_bytes - position)
-            whole[position : position + wanted] = self._piece(name, offset + position, wanted)
-            position += wanted
-        return whole
+    def read_into(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
+        """As the store's."""
+        left = deque(places)
+        while left:
+            num_bytes, piece = self._piece_bytes, list[memoryview]()
+            while left and num_bytes:
+                part = left.popleft()
+                piece.append(part[:num_bytes])
+                if part.nbytes > num_bytes:
+                    left.appendleft(part[num_bytes:])
+                num_bytes -= piece[-1].nbytes
+            self._read_piece(name, offset, piece)
+            offset += sum(part.nbytes for part in piece)
 
-    def _piece(self, name: str, offset: int, num_bytes: int) -> bytes | bytearray | memoryview:
+    def _read_piece(self, name: str, offset: int, places: Sequence[memoryview]) -> None:
         for pause_s in (*_PAUSES_S, None):
             if self._abandoned.is_set():
                 raise StoreUnreachable(self.uri, f"{name} is not waited for any more")
             began_s = self._clock()
             try:
-                data = self._store.read(name, offset, num_bytes)
+                self._store.read_into(name, offset, places)
             except StoreRefused:
                 raise
             except StoreUnreachable:
@@ -62,9 +66,9 @@ class PatientReader:
                 self._abandoned.wait(pause_s)
             else:
                 self._arrivals.came()
+                num_bytes = sum(place.nbytes for place in places)
                 self._piece_bytes = next_piece_bytes(self._piece_bytes, num_bytes, self._clock() - began_s)
-                return data
-        raise AssertionError("the last attempt has no pause")
+                return
 
 
 def next_piece_bytes(asked_bytes: int, came_bytes: int, took_s: float) -> int:
@@ -73,5 +77,5 @@ def next_piece_bytes(asked_bytes: int, came_bytes: int, took_s: float) -> int:
     if took_s > 2 * _PIECE_S:
         return max(_LEAST_PIECE_BYTES, min(asked_bytes, came_bytes) // 2)
     if took_s < _PIECE_S / 2 and came_bytes >= asked_bytes:
-        return min(_MOST_PIECE_BYTES, 2 * asked_bytes)
+        return min(_MOST_PIECE_BYTES, asked_bytes * (8 if took_s < _PIECE_S / 16 else 2))
     return asked_bytes

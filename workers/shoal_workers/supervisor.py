@@ -223,7 +223,8 @@ class Supervisor:
     def _wind_up(self) -> None:
         self._record.keeper.flush(5.0)
         self._cluster.end_ranks(self._job)
-        if self._record.state is not JobState.FAILED:  # or what somebody could still go on from would be gone
+        kept_elsewhere = self._record.newest_step in {0, *self._record.checkpoints}
+        if self._record.state is not JobState.FAILED or kept_elsewhere:  # else nobody could have it any more
             self._retire_all()
         self._commits.close(over=self._record.state in (JobState.SUCCEEDED, JobState.CANCELLED))
         self._roster.close()

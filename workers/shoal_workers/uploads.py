@@ -230,8 +230,12 @@ class Uploads:
                 return _result(task.job, task.file.snapshot, (), str(error))
 
     def _put(self, file: ShardFile) -> tuple[StoredPiece, ...]:
+        """Raises OSError where it is not what was sealed any more: a step with that would count, and be of no use."""
+        store = self._open_store(file.uri)
+        for piece, problem in file.spoilt(verified=True):
+            raise OSError(f"the copy of {piece.key.fqn} on the node's disk is spoilt: {problem}")
         return put_shard(
-            self._open_store(file.uri),
+            store,
             job=file.job,
             step=file.snapshot.step,
             epoch=file.epoch,
