@@ -27,5 +27,7 @@ def answer(benchmark: str, results: Mapping[str, float | None], runs: Mapping[st
 
 def _commit() -> str:
     done = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
-    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False).stdout.strip()
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", ":!benchmarks/results"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return done.stdout.strip() + ("+changes" if dirty else "")
