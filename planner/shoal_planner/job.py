@@ -12,19 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from shoal_planner.architecture import ModelSpec as ModelSpec
 from shoal_planner.errors import InvalidField
-from shoal_planner.ranges import Range, check_range, check_ranges
+from shoal_planner.presets import spelled_out
+from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
 from shoal_planner.strict import check_document, read
 
-# Far above what is trained today, and low enough that the planner's arithmetic stays a matter of seconds.
-_MODEL_RANGES: dict[str, Range] = {
-    "layers": (1, 2000),
-    "hidden": (1, 2**18),
-    "heads": (1, 2**14),
-    "kv_heads": (1, 2**14),
-    "ffn": (1, 2**21),
-    "vocab": (1, 2**24),
-}
 _MANY = 1_000_000_000
 _TRAIN_RANGES: dict[str, Range] = {
     "global_batch": (1, 65_536),
@@ -38,57 +31,12 @@ _TRAIN_RANGES: dict[str, Range] = {
 _CHECKPOINT_RANGES: dict[str, Range] = {"every_steps": (1, _MANY), "keep": (1, _MANY)}
 
 
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidField(name, value, "must be more than zero")
-
-
 # In which order a stage does its forwards and backwards (`orders`).
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 NUM_BYTE_TOKENS = 256
 EVERY_STEPS = 100
 KEEP = 3
 EVAL_BATCHES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    """A decoder-only transformer. `ffn` is the inner width of the MLP, `vocab` the number of token ids. A gated MLP
-    (SwiGLU) has three matrices, the other (GELU) two."""
-
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int
-    vocab: int
-    family: Literal["llama"] = "llama"
-    kv_heads: int | None = None
-    gated_mlp: bool = True
-    tie_embeddings: bool = True
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.kv_heads is None:
-            object.__setattr__(self, "kv_heads", self.heads)
-        check_ranges(self, _MODEL_RANGES)
-        if self.hidden % self.heads:
-            raise InvalidField("heads", self.heads, f"must divide hidden ({self.hidden})")
-        if self.head_dim % 2:
-            raise InvalidField("heads", self.heads, f"hidden / heads is {self.head_dim}; rotary positions need it even")
-        if self.heads % self.num_kv_heads:
-            raise InvalidField("kv_heads", self.kv_heads, f"must divide heads ({self.heads})")
-        _positive("rope_theta", self.rope_theta)
-        _positive("norm_eps", self.norm_eps)
-
-    @property
-    def num_kv_heads(self) -> int:
-        assert self.kv_heads is not None
-        return self.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +105,9 @@ class TrainSpec:
     def __post_init__(self) -> None:
         check_ranges(self, _TRAIN_RANGES)
         for name in ("lr", "eps"):
-            _positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         if self.clip_norm is not None:
-            _positive("clip_norm", self.clip_norm)
+            check_positive("clip_norm", self.clip_norm)
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise InvalidField("weight_decay", self.weight_decay, "must be zero or more")
         self._check_schedule()
@@ -263,6 +211,11 @@ class JobSpec:
         if self.model.vocab < NUM_BYTE_TOKENS:
             problem = f"must be at least {NUM_BYTE_TOKENS} where the tokens are bytes"
             raise InvalidField("model.vocab", self.model.vocab, problem)
+        for name, most in (("learned_positions", self.model.learned_positions), ("window", self.model.window)):
+            if most is not None and self.train.seq_len > most:
+                later = "" if name == "learned_positions" else "; narrower attention is not supported yet"
+                problem = f"must be at most model.{name} ({most}){later}"
+                raise InvalidField("train.seq_len", self.train.seq_len, problem)
         if self.data.eval_uri is not None and self.train.eval_every is None:
             raise InvalidField(
                 "data.eval_uri", self.data.eval_uri, "needs train.eval_every: nothing is evaluated without"
@@ -283,11 +236,11 @@ def parse_job(value: object) -> JobSpec:
     """The job in a mapping as it comes from YAML or JSON. Raises InvalidField."""
     check_document(value, "job")
     if isinstance(value, Mapping) and isinstance(value.get("model"), Mapping):
-        for name in ("preset", "hf", "entrypoint"):
+        for name in ("hf", "entrypoint"):
             if name in value["model"]:
-                raise InvalidField(
-                    f"model.{name}", value["model"][name], "is not supported yet; give family, layers, hidden ..."
-                )
+                problem = "is not supported yet; give a preset, or family, layers, hidden ..."
+                raise InvalidField(f"model.{name}", value["model"][name], problem)
+        value = {**value, "model": spelled_out(value["model"])}
     return read(JobSpec, value)
 
 
