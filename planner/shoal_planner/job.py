@@ -25,6 +25,7 @@ _TRAIN_RANGES: dict[str, Range] = {
     "steps": (1, _MANY),
     "warmup_steps": (0, _MANY),
     "seed": (0, 2**63 - 1),
+    "init_step": (0, _MANY),
     "eval_every": (1, _MANY),
     "eval_batches": (1, _MANY),
 }
@@ -73,7 +74,8 @@ class TrainSpec:
     whose norm over all weights is more than `clip_norm` are scaled down to it. Matrices decay, norms do not. After each
     `eval_every` steps, and after the last one, the loss over the same `eval_batches` global batches is evaluated.
     `gather`, `scatter` and `secondary_weights` say how plans that split weights or gradients pass them round. With
-    `compile`, ranks compile what is between matrix products.
+    `compile`, ranks compile what is between matrix products. `init_from` is where the first weights are: a Hugging Face
+    folder, or a job's checkpoints (`STORE/JOB`), of which `init_step` is one.
     """
 
     global_batch: int
@@ -90,6 +92,8 @@ class TrainSpec:
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
     on_nan: Literal["fail", "skip"] = "fail"
+    init_from: str | None = None
+    init_step: int | None = None
     deterministic: bool = False
     compile: bool = False
     eval_every: int | None = None
@@ -110,6 +114,10 @@ class TrainSpec:
             check_positive("clip_norm", self.clip_norm)
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise InvalidField("weight_decay", self.weight_decay, "must be zero or more")
+        if self.init_from is not None and urlsplit(self.init_from).scheme not in ("file", "s3"):
+            raise InvalidField("init_from", self.init_from, "must begin with file:// or s3://")
+        if self.init_from is None and self.init_step is not None:
+            raise InvalidField("init_step", self.init_step, "needs train.init_from")
         self._check_schedule()
         self._check_sharding()
         if self.eval_every is None and self.eval_batches != EVAL_BATCHES:
@@ -236,10 +244,9 @@ def parse_job(value: object) -> JobSpec:
     """The job in a mapping as it comes from YAML or JSON. Raises InvalidField."""
     check_document(value, "job")
     if isinstance(value, Mapping) and isinstance(value.get("model"), Mapping):
-        for name in ("hf", "entrypoint"):
-            if name in value["model"]:
-                problem = "is not supported yet; give a preset, or family, layers, hidden ..."
-                raise InvalidField(f"model.{name}", value["model"][name], problem)
+        if "entrypoint" in value["model"]:
+            problem = "is not supported yet; give a preset, or family, layers, hidden ..."
+            raise InvalidField("model.entrypoint", value["model"]["entrypoint"], problem)
         value = {**value, "model": spelled_out(value["model"])}
     return read(JobSpec, value)
 

@@ -25,6 +25,7 @@ from shoal_recovery.hf_layout import Place, bare, model_of_config, place_of
 from shoal_recovery.store import Store
 
 Array = npt.NDArray[np.float32]
+CONFIG = "config.json"
 _WHOLE = "model.safetensors"
 _INDEX = f"{_WHOLE}.index.json"
 _MOST_HEADER_BYTES = 100 * 1024**2  # what the format's own reader accepts
@@ -51,7 +52,7 @@ class HfFolder:
 
     @cached_property
     def model(self) -> ModelSpec:
-        return read(ModelSpec, model_of_config(self._json("config.json")), "config.json")
+        return read(ModelSpec, model_of_config(self._json(CONFIG)), CONFIG)
 
     def check(self, model: ModelSpec) -> None:
         """That all tensors of this model are there in the right shapes; reads headers alone."""

@@ -27,6 +27,7 @@ from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import commit, load_manifest
 from shoal_recovery.hf_folder import HfFolder
+from shoal_recovery.hf_jobs import with_hf_model
 from shoal_recovery.journal import CheckpointCommitted, Entry, StoreFailed, StoreRecovered
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Kind, Manifest, Snapshot
@@ -160,6 +161,50 @@ def test_what_is_exported_is_loaded_by_transformers_as_one_of_its_family(family:
             first, last = parameter.numel // 3, parameter.numel - 1  # from the middle of a row
             read = back.values(job.model, parameter, first, last)
             assert read.tobytes() == weights[parameter.fqn].reshape(-1)[first:last].tobytes(), parameter.fqn
+
+
+def test_a_job_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
+    job = small_job()
+    weights = dict(run_solo(job, 2).weights)
+    store_step(job, weights, "job_1", 2, tmp_path)
+    place = f"{(tmp_path / 'store').as_uri()}/job_1"
+
+    def begun(**train: Any) -> JobSpec:
+        return replace(job, train=replace(job.train, init_from=place, **train))
+
+    for fqn, values in run_solo(begun(init_step=2), 0).weights.items():
+        assert values.tobytes() == weights[fqn].tobytes(), fqn
+    for step in (None, 3):
+        with pytest.raises(InvalidField, match=rf"train.init_step = {step}: must be one of the stored steps: 2"):
+            run_solo(begun(init_step=step), 1)
+    with pytest.raises(
+        InvalidField, match=r"pieces of embedding.weight master = \[\(0, 4096\)\]: must cover all of \[0, 8192\)"
+    ):
+        run_solo(replace(begun(init_step=2), model=replace(job.model, hidden=32, head_dim=8)), 1)
+
+
+def test_a_model_of_hugging_faces_is_all_that_a_job_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.Qwen2Config(
+        vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "theirs")
+    uri = (tmp_path / "theirs").as_uri()
+    document = {"name": "a", "model": {"hf": uri}, "train": TRAIN, "data": {"uri": "stdlib:"}}
+    found = parse_job(with_hf_model(document))
+    assert (found.model.family, found.model.qkv_bias, found.train.init_from) == ("qwen2", True, uri)
+    assert parse_job(with_hf_model({**document, "train": {**TRAIN, "init_from": "file:///else"}})).train.init_from == (
+        "file:///else"
+    )
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    (tmp_path / "cluster.yaml").write_text("nodes: [{name: n, count: 2, device: cpu-1t}]")
+    assert cli.run(["plan", str(tmp_path / "job.json"), "--cluster", str(tmp_path / "cluster.yaml"), "--json"]) == 0
+    capsys.readouterr()
+    document["model"] = {"hf": f"{uri}/nothing"}
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    assert cli.run(["plan", str(tmp_path / "job.json"), "--cluster", str(tmp_path / "cluster.yaml"), "--json"]) == 2
+    said = capsys.readouterr().err
+    assert "model.hf" in said and "config.json is not there" in said
 
 
 def test_a_model_that_its_family_cannot_be_is_not_exported(tmp_path: Path) -> None:

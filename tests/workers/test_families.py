@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from engine_runs import LAYOUTS, assert_holders_agree, job, worst_difference
+from engine_runs import LAYOUTS, assert_holders_agree, assert_same_bits, job, worst_difference
+from safetensors.torch import save_file
 
 from shoal_planner.architecture import ModelSpec, RopeScaling
-from shoal_planner.job import JobSpec
+from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec, job_to_mapping, parse_job
 from shoal_planner.levels import Sharding
 from shoal_planner.overlap import Overlap
 from shoal_planner.parameters import parameters
@@ -224,6 +227,53 @@ def shaken(spec: JobSpec) -> WholeState:
     }
     moments = {fqn: np.zeros_like(values) for fqn, values in masters.items()}
     return WholeState(step=0, values={kind: masters if kind is Kind.MASTER else moments for kind in OWNED_KINDS})
+
+
+def test_a_job_begins_with_their_weights_in_every_layout(processes: Processes, saved: tuple[str, Path]) -> None:
+    """As it does when the same values are handed to it; each rank reads what it holds."""
+    spec, start = read_in(saved[1])
+    begun = replace(spec, train=replace(spec.train, init_from=saved[1].as_uri()))
+    plan = LAYOUTS["3 stages beside 1"]
+    run = processes.run(RunRequest(job=begun, plan=plan, until_step=1))
+    given = processes.run(RunRequest(job=spec, plan=plan, until_step=1, start=start))
+    assert run.losses == given.losses
+    assert_same_bits(run.state, given.state)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda file: file.unlink(), "is not there, nor an index of several: save it as safetensors"),
+        (lambda file: file.write_bytes(b"PK" * 100), "is no length of a header: it is no safetensors file"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-100]), "it was cut short or replaced"),
+        (lambda file: save_file({"a": torch.ones(2)}, file), "model.embed_tokens.weight"),
+    ],
+)
+def test_what_cannot_be_begun_with_is_named(spoil: Callable[[Path], None], said: str, tmp_path: Path) -> None:
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    spec, _ = read_in(tmp_path)
+    spoil(tmp_path / "model.safetensors")
+    with pytest.raises(InvalidField) as error:
+        run_solo(replace(spec, train=replace(spec.train, init_from=tmp_path.as_uri())), 1)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": {"hidden": 128}}, "must have shape"),
+        ({"train": {"init_step": 3}}, "is a Hugging Face folder, which has no steps"),
+        ({"train": {"init_from": "file:///nowhere/job_1"}}, "nor a checkpoint of job_1"),
+    ],
+)
+def test_a_folder_of_another_model_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    spec, _ = read_in(tmp_path)
+    document: dict[str, Any] = job_to_mapping(replace(spec, train=replace(spec.train, init_from=tmp_path.as_uri())))
+    for part, fields in change.items():
+        document[part] = {**document[part], **fields}
+    with pytest.raises(InvalidField, match=said):
+        run_solo(parse_job(document), 1)
 
 
 @pytest.mark.parametrize("layout", ["3 stages beside 1", "tp 1 beside tp 2", "replicas of 3 and 1"])

@@ -71,9 +71,9 @@ class Weights:
                 weights = tuple(self.lookup(fqn, cut.number) for fqn in fqns)
                 rows = [range(first, first + len(weight)) for first, weight in zip(firsts, weights, strict=False)]
                 firsts = [part.stop for part in rows]
-                biases = tuple(BiasRows(vector, part) for vector, part in zip(added, rows, strict=True))
+                bias_rows = tuple(BiasRows(vector, part) for vector, part in zip(added, rows, strict=True))
                 first_row, gate = cut.first // first_of.shape[1], gates[cut.number - 1]
-                found.append(Slice(weights=weights, first_row=first_row, gate=gate, biases=biases))
+                found.append(Slice(weights=weights, first_row=first_row, gate=gate, biases=bias_rows))
         return tuple(found)
 
 
