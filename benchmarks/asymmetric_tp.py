@@ -35,6 +35,7 @@ from shoal_recovery.shard_map import shard_map
 from shoal_workers.collective_routes import ways
 from shoal_workers.courier import Courier
 from shoal_workers.exchange import Arriving, Exchange, Passing, Pending
+from shoal_workers.first_values import first_values
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.processes import Processes, Seat
@@ -142,7 +143,7 @@ def measure(seat: Seat, chosen: Plan, num_rounds: int) -> Part:
 def _reduce_path(seat: Seat, chosen: Plan, exchange: Exchange) -> Callable[[], None]:
     shards, memory = shard_map(chosen, MODEL), DeviceMemory("here", None)
     live = LiveState.build(MODEL, shards.ranks[seat.rank], JOB.train.precision, memory)
-    live.initialise(0)
+    live.initialise(first_values(JOB))
     units = sync_order(chosen, MODEL)
     found = ways(chosen, MODEL, shards, seat.rank, {})
     sharing = Sharing(found, units, live, exchange, Courier(exchange, memory))

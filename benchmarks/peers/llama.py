@@ -35,12 +35,12 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        kv_width = model.num_kv_heads * model.head_dim
+        kv_width = model.num_kv_heads * model.head_size
         self.q = nn.Linear(model.hidden, model.hidden, bias=False)
         self.k = nn.Linear(model.hidden, kv_width, bias=False)
         self.v = nn.Linear(model.hidden, kv_width, bias=False)
         self.o = nn.Linear(model.hidden, model.hidden, bias=False)
-        self.head_dim = model.head_dim
+        self.head_dim = model.head_size
 
     def forward(self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
         q_BNSD = _turn(self._heads(self.q(x_BSH)), cos_SD, sin_SD)
@@ -93,7 +93,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleDict({str(layer): Block(model) for layer in range(first, last)})
         self.final_norm = Norm(model) if last == model.layers else None
         self.head = nn.Linear(model.hidden, model.vocab, bias=False) if last == model.layers else None
-        half = model.head_dim // 2
+        half = model.head_size // 2
         rates = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
         angles_SD = torch.outer(torch.arange(job.train.seq_len, dtype=torch.float64), rates).repeat(1, 2)
         self.register_buffer("cos_SD", angles_SD.cos().float(), persistent=False)

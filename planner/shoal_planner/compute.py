@@ -40,9 +40,9 @@ def matmul_flops(model: ModelSpec, part: Part, seq_len: int) -> float:
     """Operations of one sample's forward: two per weight and token, and the quadratic part of attention."""
     match part:
         case "block":
-            keys = model.num_kv_heads * model.head_dim
-            weights = model.hidden * (2 * model.hidden + 2 * keys + (3 if model.gated_mlp else 2) * model.ffn)
-            return 2.0 * seq_len * weights + 4.0 * seq_len * seq_len * model.hidden
+            keys = model.key_width
+            weights = model.hidden * (2 * model.query_width + 2 * keys + (3 if model.gated_mlp else 2) * model.ffn)
+            return 2.0 * seq_len * weights + 4.0 * seq_len * seq_len * model.query_width
         case "embedding":
             return 0.0
         case "head":
@@ -61,7 +61,7 @@ def weight_share(model: ModelSpec, part: Part, seq_len: int) -> float:
     if part != "block":
         return 0.0
     whole = matmul_flops(model, part, seq_len)
-    return (1 - 4.0 * seq_len * seq_len * model.hidden / whole) / BACKWARD_FACTOR
+    return (1 - 4.0 * seq_len * seq_len * model.query_width / whole) / BACKWARD_FACTOR
 
 
 def forward_seconds(
@@ -105,7 +105,7 @@ def touched_bytes(
     match part:
         case "block":
             inner = FFN_WIDTHS if model.gated_mlp else FFN_WIDTHS - 1
-            cut = (CUT_WIDTHS * model.hidden + inner * model.ffn) / tp
+            cut = (CUT_WIDTHS * model.query_width + inner * model.ffn) / tp
             return weights + passes * tokens * size * (RESIDUAL_WIDTHS * model.hidden + cut)
         case "embedding":
             return weights + tokens * size * 2 * model.hidden

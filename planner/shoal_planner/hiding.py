@@ -64,14 +64,14 @@ def with_chunks(
     model, train = costs.job.model, costs.job.train
     plain, share = costs.part("block", node, tp, samples), hideable(costs, node, node)
     flops_s = plain.forward_s / matmul_flops(model, "block", train.seq_len) * 2 * train.seq_len * model.hidden
-    keys, inner = model.num_kv_heads * model.head_dim, (2 if model.gated_mlp else 1) * model.ffn
+    keys, inner = model.key_width, (2 if model.gated_mlp else 1) * model.ffn
     late_s = (chunks - 1) * 2 * (tp - 1) * costs.link(node, node).latency_s
     forward_s = sum(
         share * min(plain.tensor_forward_s / 2 + late_s, width * flops_s) * (1 - 1 / chunks) - late_s
-        for width in (model.hidden, model.ffn)
+        for width in (model.query_width, model.ffn)
     )
     backward_s = sum(
-        share * min(plain.tensor_backward_s / 2, width * flops_s) for width in (model.hidden + 2 * keys, inner)
+        share * min(plain.tensor_backward_s / 2, width * flops_s) for width in (model.query_width + 2 * keys, inner)
     )
     return dataclasses.replace(
         time,

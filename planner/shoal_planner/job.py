@@ -12,19 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from shoal_planner.architecture import ModelSpec as ModelSpec
 from shoal_planner.errors import InvalidField
-from shoal_planner.ranges import Range, check_range, check_ranges
+from shoal_planner.presets import spelled_out
+from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
 from shoal_planner.strict import check_document, read
 
-# Far above what is trained today, and low enough that the planner's arithmetic stays a matter of seconds.
-_MODEL_RANGES: dict[str, Range] = {
-    "layers": (1, 2000),
-    "hidden": (1, 2**18),
-    "heads": (1, 2**14),
-    "kv_heads": (1, 2**14),
-    "ffn": (1, 2**21),
-    "vocab": (1, 2**24),
-}
 _MANY = 1_000_000_000
 _TRAIN_RANGES: dict[str, Range] = {
     "global_batch": (1, 65_536),
@@ -32,15 +25,11 @@ _TRAIN_RANGES: dict[str, Range] = {
     "steps": (1, _MANY),
     "warmup_steps": (0, _MANY),
     "seed": (0, 2**63 - 1),
+    "init_step": (0, _MANY),
     "eval_every": (1, _MANY),
     "eval_batches": (1, _MANY),
 }
 _CHECKPOINT_RANGES: dict[str, Range] = {"every_steps": (1, _MANY), "keep": (1, _MANY)}
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidField(name, value, "must be more than zero")
 
 
 # In which order a stage does its forwards and backwards (`orders`).
@@ -49,46 +38,6 @@ NUM_BYTE_TOKENS = 256
 EVERY_STEPS = 100
 KEEP = 3
 EVAL_BATCHES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    """A decoder-only transformer. `ffn` is the inner width of the MLP, `vocab` the number of token ids. A gated MLP
-    (SwiGLU) has three matrices, the other (GELU) two."""
-
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int
-    vocab: int
-    family: Literal["llama"] = "llama"
-    kv_heads: int | None = None
-    gated_mlp: bool = True
-    tie_embeddings: bool = True
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.kv_heads is None:
-            object.__setattr__(self, "kv_heads", self.heads)
-        check_ranges(self, _MODEL_RANGES)
-        if self.hidden % self.heads:
-            raise InvalidField("heads", self.heads, f"must divide hidden ({self.hidden})")
-        if self.head_dim % 2:
-            raise InvalidField("heads", self.heads, f"hidden / heads is {self.head_dim}; rotary positions need it even")
-        if self.heads % self.num_kv_heads:
-            raise InvalidField("kv_heads", self.kv_heads, f"must divide heads ({self.heads})")
-        _positive("rope_theta", self.rope_theta)
-        _positive("norm_eps", self.norm_eps)
-
-    @property
-    def num_kv_heads(self) -> int:
-        assert self.kv_heads is not None
-        return self.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +74,8 @@ class TrainSpec:
     whose norm over all weights is more than `clip_norm` are scaled down to it. Matrices decay, norms do not. After each
     `eval_every` steps, and after the last one, the loss over the same `eval_batches` global batches is evaluated.
     `gather`, `scatter` and `secondary_weights` say how plans that split weights or gradients pass them round. With
-    `compile`, ranks compile what is between matrix products.
+    `compile`, ranks compile what is between matrix products. `init_from` is where the first weights are: a Hugging Face
+    folder, or a job's checkpoints (`STORE/JOB`), of which `init_step` is one.
     """
 
     global_batch: int
@@ -142,6 +92,8 @@ class TrainSpec:
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
     on_nan: Literal["fail", "skip"] = "fail"
+    init_from: str | None = None
+    init_step: int | None = None
     deterministic: bool = False
     compile: bool = False
     eval_every: int | None = None
@@ -157,11 +109,15 @@ class TrainSpec:
     def __post_init__(self) -> None:
         check_ranges(self, _TRAIN_RANGES)
         for name in ("lr", "eps"):
-            _positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         if self.clip_norm is not None:
-            _positive("clip_norm", self.clip_norm)
+            check_positive("clip_norm", self.clip_norm)
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise InvalidField("weight_decay", self.weight_decay, "must be zero or more")
+        if self.init_from is not None and urlsplit(self.init_from).scheme not in ("file", "s3"):
+            raise InvalidField("init_from", self.init_from, "must begin with file:// or s3://")
+        if self.init_from is None and self.init_step is not None:
+            raise InvalidField("init_step", self.init_step, "needs train.init_from")
         self._check_schedule()
         self._check_sharding()
         if self.eval_every is None and self.eval_batches != EVAL_BATCHES:
@@ -263,6 +219,11 @@ class JobSpec:
         if self.model.vocab < NUM_BYTE_TOKENS:
             problem = f"must be at least {NUM_BYTE_TOKENS} where the tokens are bytes"
             raise InvalidField("model.vocab", self.model.vocab, problem)
+        for name, most in (("learned_positions", self.model.learned_positions), ("window", self.model.window)):
+            if most is not None and self.train.seq_len > most:
+                later = "" if name == "learned_positions" else "; narrower attention is not supported yet"
+                problem = f"must be at most model.{name} ({most}){later}"
+                raise InvalidField("train.seq_len", self.train.seq_len, problem)
         if self.data.eval_uri is not None and self.train.eval_every is None:
             raise InvalidField(
                 "data.eval_uri", self.data.eval_uri, "needs train.eval_every: nothing is evaluated without"
@@ -283,11 +244,10 @@ def parse_job(value: object) -> JobSpec:
     """The job in a mapping as it comes from YAML or JSON. Raises InvalidField."""
     check_document(value, "job")
     if isinstance(value, Mapping) and isinstance(value.get("model"), Mapping):
-        for name in ("preset", "hf", "entrypoint"):
-            if name in value["model"]:
-                raise InvalidField(
-                    f"model.{name}", value["model"][name], "is not supported yet; give family, layers, hidden ..."
-                )
+        if "entrypoint" in value["model"]:
+            problem = "is not supported yet; give a preset, or family, layers, hidden ..."
+            raise InvalidField("model.entrypoint", value["model"]["entrypoint"], problem)
+        value = {**value, "model": spelled_out(value["model"])}
     return read(JobSpec, value)
 
 

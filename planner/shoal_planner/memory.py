@@ -36,8 +36,10 @@ SCATTERED_UNITS = 1
 NORM_WIDTHS = 4
 # ... per query width: q, attention output, its contiguous copy, and keys and values repeated to all heads ...
 QUERY_WIDTHS = 5
-# ... per key width: k and v; per inner width of a gated MLP: gate, up, silu(gate), product; of the other: up, gelu(up).
+# ... per key width: k and v, and of queries and keys that are normed by head what enters the norm; per inner width of a
+# gated MLP: gate, up, silu(gate), product; of the other: up, gelu(up).
 KEY_WIDTHS = 2
+HEAD_NORM_WIDTHS = 1
 FFN_WIDTHS = 4
 PLAIN_FFN_WIDTHS = 2
 # Selective recomputation keeps what matmuls gave and computes again what norms and activation functions made of it.
@@ -130,14 +132,15 @@ def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: i
         ffn = SELECTIVE_FFN_WIDTHS if selective else FFN_WIDTHS
     else:
         ffn = SELECTIVE_PLAIN_FFN_WIDTHS if selective else PLAIN_FFN_WIDTHS
-    cut = QUERY_WIDTHS * model.heads * model.head_dim + KEY_WIDTHS * model.num_kv_heads * model.head_dim
+    normed = HEAD_NORM_WIDTHS if model.qk_norm else 0
+    cut = (QUERY_WIDTHS + normed) * model.query_width + (KEY_WIDTHS + normed) * model.key_width
     return ACTIVATION_MARGIN * seq_len * (norms + size * (cut + ffn * model.ffn) / tp)
 
 
 def block_weight_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int) -> float:
     """What a block keeps from the gradient of its input to those of its weights, for one sample."""
     ffn = WEIGHT_FFN_WIDTHS if model.gated_mlp else WEIGHT_PLAIN_FFN_WIDTHS
-    cut = WEIGHT_QUERY_WIDTHS * model.heads * model.head_dim + WEIGHT_KEY_WIDTHS * model.num_kv_heads * model.head_dim
+    cut = WEIGHT_QUERY_WIDTHS * model.query_width + WEIGHT_KEY_WIDTHS * model.key_width
     widths = WEIGHT_NORM_WIDTHS * model.hidden + (cut + ffn * model.ffn) / tp
     return ACTIVATION_MARGIN * seq_len * ELEMENT_BYTES[precision] * widths
 

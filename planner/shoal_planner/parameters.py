@@ -21,7 +21,8 @@ class Parameter:
 
     Stored shapes (N heads, K kv heads, D head size, H hidden, F inner width, V vocabulary):
     q [N*D, H], k and v [K*D, H], o [N*D, H] (used as x @ o), gate (if gated) and up [F, H], down [F, H] (used as
-    x @ down), embedding and head [V, H], norms [H].
+    x @ down), embedding and head [V, H], norms and the biases of o and down [H], other biases one element per row of
+    their matrices and cut with these, norms of heads [D], positions [P, H].
     A cut parameter's gradient on a tp rank covers that rank's rows; a replicated one's is the full gradient on every tp
     rank, so tp rank 0 alone contributes it. `units` are the units that use it: two for a tied embedding.
     """
@@ -50,10 +51,13 @@ def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     found = [
         _matrix("embedding.weight", model.vocab, model.hidden, (0, model.layers + 1) if model.tie_embeddings else (0,))
     ]
+    if model.learned_positions is not None:
+        shape = (model.learned_positions, model.hidden)
+        found.append(Parameter(fqn="positions.weight", shape=shape, units=(0,), cut=False, decay=True))
     for layer in range(model.layers):
         found.extend(_block(model, layer))
     head = model.layers + 1
-    found.append(Parameter(fqn="final_norm.weight", shape=(model.hidden,), units=(head,), cut=False, decay=False))
+    found.extend(_norm(model, "final_norm", (head,)))
     if not model.tie_embeddings:
         found.append(_matrix("head.weight", model.vocab, model.hidden, (head,)))
     return tuple(found)
@@ -61,24 +65,35 @@ def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
 
 def _block(model: ModelSpec, layer: int) -> list[Parameter]:
     prefix, units = f"layers.{layer}", (layer + 1,)
+    found = _norm(model, f"{prefix}.attention_norm", units)
+    inner = ("gate", "up") if model.gated_mlp else ("up",)
     rows = {
-        "attention.q.weight": model.heads * model.head_dim,
-        "attention.k.weight": model.num_kv_heads * model.head_dim,
-        "attention.v.weight": model.num_kv_heads * model.head_dim,
-        "attention.o.weight": model.heads * model.head_dim,
-        **({"mlp.gate.weight": model.ffn} if model.gated_mlp else {}),
-        "mlp.up.weight": model.ffn,
-        "mlp.down.weight": model.ffn,
+        "attention.q": model.query_width,
+        "attention.k": model.key_width,
+        "attention.v": model.key_width,
+        "attention.o": model.query_width,
+        **{f"mlp.{name}": model.ffn for name in (*inner, "down")},
     }
-    norms = [
-        Parameter(fqn=f"{prefix}.{name}.weight", shape=(model.hidden,), units=units, cut=False, decay=False)
-        for name in ("attention_norm", "mlp_norm")
-    ]
-    return [
-        norms[0],
-        *(_matrix(f"{prefix}.{name}", count, model.hidden, units) for name, count in rows.items()),
-        norms[1],
-    ]
+    found.extend(_matrix(f"{prefix}.{name}.weight", count, model.hidden, units) for name, count in rows.items())
+    found.extend(_norm(model, f"{prefix}.mlp_norm", units))
+    cut = ("attention.q", "attention.k", "attention.v") * model.qkv_bias + tuple(
+        f"mlp.{name}" for name in inner
+    ) * model.mlp_bias
+    found.extend(_vector(f"{prefix}.{name}.bias", rows[name], units, cut=True) for name in cut)
+    whole = ("attention.o",) * model.out_bias + ("mlp.down",) * model.mlp_bias
+    found.extend(_vector(f"{prefix}.{name}.bias", model.hidden, units) for name in whole)
+    heads = ("attention.q_norm", "attention.k_norm") * model.qk_norm
+    found.extend(_vector(f"{prefix}.{name}.weight", model.head_size, units) for name in heads)
+    return found
+
+
+def _norm(model: ModelSpec, name: str, units: tuple[int, ...]) -> list[Parameter]:
+    kinds = ("weight", "bias") if model.norm == "layer" else ("weight",)
+    return [_vector(f"{name}.{kind}", model.hidden, units) for kind in kinds]
+
+
+def _vector(fqn: str, count: int, units: tuple[int, ...], *, cut: bool = False) -> Parameter:
+    return Parameter(fqn=fqn, shape=(count,), units=units, cut=cut, decay=False)
 
 
 def _matrix(fqn: str, rows: int, columns: int, units: tuple[int, ...]) -> Parameter:

@@ -30,6 +30,12 @@ def check_ranges(owner: object, ranges: Mapping[str, Range]) -> None:
             check_range(name, value, least, most)
 
 
+def check_positive(name: str, value: float) -> None:
+    """Raises InvalidField for what is no number above zero."""
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidField(name, value, "must be more than zero")
+
+
 def _floor(value: float, least: float) -> str:
     if least == 0:
         return "at least 0" if isinstance(value, int) else "zero or more"

@@ -2,9 +2,9 @@
 and released one after the other.
 
 The *portions* of a unit have numbers. Portion 0 is what is not cut: all of a unit where a stage has one slice, else its
-vectors. The others are its slices, in the order in which a forward uses them: of attention by key-value heads, with the
-query heads that go with them; of the MLP by inner rows; at the ends by rows of the vocabulary. Tensor parallelism cuts
-first, so that each rank has a part of every slice.
+vectors and its table of positions. The others are its slices, in the order in which a forward uses them: of attention
+by key-value heads, with the query heads that go with them; of the MLP by inner rows; at the ends by rows of the
+vocabulary. Tensor parallelism cuts first, so that each rank has a part of every slice.
 
 Owns these intervals. Does not own when slices pay (`teams`), nor what passes by them (`sharding`).
 """
@@ -100,7 +100,7 @@ def num_slices(model: ModelSpec, unit: int, slicing: Slicing) -> int:
 @functools.lru_cache(maxsize=65536)
 def cuts(model: ModelSpec, parameter: Parameter, slicing: Slicing) -> tuple[Cut, ...]:
     """All of a parameter, in the order of its elements."""
-    if slicing.slices == 1 or not parameter.cut:
+    if slicing.slices == 1 or not parameter.cut or len(parameter.shape) == 1:
         return (Cut(0, 0, parameter.numel),)
     operator = _operator(model, parameter, slicing)
     each = parameter.numel // operator.parts
@@ -116,8 +116,9 @@ def largest_portion(model: ModelSpec, unit: int, slicing: Slicing) -> int:
         if unit in parameter.units:
             first, last = parameter.interval(slicing.tp - 1, slicing.tp)  # the largest
             for cut in cuts(model, parameter, slicing):
-                if first <= cut.first and cut.last <= last:
-                    sizes[cut.number] = sizes.get(cut.number, 0) + cut.last - cut.first
+                ours = min(cut.last, last) - max(cut.first, first)
+                if ours > 0:
+                    sizes[cut.number] = sizes.get(cut.number, 0) + ours
     return sizes.get(0, 0) + max((size for number, size in sizes.items() if number), default=0)
 
 

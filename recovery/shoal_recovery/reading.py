@@ -27,10 +27,26 @@ def read_parameters(
     for parameter in parameters(model):
         whole = bytearray(parameter.numel * ELEMENT_BYTES)
         for piece in pieces[parameter.fqn]:
-            data = store.read(piece.object, piece.offset, piece.num_bytes)
-            if checksum(data) != piece.checksum:
-                problem = f"{piece.key.fqn} in {piece.object} has checksum {checksum(data)}, not {piece.checksum}"
-                raise StoredPieceCorrupt(store.uri, problem)
             first = piece.key.first * ELEMENT_BYTES
-            whole[first : first + piece.num_bytes] = data
+            whole[first : first + piece.num_bytes] = _read(store, piece)
         yield parameter.fqn, whole
+
+
+def read_interval(store: Store, manifest: Manifest, fqn: str, first: int, last: int) -> bytearray:
+    """Elements [first, last) of a parameter's masters, from whole pieces, as these are what can be verified."""
+    found = bytearray((last - first) * ELEMENT_BYTES)
+    for piece in manifest.pieces:
+        low, high = max(first, piece.key.first), min(last, piece.key.last)
+        if (piece.key.fqn, piece.key.kind) == (fqn, Kind.MASTER) and low < high:
+            content = memoryview(_read(store, piece))
+            part = content[(low - piece.key.first) * ELEMENT_BYTES : (high - piece.key.first) * ELEMENT_BYTES]
+            found[(low - first) * ELEMENT_BYTES : (high - first) * ELEMENT_BYTES] = part
+    return found
+
+
+def _read(store: Store, piece: StoredPiece) -> bytes:
+    data = store.read(piece.object, piece.offset, piece.num_bytes)
+    if checksum(data) != piece.checksum:
+        problem = f"{piece.key.fqn} in {piece.object} has checksum {checksum(data)}, not {piece.checksum}"
+        raise StoredPieceCorrupt(store.uri, problem)
+    return data

@@ -48,7 +48,9 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write to.")],
     step: Annotated[int | None, typer.Option(metavar="N", help="Which checkpoint (default: the newest).")] = None,
     # The only one so far; it has to be named, so that another may become the default one day.
-    format_: Annotated[Literal["hf"], typer.Option("--format", help="hf: Hugging Face's Llama.")] = "hf",
+    format_: Annotated[
+        Literal["hf"], typer.Option("--format", help="hf: a Hugging Face folder, of the model's family.")
+    ] = "hf",
     as_json: AsJson = False,
 ) -> None:
     """Write the weights of a checkpoint for other tools. Needs access to the job's object store from here."""

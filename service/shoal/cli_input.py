@@ -4,7 +4,7 @@ Every mistake is one sentence that names the file, the field and the value."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +28,19 @@ class BadUsage(Exception):
 
 
 def read_job(name: str) -> JobSpec:
-    return _read(name, parse_job)
+    return _read(name, _parse_job)
+
+
+def _parse_job(value: object) -> JobSpec:
+    """A model of Hugging Face's is looked up from here. Raises InvalidField."""
+    model = value.get("model") if isinstance(value, Mapping) else None
+    if not (isinstance(model, Mapping) and "hf" in model):
+        return parse_job(value)
+    try:
+        from shoal_recovery.hf_jobs import with_hf_model
+    except ModuleNotFoundError as error:
+        raise InvalidField("model.hf", model["hf"], f"needs {error.name}: install shoal[server]") from error
+    return parse_job(with_hf_model(value))
 
 
 def read_cluster(name: str) -> ClusterSnapshot:

@@ -39,7 +39,8 @@ async def submit_job(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> Response:
     """Creates a job if every check holds. The same Idempotency-Key with the same job answers with the first one."""
-    spec = read_job(await read_body(request, deps.settings.max_body_bytes))
+    body = await read_body(request, deps.settings.max_body_bytes)
+    spec = await read_job(body, deps.settings.store_check_s)
     wanted_hash = jobs.body_hash(spec)
     row = await _known(deps, idempotency_key, wanted_hash)
     if row is None:

@@ -24,7 +24,7 @@ router = APIRouter()
 @router.post("/v1/plans", tags=["plans"], responses=documented(400, 409))
 async def preview_plan(deps: Deps, body: PlanRequest) -> dict[str, Any]:
     """The plan of a JOB on a CLUSTER, or on the connected cluster where it would go. Creates nothing."""
-    job = read_job(body.job)
+    job = await read_job(body.job, deps.settings.store_check_s)
     if body.cluster is not None:
         snapshot, profile = _read_cluster(body.cluster), Profile()
     else:

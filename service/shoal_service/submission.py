@@ -13,24 +13,30 @@ from urllib.parse import unquote, urlsplit
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, parse_job
 from shoal_recovery.errors import StoreError
+from shoal_recovery.first_weights import open_weights
+from shoal_recovery.hf_jobs import with_hf_model
 from shoal_recovery.store import open_store
 from shoal_service.errors import invalid_field
 
 _MANY_FILES = 100_000  # of a larger folder, the first ones show whether it holds enough text
 
 
-def read_job(value: object) -> JobSpec:
-    """Raises BadInput."""
+async def read_job(value: object, store_check_s: float) -> JobSpec:
+    """A model of Hugging Face's is looked up for it. Raises BadInput."""
     try:
-        return parse_job(value)
+        async with asyncio.timeout(store_check_s):
+            return parse_job(await asyncio.to_thread(with_hf_model, value))
     except InvalidField as error:
         raise invalid_field(error) from error
+    except TimeoutError as error:
+        raise invalid_field(InvalidField("model.hf", None, f"did not answer within {store_check_s:g} s")) from error
 
 
 async def check_surroundings(job: JobSpec, store_check_s: float) -> None:
     """Data readable and large enough, checkpoint place writable. Raises BadInput."""
     try:
         await asyncio.to_thread(_check_data, job)
+        await _check_weights(job, store_check_s)
         await _check_store(job, store_check_s)
     except InvalidField as error:
         raise invalid_field(error) from error
@@ -81,6 +87,19 @@ def _first_files(folder: Path) -> list[Path]:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+async def _check_weights(job: JobSpec, store_check_s: float) -> None:
+    uri = job.train.init_from
+    if uri is None:
+        return
+    try:
+        async with asyncio.timeout(store_check_s):
+            await asyncio.to_thread(open_weights, uri, job.train.init_step, job.model)
+    except StoreError as error:
+        raise InvalidField("train.init_from", uri, f"cannot be read: {error.problem}") from error
+    except TimeoutError as error:
+        raise InvalidField("train.init_from", uri, f"did not answer within {store_check_s:g} s") from error
 
 
 async def _check_store(job: JobSpec, store_check_s: float) -> None:

@@ -326,7 +326,7 @@ CHANGES: dict[str, Callable[[Instance], tuple[str, ClusterSnapshot]]] = {
 
 def num_parameters(model: ModelSpec) -> int:
     """Counted from the shapes of the matrices alone."""
-    keys = model.num_kv_heads * model.head_dim
+    keys = model.num_kv_heads * model.head_size
     block = model.hidden * (2 * model.hidden + 2 * keys + 3 * model.ffn + 2)
     ends = model.hidden * (model.vocab * (1 if model.tie_embeddings else 2) + 1)
     return model.layers * block + ends

@@ -75,7 +75,7 @@ def host_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str, 
 
 def matrix_elements(model: ModelSpec, tp: int) -> dict[str, int]:
     """Elements that the rank with the largest slices holds of a block, the embedding, the final norm and the head."""
-    keys, hidden = model.num_kv_heads * model.head_dim, model.hidden
+    keys, hidden = model.num_kv_heads * model.head_size, model.hidden
     rows = [hidden, keys, keys, hidden, model.ffn, model.ffn]
     if model.gated_mlp:
         rows.append(model.ffn)
@@ -180,7 +180,7 @@ def _not_staged(
 
 def _largest_slice(held: dict[str, int], stage: Stage, tp: int, model: ModelSpec) -> int:
     """Of attention by key heads, of the MLP and the vocabulary by rows, with the norms of the unit beside it."""
-    group = (2 * model.hidden // model.num_kv_heads) + 2 * model.head_dim  # rows of q and o, k and v for a key head
+    group = (2 * model.hidden // model.num_kv_heads) + 2 * model.head_size  # rows of q and o, k and v for a key head
     heads = model.num_kv_heads // tp
     attention = math.ceil(heads / min(stage.slices, heads)) * group
     rows = [math.ceil(math.ceil(count / tp) / stage.slices) for count in (model.ffn, model.vocab)]
@@ -235,7 +235,7 @@ def block_bytes(model: ModelSpec, kind: str, tp: int, size: int) -> float:
     hidden, ffn, gated = model.hidden, model.ffn, model.gated_mlp
     if kind == "full":
         return float(size * hidden)
-    heads = (policy.QUERY_WIDTHS * hidden + policy.KEY_WIDTHS * model.num_kv_heads * model.head_dim) / tp
+    heads = (policy.QUERY_WIDTHS * hidden + policy.KEY_WIDTHS * model.num_kv_heads * model.head_size) / tp
     if kind == "selective":
         return policy.ACTIVATION_MARGIN * size * (2 * hidden + heads + (2 if gated else 1) * ffn / tp)
     norms = policy.NORM_WIDTHS * size * hidden

@@ -108,7 +108,7 @@ def test_a_job_survives_a_round_trip() -> None:
         ("model.heads", 256, "rotary positions need it even"),
         ("model.kv_heads", 3, "model.kv_heads = 3: must divide heads"),
         ("model.rope_theta", -1.0, "model.rope_theta = -1.0: must be more than zero"),
-        ("model.preset", "llama-7b", "model.preset = 'llama-7b': is not supported yet"),
+        ("model.preset", "llama-77b", "model.preset = 'llama-77b': is not known; did you mean llama-7b"),
         ("model.family", "gpt", "model.family = 'gpt': must be one of llama"),
         ("model", 3, "model = 3: must be a mapping"),
         ("data.uri", "s3://x", "data.uri = 's3://x': must begin with stdlib:"),

@@ -14,15 +14,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from control_plane import Connector, job_mapping, ok
 from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal import cli
+from shoal.export_hf import export_hf
+from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, job_to_mapping, parse_job
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_recovery.checkpoints import commit
+from shoal_recovery.checkpoints import commit, load_manifest
+from shoal_recovery.hf_folder import HfFolder
+from shoal_recovery.hf_jobs import with_hf_model
 from shoal_recovery.journal import CheckpointCommitted, Entry, StoreFailed, StoreRecovered
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Kind, Manifest, Snapshot
@@ -123,10 +128,94 @@ def test_an_exported_checkpoint_goes_on_with_the_loss_of_training(
     assert their_loss(tmp_path / "out", tokens_BS) == pytest.approx(run_solo(job, 3).losses[2], rel=1e-5)
 
 
-def test_a_large_model_goes_to_several_files(tmp_path: Path) -> None:
-    from shoal.export_hf import export_hf
-    from shoal_recovery.checkpoints import load_manifest
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "activation": "gelu_tanh"},
+    "mistral": {"head_dim": 8, "tie_embeddings": False},
+    "qwen2": {"rope_scaling": {"kind": "yarn", "factor": 2.0, "original_positions": 8}},
+    "qwen3": {"head_dim": 6, "rope_scaling": {"kind": "llama3", "factor": 2.0, "original_positions": 8}},
+    "gpt2": {"kv_heads": 4, "learned_positions": 20, "rope_theta": 10000.0},
+}
 
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_exported_is_loaded_by_transformers_as_one_of_its_family(family: str, tmp_path: Path) -> None:
+    """In one file and in several; and read in again, it is what it was."""
+    job = small_job(family=family, **FAMILIES[family])
+    weights = dict(run_solo(job, 2).weights)
+    store_step(job, weights, "job_1", 2, tmp_path)
+    store = open_store((tmp_path / "store").as_uri())
+    tokens_BS = training_samples(job).read(range(8, 12))
+    for file_bytes in (1 << 20, 3000):
+        out = tmp_path / str(file_bytes)
+        export_hf(store, load_manifest(store, "job_1", 2), job.model, 16, out, file_bytes=file_bytes)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
+        assert theirs.config.model_type == family
+        with torch.no_grad():
+            logits_BSV = theirs(tokens_BS[:, :-1]).logits
+        loss = F.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten())
+        assert float(loss) == pytest.approx(run_solo(job, 3).losses[2], rel=1e-5)
+        back = HfFolder(open_store(out.as_uri()))
+        back.check(job.model)
+        assert back.model == job.model
+        for parameter in parameters(job.model):
+            first, last = parameter.numel // 3, parameter.numel - 1  # from the middle of a row
+            read = back.values(job.model, parameter, first, last)
+            assert read.tobytes() == weights[parameter.fqn].reshape(-1)[first:last].tobytes(), parameter.fqn
+
+
+def test_a_job_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
+    job = small_job()
+    weights = dict(run_solo(job, 2).weights)
+    store_step(job, weights, "job_1", 2, tmp_path)
+    place = f"{(tmp_path / 'store').as_uri()}/job_1"
+
+    def begun(**train: Any) -> JobSpec:
+        return replace(job, train=replace(job.train, init_from=place, **train))
+
+    for fqn, values in run_solo(begun(init_step=2), 0).weights.items():
+        assert values.tobytes() == weights[fqn].tobytes(), fqn
+    for step in (None, 3):
+        with pytest.raises(InvalidField, match=rf"train.init_step = {step}: must be one of the stored steps: 2"):
+            run_solo(begun(init_step=step), 1)
+    with pytest.raises(
+        InvalidField, match=r"pieces of embedding.weight master = \[\(0, 4096\)\]: must cover all of \[0, 8192\)"
+    ):
+        run_solo(replace(begun(init_step=2), model=replace(job.model, hidden=32, head_dim=8)), 1)
+
+
+def test_a_model_of_hugging_faces_is_all_that_a_job_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.Qwen2Config(
+        vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "theirs")
+    uri = (tmp_path / "theirs").as_uri()
+    document = {"name": "a", "model": {"hf": uri}, "train": TRAIN, "data": {"uri": "stdlib:"}}
+    found = parse_job(with_hf_model(document))
+    assert (found.model.family, found.model.qkv_bias, found.train.init_from) == ("qwen2", True, uri)
+    assert parse_job(with_hf_model({**document, "train": {**TRAIN, "init_from": "file:///else"}})).train.init_from == (
+        "file:///else"
+    )
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    (tmp_path / "cluster.yaml").write_text("nodes: [{name: n, count: 2, device: cpu-1t}]")
+    assert cli.run(["plan", str(tmp_path / "job.json"), "--cluster", str(tmp_path / "cluster.yaml"), "--json"]) == 0
+    capsys.readouterr()
+    document["model"] = {"hf": f"{uri}/nothing"}
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    assert cli.run(["plan", str(tmp_path / "job.json"), "--cluster", str(tmp_path / "cluster.yaml"), "--json"]) == 2
+    said = capsys.readouterr().err
+    assert "model.hf" in said and "config.json is not there" in said
+
+
+def test_a_model_that_its_family_cannot_be_is_not_exported(tmp_path: Path) -> None:
+    job = small_job(family="mistral", qkv_bias=True)
+    store_step(job, dict(run_solo(job, 1).weights), "job_1", 1, tmp_path)
+    store = open_store((tmp_path / "store").as_uri())
+    with pytest.raises(InvalidField, match=r"model.qkv_bias = True: is False in every mistral of Hugging Face's"):
+        export_hf(store, load_manifest(store, "job_1", 1), job.model, 16, tmp_path / "out")
+
+
+def test_a_large_model_goes_to_several_files(tmp_path: Path) -> None:
     job = small_job()
     store_step(job, dict(run_solo(job, 1).weights), "job_1", 1, tmp_path)
     store = open_store((tmp_path / "store").as_uri())

@@ -59,7 +59,7 @@ def test_yaml_is_the_same_job(api: httpx.Client) -> None:
         ({"model": {"kv_heads": 3}}, "model.kv_heads", ("3", "must divide heads (4)")),
         ({"model": {"layers": 0}}, "model.layers", ("0", "at least 1")),
         ({"model": {"layers": "many"}}, "model.layers", ("'many'", "whole number")),
-        ({"model": {"preset": "llama-7b"}}, "model.preset", ("llama-7b", "not supported yet")),
+        ({"model": {"preset": "llama-77b"}}, "model.preset", ("llama-77b", "did you mean llama-7b")),
         ({"train": {"lr": -1}}, "train.lr", ("-1", "more than zero")),
         ({"limits": {"deadline": "tomorrow"}}, "limits.deadline", ("tomorrow", "not supported yet")),
         ({"train": {"schedule": "gpipe"}}, "train.schedule", ("'gpipe'", "interleaved", "zero_bubble")),

@@ -211,7 +211,7 @@ class _Attention(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.model = model
-        width, narrow = model.heads * model.head_dim, model.num_kv_heads * model.head_dim
+        width, narrow = model.heads * model.head_size, model.num_kv_heads * model.head_size
         self.q = nn.Linear(model.hidden, width, bias=False)
         self.k = nn.Linear(model.hidden, narrow, bias=False)
         self.v = nn.Linear(model.hidden, narrow, bias=False)
@@ -219,7 +219,7 @@ class _Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        size, group = self.model.head_dim, self.model.heads // self.model.num_kv_heads
+        size, group = self.model.head_size, self.model.heads // self.model.num_kv_heads
         q = self._turn(self.q(x).view(batch, length, -1, size))
         k = self._turn(self.k(x).view(batch, length, -1, size)).repeat_interleave(group, dim=2)
         v = self.v(x).view(batch, length, -1, size).repeat_interleave(group, dim=2)

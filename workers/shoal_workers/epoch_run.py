@@ -35,6 +35,7 @@ from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, St
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
+from shoal_workers.first_values import first_values
 from shoal_workers.lending import coming
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
@@ -274,7 +275,7 @@ class EpochRun:
     def _bring_state(self, job: JobSpec, live: LiveState) -> Brought:
         brought = Brought()
         if self._order.transfers is None:
-            live.initialise(job.train.seed)
+            live.initialise(first_values(job), self._progress)
             return brought
         assert job.checkpoint.uri is not None or all(row[5] != "store" for row in self._order.transfers)
         fetcher = Fetcher(

@@ -24,6 +24,11 @@ def rms_norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     return normed_BSH
 
 
+def layer_norm(x_BSH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+    """torch has a kernel of its own for it, and a backward, on all devices."""
+    return F.layer_norm(x_BSH, weight_H.shape, weight_H, bias_H, eps)
+
+
 def turned(x_BNSD: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
     """Every pair (i, i + D/2) by the angle of its position."""
     if torch.compiler.is_compiling():

@@ -21,13 +21,14 @@ _RESIDUAL = ("attention.o.weight", "mlp.down.weight")  # these write into the re
 
 
 def initial_values(parameter: Parameter, model: ModelSpec, seed: int, first: int, last: int) -> Tensor:
-    """Elements [first, last) of the flattened parameter, fp32 on the host. Norms begin as ones.
+    """Elements [first, last) of the flattened parameter, fp32 on the host. Norms begin as ones,
+    biases as zeros.
 
     Matrices are normal with a deviation of 1 / sqrt(hidden), about the usual 0.02 for wide models. A fixed 0.02 leaves
     narrow ones with gradients so small that AdamW divides rounding errors by them.
     """
     if len(parameter.shape) == 1:
-        return torch.ones(last - first)
+        return torch.full((last - first,), 0.0 if parameter.fqn.endswith(".bias") else 1.0)
     values = np.empty(last - first, dtype=np.float32)
     for block in range(first // _BLOCK, (last - 1) // _BLOCK + 1):
         start = block * _BLOCK

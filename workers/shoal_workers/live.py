@@ -11,7 +11,7 @@ for what is computed from the state (`circulation` fills and empties them), not 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -22,9 +22,9 @@ from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.slices import Portion
 from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, RankState, ShardKey, Span, common, without
 from shoal_workers.errors import OutOfDeviceMemory
+from shoal_workers.first_values import FirstValues
 from shoal_workers.flat import FlatBuffer, UnitBuffers
 from shoal_workers.hosted import HostedState, passing_bytes
-from shoal_workers.initial import initial_values
 from shoal_workers.lending import Buffers, Lent
 from shoal_workers.memory import DeviceMemory, Ledger
 from shoal_workers.portions import Cutter, cutter
@@ -33,6 +33,7 @@ from shoal_workers.sinks import Sink
 Precision = Literal["fp32", "bf16"]
 _ByUnit = Mapping[int, list[Span]]
 _Charge = tuple[Ledger, str, int]
+_AT_ONCE = 1 << 26  # elements of a parameter's first values, 256 MiB: all of most parameters
 
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
@@ -274,19 +275,20 @@ class LiveState:
             sink.gradient.zero_()
         sink.gradient.index_add_(0, rows_T, slope_TC.to(sink.gradient.dtype))
 
-    def initialise(self, seed: int) -> None:
-        """Becomes step 0, the same in every layout."""
-        for span in self.state.keeps:
-            self.weight(span).copy_(self._initial(span, seed))
-        for span in (*_apart(self.state, self._dtype), *self.state.hosted):
-            self.master(span).copy_(self._initial(span, seed))
+    def initialise(self, values: FirstValues, progressed: Callable[[], None] = lambda: None) -> None:
+        """Becomes step 0, the same in every layout. `progressed` is called now and then."""
+        wanted = [(self.weight(span), span) for span in self.state.keeps]
+        wanted += [(self.master(span), span) for span in (*_apart(self.state, self._dtype), *self.state.hosted)]
+        for place, span in wanted:
+            for first in range(span.first, span.last, _AT_ONCE):
+                last = min(span.last, first + _AT_ONCE)
+                part = values(self._parameters[span.fqn], first, last)
+                place[first - span.first : last - span.first].copy_(part)
+                progressed()
         for span in self.state.owns:
             self.view(span.key(Kind.EXP_AVG)).zero_()
             self.view(span.key(Kind.EXP_AVG_SQ)).zero_()
         self.tag = 0
-
-    def _initial(self, span: Span, seed: int) -> Tensor:
-        return initial_values(self._parameters[span.fqn], self.model, seed, span.first, span.last)
 
     def _home(self, span: Span) -> int:
         return home_unit(self._parameters[span.fqn])

@@ -24,7 +24,7 @@ from shoal_workers.devices import CPU, synchronise
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import LiveState, Precision, weight_dtype
 from shoal_workers.memory import DeviceMemory
-from shoal_workers.model import Block, Embedding, Head, Lookup, Rotary, Weights
+from shoal_workers.model import Block, Embedding, Head, Lookup, Weights, rotary_of
 from shoal_workers.optimizer import OwnedAdamW
 from shoal_workers.products import ByAutograd
 from shoal_workers.remaking import keeping
@@ -50,7 +50,7 @@ def measure_block(
 ) -> Seconds:
     """Seconds of one block, forward and backward, on `samples` sequences with `threads` threads."""
     weights = Weights(model=model, lookup=_weights(model, tp, precision, device), group=_alone())
-    block = Block(model, 0, weights, Rotary(model, seq_len, device), keeping, ByAutograd())
+    block = Block(model, 0, weights, rotary_of(model, seq_len, device), keeping, ByAutograd())
     x_BSH = _activations(model, seq_len, samples, precision, device)
     return _measure(lambda: block(x_BSH), threads, repeats, device)
 
@@ -59,7 +59,7 @@ def compile_block(job: JobSpec, tp: int, samples: int, device: torch.device) -> 
     """Has all compiled that a block of this job needs, if the process has not yet: without a backward, and with one."""
     model, train = job.model, job.train
     weights = Weights(model=model, lookup=_weights(model, tp, train.precision, device), group=_alone())
-    rotary = Rotary(model, train.seq_len, device, compiled)
+    rotary = rotary_of(model, train.seq_len, device, compiled)
     block = Block(model, 0, weights, rotary, keeping, ByAutograd(), way=compiled)
     x_BSH = _activations(model, train.seq_len, samples, train.precision, device)
     with torch.no_grad():

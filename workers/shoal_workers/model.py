@@ -1,4 +1,4 @@
-"""A decoder-only transformer of the Llama family, in units, each of which computes on the rows that one rank holds.
+"""A decoder-only transformer in units, each of which computes on the rows that one rank holds.
 
 Owns the arithmetic. Does not own the parameters: a unit asks for them by name and finds them in their stored shapes
 (`shoal_planner.parameters`), cut for this rank, and perhaps in slices that come one after the other (`sliced`).
@@ -9,7 +9,7 @@ F inner rows of this rank, V vocabulary rows of this rank, C = N * D or K * D.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -24,13 +24,15 @@ from shoal_planner.plan import Recompute
 from shoal_planner.slices import UNCUT, Slicing, cuts
 from shoal_workers.chunked import summed_product
 from shoal_workers.compiling import Way, as_written
-from shoal_workers.fewer_passes import rms_norm, turned
+from shoal_workers.fewer_passes import layer_norm, rms_norm
 from shoal_workers.products import AddProduct, AtOnce, Products, PutOff
 from shoal_workers.remaking import Making, Remaking, keeping
-from shoal_workers.sliced import Gate, Slice, added, each, rows_of
+from shoal_workers.rotary import Rotary
+from shoal_workers.sliced import BiasRows, Gate, Slice, added, each, rows_of
 from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, embed, enter, leave, nothing
 
 Gates = Callable[[int], Sequence[Gate]]  # of the slices of a unit
+_NORM_VECTORS = {"rms": ("weight",), "layer": ("weight", "bias")}
 
 
 class Lookup(Protocol):
@@ -48,51 +50,50 @@ class Weights:
     slicing: Slicing = UNCUT
     gates: Gates = lambda unit: ()
 
-    def vector(self, fqn: str) -> Tensor:
-        return self.lookup(fqn)
+    def vectors(self, *fqns: str) -> tuple[Tensor, ...]:
+        return tuple(map(self.lookup, fqns))
 
-    def slices(self, unit: int, *fqns: str) -> tuple[Slice, ...]:
-        """Of an operator of this unit: each has its rows of all its matrices."""
+    def norm(self, name: str) -> tuple[Tensor, ...]:
+        """What a norm of this name is called with."""
+        return self.vectors(*(f"{name}.{kind}" for kind in _NORM_VECTORS[self.model.norm]))
+
+    def slices(self, unit: int, *fqns: str, biases: Sequence[str] = ()) -> tuple[Slice, ...]:
+        """Of an operator of this unit: each has its rows of all its matrices, and of the biases of the first ones."""
         first_of = _find(self.model, fqns[0])
         low, high = first_of.interval(self.group.rank, self.group.size)
+        added = self.vectors(*biases)
         if self.slicing == UNCUT:
-            return (Slice(weights=tuple(map(self.lookup, fqns)), first_row=low // first_of.shape[1]),)
-        gates = self.gates(unit)
-        return tuple(
-            Slice(
-                weights=tuple(self.lookup(fqn, cut.number) for fqn in fqns),
-                first_row=cut.first // first_of.shape[1],
-                gate=gates[cut.number - 1],
-            )
-            for cut in cuts(self.model, first_of, self.slicing)
-            if low <= cut.first and cut.last <= high
-        )
-
-
-class Rotary:
-    """Rotary positions for sequences of one length: pairs are (i, i + D/2)."""
-
-    def __init__(self, model: ModelSpec, seq_len: int, device: torch.device, way: Way = as_written) -> None:
-        half = model.head_dim // 2
-        rates = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-        angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), rates).repeat(1, 2)
-        self.cos_SD = angles.cos().float().to(device)
-        self.sin_SD = angles.sin().float().to(device)
-        self._turned = way(turned)
-
-    def __call__(self, x_BNSD: Tensor) -> Tensor:
-        return self._turned(x_BNSD, self.cos_SD, self.sin_SD)
+            whole = tuple(BiasRows(vector, range(len(vector))) for vector in added)
+            return (Slice(weights=self.vectors(*fqns), first_row=low // first_of.shape[1], biases=whole),)
+        gates, found, firsts = self.gates(unit), list[Slice](), [0] * len(added)
+        for cut in cuts(self.model, first_of, self.slicing):
+            if low <= cut.first and cut.last <= high:
+                weights = tuple(self.lookup(fqn, cut.number) for fqn in fqns)
+                rows = [range(first, first + len(weight)) for first, weight in zip(firsts, weights, strict=False)]
+                firsts = [part.stop for part in rows]
+                bias_rows = tuple(BiasRows(vector, part) for vector, part in zip(added, rows, strict=True))
+                first_row, gate = cut.first // first_of.shape[1], gates[cut.number - 1]
+                found.append(Slice(weights=weights, first_row=first_row, gate=gate, biases=bias_rows))
+        return tuple(found)
 
 
 class Embedding:
-    """Of a weight in slices the gradients go to `add_rows`."""
+    """Of tokens, and of their positions where these are learned. Of a weight in slices the gradients go to
+    `add_rows`."""
 
     def __init__(self, weights: Weights, add_rows: AddProduct | None = None) -> None:
         self._slices = weights.slices(0, "embedding.weight")
+        self._positions = weights.vectors(*(("positions.weight",) if weights.model.learned_positions else ()))
         self._group = weights.group
         self._add_rows = add_rows
 
     def __call__(self, tokens_BS: Tensor) -> Tensor:
+        x_BSH = self._rows(tokens_BS)
+        for positions_PH in self._positions:
+            x_BSH = x_BSH + positions_PH[: x_BSH.shape[1]]
+        return x_BSH
+
+    def _rows(self, tokens_BS: Tensor) -> Tensor:
         if self._add_rows is None or self._slices[0].gate is None:
             (one,) = self._slices
             return embed(tokens_BS, one.weights[0], one.first_row, self._group)
@@ -111,36 +112,58 @@ class Block:
         model: ModelSpec,
         layer: int,
         weights: Weights,
-        rotary: Rotary,
+        rotary: Rotary | None,
         make: Making,
         products: Products,
         beside: Callable[[], None] = nothing,
         way: Way = as_written,
     ) -> None:
         prefix = f"layers.{layer}"
-        self._norm = partial(way(rms_norm), eps=model.norm_eps)
-        self._head_dim = model.head_dim
+        self._norm = norm_of(model, way)
+        self._head_norm = partial(way(rms_norm), eps=model.norm_eps)
+        self._head_size = model.head_size
         self._group = weights.group
         self._rotary = rotary
         self._make = make
         self._products = products
         self._beside = beside
-        self._attention_norm_H = weights.vector(f"{prefix}.attention_norm.weight")
-        self._attention = weights.slices(layer + 1, *(f"{prefix}.attention.{name}.weight" for name in "qkvo"))
-        self._mlp_norm_H = weights.vector(f"{prefix}.mlp_norm.weight")
-        self._activation = way(_gated if model.gated_mlp else F.gelu)
-        names = ("gate", "up", "down") if model.gated_mlp else ("up", "down")
-        self._mlp = weights.slices(layer + 1, *(f"{prefix}.mlp.{name}.weight" for name in names))
+        self._attention_norm = weights.norm(f"{prefix}.attention_norm")
+        self._mlp_norm = weights.norm(f"{prefix}.mlp_norm")
+
+        def operator(kind: str, *names: str, biased: Sequence[str]) -> tuple[Slice, ...]:
+            weight_names = (f"{prefix}.{kind}.{name}.weight" for name in names)
+            return weights.slices(layer + 1, *weight_names, biases=[f"{prefix}.{kind}.{name}.bias" for name in biased])
+
+        inner = ("gate", "up") if model.gated_mlp else ("up",)
+        self._attention = operator("attention", *"qkvo", biased="qkv" if model.qkv_bias else ())
+        self._mlp = operator("mlp", *inner, "down", biased=inner if model.mlp_bias else ())
+        self._activation = way(_ACTIVATIONS[model.gated_mlp, model.activation])
+        self._out_bias = weights.vectors(*([f"{prefix}.attention.o.bias"] if model.out_bias else ()))
+        self._down_bias = weights.vectors(*([f"{prefix}.mlp.down.bias"] if model.mlp_bias else ()))
+        normed = ("q", "k") if model.qk_norm else ()
+        self._head_norms = weights.vectors(*(f"{prefix}.attention.{name}_norm.weight" for name in normed))
 
     def __call__(self, x_BSH: Tensor) -> Tensor:
-        with self._make(self._norm, x_BSH, self._attention_norm_H) as normed_BSH:
-            x_BSH = x_BSH + self._by_all(normed_BSH, self._attention, self._attend)
-        with self._make(self._norm, x_BSH, self._mlp_norm_H) as normed_BSH:
-            return x_BSH + self._by_all(normed_BSH, self._mlp, self._feed)
+        with self._make(self._norm, x_BSH, *self._attention_norm) as normed_BSH:
+            # Each rank's heads have a part of the gradients of these.
+            norms_2D = enter(torch.stack(self._head_norms), self._group) if self._head_norms else None
+            attend = partial(self._attend, norms_2D=norms_2D)
+            x_BSH = x_BSH + self._by_all(normed_BSH, self._attention, attend, self._out_bias)
+        with self._make(self._norm, x_BSH, *self._mlp_norm) as normed_BSH:
+            return x_BSH + self._by_all(normed_BSH, self._mlp, self._feed, self._down_bias)
 
-    def _by_all(self, x_BSH: Tensor, slices: Sequence[Slice], compute: Callable[[Tensor, Slice], Tensor]) -> Tensor:
+    def _by_all(
+        self,
+        x_BSH: Tensor,
+        slices: Sequence[Slice],
+        compute: Callable[[Tensor, Slice], Tensor],
+        biases: tuple[Tensor, ...],
+    ) -> Tensor:
         out_BSH = added(enter(x_BSH, self._group, self._beside), slices, compute)
-        return out_BSH if slices[0].gate is None else leave(out_BSH, self._group)
+        out_BSH = out_BSH if slices[0].gate is None else leave(out_BSH, self._group)
+        for bias_H in biases:
+            out_BSH = out_BSH + bias_H
+        return out_BSH
 
     def _last(self, x: Tensor, weight_IO: Tensor, one: Slice) -> Tensor:
         """The last product of an operator, summed over the group unless there are more slices of it."""
@@ -150,20 +173,24 @@ class Block:
             return summed_product(x, weight_IO, self._group, self._products.add)
         return leave(self._products.matmul(x, weight_IO), self._group)
 
-    def _attend(self, x_BSH: Tensor, one: Slice) -> Tensor:
+    def _attend(self, x_BSH: Tensor, one: Slice, norms_2D: Tensor | None) -> Tensor:
         *qkv, o = one.weights
-        q_BNSD, k_BKSD, v_BKSD = map(self._heads, self._products.linear(x_BSH, tuple(qkv)))
-        q_BNSD, k_BKSD = self._rotary(q_BNSD), self._rotary(k_BKSD)
+        q_BSND, k_BSKD, v_BSKD = map(self._heads, self._products.linear(x_BSH, tuple(qkv), one.bias_rows()))
+        if norms_2D is not None:
+            q_BSND, k_BSKD = self._head_norm(q_BSND, norms_2D[0]), self._head_norm(k_BSKD, norms_2D[1])
+        q_BNSD, k_BKSD, v_BKSD = (heads.transpose(1, 2) for heads in (q_BSND, k_BSKD, v_BSKD))
+        if self._rotary is not None:
+            q_BNSD, k_BKSD = self._rotary(q_BNSD), self._rotary(k_BKSD)
         grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
         mixed_BNSD = F.scaled_dot_product_attention(q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
         return self._last(mixed_BNSD.transpose(1, 2).flatten(2), o, one)
 
     def _heads(self, heads_BSC: Tensor) -> Tensor:
-        return heads_BSC.view(*heads_BSC.shape[:2], -1, self._head_dim).transpose(1, 2)
+        return heads_BSC.view(*heads_BSC.shape[:2], -1, self._head_size)
 
     def _feed(self, x_BSH: Tensor, one: Slice) -> Tensor:
         *inner, down_FH = one.weights
-        with self._make(self._activation, *self._products.linear(x_BSH, tuple(inner))) as inner_BSF:
+        with self._make(self._activation, *self._products.linear(x_BSH, tuple(inner), one.bias_rows())) as inner_BSF:
             return self._last(inner_BSF, down_FH, one)
 
 
@@ -171,15 +198,15 @@ class Head:
     """Final norm, and the summed cross entropy of the vocabulary's logits."""
 
     def __init__(self, model: ModelSpec, weights: Weights, products: Products, way: Way = as_written) -> None:
-        self._norm_H = weights.vector("final_norm.weight")
+        self._norm_vectors = weights.norm("final_norm")
         name = "embedding.weight" if model.tie_embeddings else "head.weight"
         self._slices = weights.slices(model.layers + 1, name)
-        self._norm = partial(way(rms_norm), eps=model.norm_eps)
+        self._norm = norm_of(model, way)
         self._group = weights.group
         self._products = products
 
     def __call__(self, x_BSH: Tensor, targets_BS: Tensor) -> Tensor:
-        x_TH = enter(self._norm(x_BSH, self._norm_H), self._group).flatten(0, 1)
+        x_TH = enter(self._norm(x_BSH, *self._norm_vectors), self._group).flatten(0, 1)
         slices_TV = each(x_TH, self._slices, lambda x_TH, one: self._products.linear(x_TH, one.weights)[0])
         return cross_entropy_sum(slices_TV, targets_BS.flatten(), [one.first_row for one in self._slices], self._group)
 
@@ -230,13 +257,13 @@ class Builder:
         self._model = weights.model
         self._way = way
         self._weights = weights
-        self._rotary = Rotary(weights.model, seq_len, device, way)
+        self._rotary = rotary_of(weights.model, seq_len, device, way)
         self._add_product = add_product
         self._add_rows = add_rows
         self._split = split
 
     def unit(self, number: int, recompute: Recompute) -> Unit:
-        lasting = [self._rotary.cos_SD, self._rotary.sin_SD]
+        lasting = [] if self._rotary is None else [self._rotary.cos_SD, self._rotary.sin_SD]
         is_block = 0 < number <= self._model.layers
         remaking = Remaking() if recompute == "selective" else None
         put_off = PutOff(self._add_product) if self._split and is_block else None
@@ -274,8 +301,41 @@ class Builder:
         return later, later.add_left
 
 
-def _gated(gate_BSF: Tensor, up_BSF: Tensor) -> Tensor:
+def norm_of(model: ModelSpec, way: Way = as_written) -> Callable[..., Tensor]:
+    """Of the residual stream; after that it takes the vectors of the norm."""
+    return partial(way(rms_norm if model.norm == "rms" else layer_norm), eps=model.norm_eps)
+
+
+def rotary_of(model: ModelSpec, seq_len: int, device: torch.device, way: Way = as_written) -> Rotary | None:
+    """None where positions are learned."""
+    return Rotary(model, seq_len, device, way) if model.learned_positions is None else None
+
+
+def _silu_gated(gate_BSF: Tensor, up_BSF: Tensor) -> Tensor:
     return F.silu(gate_BSF) * up_BSF
+
+
+def _gelu_gated(gate_BSF: Tensor, up_BSF: Tensor) -> Tensor:
+    return F.gelu(gate_BSF) * up_BSF
+
+
+def _gelu_tanh_gated(gate_BSF: Tensor, up_BSF: Tensor) -> Tensor:
+    return _gelu_tanh(gate_BSF) * up_BSF
+
+
+def _gelu_tanh(x_BSF: Tensor) -> Tensor:
+    return F.gelu(x_BSF, approximate="tanh")
+
+
+# Named functions, as each is compiled once.
+_ACTIVATIONS: Mapping[tuple[bool, str | None], Callable[..., Tensor]] = {
+    (True, "silu"): _silu_gated,
+    (True, "gelu"): _gelu_gated,
+    (True, "gelu_tanh"): _gelu_tanh_gated,
+    (False, "silu"): F.silu,
+    (False, "gelu"): F.gelu,
+    (False, "gelu_tanh"): _gelu_tanh,
+}
 
 
 def _find(model: ModelSpec, fqn: str) -> Parameter:

@@ -9,6 +9,7 @@ Shapes: T tokens, I inputs, O outputs of a product; R rows, C columns of a weigh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -22,8 +23,10 @@ AddProduct = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class Products(Protocol):
-    def linear(self, x: Tensor, weights_OI: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """x with each of the weights."""
+    def linear(
+        self, x: Tensor, weights_OI: tuple[Tensor, ...], biases_O: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        """x with each of the weights, and the biases added, of which there is one for each or none."""
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor: ...
 
@@ -34,8 +37,10 @@ class Products(Protocol):
 class ByAutograd:
     """For weights whose gradients nobody collects."""
 
-    def linear(self, x: Tensor, weights_OI: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(F.linear(x, weight_OI) for weight_OI in weights_OI)
+    def linear(
+        self, x: Tensor, weights_OI: tuple[Tensor, ...], biases_O: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        return _products(x, weights_OI, biases_O)
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return x @ weight_IO
@@ -50,8 +55,10 @@ class AtOnce:
     def __init__(self, add_product: AddProduct) -> None:
         self.add = self._add_product = add_product
 
-    def linear(self, x: Tensor, weights_OI: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return _linear(x, weights_OI, self._add_product)
+    def linear(
+        self, x: Tensor, weights_OI: tuple[Tensor, ...], biases_O: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        return _linear(x, weights_OI, biases_O, self._add_product)
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return _matmul(x, weight_IO, self._add_product)
@@ -78,8 +85,10 @@ class PutOff:
         self._left: list[WeightProduct] = []
         self._add_product = add_product
 
-    def linear(self, x: Tensor, weights_OI: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return _linear(x, weights_OI, self.add)
+    def linear(
+        self, x: Tensor, weights_OI: tuple[Tensor, ...], biases_O: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        return _linear(x, weights_OI, biases_O, self.add)
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return _matmul(x, weight_IO, self.add)
@@ -101,8 +110,15 @@ class PutOff:
         )
 
 
-def _linear(x: Tensor, weights_OI: tuple[Tensor, ...], add_product: AddProduct) -> tuple[Tensor, ...]:
-    return cast(tuple[Tensor, ...], _Linear.apply(x, weights_OI, add_product))  # type: ignore[no-untyped-call]
+def _linear(
+    x: Tensor, weights_OI: tuple[Tensor, ...], biases_O: tuple[Tensor, ...], add_product: AddProduct
+) -> tuple[Tensor, ...]:
+    return cast(tuple[Tensor, ...], _Linear.apply(x, weights_OI, add_product, *biases_O))  # type: ignore[no-untyped-call]
+
+
+def _products(x: Tensor, weights_OI: tuple[Tensor, ...], biases_O: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    pairs = itertools.zip_longest(weights_OI, biases_O)
+    return tuple(F.linear(x, weight_OI, bias_O) for weight_OI, bias_O in pairs)
 
 
 def _matmul(x: Tensor, weight_IO: Tensor, add_product: AddProduct) -> Tensor:
@@ -113,13 +129,16 @@ def _matmul(x: Tensor, weight_IO: Tensor, add_product: AddProduct) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """Of one input with several weights: the parts of its gradient add up as they are multiplied."""
+    """Of one input with several weights: the parts of its gradient add up as they are multiplied. Biases get theirs
+    from autograd, at once."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights_OI: tuple[Tensor, ...], add_product: AddProduct) -> tuple[Tensor, ...]:
-        ctx.weights_OI, ctx.add_product = weights_OI, add_product
+    def forward(
+        ctx: Any, x: Tensor, weights_OI: tuple[Tensor, ...], add_product: AddProduct, *biases_O: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.weights_OI, ctx.add_product, ctx.biased = weights_OI, add_product, bool(biases_O)
         ctx.save_for_backward(x)
-        return tuple(F.linear(x, weight_OI) for weight_OI in weights_OI)
+        return _products(x, weights_OI, biases_O)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -130,7 +149,8 @@ class _Linear(torch.autograd.Function):
             slope_TO = gradient.flatten(0, -2)
             ctx.add_product(weight_OI, slope_TO, x_TI)
             slope_TI.addmm_(slope_TO, weight_OI, beta=min(index, 1))
-        return slope_TI.view(x.shape), None, None
+        of_biases = (gradient.flatten(0, -2).sum(0) for gradient in gradients) if ctx.biased else ()
+        return slope_TI.view(x.shape), None, None, *of_biases
 
 
 class _Matmul(torch.autograd.Function):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,13 +30,24 @@ class Gate(Protocol):
     def leave_backward(self) -> None: ...
 
 
+class BiasRows(NamedTuple):
+    vector: Tensor
+    rows: range
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Some rows of an operator's weights, from `first_row` on. Without a gate they are there already."""
+    """Some rows of an operator's weights, from `first_row` on, and of the biases of the first ones, if they have any.
+    Without a gate they are there already; biases always are."""
 
     weights: tuple[Tensor, ...]
     first_row: int = 0
     gate: Gate | None = None
+    biases: tuple[BiasRows, ...] = ()
+
+    def bias_rows(self) -> tuple[Tensor, ...]:
+        """Inside the slice: before, the vectors may have no memory yet."""
+        return tuple(vector[rows.start : rows.stop] for vector, rows in self.biases)
 
 
 def added(x: Tensor, slices: Sequence[Slice], compute: Callable[[Tensor, Slice], Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ from shoal_workers.data import evaluation_samples, training_samples
 from shoal_workers.engine import Engine, NoSnapshots, Outcome, SnapshotSink, StepReport
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, SoloExchange
+from shoal_workers.first_values import first_values
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 
@@ -115,7 +116,7 @@ def build_rank(
     memory = DeviceMemory(str(shards.ranks[rank].device), request.limit_bytes, request.host_limit_bytes)
     live = LiveState.build(job.model, shards.ranks[rank], job.train.precision, memory, device=request.device_of(rank))
     if request.start is None:
-        live.initialise(job.train.seed)
+        live.initialise(first_values(job))
     else:
         _load(live, request.start)
     samples, held_out = training_samples(job), evaluation_samples(job)

@@ -1,0 +1,138 @@
+"""Reads the config and the weights of a Hugging Face folder, wherever a store reaches: each interval by itself.
+
+Owns the files and their headers (safetensors: eight bytes that say how long the JSON after them is, which says where
+each tensor lies; the whole format is that simple). Does not own what tensors are called (`hf_layout`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_planner.architecture import ModelSpec
+from shoal_planner.errors import InvalidField
+from shoal_planner.parameters import Parameter, parameters
+from shoal_planner.strict import read
+from shoal_recovery.errors import StoreError
+from shoal_recovery.hf_layout import Place, bare, model_of_config, place_of
+from shoal_recovery.store import Store
+
+Array = npt.NDArray[np.float32]
+CONFIG = "config.json"
+_WHOLE = "model.safetensors"
+_INDEX = f"{_WHOLE}.index.json"
+_MOST_HEADER_BYTES = 100 * 1024**2  # what the format's own reader accepts
+_READ_BYTES = 1 << 26
+_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """`offset`: of its first byte in the file."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class HfFolder:
+    """The place of a store as a folder. Everything raises StoreError where that cannot be read, and InvalidField, which
+    names file and value, where it holds something else than is needed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @cached_property
+    def model(self) -> ModelSpec:
+        return read(ModelSpec, model_of_config(self._json(CONFIG)), CONFIG)
+
+    def check(self, model: ModelSpec) -> None:
+        """That all tensors of this model are there in the right shapes; reads headers alone."""
+        for parameter in parameters(model):
+            self._find(place_of(model, parameter), parameter)
+
+    def values(self, model: ModelSpec, parameter: Parameter, first: int, last: int) -> Array:
+        """Elements [first, last) of the flattened parameter as it is stored here."""
+        place = place_of(model, parameter)
+        tensor = self._find(place, parameter)
+        if not place.turned:
+            skipped = place.third * parameter.numel
+            return self._elements(tensor, skipped + first, skipped + last)
+        rows, columns = parameter.shape
+        low, high = first // columns, -(-last // columns)
+        ours = self._columns(tensor, place.third * rows + low, place.third * rows + high)
+        return np.ascontiguousarray(ours.T).reshape(-1)[first - low * columns : last - low * columns]
+
+    def _columns(self, tensor: _Tensor, low: int, high: int) -> Array:
+        """[:, low:high] of a matrix, which is read from end to end: objects cannot be read in strides."""
+        rows, columns = tensor.shape
+        found = np.empty((rows, high - low), dtype=np.float32)
+        at_once = max(1, _READ_BYTES // (columns * _ELEMENT_BYTES[tensor.dtype]))
+        for row in range(0, rows, at_once):
+            part = self._elements(tensor, row * columns, min(rows, row + at_once) * columns)
+            found[row : row + at_once] = part.reshape(-1, columns)[:, low:high]
+        return found
+
+    def _elements(self, tensor: _Tensor, first: int, last: int) -> Array:
+        size = _ELEMENT_BYTES[tensor.dtype]
+        data = self._store.read(tensor.file, tensor.offset + first * size, (last - first) * size)
+        if tensor.dtype == "BF16":  # the upper half of a float32
+            return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+        return np.frombuffer(data, dtype="<f4" if tensor.dtype == "F32" else "<f2").astype(np.float32)
+
+    def _find(self, place: Place, parameter: Parameter) -> _Tensor:
+        tensor = self._tensors.get(place.name) or self._tensors.get(bare(place.name))
+        if tensor is None:
+            raise InvalidField(self._store.uri, place.name, "is a tensor that the folder does not have")
+        shape = parameter.shape[::-1] if place.turned else parameter.shape
+        shape = (*shape[:-1], shape[-1] * place.thirds)
+        if tensor.shape != shape:
+            raise InvalidField(f"{tensor.file}: {place.name}", list(tensor.shape), f"must have shape {list(shape)}")
+        if tensor.dtype not in _ELEMENT_BYTES:
+            problem = f"must be one of {', '.join(_ELEMENT_BYTES)}"
+            raise InvalidField(f"{tensor.file}: {place.name}", tensor.dtype, problem)
+        return tensor
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, _Tensor]:
+        found: dict[str, _Tensor] = {}
+        for file in self._files():
+            (length,) = struct.unpack("<Q", self._store.read(file, 0, 8))
+            if length > _MOST_HEADER_BYTES:
+                raise InvalidField(file, length, "is no length of a header: it is no safetensors file")
+            header = self._parsed(file, self._store.read(file, 8, length))
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    first, _ = entry["data_offsets"]
+                    found[name] = _Tensor(
+                        file=file, dtype=entry["dtype"], shape=tuple(entry["shape"]), offset=8 + length + first
+                    )
+        return found
+
+    def _files(self) -> tuple[str, ...]:
+        names = self._store.list("")
+        if _INDEX in names:
+            return tuple(sorted(set(self._json(_INDEX).get("weight_map", {}).values())))
+        if _WHOLE in names:
+            return (_WHOLE,)
+        raise InvalidField(self._store.uri, _WHOLE, "is not there, nor an index of several: save it as safetensors")
+
+    def _json(self, name: str) -> Mapping[str, Any]:
+        return self._parsed(name, self._store.read(name))
+
+    def _parsed(self, name: str, text: bytes) -> Mapping[str, Any]:
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise StoreError(self._store.uri, f"{name} is no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise StoreError(self._store.uri, f"{name} holds no mapping")
+        return found

@@ -1,0 +1,288 @@
+"""Models of the published families compute what transformers computes, and come in and go out unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from engine_runs import LAYOUTS, assert_holders_agree, assert_same_bits, job, worst_difference
+from safetensors.torch import save_file
+
+from shoal_planner.architecture import ModelSpec, RopeScaling
+from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec, job_to_mapping, parse_job
+from shoal_planner.levels import Sharding
+from shoal_planner.overlap import Overlap
+from shoal_planner.parameters import parameters
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.strict import read
+from shoal_recovery.hf_folder import HfFolder
+from shoal_recovery.hf_layout import config_of_model, model_of_config
+from shoal_recovery.state import OWNED_KINDS, Kind
+from shoal_recovery.store import open_store
+from shoal_workers.data import training_samples
+from shoal_workers.processes import Processes
+from shoal_workers.solo import RunRequest, WholeState, run_solo
+
+STEPS = 10
+BOUND = 2e-5
+COMMON = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "attn_implementation": "eager",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: transformers.LlamaConfig(**COMMON, tie_word_embeddings=False),
+    "llama 3.1, biases": lambda: transformers.LlamaConfig(
+        **COMMON, rope_parameters=LLAMA3 | {"rope_theta": 5000.0}, attention_bias=True, mlp_bias=True
+    ),
+    "llama, linear": lambda: transformers.LlamaConfig(
+        **COMMON, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}, hidden_act="gelu"
+    ),
+    "mistral, wide heads": lambda: transformers.MistralConfig(**COMMON, head_dim=32, sliding_window=None),
+    "qwen2": lambda: transformers.Qwen2Config(**COMMON, tie_word_embeddings=True),
+    "qwen3, yarn": lambda: transformers.Qwen3Config(
+        **COMMON, head_dim=32, rope_parameters=YARN | {"rope_theta": 5000.0}, tie_word_embeddings=True
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=256,
+        n_embd=64,
+        n_layer=6,
+        n_head=4,
+        n_positions=48,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+        attn_implementation="eager",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A folder as transformers writes it, with random values in all vectors too."""
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[request.param]())
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.ndim == 1:
+                tensor.add_(0.1 * torch.randn_like(tensor))
+    folder = tmp_path_factory.mktemp("theirs")
+    model.save_pretrained(folder)
+    return request.param, folder
+
+
+def read_in(folder: Path) -> tuple[JobSpec, WholeState]:
+    theirs = HfFolder(open_store(folder.as_uri()))
+    spec = replace(job(tied=False), model=theirs.model)
+    theirs.check(spec.model)
+    return spec, state_of(theirs, spec.model)
+
+
+def state_of(folder: HfFolder, model: ModelSpec) -> WholeState:
+    known = {parameter.fqn: parameter for parameter in parameters(model)}
+    values: dict[Kind, dict[str, Any]] = {kind: {} for kind in OWNED_KINDS}
+    for fqn, parameter in known.items():
+        for kind in OWNED_KINDS:
+            values[kind][fqn] = np.zeros(parameter.shape, np.float32)
+        values[Kind.MASTER][fqn] = folder.values(model, parameter, 0, parameter.numel).reshape(parameter.shape)
+    return WholeState(step=0, values=values)
+
+
+def train_theirs(folder: Path, spec: JobSpec) -> list[float]:
+    """An ordinary loop around their model."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    train = spec.train
+    matrices = [tensor for tensor in model.parameters() if tensor.ndim > 1]
+    vectors = [tensor for tensor in model.parameters() if tensor.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+    samples, losses = training_samples(spec), []
+    for step in range(1, STEPS + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = train.lr * min(1.0, step / train.warmup_steps)
+        rows_BS = samples.read(range((step - 1) * train.global_batch, step * train.global_batch))
+        logits_BSV = model(rows_BS[:, :-1]).logits
+        loss = F.cross_entropy(logits_BSV.flatten(0, 1), rows_BS[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_training_goes_on_as_with_their_model(saved: tuple[str, Path]) -> None:
+    spec, start = read_in(saved[1])
+    run = run_solo(spec, STEPS, start=start)
+    np.testing.assert_allclose(run.losses, train_theirs(saved[1], spec), rtol=2e-5)
+
+
+def test_what_is_written_is_what_was_read(saved: tuple[str, Path]) -> None:
+    """The config of a model says the same model again, to their own classes as well."""
+    spec, _ = read_in(saved[1])
+    theirs = transformers.AutoConfig.for_model(**config_of_model(spec.model, 64)).to_dict()
+    assert read(ModelSpec, model_of_config(theirs)) == spec.model
+
+
+ALL_OPTIONS = {
+    "rotary": ModelSpec(
+        layers=3,
+        hidden=32,
+        heads=8,
+        kv_heads=4,
+        head_dim=6,
+        ffn=50,
+        vocab=259,
+        norm="layer",
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        qk_norm=True,
+        activation="gelu_tanh",
+        rope_scaling=RopeScaling(kind="llama3", factor=2.0, original_positions=8),
+    ),
+    "learned": ModelSpec(
+        layers=3,
+        hidden=32,
+        heads=4,
+        ffn=50,
+        vocab=259,
+        gated_mlp=False,
+        qkv_bias=True,
+        mlp_bias=True,
+        qk_norm=True,
+        learned_positions=24,
+        tie_embeddings=False,
+    ),
+}
+_PAIR = tuple(Replica(node="n", devices=(2 * first, 2 * first + 1), tp=2, samples=2) for first in (0, 1))
+_SPLIT = (Replica(node="n", devices=(0, 1), tp=2, samples=2),), (Replica(node="n", devices=(2,), samples=2),)
+PLANS = {
+    "in slices": Plan(
+        pipelines=(
+            Pipeline(
+                micro_batch=4,
+                micro_batches=2,
+                stages=(Stage(layers=((0, 3),), replicas=_PAIR, recompute="selective", slices=2),),
+            ),
+        ),
+        sharding=Sharding(weights="cluster", gradients="cluster"),
+    ),
+    "put off": Plan(
+        pipelines=(
+            Pipeline(
+                micro_batch=2,
+                micro_batches=4,
+                stages=(
+                    Stage(layers=((0, 2),), replicas=_SPLIT[0], recompute="full"),
+                    Stage(layers=((2, 3),), replicas=_SPLIT[1], recompute="selective"),
+                ),
+            ),
+        ),
+        schedule="zero_bubble",
+        overlap=Overlap(stages=True, gradients=True, tensor_chunks=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+def test_all_options_under_plans_of_everything(processes: Processes, options: str, name: str) -> None:
+    spec = job(steps=STEPS)
+    spec = replace(spec, model=ALL_OPTIONS[options], train=replace(spec.train, seq_len=16))
+    start = shaken(spec)
+    run = processes.run(RunRequest(job=spec, plan=PLANS[name], until_step=STEPS, start=start))
+    alone = run_solo(spec, STEPS, start=start)
+    np.testing.assert_allclose(run.losses, alone.losses, rtol=1e-5)
+    assert worst_difference(run.weights, alone.weights) <= BOUND
+    assert_holders_agree(run, spec)
+
+
+def shaken(spec: JobSpec) -> WholeState:
+    """The first state, with something in all vectors."""
+    random = np.random.default_rng(3)
+    masters = {
+        fqn: values + 0.2 * random.standard_normal(values.shape, dtype=np.float32) if values.ndim == 1 else values
+        for fqn, values in run_solo(spec, 0).weights.items()
+    }
+    moments = {fqn: np.zeros_like(values) for fqn, values in masters.items()}
+    return WholeState(step=0, values={kind: masters if kind is Kind.MASTER else moments for kind in OWNED_KINDS})
+
+
+def test_a_job_begins_with_their_weights_in_every_layout(processes: Processes, saved: tuple[str, Path]) -> None:
+    """As it does when the same values are handed to it; each rank reads what it holds."""
+    spec, start = read_in(saved[1])
+    begun = replace(spec, train=replace(spec.train, init_from=saved[1].as_uri()))
+    plan = LAYOUTS["3 stages beside 1"]
+    run = processes.run(RunRequest(job=begun, plan=plan, until_step=1))
+    given = processes.run(RunRequest(job=spec, plan=plan, until_step=1, start=start))
+    assert run.losses == given.losses
+    assert_same_bits(run.state, given.state)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda file: file.unlink(), "is not there, nor an index of several: save it as safetensors"),
+        (lambda file: file.write_bytes(b"PK" * 100), "is no length of a header: it is no safetensors file"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-100]), "it was cut short or replaced"),
+        (lambda file: save_file({"a": torch.ones(2)}, file), "model.embed_tokens.weight"),
+    ],
+)
+def test_what_cannot_be_begun_with_is_named(spoil: Callable[[Path], None], said: str, tmp_path: Path) -> None:
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    spec, _ = read_in(tmp_path)
+    spoil(tmp_path / "model.safetensors")
+    with pytest.raises(InvalidField) as error:
+        run_solo(replace(spec, train=replace(spec.train, init_from=tmp_path.as_uri())), 1)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": {"hidden": 128}}, "must have shape"),
+        ({"train": {"init_step": 3}}, "is a Hugging Face folder, which has no steps"),
+        ({"train": {"init_from": "file:///nowhere/job_1"}}, "nor a checkpoint of job_1"),
+    ],
+)
+def test_a_folder_of_another_model_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    spec, _ = read_in(tmp_path)
+    document: dict[str, Any] = job_to_mapping(replace(spec, train=replace(spec.train, init_from=tmp_path.as_uri())))
+    for part, fields in change.items():
+        document[part] = {**document[part], **fields}
+    with pytest.raises(InvalidField, match=said):
+        run_solo(parse_job(document), 1)
+
+
+@pytest.mark.parametrize("layout", ["3 stages beside 1", "tp 1 beside tp 2", "replicas of 3 and 1"])
+def test_layouts_equal_one_process(processes: Processes, saved: tuple[str, Path], layout: str) -> None:
+    if saved[0] not in ("llama 3.1, biases", "qwen3, yarn", "gpt2"):
+        pytest.skip("has no option that these have not")
+    spec, start = read_in(saved[1])
+    request = RunRequest(job=spec, plan=LAYOUTS[layout], until_step=STEPS, start=start)
+    run, alone = processes.run(request), run_solo(spec, STEPS, start=start)
+    np.testing.assert_allclose(run.losses, alone.losses, rtol=1e-5)
+    assert worst_difference(run.weights, alone.weights) <= BOUND
+    assert_holders_agree(run, spec)

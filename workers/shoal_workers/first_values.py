@@ -1,0 +1,25 @@
+"""What a training begins with: drawn from its seed, or read from where the job says. Each rank asks for what it
+holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shoal_planner.job import JobSpec
+from shoal_planner.parameters import Parameter
+from shoal_recovery.first_weights import open_weights
+from shoal_workers.initial import initial_values
+
+FirstValues = Callable[[Parameter, int, int], Tensor]
+"""Elements [first, last) of a flattened parameter, fp32 on the host."""
+
+
+def first_values(job: JobSpec) -> FirstValues:
+    """Raises, and what it answers does, as `open_weights`."""
+    if job.train.init_from is None:
+        return lambda parameter, first, last: initial_values(parameter, job.model, job.train.seed, first, last)
+    read = open_weights(job.train.init_from, job.train.init_step, job.model)
+    return lambda parameter, first, last: torch.from_numpy(read(parameter, first, last))
