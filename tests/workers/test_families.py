@@ -282,7 +282,7 @@ def test_what_cannot_be_begun_with_is_named(spoil: Callable[[Path], None], said:
     [
         ({"model": {"hidden": 128}}, "must have shape"),
         ({"train": {"init_step": 3}}, "is a Hugging Face folder, which has no steps"),
-        ({"train": {"init_from": "file:///nowhere/job_1"}}, "nor a checkpoint of job_1"),
+        ({"train": {"init_from": "file:///nowhere/job_1"}}, "holds neither config.json nor a checkpoint"),
     ],
 )
 def test_a_folder_of_another_model_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
