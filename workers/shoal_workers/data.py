@@ -29,7 +29,7 @@ from shoal_workers.tokenizing import Tokenizer, open_tokenizer
 
 _BLOCK_BYTES = 2**20
 _LEAST_SEQUENCES = 32  # of a block, as a part of one is lost at its end; of about four bytes a token
-_LEAST_BLOCKS = 64
+_LEAST_BLOCKS = 16
 _BYTES_PER_TOKEN = 6  # more than most tokenizers make one of
 
 

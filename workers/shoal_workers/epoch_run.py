@@ -44,7 +44,7 @@ from shoal_workers.memory import DeviceMemory
 from shoal_workers.node_exchange import nodes_of, open_exchange
 from shoal_workers.parts import in_parts
 from shoal_workers.rendezvous import AgentStore, Gate
-from shoal_workers.rows import transfer_rows, transfers_from_rows
+from shoal_workers.rows import Row, transfer_rows, transfers_from_rows
 from shoal_workers.samples import Samples
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.shortage import shortage
@@ -87,6 +87,7 @@ class EpochRun:
         self.epoch = order.epoch
         self.live: LiveState | None = None
         self._restored = False
+        self._marks: Callable[[], list[Row]] = list  # that are new
         self._order = order
         self._node = node
         self._device = device
@@ -255,7 +256,10 @@ class EpochRun:
 
     def _samples(self, job: JobSpec) -> tuple[Samples, Samples | None]:
         cache = DataCache(self._settings.disk_dir / "data", self._settings.data_cache_bytes)
-        return samples_of(job, cache)
+        samples, held_out = samples_of(job, cache)
+        samples.learn(self._order.marks)
+        self._marks = samples.marks
+        return samples, held_out
 
     def _build(self, job: JobSpec, shards: ShardMap) -> LiveState:
         """What survives of the state of before is used where it lies."""
@@ -403,5 +407,6 @@ class EpochRun:
                 waited=[[wait.value, *both] for wait, both in waited if both[1] >= _LEAST_WAIT_S],
                 computed_s=report.compute_s,
                 skipped=report.skipped,
+                marks=self._marks(),
             )
         )

@@ -1,5 +1,5 @@
-"""Parquet files and Arrow datasets (as Hugging Face saves them) as blocks: row groups and record batches, or, where
-these are too few or too large, parts of their rows.
+"""Parquet files and Arrow datasets (as Hugging Face saves them) as blocks: row groups and record batches, several of
+them where they are small, and parts of their rows where they are too few or too large.
 
 Owns which rows a block has, and their values. What stands where is told by Parquet's footers and by the messages of
 Arrow's streams (`arrow_streams`).
@@ -43,12 +43,12 @@ class _Table(Protocol):
 
 
 class RowBlocks:
-    """Each unit in as many parts as make blocks of about `block_bytes`."""
+    """About `block_bytes` each: several units of a file that follow each other, or a part of the rows of one."""
 
     def __init__(self, table: _Table, units: Sequence[Unit], block_bytes: int, digest: str) -> None:
         self._table = table
-        self._units = tuple(units)
-        parts = [max(1, min(unit.num_rows, round(unit.num_bytes / block_bytes))) for unit in units]
+        self._groups = _grouped(units, block_bytes)
+        parts = [max(1, min(_rows(group), round(_bytes(group) / block_bytes))) for group in self._groups]
         self._starts = tuple(accumulate(parts, initial=0))
         self.digest = f"{digest} {block_bytes}"
 
@@ -58,15 +58,23 @@ class RowBlocks:
     def chunks(self, block: int, place: int) -> Iterator[list[Raw]]:
         """See `Blocks`. Places are rows of the block."""
         index = bisect_right(self._starts, block) - 1
-        unit, part = self._units[index], block - self._starts[index]
-        num_parts = self._starts[index + 1] - self._starts[index]
-        low, high = unit.num_rows * part // num_parts, unit.num_rows * (part + 1) // num_parts
+        group, part = self._groups[index], block - self._starts[index]
+        num_rows, num_parts = _rows(group), self._starts[index + 1] - self._starts[index]
+        low, high = num_rows * part // num_parts, num_rows * (part + 1) // num_parts
+        before = 0
+        for unit in group:
+            first, last = max(low + place - before, 0), min(high - before, unit.num_rows)
+            if first < last:
+                yield from self._unit_chunks(unit, first, last, before - low)
+            before += unit.num_rows
+
+    def _unit_chunks(self, unit: Unit, row: int, last: int, shift: int) -> Iterator[list[Raw]]:
+        """Rows [row, last) of a unit. `shift` makes places of them."""
         file = self._table.files[unit.file]
-        row = low + place
         try:
-            for values in self._table.values(unit, row, high):
+            for values in self._table.values(unit, row, last):
                 yield [
-                    Raw(value, row + index - low, file.name, f"row {unit.first_row + row + index + 1}")
+                    Raw(value, row + index + shift, file.name, f"row {unit.first_row + row + index + 1}")
                     for index, value in enumerate(values)
                 ]
                 row += len(values)
@@ -75,16 +83,39 @@ class RowBlocks:
             raise DataError(file.name, where, f"block {unit.number}", f"cannot be read: {error}") from error
 
 
+def _grouped(units: Sequence[Unit], block_bytes: int) -> list[list[Unit]]:
+    """Small ones of one file together: the end of each block is lost."""
+    groups: list[list[Unit]] = []
+    for unit in units:
+        if groups and groups[-1][0].file == unit.file and _bytes(groups[-1]) + unit.num_bytes <= block_bytes:
+            groups[-1].append(unit)
+        else:
+            groups.append([unit])
+    return groups
+
+
+def _rows(group: Sequence[Unit]) -> int:
+    return sum(unit.num_rows for unit in group)
+
+
+def _bytes(group: Sequence[Unit]) -> int:
+    return sum(unit.num_bytes for unit in group)
+
+
 class _Parquet:
-    def __init__(self, files: Sequence[File], column: str) -> None:
+    """Footers are kept: they are read once, not with each block."""
+
+    def __init__(self, files: Sequence[File], column: str, footers: Sequence[Any]) -> None:
         self.files = files
         self._column = column
+        self._footers = footers
 
     def values(self, unit: Unit, first: int, last: int) -> Iterator[list[Any]]:
         import pyarrow.parquet as pq
 
         # A buffer of its own instead of whole column chunks, which may have any size.
-        with pq.ParquetFile(self.files[unit.file].open(), buffer_size=2**20, pre_buffer=False) as file:
+        source, footer = self.files[unit.file].open(), self._footers[unit.file]
+        with pq.ParquetFile(source, metadata=footer, buffer_size=2**20, pre_buffer=False) as file:
             row = 0
             batches = file.iter_batches(
                 _CHUNK_ROWS, row_groups=[unit.number], columns=[self._column], use_threads=False
@@ -105,7 +136,7 @@ def parquet_blocks(field: str, uri: str, files: Sequence[File], column: str, blo
     files = [file for file in files if file.relative.endswith(".parquet")] if len(files) > 1 else list(files)
     if not files:
         raise InvalidField(field, uri, "has no file that ends in .parquet")
-    units = []
+    units, footers = [], []
     for index, file in enumerate(files):
         try:
             with pq.ParquetFile(file.open()) as opened:
@@ -113,6 +144,7 @@ def parquet_blocks(field: str, uri: str, files: Sequence[File], column: str, blo
         except (ValueError, OSError) as error:
             raise InvalidField(field, uri, f"cannot be read: {file.name} is no whole Parquet file: {error}") from error
         _check_column(field, uri, file, column, names)
+        footers.append(metadata)
         first = 0
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -124,7 +156,7 @@ def parquet_blocks(field: str, uri: str, files: Sequence[File], column: str, blo
             if group.num_rows:
                 units.append(Unit(index, number, first, group.num_rows, num_bytes))
             first += group.num_rows
-    return RowBlocks(_Parquet(files, column), units, block_bytes, _digest(files))
+    return RowBlocks(_Parquet(files, column, footers), units, block_bytes, _digest(files))
 
 
 class _Arrow:
