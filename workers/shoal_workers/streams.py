@@ -73,8 +73,8 @@ class BlockOrder:
 
     def block(self, stream: int, turn: int) -> int:
         time, within = divmod(stream + turn * self.num_streams, self.num_read)
-        if self.evaluation:
-            return self._split(within)
+        if self.evaluation:  # turned by one each time, or a stream might have nothing but a block without documents
+            return self._split((within + time) % self.num_read)
         place = Permutation(self.num_read, mixed(self.seed, time))(within)
         return self._split(self.held_out + place) if self.held_out else place
 
