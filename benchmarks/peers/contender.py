@@ -11,8 +11,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from shoal_planner.job import JobSpec
-from shoal_workers.data import Samples, open_samples
+from shoal_workers.data import open_samples
 from shoal_workers.processes import Seat
+from shoal_workers.samples import Samples
 
 
 class Contender(Protocol):

@@ -13,6 +13,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from shoal_planner.architecture import ModelSpec as ModelSpec
+from shoal_planner.data_spec import NUM_BYTE_TOKENS
+from shoal_planner.data_spec import DataSpec as DataSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.presets import spelled_out
 from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
@@ -34,36 +36,9 @@ _CHECKPOINT_RANGES: dict[str, Range] = {"every_steps": (1, _MANY), "keep": (1, _
 
 # In which order a stage does its forwards and backwards (`orders`).
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
-NUM_BYTE_TOKENS = 256
 EVERY_STEPS = 100
 KEEP = 3
 EVAL_BATCHES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSpec:
-    """Where the training text is. `stdlib:` is the source of the running Python's standard library, read as bytes;
-    `file:///path` one text file or a folder of text files. Evaluations are on `eval_uri`, or else on sequences of `uri`
-    that training leaves out."""
-
-    uri: str
-    eval_uri: str | None = None
-    tokenizer: str = "bytes"
-
-    def __post_init__(self) -> None:
-        _check_text("uri", self.uri)
-        if self.eval_uri is not None:
-            _check_text("eval_uri", self.eval_uri)
-        if self.tokenizer != "bytes":
-            raise InvalidField("tokenizer", self.tokenizer, "only 'bytes' is supported yet")
-
-
-def _check_text(name: str, uri: str) -> None:
-    scheme = urlsplit(uri).scheme
-    if scheme not in ("stdlib", "file"):
-        raise InvalidField(name, uri, "must begin with stdlib: or file:// (other places are not supported yet)")
-    if scheme == "stdlib" and uri != "stdlib:":
-        raise InvalidField(name, uri, "must be exactly 'stdlib:'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +191,7 @@ class JobSpec:
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
-        if self.model.vocab < NUM_BYTE_TOKENS:
+        if self.data.reads_bytes and self.model.vocab < NUM_BYTE_TOKENS:
             problem = f"must be at least {NUM_BYTE_TOKENS} where the tokens are bytes"
             raise InvalidField("model.vocab", self.model.vocab, problem)
         for name, most in (("learned_positions", self.model.learned_positions), ("window", self.model.window)):

@@ -6,7 +6,7 @@ names one. Owns telling them apart. Does not own the formats (`hf_folder`, `chec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from shoal_planner.architecture import ModelSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.parameters import Parameter
-from shoal_recovery.checkpoints import list_manifests, load_manifest
+from shoal_recovery.checkpoints import list_manifests, load_manifest, load_model
 from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.hf_folder import CONFIG, Array, HfFolder
 from shoal_recovery.manifest import check_whole
@@ -34,6 +34,31 @@ def open_weights(uri: str, step: int | None, model: ModelSpec) -> ReadWeights:
     return lambda parameter, first, last: _explained(uri, lambda: read(parameter, first, last))
 
 
+def open_model(uri: str, step: int | None) -> tuple[ModelSpec, ReadWeights]:
+    """What is there, with its own shape; of checkpoints the newest by default. Raises as `open_weights`."""
+    return _explained(uri, lambda: _open_any(uri, step))
+
+
+def _open_any(uri: str, step: int | None) -> tuple[ModelSpec, ReadWeights]:
+    store = open_store(uri)
+    if CONFIG in store.list(CONFIG):
+        model = HfFolder(store).model
+    else:
+        place, job = _job_at(uri)
+        there = list_manifests(open_store(place), job)
+        step = there[0] if step is None and there else step
+        if step not in there:
+            raise _not_there(uri, step, there)
+        model = load_model(open_store(place), job, step)
+    return model, _open(uri, step, model)
+
+
+def _job_at(uri: str) -> tuple[str, str]:
+    """Store and job of STORE/JOB."""
+    place, _, job = uri.rstrip("/").rpartition("/")
+    return place, job
+
+
 def _open(uri: str, step: int | None, model: ModelSpec) -> ReadWeights:
     store = open_store(uri)
     if CONFIG in store.list(CONFIG):
@@ -42,17 +67,14 @@ def _open(uri: str, step: int | None, model: ModelSpec) -> ReadWeights:
         folder = HfFolder(store)
         folder.check(model)
         return partial(folder.values, model)
-    place, _, job = uri.rstrip("/").rpartition("/")
+    place, job = _job_at(uri)
     return _stored(open_store(place), job, step, model)
 
 
 def _stored(store: Store, job: str, step: int | None, model: ModelSpec) -> ReadWeights:
     there = list_manifests(store, job)
-    if not there:
-        raise StoreError(store.uri, f"has neither {job}/{CONFIG} nor a checkpoint of {job}")
-    if step not in there:
-        # The newest may be another one when the next rank looks.
-        raise InvalidField("train.init_step", step, f"must be one of the stored steps: {', '.join(map(str, there))}")
+    if step not in there:  # nor is the newest one taken, which may be another one when the next rank looks
+        raise _not_there(f"{store.uri}/{job}", step, there)
     manifest = load_manifest(store, job, step)
     check_whole(manifest, model)
 
@@ -60,6 +82,12 @@ def _stored(store: Store, job: str, step: int | None, model: ModelSpec) -> ReadW
         return np.frombuffer(read_interval(store, manifest, parameter.fqn, first, last), dtype="<f4")
 
     return read
+
+
+def _not_there(uri: str, step: int | None, there: Sequence[int]) -> Exception:
+    if not there:
+        return StoreError(uri, f"holds neither {CONFIG} nor a checkpoint")
+    return InvalidField("train.init_step", step, f"must be one of the stored steps: {', '.join(map(str, there))}")
 
 
 def _explained(uri: str, read: Callable[[], T]) -> T:

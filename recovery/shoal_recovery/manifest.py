@@ -2,6 +2,7 @@
 
     {"format": "shoal-manifest", "version": 1,
      "job": "job_...", "step": 40, "epoch": 3, "next_sample": 640,
+     "marks": [[0, 25, 1, 71680, 12], ...],            only where data is tokenised: where samples begin in it
      "notes": "...",                                   what a reader without Shoal has to know
      "model": {"family": "llama", "layers": 8, "hidden": 256, ...},
      "element_type": "float32", "byte_order": "little",
@@ -67,6 +68,7 @@ class _Document:
     columns: tuple[str, ...]
     model: ModelSpec | None = None  # not said by early versions
     notes: str = ""
+    marks: tuple[tuple[int, ...], ...] = ()
     checksum: str = ""
 
 
@@ -86,6 +88,7 @@ def manifest_to_json(manifest: Manifest, model: ModelSpec) -> str:
         "step": manifest.step,
         "epoch": manifest.epoch,
         "next_sample": manifest.next_sample,
+        **({"marks": manifest.marks} if manifest.marks else {}),  # earlier versions read what has none
         "notes": _NOTES,
         "model": dataclasses.asdict(model),
         "element_type": "float32",
@@ -109,6 +112,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         epoch=document.epoch,
         next_sample=document.next_sample,
         pieces=tuple(_piece(row, f"pieces[{index}]", document) for index, row in enumerate(document.pieces)),
+        marks=document.marks,
     )
     _verify(document, text)
     return manifest

@@ -206,7 +206,8 @@ class StoredPiece:
 class Manifest:
     """A whole step in the object store. It is written last: it exists, so the step is complete.
 
-    `next_sample` is the data cursor: the position in the order of samples at which the next step begins.
+    `next_sample` is the data cursor: the position in the order of samples at which the next step begins. `marks` are
+    rows of where samples of about then begin in data whose samples are made of documents.
     """
 
     version: int
@@ -215,6 +216,7 @@ class Manifest:
     epoch: int
     next_sample: int
     pieces: tuple[StoredPiece, ...]
+    marks: tuple[tuple[int, ...], ...] = ()
 
 
 class Tier(StrEnum):

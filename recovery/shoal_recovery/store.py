@@ -13,6 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -33,6 +34,15 @@ _ERRORS: Mapping[int, type[StoreError]] = {
     **dict.fromkeys(_PASSING, StoreUnreachable),
     **dict.fromkeys(_REFUSING, StoreRefused),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An object as a store lists it. `version` changes when its content does."""
+
+    name: str
+    num_bytes: int
+    version: str
 
 
 class Reader(Protocol):
@@ -68,6 +78,9 @@ class Store(Protocol):
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """The names of all objects that begin with `prefix`, sorted."""
+
+    def entries(self, prefix: str) -> tuple[Entry, ...]:
+        """The same, with their sizes; names of any form."""
 
     def delete(self, name: str) -> None:
         """An object that is not there is no error."""
@@ -153,6 +166,14 @@ class DirectoryStore:
                 within = Path(folder).relative_to(self._folder)
                 found.extend((within / file).as_posix() for file in files)
         return tuple(sorted(name for name in found if name.startswith(prefix) and _NAME.fullmatch(name)))
+
+    def entries(self, prefix: str) -> tuple[Entry, ...]:
+        found = []
+        with self._explained(prefix):
+            for name in self.list(prefix):
+                status = (self._folder / name).stat()
+                found.append(Entry(name=name, num_bytes=status.st_size, version=str(status.st_mtime_ns)))
+        return tuple(found)
 
     def delete(self, name: str) -> None:
         path = self._folder / check_name(name)

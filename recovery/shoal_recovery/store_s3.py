@@ -37,7 +37,7 @@ from urllib3.exceptions import HTTPError
 from shoal_recovery import multipart
 from shoal_recovery.claims import put_claimed
 from shoal_recovery.errors import StoreConflict, StoreError, StoreRefused, StoreUnreachable
-from shoal_recovery.store import Data, check_length, check_name, exactly, fill, probe
+from shoal_recovery.store import Data, Entry, check_length, check_name, exactly, fill, probe
 
 T = TypeVar("T")
 
@@ -159,16 +159,23 @@ class S3Store:
             yield body, int(part[2]) + 1 - offset if part else 0
 
     def list(self, prefix: str) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self.entries(prefix))
+
+    def entries(self, prefix: str) -> tuple[Entry, ...]:
         pages = self._client.get_paginator("list_objects_v2")
         found = self._call(
             prefix,
             lambda: [
-                entry["Key"]
+                Entry(
+                    name=str(entry["Key"]).removeprefix(self._prefix),
+                    num_bytes=int(entry["Size"]),
+                    version=str(entry.get("ETag", "")),
+                )
                 for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
                 for entry in page.get("Contents", ())
             ],
         )
-        return tuple(sorted(key.removeprefix(self._prefix) for key in found))
+        return tuple(sorted(found, key=lambda entry: entry.name))
 
     def delete(self, name: str) -> None:
         self._call(name, lambda: self._client.delete_object(**self._place(name)))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal import cli_calibrate, cli_checkpoints, cli_plan, cli_rent
+from shoal import cli_calibrate, cli_checkpoints, cli_generate, cli_plan, cli_rent
 from shoal.cli_input import BadUsage, read_job
 from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
 from shoal.client import ENDED, Client
@@ -26,6 +26,7 @@ app.registered_commands.extend(cli_plan.app.registered_commands)
 app.registered_commands.extend(cli_rent.app.registered_commands)
 app.registered_commands.extend(cli_calibrate.app.registered_commands)
 app.registered_commands.extend(cli_checkpoints.app.registered_commands)
+app.registered_commands.extend(cli_generate.app.registered_commands)
 AsJson = cli_plan.AsJson
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer carries a click of its own and does not export this class
 JobId = Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")]

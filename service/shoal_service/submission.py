@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, parse_job
 from shoal_recovery.errors import StoreError
@@ -18,6 +19,7 @@ from shoal_recovery.hf_jobs import with_hf_model
 from shoal_recovery.store import open_store
 from shoal_service.errors import invalid_field
 
+_TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 _MANY_FILES = 100_000  # of a larger folder, the first ones show whether it holds enough text
 
 
@@ -43,24 +45,34 @@ async def check_surroundings(job: JobSpec, store_check_s: float) -> None:
 
 
 def _check_data(job: JobSpec) -> None:
-    _check_text("data.uri", job.data.uri, job, job.held_out_sequences + 1)
-    if job.data.eval_uri is not None:
-        _check_text("data.eval_uri", job.data.eval_uri, job, job.eval_sequences)
+    for index, source in enumerate(job.data.sources):
+        field = f"data.mix[{index}].uri" if job.data.mix else "data.uri"
+        _check_source(field, source, job, job.held_out_sequences + 1)
+    if job.data.eval_source is not None:
+        _check_source("data.eval_uri", job.data.eval_source, job, job.eval_sequences)
+    if job.data.tokenizer != BYTES:
+        _readable_bytes("data.tokenizer", job.data.tokenizer, Path(job.data.tokenizer))
 
 
-def _check_text(field: str, uri: str, job: JobSpec, num_sequences: int) -> None:
-    parts = urlsplit(uri)
+def _check_source(field: str, source: SourceSpec, job: JobSpec, num_sequences: int) -> None:
+    """What is tokenised, and what lies in an object store, only those who read it can judge."""
+    parts = urlsplit(source.uri)
     if parts.scheme != "file":
         return
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InvalidField(field, uri, "must be file:// and an absolute path, as in file:///data/text")
-    found = _readable_bytes(field, uri, Path(unquote(parts.path)))
-    needed = num_sequences * job.train.seq_len + 1  # sequences and the token after them
+        raise InvalidField(field, source.uri, "must be file:// and an absolute path, as in file:///data/text")
+    path = Path(unquote(parts.path))
+    if source.format == "megatron" and not path.is_dir():
+        path = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx") + ".bin")
+    found = _readable_bytes(field, source.uri, path)
+    token_bytes = _TOKEN_BYTES.get(source.token_type, 1) if source.format == "tokens" else 1
+    is_counted = source.format == "tokens" or (source.format == "text" and job.data.tokenizer == BYTES)
+    needed = (num_sequences * job.train.seq_len + 1) * token_bytes if is_counted else 1
     if found < needed:
-        why = f"train.seq_len = {job.train.seq_len}"
+        why = f"train.seq_len = {job.train.seq_len}" if is_counted else "training"
         if job.eval_sequences:
             why += f" and evaluations on {job.eval_sequences} sequences"
-        raise InvalidField(field, uri, f"holds {found} bytes; {why} needs at least {needed}")
+        raise InvalidField(field, source.uri, f"holds {found} bytes; {why} needs at least {needed}")
 
 
 def _readable_bytes(field: str, uri: str, path: Path) -> int:

@@ -183,6 +183,36 @@ def test_a_job_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
         run_solo(replace(begun(init_step=2), model=replace(job.model, hidden=32, head_dim=8)), 1)
 
 
+def test_a_checkpoint_goes_on_with_a_text_as_its_export_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same 32 tokens as transformers finds."""
+    job = small_job()
+    store_step(job, dict(run_solo(job, 2).weights), "job_1", 2, tmp_path)
+    place = f"{(tmp_path / 'store').as_uri()}/job_1"
+    assert cli.run(["export", place, str(tmp_path / "out")]) == 0
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    prompt = torch.tensor([list(b"import o")])
+    tokens = theirs.generate(prompt, max_new_tokens=32, do_sample=False, eos_token_id=0, pad_token_id=0)
+    expected = [token for token in tokens[0, 8:].tolist() if token]
+    capsys.readouterr()
+    for what in (place, str(tmp_path / "out"), (tmp_path / "out").as_uri()):
+        assert cli.run(["generate", what, "--prompt", "import o", "--tokens", "32", "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said["tokens"] == expected
+        assert said["text"] == bytes(expected).decode("utf-8", "replace")
+    assert cli.run(["generate", place, "--prompt", "import o", "--tokens", "32"]) == 0
+    assert capsys.readouterr().out == bytes(expected).decode("utf-8", "replace") + "\n"
+    for given, problem in (
+        (["--step", "7"], "must be one of the stored steps: 2"),
+        (["--tokenizer", str(tmp_path / "no.json")], "no.json"),
+    ):
+        assert cli.run(["generate", place, "--prompt", "a", *given]) == 2
+        assert problem in capsys.readouterr().err
+    assert cli.run(["generate", place, "--prompt", ""]) == 2
+    assert "must have at least one token" in capsys.readouterr().err
+
+
 def test_a_model_of_hugging_faces_is_all_that_a_job_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.Qwen2Config(
         vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

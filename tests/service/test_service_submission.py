@@ -63,7 +63,7 @@ def test_yaml_is_the_same_job(api: httpx.Client) -> None:
         ({"train": {"lr": -1}}, "train.lr", ("-1", "more than zero")),
         ({"limits": {"deadline": "tomorrow"}}, "limits.deadline", ("tomorrow", "not supported yet")),
         ({"train": {"schedule": "gpipe"}}, "train.schedule", ("'gpipe'", "interleaved", "zero_bubble")),
-        ({"data": {"uri": "s3://b/x"}}, "data.uri", ("s3://b/x", "not supported yet")),
+        ({"data": {"uri": "ftp://b/x"}}, "data.uri", ("ftp://b/x", "must begin with")),
         ({"name": ""}, "name", ("1 to 100",)),
     ],
 )

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import DataSpec, JobSpec
-from shoal_workers.data import Permutation, evaluation_samples, open_samples, training_samples
+from shoal_workers.data import evaluation_samples, open_samples, training_samples
+from shoal_workers.permutation import Permutation
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**64))

@@ -62,6 +62,7 @@ def ballot(elapsed_s: float, **waited_s: float) -> torch.Tensor:
         step=1,
         epoch=0,
         loss=1.0,
+        num_targets=1,
         grad_square=1.0,
         stop_after=math.inf,
         fed=((0, 4),),
@@ -73,7 +74,7 @@ def ballot(elapsed_s: float, **waited_s: float) -> torch.Tensor:
 
 def test_shares_are_of_each_ranks_own_time_and_leave_the_vote_out() -> None:
     ballots = torch.stack((ballot(4.0, tensor=1.0, vote=2.0), ballot(2.0, tensor=0.5, weights=0.5)))
-    verdict = count(ballots, step=1, epoch=0)
+    verdict = count(ballots, step=1, epoch=0, num_tokens=2)
     exposure = verdict.exposure
     assert (exposure.mean_share, exposure.most_share) == (0.375, 0.5)
     assert exposure.waited_s[Wait.TENSOR] == (0.75, 1.0)

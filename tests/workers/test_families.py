@@ -28,6 +28,7 @@ from shoal_recovery.hf_layout import config_of_model, model_of_config
 from shoal_recovery.state import OWNED_KINDS, Kind
 from shoal_recovery.store import open_store
 from shoal_workers.data import training_samples
+from shoal_workers.generate import Generator
 from shoal_workers.processes import Processes
 from shoal_workers.solo import RunRequest, WholeState, run_solo
 
@@ -135,6 +136,24 @@ def test_training_goes_on_as_with_their_model(saved: tuple[str, Path]) -> None:
     spec, start = read_in(saved[1])
     run = run_solo(spec, STEPS, start=start)
     np.testing.assert_allclose(run.losses, train_theirs(saved[1], spec), rtol=2e-5)
+
+
+def test_logits_and_what_a_model_goes_on_with_are_those_of_transformers(saved: tuple[str, Path]) -> None:
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(saved[1], dtype=torch.float32).eval()
+    folder = HfFolder(open_store(saved[1].as_uri()))
+    ours = Generator(folder.model, lambda *part: torch.from_numpy(folder.values(folder.model, *part)), 48)
+    tokens_BS = torch.randint(256, (3, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(ours.logits(tokens_BS), theirs(tokens_BS).logits, rtol=0, atol=1e-4)
+    prompt = tokens_BS[:1, :8]
+    found = theirs.generate(prompt, max_new_tokens=32, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert list(ours.goes_on(prompt[0].tolist(), 32)) == found[0, 8:].tolist()
+    drawn = [list(ours.goes_on([1, 2], 12, temperature=1.0, seed=seed)) for seed in (5, 5, 6)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    first = drawn[0][0]
+    assert list(ours.goes_on([1, 2], 12, temperature=1.0, seed=5, end=first)) == []
+    with pytest.raises(InvalidField, match="prompt = 256: is no token of the model, which knows 256"):
+        list(ours.goes_on([1, 256], 1))
 
 
 def test_what_is_written_is_what_was_read(saved: tuple[str, Path]) -> None:
@@ -263,7 +282,7 @@ def test_what_cannot_be_begun_with_is_named(spoil: Callable[[Path], None], said:
     [
         ({"model": {"hidden": 128}}, "must have shape"),
         ({"train": {"init_step": 3}}, "is a Hugging Face folder, which has no steps"),
-        ({"train": {"init_from": "file:///nowhere/job_1"}}, "nor a checkpoint of job_1"),
+        ({"train": {"init_from": "file:///nowhere/job_1"}}, "holds neither config.json nor a checkpoint"),
     ],
 )
 def test_a_folder_of_another_model_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:

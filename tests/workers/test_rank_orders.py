@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import torch
 from agents import RunningAgent, running_agents
+from data_ground import documents, write_jsonl
 from engine_runs import hosting, on_nodes
 from process_cluster import SETTINGS
 from supervised import tiny_job
@@ -28,6 +30,8 @@ from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live, ShardKey, T
 from shoal_recovery.store import DirectoryStore
 from shoal_workers import arrivals, epoch_run
 from shoal_workers import messages as m
+from shoal_workers.data import training_samples
+from shoal_workers.data_marks import DataMarks
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import WEIGHTS
 from shoal_workers.parts import in_parts
@@ -67,7 +71,8 @@ class Voice:
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[Rank]:
-    started = Rank(node="n0", index=0, settings=SETTINGS)
+    settings = SETTINGS.model_copy(update={"disk_dir": tmp_path / "disk"})
+    started = Rank(node="n0", index=0, settings=settings)
     started.start()
     yield started
     started._server.close()
@@ -159,6 +164,44 @@ def test_it_steps_on_its_own_to_the_end(voice: Voice, agent: RunningAgent, spec:
     assert losses == pytest.approx(run_solo(spec, STEPS).losses, rel=1e-6)
     assert agent.held() == [("000001-0", STEPS - 1), ("000001-0", STEPS)]
     assert halt(voice, 2) == m.Halted(epoch=2, step=STEPS, layout_epoch=1, layout_rank=0)
+
+
+def of_documents(spec: JobSpec, folder: Path, **source: Any) -> JobSpec:
+    data = dataclasses.replace(write_jsonl(folder, documents()), **source)
+    return dataclasses.replace(spec, data=data)
+
+
+def test_it_tells_where_samples_begin_and_goes_on_from_there(
+    voice: Voice, agent: RunningAgent, spec: JobSpec, tmp_path: Path
+) -> None:
+    reading = of_documents(spec, tmp_path / "data")
+    halt(voice, 1)
+    voice.say(assign(reading, agent))
+    marks, losses = DataMarks(), []
+    for step in range(1, STEPS + 1):
+        told = voice.until(m.Stepped)
+        marks.hear(step, told.marks)
+        losses.append(told.loss)
+    assert losses == pytest.approx(run_solo(reading, STEPS).losses, rel=1e-6)
+    samples = training_samples(reading)
+    samples.learn(marks.at(STEPS))
+    first = STEPS * spec.train.global_batch
+    wanted = training_samples(reading).read(range(first + 8))[first:]
+    assert torch.equal(samples.read(range(first, first + 8)), wanted)
+
+
+def test_broken_data_ends_the_job_and_is_named(
+    voice: Voice, agent: RunningAgent, spec: JobSpec, tmp_path: Path
+) -> None:
+    reading = of_documents(spec, tmp_path / "data")
+    for name in ("a", "b"):
+        (tmp_path / "data" / f"{name}.jsonl").write_text('{"text": "cut\n' * 100)
+    halt(voice, 1)
+    voice.say(assign(reading, agent))
+    trouble = voice.until(m.Trouble)
+    assert (trouble.fatal, trouble.code) == (True, "data_broken")
+    assert ".jsonl line " in trouble.problem
+    assert "is no JSON" in trouble.problem
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of what it does itself when it compiles

@@ -26,6 +26,7 @@ ERRORS = [
         "t4-0:1", 17 * 1024**3, 16 * 1024**3, "activations", (("weights", 4096), ("gradients", 8192))
     ),
     errors.OutOfHostMemory("t4-0:1", 9 * 1024**3, 8 * 1024**3, "optimizer state"),
+    errors.DataError("/data/a.jsonl", "line 17", "'[1'", "is no JSON object"),
     errors.StepRefused(7, "loss or gradients are not finite on ranks [2]"),
     ProcessLost(2),
 ]

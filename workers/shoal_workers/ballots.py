@@ -18,20 +18,22 @@ from shoal_workers.traffic import Link, Wait
 
 Ranges = tuple[tuple[int, int], ...]  # half-open ranges of sample numbers
 
-_NUM_COUNTS = 5  # before bytes, seconds and ranges
+_NUM_COUNTS = 6  # before bytes, seconds and ranges
 _EXPOSED = tuple(wait for wait in Wait if wait is not Wait.VOTE)  # who votes waits for the slowest, not for a wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """`loss` and `grad_square` are this rank's parts of sums over all ranks: every token's loss and every interval's
-    gradient is on one ballot. `stop_after` is infinite where nobody told this rank to stop; `fed` is what it fed.
-    Since its last ballot `elapsed_s` have passed; `sent` are the bytes that it sent in them over each kind of link,
-    `waited_s` the seconds that it spent in exchanges."""
+    """`loss`, `num_targets` and `grad_square` are this rank's parts of sums over all ranks: every target's loss and
+    every interval's gradient is on one ballot; as far as ranks know before the vote, all tokens of the step are
+    targets. `stop_after` is infinite where nobody told this rank to stop; `fed` is what it fed. Since its last ballot
+    `elapsed_s` have passed; `sent` are the bytes that it sent in them over each kind of link, `waited_s` the seconds
+    that it spent in exchanges."""
 
     step: int
     epoch: int
     loss: float
+    num_targets: int
     grad_square: float
     stop_after: float
     fed: Ranges
@@ -46,6 +48,7 @@ class Ballot:
             self.step,
             self.epoch,
             self.loss,
+            self.num_targets,
             self.grad_square,
             self.stop_after,
             *map(self.sent.__getitem__, Link),
@@ -70,10 +73,12 @@ class Exposure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Of the whole step, the same on every rank. `not_finite` are the ranks whose loss or gradients are no finite
-    numbers: where there are any, nobody applies the step."""
+    numbers: where there are any, nobody applies the step. `loss` and `grad_norm` are means over targets; gradients
+    become that when they are multiplied with `scale`."""
 
     loss: float
     grad_norm: float
+    scale: float
     stop_after: float
     samples: Ranges
     sent: Mapping[Link, int]
@@ -81,18 +86,26 @@ class Verdict:
     not_finite: tuple[int, ...]
 
 
-def count(ballots: Tensor, step: int, epoch: int) -> Verdict:
-    """From all packed ballots, by rank. Raises StepRefused, on every rank, unless all are of this step and epoch."""
-    steps, epochs, losses, squares, stops = ballots[:, :_NUM_COUNTS].unbind(dim=1)
+def per_target(num_tokens: int, num_targets: int) -> float:
+    """What makes a mean over targets of one over tokens; 1.0, to the bit, where all are targets."""
+    return num_tokens / num_targets if num_targets else 1.0
+
+
+def count(ballots: Tensor, step: int, epoch: int, num_tokens: int) -> Verdict:
+    """From all packed ballots, by rank, of a step of so many tokens. Raises StepRefused, on every rank, unless all are
+    of this step and epoch."""
+    steps, epochs, losses, targets, squares, stops = ballots[:, :_NUM_COUNTS].unbind(dim=1)
     if bool((steps != step).any()) or bool((epochs != epoch).any()):
         raise StepRefused(step, f"ranks are at steps {steps.tolist()} of epochs {epochs.tolist()}")
     finite = (losses.isfinite() & squares.isfinite()).tolist()
     rest = ballots[:, _NUM_COUNTS:]
     sizes = [len(Link), 1, len(Wait)]
     sent, elapsed, waited, fed = torch.split(rest, [*sizes, rest.shape[1] - sum(sizes)], dim=1)
+    scale = per_target(num_tokens, int(targets.sum()))
     return Verdict(
-        loss=float(losses.sum()),
-        grad_norm=math.sqrt(float(squares.sum())),
+        loss=float(losses.sum()) * scale,
+        grad_norm=math.sqrt(float(squares.sum())) * scale,
+        scale=scale,
         stop_after=float(stops.min()),
         samples=_joined(fed.reshape(-1, 2).tolist()),
         sent={link: int(total) for link, total in zip(Link, sent.sum(dim=0), strict=True)},

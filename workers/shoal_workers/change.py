@@ -162,6 +162,7 @@ def assignments(
     step: int,
     evaluated: bool,
     agents: Mapping[str, tuple[str, int]],
+    marks: list[Row],
 ) -> tuple[m.Assign, ...]:
     """One order per rank, in the order of ranks, as `shards`, the map of the plan, and `copies` are."""
     places = tuple(plan.places())
@@ -195,6 +196,7 @@ def assignments(
                 rendezvous=addresses[places[0].device.node],
                 backups=_backup_rows(shards.ranks[place.rank], copies[place.rank], agents),
                 mirrors=span_rows(copies[place.rank].mirrors),
+                marks=marks,
                 zones=zones,
                 memory_limit_bytes=kind.memory_bytes,
                 host_limit_bytes=host_limits_bytes[place.rank],

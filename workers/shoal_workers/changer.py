@@ -347,6 +347,7 @@ class Changer:
             step=step,
             evaluated=step in self._record.evaluated_steps,
             agents={agent.node: agent.address for agent in agents},
+            marks=self._commits.marks.at(step, supply.marks),
         )
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
         self._record.append(plan_adopted(number, plan, step, snapshot, network_bytes_per_parameter(shards, copies)))

@@ -27,6 +27,7 @@ from shoal_recovery.state import Manifest
 from shoal_recovery.store import Store, open_store
 from shoal_recovery.tenure import Life
 from shoal_workers import messages as m
+from shoal_workers.data_marks import DataMarks
 from shoal_workers.rows import stored_from_rows
 from shoal_workers.store_check import patiently
 
@@ -42,11 +43,12 @@ Result = CheckpointCommitted | CheckpointFailed | StoreFailed | StoreRecovered
 
 
 class CheckpointCommits:
-    """`life` is that of the cluster that has the job. Where another one has taken it over (`lost_to`), nothing is
-    written any more."""
+    """`marks` go into manifests. `life` is that of the cluster that has the job. Where another one has taken it over
+    (`lost_to`), nothing is written any more."""
 
     def __init__(self, job: str, spec: JobSpec, life: Life, done: Callable[[Result], None]) -> None:
         self.lost_to: Life | None = None
+        self.marks = DataMarks()
         self._life = life
         self._takes_over = False
         self._job = job
@@ -232,6 +234,7 @@ class CheckpointCommits:
                 step=step,
                 epoch=epoch,
                 next_sample=step * self._spec.train.global_batch,
+                marks=tuple(map(tuple, self.marks.at(step))),
                 pieces=pieces,
             )
             problem = self._write(manifest, uri)

@@ -1,196 +1,179 @@
-"""The training text as numbered sequences, and the order in which training takes them.
+"""Opens what a job is trained and evaluated on, as its DataSpec names it.
 
-Owns reading bytes from files and the order of samples. Sample numbers count through the whole training: step s takes
-[(s - 1) * global_batch, s * global_batch). Each pass over the data is a permutation of its sequences that is computed
-number by number, never stored. Neither plan, rank nor machine has a part in it. What is held out for evaluations is the
-same random choice of sequences in every pass, and of as many, in every run with that seed.
+Owns which reader is for what, and how much is held out. Bytes of text, and ids as they stand in files, are read from
+anywhere (`numbered`); documents are tokenised and packed as they come (`streams`); several sources are one (`mixture`).
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import sysconfig
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
-import torch
-from torch import Tensor
-
+from shoal_planner.data_spec import BYTES, NUM_BYTE_TOKENS, DataSpec, SourceSpec
 from shoal_planner.errors import InvalidField
-from shoal_planner.job import DataSpec, JobSpec
+from shoal_planner.job import JobSpec
+from shoal_workers.chat import open_template
+from shoal_workers.data_cache import DataCache
+from shoal_workers.data_files import find
+from shoal_workers.documents import Blocks, Encoder
+from shoal_workers.lines import JsonLines, TextBlocks
+from shoal_workers.mixture import Mixture, Round
+from shoal_workers.numbered import NumberedSamples, TokenFile
+from shoal_workers.permutation import mixed
+from shoal_workers.samples import Samples
+from shoal_workers.streams import BlockOrder, Counts, Streams
+from shoal_workers.tables import arrow_blocks, parquet_blocks
+from shoal_workers.token_files import byte_files, id_files, indexed_files
+from shoal_workers.tokenizing import Tokenizer, open_tokenizer
 
-# Folders of the standard library's folder that differ between machines, or that many machines lack.
-_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests"})
-_ROUNDS = 4
-_MASK = (1 << 64) - 1
-_SPLIT = -1  # in the place of a pass: the order of sequences of which the first are held out
-
-
-@dataclass(frozen=True, slots=True)
-class Permutation:
-    """A seeded bijection of [0, size), computed as a Feistel network over a power of four that walks on while it is
-    outside. Four rounds, and at most four walks on average."""
-
-    size: int
-    seed: int
-
-    def __call__(self, number: int) -> int:
-        assert 0 <= number < self.size, number
-        half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
-        place = self._shuffle(number, half_bits)
-        while place >= self.size:
-            place = self._shuffle(place, half_bits)
-        return place
-
-    def _shuffle(self, number: int, half_bits: int) -> int:
-        mask = (1 << half_bits) - 1
-        left, right = number >> half_bits, number & mask
-        for turn in range(_ROUNDS):
-            left, right = right, left ^ (_mix(self.seed * _ROUNDS + turn, right) & mask)
-        return left << half_bits | right
+_BLOCK_BYTES = 2**20
+_LEAST_SEQUENCES = 32  # of a block, as a part of one is lost at its end; of about four bytes a token
+_LEAST_BLOCKS = 16
+_BYTES_PER_TOKEN = 6  # more than most tokenizers make one of
 
 
-def _mix(key: int, value: int) -> int:
-    """splitmix64: cheap, and every bit of the result depends on every bit of both."""
-    mixed = (_scramble(key & _MASK) + value * 0x9E3779B97F4A7C15) & _MASK
-    return _scramble(mixed)
+def open_samples(data: DataSpec, seq_len: int, seed: int, vocab: int = NUM_BYTE_TOKENS) -> NumberedSamples:
+    """Of one source whose sequences have numbers: bytes of text, or ids. Raises InvalidField("data.uri") if there is
+    none to read, or too little."""
+    (source,) = data.sources
+    return NumberedSamples(_token_files("data.uri", source, seq_len, 1, None), seq_len, seed, vocab=vocab)
 
 
-def _scramble(mixed: int) -> int:
-    mixed = (mixed + 0x9E3779B97F4A7C15) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    return mixed ^ (mixed >> 31)
+def training_samples(job: JobSpec, cache: DataCache | None = None) -> Samples:
+    """`cache` is for what comes from far. Raises InvalidField, which names the field; StoreError, DataError."""
+    sources = job.data.sources
+    return _opened(job, sources, _fields(job), cache, held_out=job.held_out_sequences, evaluation=False)
 
 
-class Samples:
-    """Sequences of seq_len tokens and the token after them: sequence j begins at byte j * seq_len of the whole text.
-    Those that are `held_out` are never read; or, with `evaluation`, they alone are, in one order for ever."""
-
-    def __init__(
-        self, texts: Sequence[Tensor], seq_len: int, seed: int, *, held_out: int = 0, evaluation: bool = False
-    ) -> None:
-        self._texts = texts  # uint8, none of them empty
-        self._starts = tuple(accumulate((len(text) for text in texts), initial=0))
-        self._seq_len = seq_len
-        self._seed = seed
-        self._held_out = held_out
-        self._evaluation = evaluation
-
-    @property
-    def num_sequences(self) -> int:
-        return max(0, self._starts[-1] - 1) // self._seq_len
-
-    @property
-    def digest(self) -> str:
-        """Of all text, in order; reads all of it. Equal digests mean equal samples on every machine."""
-        found = hashlib.blake2b(digest_size=16)
-        for text in self._texts:
-            found.update(text.numpy().data)
-        return found.hexdigest()
-
-    def read(self, numbers: Sequence[int]) -> Tensor:
-        """The samples of these numbers as int64 [len(numbers), seq_len + 1]."""
-        return torch.stack([self._sequence(self._place(number)) for number in numbers]).long()
-
-    def _place(self, number: int) -> int:
-        if self._evaluation:
-            assert number < self._held_out, number
-            return self._split(number)
-        num_read = self.num_sequences - self._held_out
-        turn, within = divmod(number, num_read)
-        place = Permutation(num_read, _mix(self._seed, turn))(within)
-        return self._split(self._held_out + place) if self._held_out else place
-
-    def _split(self, number: int) -> int:
-        return Permutation(self.num_sequences, _mix(self._seed, _SPLIT))(number)
-
-    def _sequence(self, place: int) -> Tensor:
-        first = place * self._seq_len
-        last = first + self._seq_len + 1
-        parts = []
-        index = bisect_right(self._starts, first) - 1
-        while first < last:
-            start = self._starts[index]
-            part = self._texts[index][first - start : last - start]
-            parts.append(part)
-            first += len(part)
-            index += 1
-        return torch.cat(parts)
-
-
-def open_samples(data: DataSpec, seq_len: int, seed: int) -> Samples:
-    """Maps the text of `data`. Raises InvalidField("data.uri") if there is none to read, or too little."""
-    return Samples(_open("data.uri", data.uri, seq_len, 1), seq_len, seed)
-
-
-def training_samples(job: JobSpec) -> Samples:
-    """Raises InvalidField as `open_samples` does."""
-    seq_len, held_out = job.train.seq_len, job.held_out_sequences
-    return Samples(_open("data.uri", job.data.uri, seq_len, held_out + 1), seq_len, job.train.seed, held_out=held_out)
-
-
-def evaluation_samples(job: JobSpec) -> Samples | None:
-    """None where the job evaluates nothing. Raises InvalidField("data.eval_uri"), or "data.uri" where that is read."""
+def evaluation_samples(job: JobSpec, cache: DataCache | None = None) -> Samples | None:
+    """None where the job evaluates nothing. Raises what `training_samples` does."""
     if not job.eval_sequences:
         return None
-    seq_len, num = job.train.seq_len, job.eval_sequences
-    if job.data.eval_uri is None:
-        texts = _open("data.uri", job.data.uri, seq_len, num + 1)
-    else:
-        texts = _open("data.eval_uri", job.data.eval_uri, seq_len, num)
-    return Samples(texts, seq_len, job.train.seed, held_out=num, evaluation=True)
+    source = job.data.eval_source
+    if source is None:
+        return _opened(job, job.data.sources, _fields(job), cache, held_out=job.eval_sequences, evaluation=True)
+    return _opened(job, (source,), ("data.eval_uri",), cache, held_out=job.eval_sequences, evaluation=True)
 
 
 @functools.lru_cache(maxsize=1)
-def samples_of(job: JobSpec) -> tuple[Samples, Samples | None]:
+def samples_of(job: JobSpec, cache: DataCache | None = None) -> tuple[Samples, Samples | None]:
     """To train on and to evaluate with, of the one job of this process: there may be thousands of files, and they are
     the same in every epoch."""
-    return training_samples(job), evaluation_samples(job)
+    return training_samples(job, cache), evaluation_samples(job, cache)
 
 
-def _open(field: str, uri: str, seq_len: int, num_sequences: int) -> list[Tensor]:
-    try:
-        texts = [_map_text(path) for path in _paths(field, uri) if path.stat().st_size]
-    except (OSError, RuntimeError) as error:  # torch says RuntimeError for what it cannot map
-        raise InvalidField(field, uri, f"cannot be read: {error}") from error
-    if sum(map(len, texts)) < num_sequences * seq_len + 1:
+def _fields(job: JobSpec) -> tuple[str, ...]:
+    return tuple(f"data.mix[{index}].uri" for index in range(len(job.data.mix))) or ("data.uri",)
+
+
+def _opened(
+    job: JobSpec,
+    sources: Sequence[SourceSpec],
+    fields: Sequence[str],
+    cache: DataCache | None,
+    *,
+    held_out: int,
+    evaluation: bool,
+) -> Samples:
+    """`held_out` sequences of each source are not for training; or (`evaluation`) are what is read."""
+    opening = _Opening(job, cache, held_out, evaluation)
+    if len(sources) == 1:
+        return opening.source(fields[0], sources[0], job.train.seed)
+    # Sources that are alike, and even the same one twice, are not read in the same order.
+    seeds = [mixed(job.train.seed, index) for index in range(len(sources))]
+    parts = [opening.source(*one) for one in zip(fields, sources, seeds, strict=True)]
+    turns = Round([source.weight for source in sources], job.train.global_batch, job.train.seed)
+    return Mixture([(part, isinstance(part, Streams)) for part in parts], turns, job.train.global_batch)
+
+
+class _Opening:
+    """What all sources of a job are opened with."""
+
+    def __init__(self, job: JobSpec, cache: DataCache | None, held_out: int, evaluation: bool) -> None:
+        self._job = job
+        self._cache = cache
+        self._held_out = held_out
+        self._evaluation = evaluation
+        self._tokenizer: Tokenizer | None = None
+
+    def source(self, field: str, source: SourceSpec, seed: int) -> Samples:
+        seq_len, vocab = self._job.train.seq_len, self._job.model.vocab
+        if not (source.holds_ids or (source.format == "text" and self._job.data.tokenizer == BYTES)):
+            return self._streams(field, source, seed)
+        own_text = self._evaluation and field == "data.eval_uri"
+        files = _token_files(field, source, seq_len, self._held_out + (not own_text), self._cache)
+        out, evaluation = self._held_out, self._evaluation
+        return NumberedSamples(files, seq_len, seed, vocab=vocab, held_out=out, evaluation=evaluation)
+
+    def _streams(self, field: str, source: SourceSpec, seed: int) -> Streams:
+        data, train = self._job.data, self._job.train
+        if self._tokenizer is None:
+            self._tokenizer = open_tokenizer(data.tokenizer, data.end_token, self._job.model.vocab)
+        template = None if source.template is None else open_template(source.template, self._tokenizer)
+        blocks, block_bytes = self._blocks(field, source)
+        order = BlockOrder(
+            num_blocks=len(blocks),
+            global_batch=train.global_batch,
+            seed=seed,
+            held_out=self._held_blocks(field, source.uri, len(blocks), block_bytes),
+            evaluation=self._evaluation,
+        )
+        known = f"{source} {self._tokenizer.digest} {template is None} {train.seq_len} {block_bytes} {blocks.digest}"
+        counts = Counts(None if self._cache is None else self._cache.notes(f"counts {_hash(known)}"))
+        return Streams(blocks, Encoder(self._tokenizer, template), order, train.seq_len, counts, source.uri)
+
+    def _blocks(self, field: str, source: SourceSpec) -> tuple[Blocks, int]:
+        files = find(field, source.uri, self._cache)
+        if not files:
+            raise InvalidField(field, source.uri, "has no file that is not empty")
+        total = sum(file.num_bytes for file in files)
+        block_bytes = _block_bytes(total, self._job.train.global_batch, self._job.train.seq_len)
+        column = source.text_field
+        match source.format:
+            case "jsonl":
+                return JsonLines(files, block_bytes, column), block_bytes
+            case "parquet":
+                return parquet_blocks(field, source.uri, files, column, block_bytes), block_bytes
+            case "arrow":
+                return arrow_blocks(field, source.uri, files, column, block_bytes, self._cache), block_bytes
+            case _:
+                return TextBlocks(files, block_bytes), block_bytes
+
+    def _held_blocks(self, field: str, uri: str, num_blocks: int, block_bytes: int) -> int:
+        if not num_blocks:
+            raise InvalidField(field, uri, "has no documents")
+        if not self._held_out:
+            return 0
+        if field == "data.eval_uri":
+            return num_blocks
+        if num_blocks < 2:
+            raise InvalidField(field, uri, "has too little text to leave some of it out for evaluations")
+        wanted = self._held_out * (self._job.train.seq_len + 1) * _BYTES_PER_TOKEN
+        return max(1, min(-(-wanted // block_bytes), num_blocks // 2))
+
+
+def _block_bytes(total: int, global_batch: int, seq_len: int) -> int:
+    """Two for each slot of the batch at least, if that leaves them room for enough sequences."""
+    least = min(_LEAST_SEQUENCES * 4 * (seq_len + 1), max(total // _LEAST_BLOCKS, 4 * (seq_len + 1)))
+    return max(least, min(_BLOCK_BYTES, total // (2 * global_batch)))
+
+
+def _token_files(
+    field: str, source: SourceSpec, seq_len: int, num_sequences: int, cache: DataCache | None
+) -> list[TokenFile]:
+    match source.format:
+        case "tokens":
+            files = id_files(field, source.uri, source.token_type, cache)
+        case "megatron":
+            files = indexed_files(field, source.uri, cache)
+        case _:
+            files = byte_files(field, source.uri, cache)
+    if sum(file.num_tokens for file in files) < num_sequences * seq_len + 1:
         wanted = "one sequence" if num_sequences == 1 else f"{num_sequences} sequences"
-        raise InvalidField(field, uri, f"has too little text for {wanted} of {seq_len} tokens and the next")
-    return texts
+        raise InvalidField(field, source.uri, f"has too little text for {wanted} of {seq_len} tokens and the next")
+    return files
 
 
-def _map_text(path: Path) -> Tensor:
-    """Mapped, so that only what is read takes memory; unlike Python's own mmap, torch keeps no descriptor open."""
-    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-
-
-def _paths(field: str, uri: str) -> list[Path]:
-    """In an order that is the same on every machine: by relative path."""
-    parts = urlsplit(uri)
-    if parts.scheme == "stdlib":
-        return _walk(Path(sysconfig.get_path("stdlib")), suffix=".py", left_out=_LEFT_OUT)
-    root = Path(unquote(parts.path))
-    if parts.netloc not in ("", "localhost") or not root.is_absolute():
-        raise InvalidField(field, uri, "must name a place on every node: file:///absolute/path")
-    if not root.exists():
-        raise InvalidField(field, uri, "does not exist")
-    return _walk(root, suffix="", left_out=frozenset()) if root.is_dir() else [root]
-
-
-def _walk(root: Path, *, suffix: str, left_out: frozenset[str]) -> list[Path]:
-    found: list[Path] = []
-    for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = [name for name in folders if name not in left_out]
-        found.extend(Path(folder, name) for name in names if name.endswith(suffix))
-    return sorted(filter(Path.is_file, found), key=lambda path: path.relative_to(root).as_posix())
-
-
-def _raise(error: OSError) -> None:
-    raise error
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -38,7 +38,6 @@ from shoal_workers.circulation import Circulation, run_again
 from shoal_workers.collective_routes import ways
 from shoal_workers.compiling import as_written, compiled
 from shoal_workers.courier import STAGING, Courier
-from shoal_workers.data import Samples
 from shoal_workers.determinism import deterministic
 from shoal_workers.devices import Stopwatch, Wire
 from shoal_workers.diagnosis import FirstFault, told
@@ -58,6 +57,7 @@ from shoal_workers.outcome import Outcome as Outcome
 from shoal_workers.outcome import SnapshotSink as SnapshotSink
 from shoal_workers.outcome import StepReport as StepReport
 from shoal_workers.outcome import Stopped as Stopped
+from shoal_workers.samples import Samples
 from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import Sharing
 from shoal_workers.stage import PIPELINE, Shape, StageRun, feed
@@ -298,7 +298,7 @@ class Engine:
     def _vote(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
         """Raises StepRefused on all ranks or on none."""
         self._sharing.settle()
-        loss, square = self._own_loss(), self._own_gradient_square()
+        (loss, num_targets), square = self._own_loss(), self._own_gradient_square()
         self._snapshots.wait_safe(step - 1)
         stop = stop_after()
         elapsed_s, self._waited_s = self._exchange.take_waited()
@@ -306,6 +306,7 @@ class Engine:
             step=step,
             epoch=self._exchange.epoch,
             loss=loss,
+            num_targets=num_targets,
             grad_square=square,
             stop_after=math.inf if stop is None else float(stop),
             fed=self._fed(step),
@@ -313,11 +314,12 @@ class Engine:
             elapsed_s=elapsed_s,
             waited_s=self._waited_s,
         )
-        return count(self._exchange.all_gather(ballot.packed(self._max_ranges)), step, self._exchange.epoch)
+        ballots = self._exchange.all_gather(ballot.packed(self._max_ranges))
+        return count(ballots, step, self._exchange.epoch, self._job.train.tokens_per_step)
 
-    def _own_loss(self) -> float:
-        """The ranks of a replica all have its loss: one of them counts it."""
-        return self._stage.loss if self._place.tp_rank == 0 else 0.0
+    def _own_loss(self) -> tuple[float, int]:
+        """And over how many targets. The ranks of a replica all have its loss: one of them counts it."""
+        return (self._stage.loss, self._stage.num_targets) if self._place.tp_rank == 0 else (0.0, 0)
 
     def _own_gradient_square(self) -> float:
         gradients = [self._live.gradient(span) for span in self._live.state.vouches]
@@ -325,7 +327,7 @@ class Engine:
 
     def _update(self, step: int) -> None:
         assert self._verdict is not None, "an update before the vote"
-        for update in self._optimizer.updates(step, self._verdict.grad_norm):
+        for update in self._optimizer.updates(step, self._verdict.grad_norm, self._verdict.scale):
             with self._exchange.commit():
                 self._live.tag = None
                 update()

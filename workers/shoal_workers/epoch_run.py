@@ -30,8 +30,9 @@ from shoal_workers import messages as m
 from shoal_workers.allocator import return_memory
 from shoal_workers.beside import beside
 from shoal_workers.data import samples_of
+from shoal_workers.data_cache import DataCache
 from shoal_workers.engine import Engine, Finished, StepReport
-from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
+from shoal_workers.errors import DataError, EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
@@ -44,7 +45,8 @@ from shoal_workers.memory import DeviceMemory
 from shoal_workers.node_exchange import nodes_of, open_exchange
 from shoal_workers.parts import in_parts
 from shoal_workers.rendezvous import AgentStore, Gate
-from shoal_workers.rows import transfer_rows, transfers_from_rows
+from shoal_workers.rows import Row, transfer_rows, transfers_from_rows
+from shoal_workers.samples import Samples
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.shortage import shortage
 from shoal_workers.slot_maps import SlotMaps
@@ -86,6 +88,7 @@ class EpochRun:
         self.epoch = order.epoch
         self.live: LiveState | None = None
         self._restored = False
+        self._marks: Callable[[], list[Row]] = list  # that are new
         self._order = order
         self._node = node
         self._device = device
@@ -180,6 +183,8 @@ class EpochRun:
             self._trouble(str(error))
         except StepRefused as error:
             self._trouble(str(error), fatal=True, code="step_refused")
+        except DataError as error:
+            self._trouble(str(error), fatal=True, code="data_broken")  # it reads the same on every node
         except (OutOfDeviceMemory, torch.OutOfMemoryError) as error:
             self._trouble(self._shortage(error), local=True)  # another plan may ask less of this node
         except Exception as error:
@@ -224,7 +229,7 @@ class EpochRun:
                 source_s=dict(brought.source_s),
             )
         )
-        samples, held_out = samples_of(job)
+        samples, held_out = self._samples(job)
         if gate is not None:
             gate.pass_with_all("whole")
         engine = Engine(
@@ -249,6 +254,13 @@ class EpochRun:
             evaluated=self._report_evaluation,
         )
         self._say(m.Left(epoch=self.epoch, step=outcome.step, finished=isinstance(outcome, Finished)))
+
+    def _samples(self, job: JobSpec) -> tuple[Samples, Samples | None]:
+        cache = DataCache(self._settings.disk_dir / "data", self._settings.data_cache_bytes)
+        samples, held_out = samples_of(job, cache)
+        samples.learn(self._order.marks)
+        self._marks = samples.marks
+        return samples, held_out
 
     def _build(self, job: JobSpec, shards: ShardMap) -> LiveState:
         """What survives of the state of before is used where it lies."""
@@ -396,5 +408,6 @@ class EpochRun:
                 waited=[[wait.value, *both] for wait, both in waited if both[1] >= _LEAST_WAIT_S],
                 computed_s=report.compute_s,
                 skipped=report.skipped,
+                marks=self._marks(),
             )
         )

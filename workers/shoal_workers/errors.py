@@ -6,6 +6,7 @@
       OutOfDeviceMemory   a buffer would not fit into the memory that this device may use
         OutOfHostMemory   the same of the part of its node's own memory that a rank may use
       StepRefused         a step was voted down: it would have spoilt the weights
+      DataError           what stands in the files that a job is trained on cannot be trained on
 
 All cross process borders: positional arguments only, and the message in `__str__`.
 """
@@ -76,3 +77,18 @@ class StepRefused(Exception):
 
     def __str__(self) -> str:
         return f"step {self.step} was refused: {self.reason}"
+
+
+class DataError(Exception):
+    """The content of a file, which is the same wherever it is read. `place` says where in `file`, for people ("line
+    17"); `value` is what stands there, as it is to be quoted; `problem` a clause that completes the sentence."""
+
+    def __init__(self, file: str, place: str, value: str, problem: str) -> None:
+        super().__init__(file, place, value, problem)
+        self.file = file
+        self.place = place
+        self.value = value
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.file, self.place) if part) + f": {self.value} {self.problem}"

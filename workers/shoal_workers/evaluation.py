@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from shoal_planner.job import TrainSpec
-from shoal_workers.data import Samples
+from shoal_workers.ballots import per_target
 from shoal_workers.exchange import Exchange
 from shoal_workers.forward_only import ForwardOnly
 from shoal_workers.idle import IdleForwards
+from shoal_workers.samples import Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """`loss` is the mean over `tokens` tokens with the weights of `step`, the same on every rank."""
+    """`loss` is the mean over `tokens` targets with the weights of `step`, the same on every rank."""
 
     step: int
     loss: float
@@ -58,12 +59,16 @@ class Evaluation:
             return None
         began_s = self._clock()
         batches = range(1, self._train.eval_batches + 1)
-        found = sum(self._forward_only.run(batch, self._samples, _ignore) for batch in batches)
-        losses = self._exchange.all_gather(torch.tensor([found if self._counts else 0.0], dtype=torch.float64))
+        passed = [self._forward_only.run(batch, self._samples, _ignore) for batch in batches]
+        loss, own_targets = sum(one.loss for one in passed), sum(one.num_targets for one in passed)
+        own = [loss, float(own_targets)] if self._counts else [0.0, 0.0]
+        losses, targets = self._exchange.all_gather(torch.tensor(own, dtype=torch.float64)).unbind(dim=1)
+        num_targets = int(targets.sum())
+        scale = per_target(len(batches) * self._train.tokens_per_step, num_targets)
         return EvaluationReport(
             step=step,
-            loss=float(losses.sum()) / len(batches),
-            tokens=len(batches) * self._train.tokens_per_step,
+            loss=float(losses.sum()) / len(batches) * scale,
+            tokens=num_targets,
             duration_s=self._clock() - began_s,
         )
 

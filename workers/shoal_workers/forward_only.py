@@ -10,21 +10,29 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoal_planner.programs import Forward, Program, ReceiveActivation, SendActivation
 from shoal_workers.circulation import Circulation, Use
-from shoal_workers.data import Samples
-from shoal_workers.devices import upload
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.memory import DeviceMemory
+from shoal_workers.samples import Samples, batch
 from shoal_workers.stage import PIPELINE, Feed, StageRun, message_tag
 
 _AHEAD = 2  # receives that are posted, and outputs that are not yet taken
 
 Seen = Callable[[int, Tensor], None]  # told the number of each unit, and what came out of it
+
+
+class Passed(NamedTuple):
+    """A rank's part of the loss over a batch, as a step would report it before it knows how many targets there are;
+    and how many it is over. Zeros where the head is elsewhere."""
+
+    loss: float
+    num_targets: int
 
 
 class ForwardOnly:
@@ -59,10 +67,10 @@ class ForwardOnly:
         self._pending: dict[ReceiveActivation, Pending] = {}
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._outputs: deque[tuple[Tensor, list[Pending]]] = deque()
+        self._num_targets = 0
 
-    def run(self, step: int, samples: Samples, seen: Seen) -> float:
-        """This rank's part of the loss over those of `samples` that a step of this number takes, as the step would
-        report it; zero where the head is elsewhere."""
+    def run(self, step: int, samples: Samples, seen: Seen) -> Passed:
+        """Over those of `samples` that a step of this number takes."""
         self._begin()
         self._circulation.begin(self._wanted)
         loss = torch.zeros((), dtype=torch.float64)
@@ -77,7 +85,7 @@ class ForwardOnly:
                 case SendActivation():
                     self._send(item)
         self._settle(0)
-        return float(loss)
+        return Passed(float(loss), self._num_targets)
 
     def _post(self) -> None:
         """The receives of one more micro-batch, if there is one."""
@@ -92,15 +100,17 @@ class ForwardOnly:
 
     def _forward(self, numbers: range, item: Forward, samples: Samples, seen: Seen) -> Tensor:
         """What it adds to the loss."""
-        segments, tokens = self._chunks[item.chunk], None
+        segments, read, targets_BS = self._chunks[item.chunk], None, None
         if segments.takes_tokens or segments.gives_loss:
-            tokens = upload(samples.read(numbers), self._shape.wire.device)
-        targets = tokens[:, 1:] if tokens is not None and segments.gives_loss else None
+            read = batch(samples, numbers, self._shape.wire.device)
+        if read is not None and segments.gives_loss:
+            targets_BS = read.targets_BS
+            self._num_targets += read.num_targets
         if segments.takes_tokens:
-            assert tokens is not None
-            out = segments.forward_only(tokens[:, :-1], targets, seen)
+            assert read is not None
+            out = segments.forward_only(read.tokens_BS, targets_BS, seen)
         else:
-            out = segments.forward_only(self._shape.wire.arrived(self._inputs.pop(_key(item))), targets, seen)
+            out = segments.forward_only(self._shape.wire.arrived(self._inputs.pop(_key(item))), targets_BS, seen)
             self._release()
             self._post()
         if segments.gives_loss:

@@ -16,8 +16,8 @@ from shoal_planner.programs import (
     WeightGradient,
 )
 from shoal_workers.circulation import Circulation, Use
-from shoal_workers.data import Samples
-from shoal_workers.forward_only import Seen
+from shoal_workers.forward_only import Passed, Seen
+from shoal_workers.samples import Samples
 from shoal_workers.scattering import Part
 
 
@@ -25,6 +25,7 @@ class IdleRun:
     """In the place of a StageRun. `split`: gradients of the matrices of blocks are put off."""
 
     loss = 0.0
+    num_targets = 0
 
     def __init__(self, chunks: Sequence[Sequence[int]], circulation: Circulation, *, split: bool) -> None:
         self._chunks = tuple(map(tuple, chunks))
@@ -65,9 +66,9 @@ class IdleForwards:
         self._wanted = wanted
         self._circulation = circulation
 
-    def run(self, step: int, samples: Samples, seen: Seen) -> float:
+    def run(self, step: int, samples: Samples, seen: Seen) -> Passed:
         self._circulation.begin(self._wanted)
         for use in self._wanted:
             if not use.portion.number:
                 self._circulation.pass_forward(use.portion.unit)
-        return 0.0
+        return Passed(0.0, 0)

@@ -205,6 +205,12 @@ class Head:
         self._group = weights.group
         self._products = products
 
+    def logits(self, x_BSH: Tensor) -> Tensor:
+        """Where the head is whole."""
+        (one,) = self._slices
+        (logits_BSV,) = self._products.linear(self._norm(x_BSH, *self._norm_vectors), one.weights)
+        return logits_BSV
+
     def __call__(self, x_BSH: Tensor, targets_BS: Tensor) -> Tensor:
         x_TH = enter(self._norm(x_BSH, *self._norm_vectors), self._group).flatten(0, 1)
         slices_TV = each(x_TH, self._slices, lambda x_TH, one: self._products.linear(x_TH, one.weights)[0])

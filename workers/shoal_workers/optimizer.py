@@ -56,24 +56,24 @@ class OwnedAdamW:
         self._near: _Fused | None = None
         self._hosted: tuple[_HostedUnit, ...] | None = None
 
-    def apply(self, step: int, grad_norm: float) -> None:
+    def apply(self, step: int, grad_norm: float, scale: float = 1.0) -> None:
         """All of `updates`."""
-        for update in self.updates(step, grad_norm):
+        for update in self.updates(step, grad_norm, scale):
             update()
 
-    def updates(self, step: int, grad_norm: float) -> Iterator[Callable[[], None]]:
+    def updates(self, step: int, grad_norm: float, scale: float = 1.0) -> Iterator[Callable[[], None]]:
         """Update what this rank owns from its summed gradients, and the weights there, one after the other. Only under
         a commit, each under its own: whoever abandons an epoch waits for no more than one of them. `grad_norm` is that
-        of the gradients of all ranks, each interval counted once."""
-        yield partial(self._update_near, step, grad_norm)
+        of the gradients of all ranks, each interval counted once, when they are multiplied with `scale`."""
+        yield partial(self._update_near, step, grad_norm, scale)
         for unit in self._hosted or ():
             yield partial(unit.step, step)
 
-    def _update_near(self, step: int, grad_norm: float) -> None:
+    def _update_near(self, step: int, grad_norm: float, scale: float) -> None:
         """Also scales all gradients, those of state on the host among them."""
         gradients = [self._live.gradient(span) for span in self._live.state.owns]  # asked for, so none is stale
-        scale = clip_scale(self._train, grad_norm)
-        if scale < 1.0:
+        scale *= clip_scale(self._train, grad_norm)
+        if scale != 1.0:
             for gradient in gradients:
                 gradient.mul_(scale)
         if self._near is None or self._hosted is None:

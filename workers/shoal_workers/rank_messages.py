@@ -76,6 +76,7 @@ class Stepped:
     waited: list[Row]  # (kind of exchange, seconds of a rank on average, at most)
     computed_s: float  # by this rank, without its waits
     skipped: str | None = None
+    marks: list[Row] = field(default_factory=list)  # where samples begin in the data, as far as this rank found out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,8 @@ class Assign:
     `evaluated`: it is known. `agents` maps nodes to addresses; `rendezvous` is the one where the epoch's ranks meet.
     `num_threads`: None unless this device is a CPU; `accelerated`: none of the plan is. `backups` are rows of (node,
     host, port) of agents that are sent all that the rank vouches for, with rows of spans behind them of those that are
-    sent only these; of the spans in `mirrors`, which other ranks vouch for, it takes snapshots of its own memory."""
+    sent only these; of the spans in `mirrors`, which other ranks vouch for, it takes snapshots of its own memory.
+    `marks` are those that ranks told with steps before."""
 
     epoch: int
     job: str
@@ -143,6 +145,7 @@ class Assign:
     num_threads: int | None
     accelerated: bool
     mirrors: list[Row] = field(default_factory=list)
+    marks: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from shoal_workers.fewer_passes import turned
 
 
 class Rotary:
-    """For sequences of one length: pairs are (i, i + D/2)."""
+    """For sequences of at most this length: pairs are (i, i + D/2)."""
 
     def __init__(self, model: ModelSpec, seq_len: int, device: torch.device, way: Way = as_written) -> None:
         scaling = model.rope_scaling
@@ -28,7 +28,8 @@ class Rotary:
         self._turned = way(turned)
 
     def __call__(self, x_BNSD: Tensor) -> Tensor:
-        return self._turned(x_BNSD, self.cos_SD, self.sin_SD)
+        length = x_BNSD.shape[-2]
+        return self._turned(x_BNSD, self.cos_SD[:length], self.sin_SD[:length])
 
 
 def pair_rates(model: ModelSpec) -> Tensor:

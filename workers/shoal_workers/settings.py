@@ -17,9 +17,11 @@ class WorkerSettings(BaseSettings):
     """Snapshots live here, one folder per cluster and node. Must be memory (tmpfs)."""
     disk_dir: Path = Path("/var/tmp/shoal")
     """Journals, state on its way to the object store and of the last two steps that it has, one folder per cluster and
-    node; and snapshots for which there is no room in memory."""
+    node; and snapshots for which there is no room in memory. In `data`, what jobs read from object stores."""
     disk_limit_bytes: int = 64 * 2**30
     """How much of the disk snapshots, and then state that the object store has, may take; 0: neither lies there."""
+    data_cache_bytes: int = 16 * 2**30
+    """How much of the disk data that jobs read from object stores may take, for all jobs of the node; 0: none."""
     bind_host: str = "0.0.0.0"
     """Where agents and ranks listen."""
     advertise_host: str | None = None

@@ -29,11 +29,11 @@ from shoal_planner.programs import (
     WeightGradient,
 )
 from shoal_workers.circulation import Circulation
-from shoal_workers.data import Samples
-from shoal_workers.devices import Wire, upload
+from shoal_workers.devices import Wire
 from shoal_workers.exchange import Exchange, Pending
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Unit
+from shoal_workers.samples import Samples, batch
 from shoal_workers.segments import Segments
 from shoal_workers.tags import Purpose, tag
 
@@ -139,6 +139,7 @@ class StageRun:
     def _reset(self, step: int) -> None:
         self._step = step
         self._loss = torch.zeros((), dtype=torch.float64, device=self.shape.wire.device)
+        self.num_targets = 0  # of this rank's part of the loss
         self._unposted: dict[type[_Receive], deque[tuple[_Receive, ...]]] = {
             ReceiveActivation: deque(self._activations),
             ReceiveGradient: deque(self._gradients),
@@ -242,15 +243,16 @@ class StageRun:
 
     def _entering(self, key: _Key) -> tuple[Tensor, Tensor | None]:
         chunk, micro_batch = key
-        segments, tokens = self.chunks[chunk], None
+        segments, read, targets_BS = self.chunks[chunk], None, None
         if segments.takes_tokens or segments.gives_loss:
-            numbers = self._feed.numbers(self._step, micro_batch)
-            tokens = upload(self._feed.samples.read(numbers), self.shape.wire.device)
-        targets = tokens[:, 1:] if tokens is not None and segments.gives_loss else None
+            read = batch(self._feed.samples, self._feed.numbers(self._step, micro_batch), self.shape.wire.device)
+        if read is not None and segments.gives_loss:
+            targets_BS = read.targets_BS
+            self.num_targets += read.num_targets
         if segments.takes_tokens:
-            assert tokens is not None
-            return tokens[:, :-1], targets
-        return self.shape.wire.arrived(self._inputs.pop(key)).requires_grad_(), targets
+            assert read is not None
+            return read.tokens_BS, targets_BS
+        return self.shape.wire.arrived(self._inputs.pop(key)).requires_grad_(), targets_BS
 
     def _rows(self, whole: Tensor, first: int, last: int) -> Tensor:
         """Rows of a micro-batch, of which this rank has [low, high)."""

@@ -81,6 +81,12 @@ class Supply:
                 raise
             return None, 0  # nobody has done a step: what is lost follows from the seed
 
+    @property
+    def marks(self) -> tuple[tuple[int, ...], ...]:
+        """That the manifest of the chosen step holds, if it was read."""
+        found = (manifest.marks for manifest in self._manifests or () if manifest.step == self._step)
+        return next(found, ())
+
     def hear(self, contact: Contact, message: m.Lacking) -> None:
         if message.epoch == self._epoch:
             self._lacking.append((contact, message))

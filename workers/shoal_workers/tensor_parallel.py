@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -128,10 +129,12 @@ class _CrossEntropy(torch.autograd.Function):
             kept.append((exponentials_TV, local_T1, inside_T1))
         sums_2T = functools.reduce(torch.add, sums)
         reducer.all_reduce_sum(sums_2T)
+        ignored_T = targets_T < 0
+        totals_T = sums_2T[0].masked_fill(ignored_T, math.inf)  # so that all slopes there are zeros
         for exponentials_TV, _, _ in kept:
-            exponentials_TV.div_(sums_2T[0].unsqueeze(-1))
+            exponentials_TV.div_(totals_T.unsqueeze(-1))
         ctx.save_for_backward(*itertools.chain(*kept))
-        return (sums_2T[0].log() - sums_2T[1]).sum()
+        return (sums_2T[0].log() - sums_2T[1]).masked_fill(ignored_T, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -145,7 +148,8 @@ class _CrossEntropy(torch.autograd.Function):
 def cross_entropy_sum(
     slices_TV: Sequence[Tensor], targets_T: Tensor, first_rows: Sequence[int], group: TensorGroup
 ) -> Tensor:
-    """The cross entropy of all tokens, summed, in fp32 and whole on every rank; the logits never leave their rank.
+    """The cross entropy of all targets, summed, in fp32 and whole on every rank; the logits never leave their rank.
+    Targets below zero are ignored.
 
     Each slice has logits of this rank for the V rows of the vocabulary from its first row on.
     """

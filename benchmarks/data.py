@@ -1,0 +1,145 @@
+"""How fast documents become samples, beside a plain loop that does no more than it must: read, parse, tokenise.
+
+The plain loop is `json.loads` (or pyarrow) and batches of documents for the tokenizer, put into one array; ours packs,
+shuffles, masks and can go on from anywhere besides. Both alternate in one run over the same files with one thread.
+`ratio.FORMAT` is ours over plain in tokens per second, the median of `ROUNDS` pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from benchmarks.reporting import answer
+from shoal_planner.data_spec import DataSpec, Format
+from shoal_planner.job import JobSpec, ModelSpec, TrainSpec
+from shoal_workers.data import training_samples
+from shoal_workers.data_files import find
+
+ROUNDS = 5
+BATCH = 32
+SEQ_LEN = 512
+NUM_BYTES = 24 * 2**20
+_DOCUMENTS_AT_ONCE = 64
+
+
+def _texts() -> list[str]:
+    """Of the standard library's source, in documents of a few hundred to some thousand characters."""
+    chance, found, total = random.Random(0), [], 0
+    for file in find("data.uri", "stdlib:"):
+        text, first = file.read(0, file.num_bytes).decode("utf-8", "replace"), 0
+        while first < len(text) and total < NUM_BYTES:
+            size = int(200 + chance.paretovariate(1.3) * 400) % 20_000
+            found.append(text[first : first + size])
+            total += len(found[-1])
+            first += size
+    return found
+
+
+def _tokenizer(folder: Path, texts: list[str]) -> Path:
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=8000, special_tokens=["<|endoftext|>"], show_progress=False)
+    inner.train_from_iterator(texts[::20], trainer)
+    path = folder / "tokenizer.json"
+    inner.save(str(path))
+    return path
+
+
+def _json_documents(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        for line in file:
+            yield json.loads(line)["text"]
+
+
+def _parquet_documents(path: Path) -> Iterator[str]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_DOCUMENTS_AT_ONCE, columns=["text"], use_threads=False):
+            yield from batch.column(0).to_pylist()
+
+
+def _arrow_documents(path: Path) -> Iterator[str]:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+        for batch in stream:
+            yield from batch.column("text").to_pylist()
+
+
+def _text_documents(path: Path) -> Iterator[str]:
+    yield from path.read_text(encoding="utf-8").split("\n\n")
+
+
+def _plain(documents: Iterator[str], tokenizer: Any) -> float:
+    """Tokens per second."""
+    began_s, arrays, waiting = time.perf_counter(), [], []
+    for document in documents:
+        waiting.append(document)
+        if len(waiting) == _DOCUMENTS_AT_ONCE:
+            arrays += [np.array(one.ids, dtype=np.uint32) for one in tokenizer.encode_batch(waiting)]
+            waiting.clear()
+    arrays += [np.array(one.ids, dtype=np.uint32) for one in tokenizer.encode_batch(waiting)]
+    return len(np.concatenate(arrays)) / (time.perf_counter() - began_s)
+
+
+def _ours(job: JobSpec, num_tokens: int) -> float:
+    """The same, in steps, as long as it takes for as many tokens; opening the files counts."""
+    began_s, samples = time.perf_counter(), training_samples(job)
+    steps = num_tokens // (BATCH * SEQ_LEN)
+    for step in range(steps):
+        samples.read(range(step * BATCH, (step + 1) * BATCH))
+    return steps * BATCH * SEQ_LEN / (time.perf_counter() - began_s)
+
+
+def _job(data: DataSpec) -> JobSpec:
+    model = ModelSpec(layers=1, hidden=16, heads=2, ffn=16, vocab=8192)
+    return JobSpec(name="data", model=model, data=data, train=TrainSpec(global_batch=BATCH, seq_len=SEQ_LEN, steps=1))
+
+
+def _write(folder: Path, texts: list[str]) -> dict[str, tuple[Path, Callable[[Path], Iterator[str]]]]:
+    table = pa.table({"text": texts})
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    (folder / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    pq.write_table(table, folder / "a.parquet", row_group_size=1000)
+    with pa.OSFile(str(folder / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    return {
+        "jsonl": (folder / "a.jsonl", _json_documents),
+        "text": (folder / "a.txt", _text_documents),
+        "parquet": (folder / "a.parquet", _parquet_documents),
+        "arrow": (folder / "a.arrow", _arrow_documents),
+    }
+
+
+def main() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # both sides have one thread
+    results: dict[str, float | None] = {}
+    runs: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder, texts = Path(name), _texts()
+        tokenizer_path = _tokenizer(folder, texts)
+        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        num_tokens = sum(len(one.ids) for one in tokenizer.encode_batch(texts[::10])) * 8
+        for form, (path, documents) in _write(folder, texts).items():
+            data = DataSpec(uri=path.as_uri(), format=cast(Format, form), tokenizer=str(tokenizer_path))
+            job = _job(data)
+            pairs = [(_ours(job, num_tokens), _plain(documents(path), tokenizer)) for _ in range(ROUNDS)]
+            runs[form] = pairs
+            results[f"tokens_per_s.{form}"] = statistics.median(ours for ours, _ in pairs)
+            results[f"plain_tokens_per_s.{form}"] = statistics.median(plain for _, plain in pairs)
+            results[f"ratio.{form}"] = statistics.median(ours / plain for ours, plain in pairs)
+    answer("data", results, runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""DataSpec: what a job is trained on, as its user names it.
+
+Owns what the fields may be by themselves. Whether files exist, and what stands in them, only who reads them can tell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from shoal_planner.errors import InvalidField
+
+Format = Literal["text", "jsonl", "parquet", "arrow", "tokens", "megatron"]
+TokenType = Literal["uint16", "uint32"]
+
+NUM_BYTE_TOKENS = 256
+BYTES = "bytes"
+STDLIB = "stdlib:"
+# They hold ids already: nothing is left for a tokenizer to do.
+_OF_IDS = ("tokens", "megatron")
+_WITH_FIELDS = ("jsonl", "parquet", "arrow")
+# What would be read as text without complaint, and never is any.
+_NO_TEXT = {".parquet": "parquet", ".arrow": "arrow", ".idx": "megatron"}
+_S3 = re.compile(r"s3://[^/]+/.+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec:
+    """Files of one format: at `file:///path` (one, or a folder of them), `s3://bucket/prefix`, or, for text,
+    `stdlib:`, the source of the running Python's standard library.
+
+    `field` is where the text of a line or row stands (`text` unless it is said, `messages` with a `template`, which
+    makes text of a list of messages). `token_type` is that of `tokens`. `weight` counts in a mixture alone.
+    """
+
+    uri: str
+    format: Format = "text"
+    field: str | None = None
+    template: Literal["chatml", "tokenizer"] | None = None
+    token_type: TokenType = "uint16"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_uri("uri", self.uri, self.format)
+        if self.field is not None and self.format not in _WITH_FIELDS:
+            raise InvalidField("field", self.field, f"is of no use with format {self.format!r}")
+        if self.template is not None and self.format not in _WITH_FIELDS:
+            raise InvalidField("template", self.template, f"is of no use with format {self.format!r}")
+        if self.token_type != "uint16" and self.format != "tokens":
+            raise InvalidField("token_type", self.token_type, "is of no use but with format 'tokens'")
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise InvalidField("weight", self.weight, "must be more than zero")
+
+    @property
+    def text_field(self) -> str:
+        return self.field or ("text" if self.template is None else "messages")
+
+    @property
+    def holds_ids(self) -> bool:
+        return self.format in _OF_IDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """What is trained on: the files at `uri`, or a `mix` of several sources by their weights. `tokenizer` is `bytes`
+    or the absolute path, on every node, of a tokenizers JSON file or of a Hugging Face folder; `end_token` its token
+    between documents, where it names none itself. Evaluations are on `eval_uri`, which is of the same format as `uri`,
+    or else on what training leaves out of every source."""
+
+    uri: str | None = None
+    eval_uri: str | None = None
+    tokenizer: str = BYTES
+    format: Format = "text"
+    field: str | None = None
+    template: Literal["chatml", "tokenizer"] | None = None
+    token_type: TokenType = "uint16"
+    end_token: str | None = None
+    mix: tuple[SourceSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.uri is None and not self.mix:
+            raise InvalidField("uri", None, "is required, unless there is a mix")
+        if self.uri is not None and self.mix:
+            raise InvalidField("uri", self.uri, "cannot stand beside a mix: make it one of its sources")
+        if self.mix and self.eval_uri is None:
+            self._check_unused("of no use beside a mix without eval_uri: each source says its own")
+        if self.tokenizer != BYTES and not self.tokenizer.startswith("/"):
+            problem = "must be 'bytes', or the absolute path of a tokenizers JSON file or of a Hugging Face folder"
+            raise InvalidField("tokenizer", self.tokenizer, problem)
+        if self.end_token is not None and self.tokenizer == BYTES:
+            raise InvalidField("end_token", self.end_token, "needs a tokenizer: bytes end a document with 0")
+        if self.uri is not None:
+            self._check_source(_as_source(self, self.uri), "")
+        for index, source in enumerate(self.mix):
+            self._check_source(source, f"mix[{index}].")
+        if self.eval_uri is not None:
+            try:
+                self._check_source(_as_source(self, self.eval_uri), "")
+            except InvalidField as error:
+                raise InvalidField(error.field.replace("uri", "eval_uri"), error.value, error.problem) from error
+
+    def _check_unused(self, problem: str) -> None:
+        plain = DataSpec.__dataclass_fields__
+        for name in ("format", "field", "template", "token_type"):
+            if getattr(self, name) != plain[name].default:
+                raise InvalidField(name, getattr(self, name), problem)
+
+    def _check_source(self, source: SourceSpec, path: str) -> None:
+        if source.template == "tokenizer" and self.tokenizer == BYTES:
+            raise InvalidField(f"{path}template", source.template, "needs a tokenizer that has one, not bytes")
+
+    @property
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """What is trained on, in order."""
+        return self.mix or (_as_source(self, str(self.uri)),)
+
+    @property
+    def eval_source(self) -> SourceSpec | None:
+        return None if self.eval_uri is None else _as_source(self, self.eval_uri)
+
+    @property
+    def reads_bytes(self) -> bool:
+        """Whether any of its tokens are bytes."""
+        held_out = () if self.eval_source is None else (self.eval_source,)
+        return self.tokenizer == BYTES and not all(source.holds_ids for source in (*self.sources, *held_out))
+
+
+def _as_source(data: DataSpec, uri: str) -> SourceSpec:
+    return SourceSpec(uri=uri, format=data.format, field=data.field, template=data.template, token_type=data.token_type)
+
+
+def _check_uri(name: str, uri: str, form: str) -> None:
+    scheme = urlsplit(uri).scheme
+    if scheme not in ("stdlib", "file", "s3"):
+        raise InvalidField(name, uri, "must begin with stdlib:, file:// or s3://")
+    if scheme == "stdlib" and uri != STDLIB:
+        raise InvalidField(name, uri, "must be exactly 'stdlib:'")
+    if scheme == "stdlib" and form != "text":
+        raise InvalidField(name, uri, f"is text, not {form}")
+    if scheme == "s3" and not _S3.fullmatch(uri):
+        raise InvalidField(name, uri, "must name a bucket and what is in it: s3://bucket/prefix")
+    ending = next((ending for ending in _NO_TEXT if uri.endswith(ending)), None)
+    if ending is not None and form == "text":
+        raise InvalidField(name, uri, f"is no text: say format: {_NO_TEXT[ending]}")

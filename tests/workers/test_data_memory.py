@@ -1,0 +1,96 @@
+"""A file of any size is read with little memory, and opened without being read through."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_ground import documents, job, write_tokenizer
+
+from shoal_planner.data_spec import DataSpec
+from shoal_workers.data import training_samples
+
+_LIMIT_BYTES = 300 * 2**20
+_READS = """
+import json, resource, sys
+from shoal_planner.job import parse_job
+from shoal_workers.data import training_samples
+import pyarrow.parquet, tokenizers, torch
+def most():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = most()
+samples = training_samples(parse_job(json.loads(sys.argv[1])))
+opened = most() - before
+for step in range(int(sys.argv[2])):
+    samples.read(range(step * 32, (step + 1) * 32))
+print(json.dumps({"opened": opened, "read": most() - before}))
+"""
+
+
+def most_bytes(data: DataSpec, steps: int) -> dict[str, int]:
+    """What a process that only reads takes more than one that has everything imported; the highest it ever was."""
+    from shoal_planner.job import job_to_mapping
+
+    spec = json.dumps(job_to_mapping(job(data, vocab=70_000, batch=32, seq_len=1024)))
+    done = subprocess.run(
+        [sys.executable, "-c", _READS, spec, str(steps)], capture_output=True, text=True, check=True, timeout=3000
+    )
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def write_lines(path: Path, num_bytes: int) -> None:
+    part = "".join(json.dumps({"text": text}) + "\n" for text in documents(2000)).encode()
+    with path.open("wb") as file:
+        for _ in range(num_bytes // len(part) + 1):
+            file.write(part)
+
+
+def test_a_large_file_is_opened_at_once_and_read_with_little_memory(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", 200 * 2**20)
+    data = DataSpec(uri=(tmp_path / "a.jsonl").as_uri(), format="jsonl")
+    began_s = time.process_time()
+    samples = training_samples(job(data))
+    samples.read(range(10))
+    assert time.process_time() - began_s < 1.0, "not read through"
+    assert most_bytes(data, 30)["read"] < 100 * 2**20
+
+
+def test_one_long_line_is_no_reason_for_much_memory(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    text = " ".join(documents(2000)) * 20
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    data = DataSpec(uri=(tmp_path / "a.jsonl").as_uri(), format="jsonl", tokenizer=str(folder))
+    assert most_bytes(data, 2)["read"] < _LIMIT_BYTES
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("form", ["jsonl", "text", "parquet", "tokens"])
+def test_five_gigabytes_are_read_with_less_than_300_mb(tmp_path: Path, form: str) -> None:
+    path, num_bytes = tmp_path / "a.bin", 5 * 10**9
+    tokenizer = "bytes" if form == "tokens" else str(write_tokenizer(tmp_path / "tokenizer"))
+    match form:
+        case "tokens":
+            block = np.random.default_rng(1).integers(0, 60_000, 2**22).astype(np.uint16).tobytes()
+            with path.open("wb") as file:
+                for _ in range(num_bytes // len(block) + 1):
+                    file.write(block)
+        case "parquet":
+            table = pa.table({"text": ["\n".join(documents(200, seed)) for seed in range(5000)]})
+            with pq.ParquetWriter(path, table.schema, compression="none", use_dictionary=False) as writer:
+                for _ in range(num_bytes // table.nbytes + 1):
+                    writer.write_table(table, row_group_size=2500)
+        case _:
+            write_lines(path, num_bytes)
+    assert path.stat().st_size >= num_bytes
+    data = DataSpec(uri=path.as_uri(), format=form, tokenizer=tokenizer)  # type: ignore[arg-type]
+    took = most_bytes(data, 300)
+    assert took["read"] < _LIMIT_BYTES

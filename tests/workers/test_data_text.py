@@ -1,0 +1,167 @@
+"""Tokenizers, chats and packing: what becomes of a document, and which of its tokens are to be learnt."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_ground import documents, write_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Inner
+
+from shoal_workers.chat import CHATML, ChatTemplate, open_template
+from shoal_workers.documents import Encoded, Encoder, Raw
+from shoal_workers.lines import JsonLines, TextBlocks
+from shoal_workers.packing import pack
+from shoal_workers.tokenizing import ByteTokenizer, FileTokenizer, open_tokenizer
+
+CHAT = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "So long."},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "small", template=CHATML)
+
+
+def encoded(ids: list[int], place: int = 0, learnt: bool = True) -> Encoded:
+    return Encoded(np.array(ids, dtype=np.uint32), np.full(len(ids), learnt), place)
+
+
+@given(lengths=st.lists(st.integers(0, 40), max_size=20), seq_len=st.integers(1, 30), cut=st.integers(0, 40))
+def test_packed_sequences_are_the_documents_and_go_on_from_anywhere(lengths: list[int], seq_len: int, cut: int) -> None:
+    starts = list(itertools.accumulate(lengths, initial=0))
+    every = [encoded(list(range(start, end)), place) for place, (start, end) in enumerate(itertools.pairwise(starts))]
+    packed = list(pack(every, seq_len, 0, 999, whole=True))
+    if starts[-1] > seq_len:
+        assert [one.tokens.tolist() for one in packed] == [
+            list(range(first, first + seq_len + 1)) for first in range(0, starts[-1] - seq_len, seq_len)
+        ]
+    elif starts[-1] > 1:
+        assert [one.tokens.tolist() for one in packed] == [[*range(starts[-1]), *[~999] * (seq_len + 1 - starts[-1])]]
+    else:
+        assert packed == []
+    if cut < len(packed) - 1:
+        at = packed[cut]
+        rest = pack(every[at.place :], seq_len, at.skip, 999, whole=False)
+        assert [one.tokens.tolist() for one in rest] == [one.tokens.tolist() for one in packed[cut + 1 :]]
+
+
+def test_what_has_nothing_to_learn_is_not_filled_up() -> None:
+    assert list(pack([encoded([1, 2, 3], learnt=False)], 8, 0, 9, whole=True)) == []
+
+
+def test_ids_are_those_of_the_library_however_long_a_text_is(folder: Path) -> None:
+    tokenizer = open_tokenizer(str(folder), None, 512)
+    assert isinstance(tokenizer, FileTokenizer)
+    inner = Inner.from_file(str(folder / "tokenizer.json"))
+    texts = [*documents(50), "", "\n".join(documents(3000))]
+    for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+        assert ids.tolist() == inner.encode(text, add_special_tokens=False).ids
+    assert tokenizer.end == inner.token_to_id("<|endoftext|>")
+    whole = tokenizer.encode(["x" * 200_000])[0]
+    assert inner.decode(whole.tolist()) == "x" * 200_000, "no line end to cut it at"
+    alone = open_tokenizer(str(folder / "tokenizer.json"), "<|im_end|>", 512)
+    assert alone.end == inner.token_to_id("<|im_end|>")
+
+
+def test_a_document_ends_and_its_first_token_is_no_target() -> None:
+    encoder = Encoder(ByteTokenizer(), None)
+    one, empty, part = encoder.encode(
+        [Raw("abc", 0, "f", "line 1"), Raw("", 4, "f", "line 2"), Raw("de", 5, "f", "byte 5", begins=False, ends=False)]
+    )
+    assert (one.ids.tolist(), one.learnt.tolist()) == ([97, 98, 99, 0], [False, True, True, True])
+    assert (empty.ids.tolist(), empty.learnt.tolist()) == ([0], [False])
+    assert (part.ids.tolist(), part.learnt.tolist()) == ([100, 101], [True, True])
+
+
+@pytest.mark.parametrize("name", ["chatml", "tokenizer"])
+def test_only_answers_of_the_assistant_are_learnt(folder: Path, name: str) -> None:
+    tokenizer = open_tokenizer(str(folder), None, 512)
+    (found,) = Encoder(tokenizer, open_template(name, tokenizer)).encode([Raw(CHAT, 0, "f", "line 1")])
+    inner = Inner.from_file(str(folder / "tokenizer.json"))
+    text = inner.decode(found.ids.tolist(), skip_special_tokens=False)
+    assert text.startswith("<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n")
+    assert text.endswith("<|im_start|>assistant\nSo long.<|im_end|>\n<|endoftext|>")
+    assert text.count("<|im_start|>") == 5
+    learnt = inner.decode(found.ids[found.learnt].tolist(), skip_special_tokens=False)
+    assert learnt == "Hello!<|im_end|>\nSo long.<|im_end|>\n"
+    assert inner.token_to_id("<|im_end|>") in found.ids, "one token, not its letters"
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{% for m in messages %}{{ loop.length }}{{ m['content'] }}{% endfor %}", "changes how the template shows"),
+        ("{{ raise_exception('only two may talk') }}", "refuses them: only two may talk"),
+        ("{{ messages[0].content.__class__.__mro__ }}", "refuses them"),
+        ("{{ messages[9]['content'] + 1 }}", "refuses them|cannot show them"),
+    ],
+)
+def test_a_template_that_cannot_show_a_chat_says_why(source: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        ChatTemplate(source, {}).parts(CHAT)
+    with pytest.raises(ValueError, match="cannot be read"):
+        ChatTemplate("{% for %}", {})
+
+
+class _Memory:
+    """A file in memory."""
+
+    relative = name = "f"
+    version = ""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.num_bytes = len(content)
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        assert 0 <= offset <= offset + num_bytes <= len(self.content)
+        return self.content[offset : offset + num_bytes]
+
+    def open(self) -> None:
+        raise AssertionError
+
+
+@given(
+    files=st.lists(st.lists(st.text(max_size=30), min_size=1, max_size=12), min_size=1, max_size=4),
+    block_bytes=st.integers(1, 400),
+    ends=st.booleans(),
+)
+def test_each_line_is_in_one_block(files: list[list[str]], block_bytes: int, ends: bool) -> None:
+    texts = ["\n".join(json.dumps({"t": line}) for line in lines) + ("\n" if ends else "") for lines in files]
+    blocks = JsonLines([_Memory(text.encode()) for text in texts], block_bytes, "t")
+    found = [raw for block in range(len(blocks)) for chunk in blocks.chunks(block, 0) for raw in chunk]
+    assert [raw.content for raw in found] == [line for lines in files for line in lines]
+    assert [str(raw.where) for raw in found] == [f"line {n + 1}" for lines in files for n in range(len(lines))]
+    for block in range(len(blocks)):
+        whole = [raw for chunk in blocks.chunks(block, 0) for raw in chunk]
+        for index, raw in enumerate(whole):
+            assert [one.content for chunk in blocks.chunks(block, raw.place) for one in chunk] == [
+                one.content for one in whole[index:]
+            ]
+
+
+@given(files=st.lists(st.text(min_size=1, max_size=300), min_size=1, max_size=4), block_bytes=st.integers(1, 400))
+def test_each_byte_of_a_text_is_in_one_block(files: list[str], block_bytes: int) -> None:
+    blocks = TextBlocks([_Memory(text.encode()) for text in files], block_bytes)
+    found = [raw for block in range(len(blocks)) for chunk in blocks.chunks(block, 0) for raw in chunk]
+    assert "".join(str(raw.content) for raw in found) == "".join(files)
+    assert sum(raw.begins for raw in found) == sum(raw.ends for raw in found) == len(files)
+
+
+def test_a_text_without_line_ends_is_cut_between_characters() -> None:
+    text = "ä€𐍈" * 60_000
+    blocks = TextBlocks([_Memory(text.encode())], 100_000)
+    found = [raw for block in range(len(blocks)) for chunk in blocks.chunks(block, 0) for raw in chunk]
+    assert "".join(str(raw.content) for raw in found) == text
+    assert len(found) > 2

@@ -1,0 +1,73 @@
+"""What `shoal generate` runs: goes on with a text, from a checkpoint or a Hugging Face folder.
+
+Run as `python -m shoal_workers.generating` with an order as JSON on standard input. Prints one JSON object per line:
+`{"text": ...}` as it comes, and at last `{"tokens": [...]}`; what is wrong with the order goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from shoal_planner.errors import InvalidField
+from shoal_recovery.errors import StoreError
+from shoal_recovery.first_weights import open_model
+from shoal_workers.generate import Generator
+from shoal_workers.tokenizing import Tokenizer, open_tokenizer
+
+_HALF = "\ufffd"  # what stands for a character of which a part is still to come
+
+
+def main() -> int:
+    torch.set_num_threads(os.cpu_count() or 1)
+    order = json.load(sys.stdin)
+    found: list[int] = []
+    try:
+        model, read = open_model(order["uri"], order["step"])
+        tokenizer = open_tokenizer(order["tokenizer"], None, model.vocab)
+        generator = Generator(model, lambda *part: torch.from_numpy(read(*part)), order["positions"])
+        prompt = tokenizer.encode([order["prompt"]])[0].tolist()
+        tokens = generator.goes_on(prompt, order["count"], order["temperature"], order["seed"], tokenizer.end)
+        for text in _pieces(_noted(tokens, found), tokenizer):
+            _say({"text": text})
+    except (InvalidField, StoreError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    _say({"tokens": found})
+    return 0
+
+
+def _noted(tokens: Iterator[int], found: list[int]) -> Iterator[int]:
+    for token in tokens:
+        found.append(token)
+        yield token
+
+
+def _pieces(tokens: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of the tokens as it grows. Tokens are read together: by itself one may lack a space, or be a part of a
+    character."""
+    whole: list[int] = []
+    said = ""
+    for token in tokens:
+        whole.append(token)
+        text = tokenizer.decode(whole)
+        if not text.endswith(_HALF):
+            yield text[len(said) :]
+            said = text
+    rest = tokenizer.decode(whole)[len(said) :] if whole else ""
+    if rest:
+        yield rest
+
+
+def _say(line: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

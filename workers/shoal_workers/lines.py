@@ -1,0 +1,181 @@
+"""Text and jsonl files as blocks: ranges of bytes, aligned to lines.
+
+All files are laid end to end, and block b owns what begins in bytes [b * block_bytes, (b + 1) * block_bytes) of that.
+Of jsonl that is lines, each a document. A text file is one document, which may be cut at line ends, and where no line
+ends for long, between two characters. Both borders follow from the bytes around them alone, so nothing is read through.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from shoal_planner.errors import show
+from shoal_workers.data_files import File
+from shoal_workers.documents import Raw, shown
+from shoal_workers.errors import DataError
+
+_CHUNK_BYTES = 2**16
+_LONGEST_LINE_BYTES = 64 * 2**20
+_COUNTED_BYTES = 2**20
+_CONTINUES = range(0x80, 0xC0)  # of UTF-8: bytes within a character
+
+
+class _Ranges:
+    """`block_bytes` of all `files`, one behind the other."""
+
+    def __init__(self, files: Sequence[File], block_bytes: int) -> None:
+        self._files = tuple(files)
+        self._starts = tuple(accumulate((file.num_bytes for file in files), initial=0))
+        self._block_bytes = block_bytes
+
+    def __len__(self) -> int:
+        return -(-self._starts[-1] // self._block_bytes)
+
+    @property
+    def digest(self) -> str:
+        return " ".join(f"{file.relative}:{file.num_bytes}:{file.version}" for file in self._files)
+
+    def _parts(self, block: int) -> Iterator[tuple[int, int, int]]:
+        """File and its bytes [low, high) in which what begins is the block's."""
+        first, last = block * self._block_bytes, min((block + 1) * self._block_bytes, self._starts[-1])
+        index = bisect_right(self._starts, first) - 1
+        while first < last:
+            start, end = self._starts[index], min(last, self._starts[index + 1])
+            yield index, first - start, end - start
+            first = end
+            index += 1
+
+
+class TextBlocks(_Ranges):
+    """Text files, in UTF-8; what is none is replaced, as it would be no error of the user's to have some."""
+
+    def chunks(self, block: int, place: int) -> Iterator[list[Raw]]:
+        """See `Blocks`."""
+        base = block * self._block_bytes
+        for index, low, high in self._parts(block):
+            file, start = self._files[index], self._starts[index]
+            first, end = _cut(file, low), _cut(file, high)
+            first = max(first, place + base - start)
+            while first < end:
+                last = min(end, _cut(file, first + _CHUNK_BYTES))
+                text = file.read(first, last - first).decode("utf-8", "replace")
+                yield [
+                    Raw(
+                        content=text,
+                        place=start + first - base,
+                        file=file.name,
+                        where=f"byte {first}",
+                        begins=first == 0,
+                        ends=last == file.num_bytes,
+                    )
+                ]
+                first = last
+
+
+class JsonLines(_Ranges):
+    """Each line an object, of which `field` is the document. Empty lines are passed over."""
+
+    def __init__(self, files: Sequence[File], block_bytes: int, field: str) -> None:
+        super().__init__(files, block_bytes)
+        self._field = field
+
+    def chunks(self, block: int, place: int) -> Iterator[list[Raw]]:
+        """See `Blocks`."""
+        base = block * self._block_bytes
+        for index, low, high in self._parts(block):
+            file, start = self._files[index], self._starts[index]
+            first = place + base - start
+            if first <= low:
+                first = _next_line(file, low, high)
+            yield from self._file_chunks(file, first, high, start - base)
+
+    def _file_chunks(self, file: File, first: int, high: int, shift: int) -> Iterator[list[Raw]]:
+        """Lines that begin in [first, high), the first of them at `first`. `shift` makes places of offsets."""
+        rest = b""
+        while first < high:
+            num_bytes = min(_CHUNK_BYTES, file.num_bytes - first - len(rest))
+            rest += file.read(first + len(rest), num_bytes)
+            is_end = first + len(rest) == file.num_bytes
+            whole = len(rest) if is_end else rest.rfind(b"\n") + 1
+            if not whole:
+                _check_length(file, first, len(rest))
+                continue
+            found, offset = [], first
+            for line in rest[:whole].split(b"\n"):
+                if offset >= high:
+                    break
+                if line.strip():
+                    found.append(self._document(file, offset, line, shift))
+                offset += len(line) + 1
+            yield found
+            first, rest = first + whole, rest[whole:]
+
+    def _document(self, file: File, offset: int, line: bytes, shift: int) -> Raw:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self._wrong(file, offset, line, f"is no JSON ({error})") from error
+        if not isinstance(value, dict):
+            raise self._wrong(file, offset, line, "is no JSON object")
+        if self._field not in value:
+            raise self._wrong(file, offset, line, f"has no field {show(self._field)}")
+        return Raw(content=value[self._field], place=offset + shift, file=file.name, where=_Line(file, offset))
+
+    def _wrong(self, file: File, offset: int, line: bytes, problem: str) -> DataError:
+        return DataError(file.name, str(_Line(file, offset)), shown(line.decode("utf-8", "replace")), problem)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Its number is counted only when it is shown: to know it, all before it has to be read."""
+
+    file: File
+    offset: int
+
+    def __str__(self) -> str:
+        number = 1
+        for first in range(0, self.offset, _COUNTED_BYTES):
+            number += self.file.read(first, min(_COUNTED_BYTES, self.offset - first)).count(b"\n")
+        return f"line {number}"
+
+
+def _next_line(file: File, low: int, high: int) -> int:
+    """Where the first line begins that begins in [low, high); `high` if there is none."""
+    if low == 0:
+        return 0
+    position = low - 1  # the line begins at `low` if this ends one
+    while position < high - 1:
+        found = file.read(position, min(_CHUNK_BYTES, high - 1 - position))
+        at = found.find(b"\n")
+        if at >= 0:
+            return position + at + 1
+        position += len(found)
+    return high
+
+
+def _check_length(file: File, offset: int, num_bytes: int) -> None:
+    if num_bytes > _LONGEST_LINE_BYTES:
+        problem = f"have no line end: a line may have {_LONGEST_LINE_BYTES}"
+        raise DataError(file.name, str(_Line(file, offset)), f"{num_bytes} bytes", problem)
+
+
+def _cut(file: File, position: int) -> int:
+    """The first place from `position` on where a text may be cut: the begin of a line, or, if there is none for long,
+    of a character. Never before that of an earlier position."""
+    if position <= 0:
+        return 0
+    if position >= file.num_bytes:
+        return file.num_bytes
+    found = file.read(position - 1, min(_CHUNK_BYTES, file.num_bytes - position + 1))
+    at = found.find(b"\n")
+    if at >= 0:
+        return position + at
+    after = position - 1 + len(found)
+    if after >= file.num_bytes:
+        return file.num_bytes
+    ahead = file.read(after, min(4, file.num_bytes - after))
+    return after + next((index for index, byte in enumerate(ahead) if byte not in _CONTINUES), len(ahead))

@@ -1,0 +1,256 @@
+"""Documents as numbered samples, where only those who read a sample tokenise what it is made of.
+
+The slots of the global batch are streams: stream v reads the blocks at positions v, v + num_streams, ... of an order in
+which each pass over the data is a permutation of all blocks, and packs each block by itself. So which sample a number
+stands for depends on how many samples the blocks before gave; but where a sample begins, its `Mark`, is a fact about
+the data that holds for every plan, rank and run. Whoever knows the mark of an earlier sample goes on from there, and
+who knows none begins with the stream's first block. How many samples a block gives is remembered on the node, so that
+even this is quick where it was read before.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal_workers.documents import Blocks, Encoded, Encoder
+from shoal_workers.errors import DataError
+from shoal_workers.packing import Packed, pack
+from shoal_workers.packing import Sequence as Tokens
+from shoal_workers.permutation import Permutation, mixed
+from shoal_workers.samples import Row
+
+_SPLIT = -1  # in the place of a pass: the order of blocks of which the first are held out
+_KEPT_STEPS = 2  # the same samples are read again by a step's second attempt, and by its last stage
+_KEPT_MARKS = 256
+_TOLD_AFTER_TOKENS = 2**14  # what whoever goes on from a mark may have to tokenise once more
+_COUNT = struct.Struct("<QI")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """Sample `index` of a stream begins in its block number `turn`, after `skip` tokens of the document at `place`."""
+
+    index: int
+    turn: int
+    place: int
+    skip: int
+
+
+_BEGIN = Mark(0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOrder:
+    """Which block is read when: of `num_blocks`, the `held_out` first of a seeded order are never read; or, with
+    `evaluation`, they alone are, always in the same order. There are never more streams than blocks for them."""
+
+    num_blocks: int
+    global_batch: int
+    seed: int
+    held_out: int = 0
+    evaluation: bool = False
+
+    @property
+    def num_read(self) -> int:
+        return self.held_out if self.evaluation else self.num_blocks - self.held_out
+
+    @property
+    def num_streams(self) -> int:
+        """With few blocks, slots share streams: two that read one block would read the same samples in one step."""
+        most = self.num_read if self.evaluation else self.num_read // 2
+        return max(1, min(self.global_batch, most))
+
+    def block(self, stream: int, turn: int) -> int:
+        time, within = divmod(stream + turn * self.num_streams, self.num_read)
+        if self.evaluation:  # turned by one each time, or a stream might have nothing but a block without documents
+            return self._split((within + time) % self.num_read)
+        place = Permutation(self.num_read, mixed(self.seed, time))(within)
+        return self._split(self.held_out + place) if self.held_out else place
+
+    def _split(self, place: int) -> int:
+        return Permutation(self.num_blocks, mixed(self.seed, _SPLIT))(place)
+
+
+class Counts:
+    """How many samples each block gives, as far as this node knows. In a file that any number of processes append to;
+    without one, or where the disk takes nothing, in memory alone."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[int, int] = {}
+        try:
+            content = b"" if path is None else path.read_bytes()
+        except OSError:
+            content = b""
+        for offset in range(0, len(content) - _COUNT.size + 1, _COUNT.size):
+            block, count = _COUNT.unpack_from(content, offset)
+            self._known[block] = count
+
+    def get(self, block: int) -> int | None:
+        return self._known.get(block)
+
+    def put(self, block: int, count: int) -> None:
+        if self._known.get(block) == count:
+            return
+        self._known[block] = count
+        if self._path is None:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(descriptor, _COUNT.pack(block, count))
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self._path = None  # a replay would be slower for it, and nothing else
+
+
+@dataclass(slots=True)
+class _Stream:
+    """`coming` gives the samples from `mark` on; `begun` is the index of the first of its block, if it is known."""
+
+    kept: deque[tuple[int, Tokens]]
+    mark: Mark = _BEGIN
+    begun: int | None = 0
+    coming: Iterator[Packed] | None = None
+    marks: list[Mark] = field(default_factory=lambda: [_BEGIN])
+    told: Mark = _BEGIN
+
+
+class Streams:
+    """See `Samples`. Number n is sample n // num_streams of stream n % num_streams."""
+
+    ignores = True
+
+    def __init__(
+        self, blocks: Blocks, encoder: Encoder, order: BlockOrder, seq_len: int, counts: Counts, name: str
+    ) -> None:
+        self._blocks = blocks
+        self._encoder = encoder
+        self._order = order
+        self._seq_len = seq_len
+        self._counts = counts
+        self._name = name
+        self._streams: dict[int, _Stream] = {}
+        self._touched: set[int] = set()
+        self._lock = Lock()
+
+    def read(self, numbers: Sequence[int]) -> Tensor:
+        """See `Samples`."""
+        with self._lock:
+            rows = [
+                self._sample(number % self._order.num_streams, number // self._order.num_streams) for number in numbers
+            ]
+        return torch.from_numpy(np.stack(rows))
+
+    def learn(self, marks: Sequence[Row]) -> None:
+        """Rows are of (stream, index, turn, place, skip)."""
+        with self._lock:
+            for stream, *mark in marks:
+                _remember(self._stream(stream).marks, Mark(*mark))
+
+    def marks(self) -> list[Row]:
+        """Of streams that got on by a block or many tokens since they were last told of."""
+        found: list[Row] = []
+        with self._lock:
+            for number in sorted(self._touched):
+                stream = self._streams[number]
+                mark, told = stream.mark, stream.told
+                if mark.turn != told.turn or (mark.index - told.index) * self._seq_len >= _TOLD_AFTER_TOKENS:
+                    stream.told = mark
+                    found.append([number, mark.index, mark.turn, mark.place, mark.skip])
+            self._touched.clear()
+        return found
+
+    def _stream(self, number: int) -> _Stream:
+        if number not in self._streams:
+            per_step = -(-self._order.global_batch // self._order.num_streams)
+            self._streams[number] = _Stream(kept=deque(maxlen=_KEPT_STEPS * per_step))
+        return self._streams[number]
+
+    def _sample(self, number: int, index: int) -> Tokens:
+        stream = self._stream(number)
+        for kept, tokens in stream.kept:
+            if kept == index:
+                return tokens
+        self._place(number, stream, index)
+        while True:
+            at, tokens = self._next(number, stream)
+            if at == index:
+                self._touched.add(number)
+                return tokens
+
+    def _place(self, number: int, stream: _Stream, index: int) -> None:
+        """Takes the stream to the nearest known place from which it reaches this sample."""
+        best = stream.marks[bisect_right(stream.marks, index, key=lambda mark: mark.index) - 1]
+        best = self._passed_over(number, best, index)
+        if stream.mark.index <= index and best.index <= stream.mark.index:
+            return
+        stream.mark, stream.coming = best, None
+        stream.begun = best.index if (best.place, best.skip) == (0, 0) else None
+
+    def _passed_over(self, number: int, mark: Mark, index: int) -> Mark:
+        """By as many whole blocks as are known not to reach the sample."""
+        while (mark.place, mark.skip) == (0, 0):
+            count = self._counts.get(self._order.block(number, mark.turn))
+            if count is None or mark.index + count > index:
+                break
+            mark = Mark(mark.index + count, mark.turn + 1, 0, 0)
+        return mark
+
+    def _next(self, number: int, stream: _Stream) -> tuple[int, Tokens]:
+        """The next sample of a stream, and its index."""
+        num_empty = 0
+        while True:
+            mark = stream.mark
+            if stream.coming is None:
+                block = self._order.block(number, mark.turn)
+                stream.coming = self._packed(block, mark)
+            try:
+                packed = next(stream.coming, None)
+            except BaseException:
+                stream.coming = None  # or it would look as if the block had ended there
+                raise
+            if packed is not None:
+                stream.mark = Mark(mark.index + 1, mark.turn, packed.place, packed.skip)
+                stream.kept.append((mark.index, packed.tokens))
+                _remember(stream.marks, stream.mark)
+                return mark.index, packed.tokens
+            if stream.begun is not None:
+                count = mark.index - stream.begun
+                self._counts.put(self._order.block(number, mark.turn), count)
+                num_empty = 0 if count else num_empty + 1
+            if num_empty > 2 * self._order.num_read:
+                raise DataError(self._name, "", "all documents together", "have nothing to learn from")
+            stream.mark, stream.begun, stream.coming = Mark(mark.index, mark.turn + 1, 0, 0), mark.index, None
+
+    def _packed(self, block: int, mark: Mark) -> Iterator[Packed]:
+        whole = (mark.place, mark.skip) == (0, 0)
+        return pack(self._documents(block, mark.place), self._seq_len, mark.skip, self._encoder.end, whole=whole)
+
+    def _documents(self, block: int, place: int) -> Iterator[Encoded]:
+        for chunk in self._blocks.chunks(block, place):
+            yield from self._encoder.encode(chunk)
+
+
+def _remember(marks: list[Mark], mark: Mark) -> None:
+    """In order of indices, the newest ones; the first of all stays."""
+    at = bisect_right(marks, mark.index, key=lambda known: known.index)
+    if marks[at - 1].index == mark.index and mark.index:
+        marks[at - 1] = mark
+        return
+    if mark.index:
+        marks.insert(at, mark)
+    if len(marks) > _KEPT_MARKS:
+        del marks[1 : 1 + _KEPT_MARKS // 4]

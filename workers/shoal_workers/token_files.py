@@ -1,0 +1,91 @@
+"""Files that hold token ids: back to back (as nanoGPT writes them), or with an index beside them (Megatron).
+
+Owns what such files must be to be read. An index is not read through: its head and its last entries tell whether the
+ids are all there.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from shoal_planner.errors import InvalidField
+from shoal_workers.data_cache import DataCache
+from shoal_workers.data_files import File, find
+from shoal_workers.numbered import KINDS, TokenFile
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEAD = struct.Struct("<9sQBQQ")  # magic, version, kind of ids, sequences, entries of documents
+_INDEX_KINDS = {1: "uint8", 4: "int32", 5: "int64", 8: "uint16"}
+
+
+def byte_files(field: str, uri: str, cache: DataCache | None) -> list[TokenFile]:
+    """Text whose bytes are its tokens. Raises InvalidField."""
+    return [TokenFile(file, KINDS["uint8"], file.num_bytes) for file in find(field, uri, cache)]
+
+
+def id_files(field: str, uri: str, token_type: str, cache: DataCache | None) -> list[TokenFile]:
+    """Files of ids alone; of a folder, all that end in `.bin`. Raises InvalidField."""
+    kind = KINDS[token_type]
+    files = find(field, uri, cache)
+    chosen = [file for file in files if file.relative.endswith(".bin")] if len(files) > 1 else files
+    if not chosen:
+        raise InvalidField(field, uri, "has no file that ends in .bin")
+    for file in chosen:
+        if file.num_bytes % kind.num_bytes:
+            problem = f"is no file of {token_type}: {file.name} has {file.num_bytes} bytes, and may be cut short"
+            raise InvalidField(field, uri, problem)
+    return [TokenFile(file, kind, file.num_bytes // kind.num_bytes) for file in chosen]
+
+
+def indexed_files(field: str, uri: str, cache: DataCache | None) -> list[TokenFile]:
+    """Pairs of NAME.bin and NAME.idx, of which `uri` may name either, NAME alone, or a folder. Raises InvalidField."""
+    stem = uri.removesuffix(".bin").removesuffix(".idx")
+    try:
+        files = find(field, uri, cache)
+    except InvalidField:
+        if stem != uri:
+            raise
+        files = find(field, f"{uri}.bin", cache)
+    if len(files) == 1:
+        files = [*find(field, f"{stem}.bin", cache), *find(field, f"{stem}.idx", cache)]
+    named = {file.name: file for file in files}
+    found = []
+    for name, file in sorted(named.items(), key=lambda item: item[1].relative):
+        if name.endswith(".idx"):
+            tokens = named.get(f"{name.removesuffix('.idx')}.bin")
+            if tokens is None:
+                raise InvalidField(field, uri, f"is incomplete: beside {name} there is no .bin")
+            found.append(_indexed(field, uri, file, tokens))
+    if not found:
+        raise InvalidField(field, uri, "has no file that ends in .idx")
+    return found
+
+
+def _indexed(field: str, uri: str, index: File, tokens: File) -> TokenFile:
+    def wrong(problem: str) -> InvalidField:
+        return InvalidField(field, uri, f"cannot be read: {index.name} {problem}")
+
+    if index.num_bytes < _HEAD.size:
+        raise wrong(f"has {index.num_bytes} bytes, which is no whole head")
+    magic, version, code, num_sequences, num_documents = _HEAD.unpack(index.read(0, _HEAD.size))
+    if magic != _MAGIC or version != 1:
+        raise wrong(f"is no index of version 1: it begins with {magic!r} and {version}")
+    if code not in _INDEX_KINDS:
+        raise wrong(f"says that ids are of kind {code}, which is none of {', '.join(map(str, _INDEX_KINDS))}")
+    needed = _HEAD.size + 12 * num_sequences + 8 * num_documents
+    if index.num_bytes < needed:
+        raise wrong(f"is cut short: it has {index.num_bytes} of the {needed} bytes of {num_sequences} sequences")
+    kind = KINDS[_INDEX_KINDS[code]]
+    num_bytes = 0
+    if num_sequences:
+        lengths_end = _HEAD.size + 4 * num_sequences
+        (length,) = struct.unpack("<i", index.read(lengths_end - 4, 4))
+        (start,) = struct.unpack("<q", index.read(lengths_end + 8 * (num_sequences - 1), 8))
+        num_bytes = start + length * kind.num_bytes
+    if tokens.num_bytes != num_bytes:
+        raise InvalidField(
+            field,
+            uri,
+            f"cannot be read: {tokens.name} has {tokens.num_bytes} bytes, and its index tells of {num_bytes}",
+        )
+    return TokenFile(tokens, kind, num_bytes // kind.num_bytes)
