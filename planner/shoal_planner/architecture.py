@@ -59,6 +59,8 @@ class RopeScaling:
         if self.low_freq_factor >= self.high_freq_factor:
             problem = f"must be less than high_freq_factor ({self.high_freq_factor:g})"
             raise InvalidField("low_freq_factor", self.low_freq_factor, problem)
+        if self.attention_factor is not None and self.kind != "yarn":
+            raise InvalidField("attention_factor", self.attention_factor, "needs kind 'yarn'")
         if self.beta_slow >= self.beta_fast:
             raise InvalidField("beta_slow", self.beta_slow, f"must be less than beta_fast ({self.beta_fast:g})")
 
@@ -131,6 +133,15 @@ class ModelSpec:
     def head_size(self) -> int:
         assert self.head_dim is not None
         return self.head_dim
+
+    @property
+    def block_options(self) -> str:
+        """What a block has otherwise than Llama's, but for its shape: "" of a Llama."""
+        usual = {"gated_mlp": True, "norm": "rms", "qkv_bias": False, "out_bias": False, "mlp_bias": False}
+        usual |= {"qk_norm": False, "activation": "silu"}
+        return " ".join(
+            f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value
+        )
 
     @property
     def query_width(self) -> int:

@@ -110,15 +110,22 @@ def unit_elements(model: ModelSpec, unit: int, tp: int) -> int:
         return part_elements(model, "embedding", tp)
     if unit <= model.layers:
         return part_elements(model, "block", tp)
-    whole = part_elements(model, "head", tp)
-    return whole - part_elements(model, "embedding", tp) if model.tie_embeddings else whole
+    return part_elements(model, "head", tp) - tied_elements(model, tp)
+
+
+@functools.lru_cache(maxsize=4096)
+def tied_elements(model: ModelSpec, tp: int) -> int:
+    """Elements that both ends of the model use."""
+    shared = [parameter.interval(tp - 1, tp) for parameter in parameters(model) if len(parameter.units) > 1]
+    return sum(last - first for first, last in shared)
 
 
 def held_elements(model: ModelSpec, tp: int, layers: int, *, embedding: bool, head: bool) -> int:
     """Elements that a rank of a stage holds. A rank with both ends of a tied embedding holds it once."""
-    units = [0] if embedding or (head and model.tie_embeddings) else []
-    units += [model.layers + 1] if head else []
-    return layers * part_elements(model, "block", tp) + sum(unit_elements(model, unit, tp) for unit in units)
+    held = layers * part_elements(model, "block", tp)
+    held += part_elements(model, "embedding", tp) if embedding else 0
+    held += part_elements(model, "head", tp) if head else 0
+    return held - (tied_elements(model, tp) if embedding and head else 0)
 
 
 def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int, recompute: Recompute) -> float:

@@ -20,7 +20,7 @@ from shoal_planner.strict import read
 
 Part = Literal["block", "embedding", "head"]
 _SHAPE = {
-    "block": ("hidden", "heads", "kv_heads", "ffn"),
+    "block": ("hidden", "heads", "kv_heads", "head_dim", "ffn", "block_options"),
     "embedding": ("hidden", "vocab"),
     "head": ("hidden", "vocab"),
 }
@@ -49,8 +49,12 @@ class LayerTime:
     kv_heads: int = 0
     ffn: int = 0
     vocab: int = 0
+    head_dim: int = 0
+    block_options: str = ""
 
     def __post_init__(self) -> None:
+        if not self.head_dim and self.heads:
+            object.__setattr__(self, "head_dim", self.hidden // self.heads)
         for name in ("tp", "micro_batch", "seq_len", "hidden"):
             if getattr(self, name) < 1:
                 raise InvalidField(name, getattr(self, name), "must be at least 1")

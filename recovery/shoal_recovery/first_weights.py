@@ -6,6 +6,7 @@ names one. Owns telling them apart. Does not own the formats (`hf_folder`, `chec
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -19,9 +20,12 @@ from shoal_recovery.checkpoints import list_manifests, load_manifest, load_model
 from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.hf_folder import CONFIG, Array, HfFolder
 from shoal_recovery.manifest import check_whole
-from shoal_recovery.reading import read_interval
+from shoal_recovery.reading import MasterIntervals
 from shoal_recovery.store import Store, open_store
 
+_STEP = "train.init_step"
+# Contexts are made longer by changing these; the family says no more than how files are laid out.
+_FREE = ("family", "rope_theta", "rope_scaling", "window")
 T = TypeVar("T")
 ReadWeights = Callable[[Parameter, int, int], Array]
 """Elements [first, last) of a flattened parameter."""
@@ -41,7 +45,7 @@ def open_model(uri: str, step: int | None) -> tuple[ModelSpec, ReadWeights]:
 
 def _open_any(uri: str, step: int | None) -> tuple[ModelSpec, ReadWeights]:
     store = open_store(uri)
-    if CONFIG in store.list(CONFIG):
+    if HfFolder(store).is_there():
         model = HfFolder(store).model
     else:
         place, job = _job_at(uri)
@@ -61,10 +65,11 @@ def _job_at(uri: str) -> tuple[str, str]:
 
 def _open(uri: str, step: int | None, model: ModelSpec) -> ReadWeights:
     store = open_store(uri)
-    if CONFIG in store.list(CONFIG):
+    if HfFolder(store).is_there():
         if step is not None:
-            raise InvalidField("train.init_step", step, f"{uri} is a Hugging Face folder, which has no steps")
+            raise InvalidField(_STEP, step, f"{uri} is a Hugging Face folder, which has no steps")
         folder = HfFolder(store)
+        _check_alike(folder.model, model)
         folder.check(model)
         return partial(folder.values, model)
     place, job = _job_at(uri)
@@ -75,19 +80,29 @@ def _stored(store: Store, job: str, step: int | None, model: ModelSpec) -> ReadW
     there = list_manifests(store, job)
     if step not in there:  # nor is the newest one taken, which may be another one when the next rank looks
         raise _not_there(f"{store.uri}/{job}", step, there)
+    _check_alike(load_model(store, job, step), model)
     manifest = load_manifest(store, job, step)
     check_whole(manifest, model)
+    masters = MasterIntervals(store, manifest)
 
     def read(parameter: Parameter, first: int, last: int) -> Array:
-        return np.frombuffer(read_interval(store, manifest, parameter.fqn, first, last), dtype="<f4")
+        return np.frombuffer(masters.read(parameter.fqn, first, last), dtype="<f4")
 
     return read
+
+
+def _check_alike(theirs: ModelSpec, model: ModelSpec) -> None:
+    """That weights mean the same in both: many differences show in no shape."""
+    for field in dataclasses.fields(ModelSpec):
+        there, here = getattr(theirs, field.name), getattr(model, field.name)
+        if field.name not in _FREE and there != here:
+            raise InvalidField(f"model.{field.name}", here, f"is {there!r} where these weights were trained")
 
 
 def _not_there(uri: str, step: int | None, there: Sequence[int]) -> Exception:
     if not there:
         return StoreError(uri, f"holds neither {CONFIG} nor a checkpoint")
-    return InvalidField("train.init_step", step, f"must be one of the stored steps: {', '.join(map(str, there))}")
+    return InvalidField(_STEP, step, f"must be one of the stored steps: {', '.join(map(str, there))}")
 
 
 def _explained(uri: str, read: Callable[[], T]) -> T:
@@ -95,5 +110,7 @@ def _explained(uri: str, read: Callable[[], T]) -> T:
         return read()
     except StoreUnreachable:
         raise
-    except StoreError as error:
-        raise InvalidField("train.init_from", uri, str(error)) from error
+    except (StoreError, InvalidField) as error:
+        if isinstance(error, InvalidField) and error.field == _STEP:
+            raise
+        raise InvalidField("train.init_from", uri, f"cannot be used: {error}") from error

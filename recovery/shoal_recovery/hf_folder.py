@@ -7,8 +7,9 @@ each tensor lies; the whole format is that simple). Does not own what tensors ar
 from __future__ import annotations
 
 import json
+import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +21,7 @@ from shoal_planner.architecture import ModelSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.strict import read
-from shoal_recovery.errors import StoreError
+from shoal_recovery.errors import StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.hf_layout import Place, bare, model_of_config, place_of
 from shoal_recovery.store import Store
 
@@ -29,6 +30,7 @@ CONFIG = "config.json"
 _WHOLE = "model.safetensors"
 _INDEX = f"{_WHOLE}.index.json"
 _MOST_HEADER_BYTES = 100 * 1024**2  # what the format's own reader accepts
+_LENGTH_BYTES = 8
 _READ_BYTES = 1 << 26
 _ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -103,27 +105,50 @@ class HfFolder:
 
     @cached_property
     def _tensors(self) -> Mapping[str, _Tensor]:
-        found: dict[str, _Tensor] = {}
-        for file in self._files():
-            (length,) = struct.unpack("<Q", self._store.read(file, 0, 8))
-            if length > _MOST_HEADER_BYTES:
-                raise InvalidField(file, length, "is no length of a header: it is no safetensors file")
-            header = self._parsed(file, self._store.read(file, 8, length))
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    first, _ = entry["data_offsets"]
-                    found[name] = _Tensor(
-                        file=file, dtype=entry["dtype"], shape=tuple(entry["shape"]), offset=8 + length + first
-                    )
-        return found
+        return {name: tensor for file in self._files() for name, tensor in self._header(file)}
+
+    def _header(self, file: str) -> Iterator[tuple[str, _Tensor]]:
+        (length,) = struct.unpack("<Q", self._store.read(file, 0, _LENGTH_BYTES))
+        if length > _MOST_HEADER_BYTES:
+            raise InvalidField(file, length, "is no length of a header: it is no safetensors file")
+        for name, entry in self._parsed(file, self._store.read(file, _LENGTH_BYTES, length)).items():
+            if name == "__metadata__":
+                continue
+            try:
+                shape = tuple(int(size) for size in entry["shape"])
+                first, last = entry["data_offsets"]
+                size = _ELEMENT_BYTES.get(entry["dtype"])
+                whole = size is None or last - first == size * math.prod(shape)
+            except (KeyError, TypeError, ValueError):
+                whole = False
+            if not whole:
+                raise InvalidField(f"{file}: {name}", entry, "says of no tensor what it is and where")
+            yield name, _Tensor(file=file, dtype=entry["dtype"], shape=shape, offset=_LENGTH_BYTES + length + first)
 
     def _files(self) -> tuple[str, ...]:
-        names = self._store.list("")
-        if _INDEX in names:
-            return tuple(sorted(set(self._json(_INDEX).get("weight_map", {}).values())))
-        if _WHOLE in names:
+        """One file goes before an index of several, as with their own loaders."""
+        if self._has(_WHOLE):
             return (_WHOLE,)
-        raise InvalidField(self._store.uri, _WHOLE, "is not there, nor an index of several: save it as safetensors")
+        if not self._has(_INDEX):
+            raise InvalidField(self._store.uri, _WHOLE, "is not there, nor an index of several: save it as safetensors")
+        places = self._json(_INDEX).get("weight_map")
+        if not isinstance(places, dict) or not all(
+            isinstance(name, str) and name.endswith(".safetensors") and "/" not in name for name in places.values()
+        ):
+            raise InvalidField(f"{_INDEX}: weight_map", places, "must map names of tensors to files beside it")
+        return tuple(sorted(set(places.values())))
+
+    def is_there(self) -> bool:
+        return self._has(CONFIG)
+
+    def _has(self, name: str) -> bool:
+        """Without a list of all that is there, which may be a whole bucket."""
+        try:
+            return bool(self._store.read(name, 0, 1))
+        except (StoreUnreachable, StoreRefused):
+            raise
+        except StoreError:
+            return False
 
     def _json(self, name: str) -> Mapping[str, Any]:
         return self._parsed(name, self._store.read(name))

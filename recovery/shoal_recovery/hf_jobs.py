@@ -13,15 +13,20 @@ from shoal_recovery.hf_folder import HfFolder
 from shoal_recovery.store import open_store
 
 _FIELD = "model.hf"
+# What may differ from what the weights were trained with: contexts are made longer so.
+_FREE = ("rope_theta", "rope_scaling", "window")
 
 
 def with_hf_model(value: object) -> object:
     """The document of a job with its model spelled out, if it names one of theirs; reads the folder's config and the
-    headers of its files. What the job says beside it counts more, but for the shape. Raises InvalidField."""
+    headers of its files. Beside it a job may say how far it looks back. Raises InvalidField."""
     if not (isinstance(value, Mapping) and isinstance(value.get("model"), Mapping) and "hf" in value["model"]):
         return value
     rest: dict[str, Any] = dict(value["model"])
     uri = rest.pop("hf")
+    for name in rest:
+        if name not in _FREE:
+            raise InvalidField(f"model.{name}", rest[name], f"is what {_FIELD} says: leave it out")
     if not isinstance(uri, str) or not uri.startswith(("file://", "s3://")):
         raise InvalidField(_FIELD, uri, "must begin with file:// or s3://")
     try:
@@ -32,7 +37,7 @@ def with_hf_model(value: object) -> object:
         raise InvalidField(_FIELD, uri, f"cannot be read: {error.problem}") from error
     except InvalidField as error:
         raise InvalidField(_FIELD, uri, f"cannot be used: {error}") from error
-    train = value.get("train")
-    if isinstance(train, Mapping):
-        train = {"init_from": uri, **train}
-    return {**value, "model": {**model, **rest}, "train": train}
+    found = {**value, "model": {**model, **rest}}
+    if isinstance(value.get("train"), Mapping):
+        found["train"] = {"init_from": uri, **value["train"]}
+    return found

@@ -7,7 +7,7 @@ in whether queries, keys and values are one tensor. A family here is a `model_ty
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _THEIR_ACTIVATIONS: Mapping[Activation, str] = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new"}
 # Of a block, by part of our names: theirs, and the number of the third that ours is of it, if it is one of three.
 _LLAMA_PARTS: Mapping[str, tuple[str, int | None]] = {
@@ -95,7 +96,17 @@ def model_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"family": kind, **found}
 
 
+# What their classes take where a config does not say.
+_QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+_DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+}
+
+
 def _of_llama(config: Mapping[str, Any], kind: Family) -> dict[str, Any]:
+    config = {**_DEFAULTS.get(kind, {}), **config}
     biased = kind in ("llama", "qwen3") and bool(config.get("attention_bias", False))
     scaling = _scaling_of(config)
     return {
@@ -148,7 +159,10 @@ def config_of_model(model: ModelSpec, positions: int | None) -> dict[str, Any]:
     if model.family == "gpt2":
         config = _as_gpt2(model)
     else:
-        config = _as_llama(model) | ({} if positions is None else {"max_position_embeddings": positions})
+        if model.family == "llama" and model.hidden % model.heads:
+            raise InvalidField("model.heads", model.heads, f"must divide hidden ({model.hidden}) in their Llama")
+        reach = max(positions or 0, _stretched(model.rope_scaling))
+        config = _as_llama(model) | ({"max_position_embeddings": reach} if reach else {})
     general = {
         "architectures": [_ARCHITECTURES[model.family]],
         "model_type": model.family,
@@ -159,6 +173,13 @@ def config_of_model(model: ModelSpec, positions: int | None) -> dict[str, Any]:
     found = general | config
     _check_same(model, found)
     return found
+
+
+def _stretched(scaling: RopeScaling | None) -> int:
+    """How long the contexts are that positions are stretched to. Some of their loaders take the factor from this."""
+    if scaling is None or scaling.original_positions is None:
+        return 0
+    return int(scaling.factor * scaling.original_positions)
 
 
 def _as_llama(model: ModelSpec) -> dict[str, Any]:
@@ -210,6 +231,11 @@ def _check_same(model: ModelSpec, config: Mapping[str, Any]) -> None:
 
 def _scaling_of(config: Mapping[str, Any]) -> RopeScaling | None:
     given = config.get("rope_scaling") or _rope(config)
+    if not isinstance(given, Mapping):
+        raise InvalidField("rope_scaling", given, "must be a mapping")
+    for name, usual in (("mscale", None), ("mscale_all_dim", None), ("truncate", True), ("partial_rotary_factor", 1.0)):
+        if given.get(name, usual) not in (usual, None):
+            raise InvalidField(f"rope_scaling.{name}", given[name], "is not supported")
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
         return None
@@ -217,6 +243,8 @@ def _scaling_of(config: Mapping[str, Any]) -> RopeScaling | None:
         raise InvalidField("rope_scaling.rope_type", kind, "is none of linear, llama3, yarn")
     known = {field.name for field in dataclasses.fields(RopeScaling)}
     fields = {name: value for name, value in given.items() if name in known and value is not None}
+    if kind != "yarn":
+        fields.pop("attention_factor", None)  # they pay no heed to it either
     original = given.get("original_max_position_embeddings")
     if kind != "linear" and original is None:
         original = config.get("max_position_embeddings")
@@ -246,15 +274,19 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _window(config: Mapping[str, Any], kind: Family) -> int | None:
     """Of models with windows in some layers alone, which begin at `max_window_layers`, the narrowest counts."""
+    kinds = config.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, Sequence) and set(kinds) <= {_FULL, _SLIDING}):
+        raise InvalidField("layer_types", kinds, f"must be a list of {_FULL} and {_SLIDING}")
     used = kind != "llama" and config.get("use_sliding_window", kind == "mistral")
-    layers = config.get("max_window_layers", 0) if kind.startswith("qwen") else 0
+    layers = (config.get("max_window_layers") or 0) if kind.startswith("qwen") else 0
+    slides = layers < _required(config, "num_hidden_layers") if kinds is None else _SLIDING in kinds
     window: int | None = config.get("sliding_window")
-    return window if used and layers < config.get("num_hidden_layers", 0) else None
+    return window if used and slides else None
 
 
 def _activation(config: Mapping[str, Any], name: str, usual: str) -> Activation:
     given = config.get(name, usual)
-    if given not in _ACTIVATIONS:
+    if not isinstance(given, str) or given not in _ACTIVATIONS:
         raise InvalidField(name, given, f"is none of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[given]
 

@@ -163,7 +163,11 @@ def check_whole(manifest: Manifest, model: ModelSpec) -> None:
 
 def _dimensions(parameter: Parameter) -> list[str]:
     if len(parameter.shape) == 1:
-        return ["hidden"]
+        if parameter.fqn.endswith(("q_norm.weight", "k_norm.weight")):
+            return ["head"]
+        return ["out"] if parameter.cut else ["hidden"]
+    if parameter.fqn == "positions.weight":
+        return ["position", "hidden"]
     if parameter.fqn in ("embedding.weight", "head.weight"):
         return ["vocabulary", "hidden"]
     return ["in", "out"] if parameter.fqn.endswith(_USED_AS_X_W) else ["out", "in"]

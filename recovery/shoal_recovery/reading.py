@@ -32,16 +32,34 @@ def read_parameters(
         yield parameter.fqn, whole
 
 
-def read_interval(store: Store, manifest: Manifest, fqn: str, first: int, last: int) -> bytearray:
-    """Elements [first, last) of a parameter's masters, from whole pieces, as these are what can be verified."""
-    found = bytearray((last - first) * ELEMENT_BYTES)
-    for piece in manifest.pieces:
-        low, high = max(first, piece.key.first), min(last, piece.key.last)
-        if (piece.key.fqn, piece.key.kind) == (fqn, Kind.MASTER) and low < high:
-            content = memoryview(_read(store, piece))
-            part = content[(low - piece.key.first) * ELEMENT_BYTES : (high - piece.key.first) * ELEMENT_BYTES]
-            found[(low - first) * ELEMENT_BYTES : (high - first) * ELEMENT_BYTES] = part
-    return found
+class MasterIntervals:
+    """Intervals of parameters, from whole pieces, as these are what can be verified; the last one is kept, in case that
+    the next interval is in it too."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._store = store
+        self._pieces: defaultdict[str, list[StoredPiece]] = defaultdict(list)
+        for piece in manifest.pieces:
+            if piece.key.kind is Kind.MASTER:
+                self._pieces[piece.key.fqn].append(piece)
+        self._last: tuple[StoredPiece, bytes] | None = None
+
+    def read(self, fqn: str, first: int, last: int) -> bytearray:
+        """Elements [first, last) as little-endian float32. Raises StoreError, StoredPieceCorrupt."""
+        found = bytearray((last - first) * ELEMENT_BYTES)
+        for piece in self._pieces[fqn]:
+            low, high = max(first, piece.key.first), min(last, piece.key.last)
+            if low < high:
+                content = memoryview(self._content(piece))
+                part = content[(low - piece.key.first) * ELEMENT_BYTES : (high - piece.key.first) * ELEMENT_BYTES]
+                found[(low - first) * ELEMENT_BYTES : (high - first) * ELEMENT_BYTES] = part
+        return found
+
+    def _content(self, piece: StoredPiece) -> bytes:
+        if self._last is None or self._last[0] is not piece:
+            self._last = None  # two of them may be more than there is room for
+            self._last = piece, _read(self._store, piece)
+        return self._last[1]
 
 
 def _read(store: Store, piece: StoredPiece) -> bytes:

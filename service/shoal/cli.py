@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import cli_calibrate, cli_checkpoints, cli_generate, cli_plan, cli_rent
-from shoal.cli_input import BadUsage, read_job
+from shoal.cli_input import BadUsage, read_submission
 from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
 from shoal.client import ENDED, Client
 from shoal.errors import InvalidRequest, NotFound, ShoalError
@@ -39,7 +39,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Send a job."""
-    spec = read_job(job)
+    spec = read_submission(job)
     with Client() as client:
         created = client.submit(spec)
         if not as_json:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from shoal_planner.cluster import ClusterSnapshot, DeviceOverride, parse_cluster
 from shoal_planner.documents import MalformedDocument, read_document
@@ -33,14 +33,23 @@ def read_job(name: str) -> JobSpec:
 
 def _parse_job(value: object) -> JobSpec:
     """A model of Hugging Face's is looked up from here. Raises InvalidField."""
-    model = value.get("model") if isinstance(value, Mapping) else None
-    if not (isinstance(model, Mapping) and "hf" in model):
+    if not _names_hf(value):
         return parse_job(value)
     try:
         from shoal_recovery.hf_jobs import with_hf_model
+
+        return parse_job(with_hf_model(value))
     except ModuleNotFoundError as error:
-        raise InvalidField("model.hf", model["hf"], f"needs {error.name}: install shoal[server]") from error
-    return parse_job(with_hf_model(value))
+        raise InvalidField("model.hf", value["model"]["hf"], f"needs {error.name}: install shoal[server]") from error
+
+
+def _names_hf(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping) and isinstance(value.get("model"), Mapping) and "hf" in value["model"]
+
+
+def read_submission(name: str) -> JobSpec | Mapping[str, Any]:
+    """A job as it is sent: whoever accepts it looks up a model of Hugging Face's. Raises BadUsage."""
+    return _read(name, lambda value: value if _names_hf(value) else parse_job(value))
 
 
 def read_cluster(name: str) -> ClusterSnapshot:

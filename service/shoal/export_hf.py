@@ -21,6 +21,7 @@ from shoal_recovery.reading import read_parameters
 from shoal_recovery.state import Manifest
 from shoal_recovery.store import Store
 
+_INDEX = "model.safetensors.index.json"
 _FILE_BYTES = 4 * 1024**3
 _METADATA = {"format": "pt"}  # without it, their loader refuses a file
 
@@ -32,10 +33,24 @@ def export_hf(
     and InvalidField for a model that its family there cannot be."""
     config = config_of_model(model, seq_len)
     folder.mkdir(parents=True, exist_ok=True)
+    num_files = _num_files(model, file_bytes)
+    _check_free(folder, num_files)
     file = folder / "config.json"
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="ascii")
-    weights = _write(_tensors(store, manifest, model), _num_files(model, file_bytes), file_bytes, folder)
+    weights = _write(_tensors(store, manifest, model), num_files, file_bytes, folder)
     return (file, *weights)
+
+
+def _check_free(folder: Path, num_files: int) -> None:
+    """Files of another export would be taken for a part of this one, or for all of it."""
+    ours = {_name(number, num_files) for number in range(1, num_files + 1)} | ({_INDEX} if num_files > 1 else set())
+    others = sorted(path.name for path in folder.glob("model*.safetensors*") if path.name not in ours)
+    if others:
+        raise FileExistsError(f"{folder} has weights of something else: {', '.join(others)}")
+
+
+def _name(number: int, num_files: int) -> str:
+    return "model.safetensors" if num_files == 1 else f"model-{number:05d}-of-{num_files:05d}.safetensors"
 
 
 def _tensors(store: Store, manifest: Manifest, model: ModelSpec) -> Iterator[tuple[str, Any]]:
@@ -76,8 +91,7 @@ def _write(tensors: Iterator[tuple[str, Any]], num_files: int, file_bytes: int, 
     written: list[Path] = []
 
     def save() -> None:
-        number = len(written) + 1
-        name = "model.safetensors" if num_files == 1 else f"model-{number:05d}-of-{num_files:05d}.safetensors"
+        name = _name(len(written) + 1, num_files)
         save_file(batch, folder / name, metadata=_METADATA)
         written.append(folder / name)
         places.update(dict.fromkeys(batch, name))
@@ -93,7 +107,7 @@ def _write(tensors: Iterator[tuple[str, Any]], num_files: int, file_bytes: int, 
         total += values.nbytes
     save()
     if num_files > 1:
-        index = folder / "model.safetensors.index.json"
+        index = folder / _INDEX
         index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2) + "\n")
         written.append(index)
     return tuple(written)

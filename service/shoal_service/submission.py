@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -25,13 +26,18 @@ _MANY_FILES = 100_000  # of a larger folder, the first ones show whether it hold
 
 async def read_job(value: object, store_check_s: float) -> JobSpec:
     """A model of Hugging Face's is looked up for it. Raises BadInput."""
+    model = value.get("model") if isinstance(value, Mapping) else None
     try:
-        async with asyncio.timeout(store_check_s):
-            return parse_job(await asyncio.to_thread(with_hf_model, value))
+        if isinstance(model, Mapping) and "hf" in model:
+            async with asyncio.timeout(store_check_s):
+                value = await asyncio.to_thread(with_hf_model, value)
+        return parse_job(value)
     except InvalidField as error:
         raise invalid_field(error) from error
     except TimeoutError as error:
-        raise invalid_field(InvalidField("model.hf", None, f"did not answer within {store_check_s:g} s")) from error
+        assert isinstance(model, Mapping)
+        slow = InvalidField("model.hf", model["hf"], f"did not answer within {store_check_s:g} s")
+        raise invalid_field(slow) from error
 
 
 async def check_surroundings(job: JobSpec, store_check_s: float) -> None:

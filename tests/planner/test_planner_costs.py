@@ -354,6 +354,18 @@ def test_units_add_up_to_the_model(tie: bool) -> None:
     assert units == num_parameters(model) == held_elements(model, 1, model.layers, embedding=True, head=True)
 
 
+@pytest.mark.parametrize("tie", [True, False])
+def test_so_they_do_where_positions_are_learned(tie: bool) -> None:
+    """Of two ends that are tied, the table of positions is the first one's alone."""
+    learned = dataclasses.replace(
+        LLAMA_7B, tie_embeddings=tie, learned_positions=1024, norm="layer", qkv_bias=True, mlp_bias=True
+    )
+    units = [unit_elements(learned, unit, 1) for unit in range(learned.layers + 2)]
+    assert sum(units) == num_parameters(learned) == held_elements(learned, 1, learned.layers, embedding=True, head=True)
+    assert units[-1] == 2 * 4096 + (0 if tie else 32000 * 4096)
+    assert held_elements(learned, 1, 0, embedding=False, head=True) == 2 * 4096 + 32000 * 4096
+
+
 def test_a_tied_embedding_is_held_at_both_ends() -> None:
     model = dataclasses.replace(LLAMA_7B, tie_embeddings=True)
     weight = 32000 * 4096

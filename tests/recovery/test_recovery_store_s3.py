@@ -185,8 +185,12 @@ class _Lax(BaseHTTPRequestHandler):
         return self._answer(200, body, headers)
 
     def _list(self, bucket: str, prefix: str) -> None:
-        keys = (path.removeprefix(f"{bucket}/") for path in list(self.server.objects))
-        found = "".join(f"<Contents><Key>{key}</Key></Contents>" for key in keys if key.startswith(prefix))
+        there = {path.removeprefix(f"{bucket}/"): len(body) for path, body in dict(self.server.objects).items()}
+        found = "".join(
+            f"<Contents><Key>{key}</Key><Size>{size}</Size></Contents>"
+            for key, size in there.items()
+            if key.startswith(prefix)
+        )
         self._answer(200, f"<ListBucketResult>{found}</ListBucketResult>".encode())
 
     def _answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:

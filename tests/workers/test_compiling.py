@@ -52,8 +52,8 @@ def test_a_node_without_a_compiler_says_so(tmp_path: Path) -> None:
     code = (
         "import torch\n"
         "from shoal_workers.compiling import compiled\n"
-        "from shoal_workers.model import _gated\n"
-        "compiled(_gated)(torch.ones(4), torch.ones(4))\n"
+        "from shoal_workers.model import _silu_gated\n"
+        "compiled(_silu_gated)(torch.ones(4), torch.ones(4))\n"
     )
     environment = {**os.environ, "CXX": "/no/such/compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(

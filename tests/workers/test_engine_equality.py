@@ -148,7 +148,7 @@ def evaluated_job() -> JobSpec:
 
 def test_a_plain_mlp_equals_plain_pytorch_under_a_plan_of_everything(processes: Processes) -> None:
     gated = job(tied=False)
-    spec = replace(gated, model=replace(gated.model, gated_mlp=False))
+    spec = replace(gated, model=replace(gated.model, gated_mlp=False, activation=None))
     whole = LAYOUTS["3 stages beside 1"]
     stages = tuple(replace(stage, recompute="selective") for stage in whole.pipelines[0].stages)
     pipelines = (replace(whole.pipelines[0], stages=stages), *whole.pipelines[1:])

@@ -26,6 +26,10 @@ def _live(rank: int, *, precision: str = "fp32", limit_bytes: int | None = None)
     return LiveState.build(MODEL, state, precision, DeviceMemory("here:0", limit_bytes))  # type: ignore[arg-type]
 
 
+def seeded(parameter: Parameter, first: int, last: int) -> torch.Tensor:
+    return initial_values(parameter, MODEL, 0, first, last)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_step_zero_is_the_same_in_every_layout(layout: str) -> None:
     whole = {
@@ -35,7 +39,7 @@ def test_step_zero_is_the_same_in_every_layout(layout: str) -> None:
     for state in shard_map(LAYOUTS[layout], MODEL).ranks:
         live = LiveState.build(MODEL, state, "fp32", DeviceMemory("here:0", None))
         assert live.tag is None
-        live.initialise(0)
+        live.initialise(seeded)
         assert live.tag == 0
         for key in (*live.kept_keys(), *live.owned_keys()):
             expected = whole[key.fqn][key.first : key.last]
@@ -63,7 +67,7 @@ def test_residual_projections_begin_smaller_and_norms_as_ones() -> None:
 
 def test_views_are_the_state_itself() -> None:
     live = _live(0)
-    live.initialise(0)
+    live.initialise(seeded)
     key = next(key for key in live.kept_keys() if key.fqn == "layers.0.attention.q.weight")
     live.view(key).fill_(2.5)
     assert torch.equal(live.parameter(key.fqn), torch.full((32, 64), 2.5))

@@ -276,18 +276,25 @@ class EpochRun:
         """Before any peer waits for this rank, which meanwhile says that it gets on."""
         place = next(place for place in plan.places() if place.rank == self._order.rank)
         low, high = plan.pipelines[place.pipeline].stages[place.stage].sample_range(place.replica)
-        if low == high:
-            return
+        if low != high:
+            self._patiently(lambda: compile_block(job, place.tp, high - low, self._computes_on))
+
+    def _patiently(self, work: Callable[[], None]) -> None:
+        """What no peer waits for and may take long."""
         with ThreadPoolExecutor(max_workers=1) as pool:
-            compiling = pool.submit(compile_block, job, place.tp, high - low, self._computes_on)
-            while not wait([compiling], timeout=self._settings.reply_timeout_s / 4).done:
+            done = pool.submit(work)
+            while not wait([done], timeout=self._settings.reply_timeout_s / 4).done:
                 self._progress()
-            compiling.result()
+            done.result()
+
+    def _go_on(self) -> None:
+        if self._abandoned.is_set():
+            raise EpochAbandoned(f"epoch {self.epoch} was abandoned before it began")
 
     def _bring_state(self, job: JobSpec, live: LiveState) -> Brought:
         brought = Brought()
         if self._order.transfers is None:
-            live.initialise(first_values(job), self._progress)
+            self._patiently(lambda: live.initialise(first_values(job), self._go_on))
             return brought
         assert job.checkpoint.uri is not None or all(row[5] != "store" for row in self._order.transfers)
         fetcher = Fetcher(

@@ -275,16 +275,17 @@ class LiveState:
             sink.gradient.zero_()
         sink.gradient.index_add_(0, rows_T, slope_TC.to(sink.gradient.dtype))
 
-    def initialise(self, values: FirstValues, progressed: Callable[[], None] = lambda: None) -> None:
-        """Becomes step 0, the same in every layout. `progressed` is called now and then."""
+    def initialise(self, values: FirstValues, go_on: Callable[[], None] = lambda: None) -> None:
+        """Becomes step 0, the same in every layout. `go_on` is called before each part, and may
+        raise."""
         wanted = [(self.weight(span), span) for span in self.state.keeps]
         wanted += [(self.master(span), span) for span in (*_apart(self.state, self._dtype), *self.state.hosted)]
         for place, span in wanted:
             for first in range(span.first, span.last, _AT_ONCE):
+                go_on()
                 last = min(span.last, first + _AT_ONCE)
                 part = values(self._parameters[span.fqn], first, last)
                 place[first - span.first : last - span.first].copy_(part)
-                progressed()
         for span in self.state.owns:
             self.view(span.key(Kind.EXP_AVG)).zero_()
             self.view(span.key(Kind.EXP_AVG_SQ)).zero_()

@@ -46,6 +46,8 @@ def figures(spec: JobSpec, device: str, answer: Measured, source: str) -> Profil
             precision=spec.train.precision,
             heads=spec.model.heads,
             kv_heads=spec.model.num_kv_heads,
+            head_dim=spec.model.head_size,
+            block_options=spec.model.block_options,
             ffn=spec.model.ffn,
             vocab=spec.model.vocab,
         )

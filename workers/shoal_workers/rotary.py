@@ -48,9 +48,9 @@ def pair_rates(model: ModelSpec) -> Tensor:
 def turned_size(scaling: RopeScaling) -> float:
     """What queries and keys are multiplied by: longer contexts make attention flatter, and this sharpens it (YaRN,
     section 3.4)."""
-    if scaling.attention_factor is not None:
-        return scaling.attention_factor
-    return 0.1 * math.log(scaling.factor) + 1 if scaling.kind == "yarn" and scaling.factor > 1 else 1.0
+    if scaling.kind != "yarn":
+        return 1.0
+    return scaling.attention_factor or 0.1 * math.log(scaling.factor) + 1
 
 
 def _kept_by_llama(rates: Tensor, scaling: RopeScaling) -> Tensor:

@@ -231,9 +231,16 @@ class Streams:
                 count = mark.index - stream.begun
                 self._counts.put(self._order.block(number, mark.turn), count)
                 num_empty = 0 if count else num_empty + 1
-            if num_empty > 2 * self._order.num_read:
+            if num_empty > self._patience:
                 raise DataError(self._name, "", "all documents together", "have nothing to learn from")
             stream.mark, stream.begun, stream.coming = Mark(mark.index, mark.turn + 1, 0, 0), mark.index, None
+
+    @property
+    def _patience(self) -> int:
+        """After how many blocks without a sample there is none anywhere: a stream comes by each block in a while, but
+        by the only one that has something perhaps not for several passes, as each is in another order."""
+        known = all(self._counts.get(block) == 0 for block in range(self._order.num_blocks))
+        return (2 if known else 64) * self._order.num_read
 
     def _packed(self, block: int, mark: Mark) -> Iterator[Packed]:
         whole = (mark.place, mark.skip) == (0, 0)
