@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.own_model import OwnModule, OwnShape
 from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
 
 # Far above what is trained today, and low enough that the planner's arithmetic stays a matter of seconds.
@@ -74,7 +76,8 @@ class ModelSpec:
     Positions are rotary, or else rows of a table of `learned_positions`. `qk_norm`: each head's queries and keys are
     normed before they are turned. `norm` is the root mean square (a weight), or LayerNorm (a weight and a bias).
     `qkv_bias`, `out_bias` (of attention) and `mlp_bias` say which products have biases. `window`: how many positions
-    back, its own among them, attention reaches; all of them by default.
+    back, its own among them, attention reaches; all of them by default. Of a `module` of the user's own nothing but
+    layers, hidden, vocab and, as what tensor parallelism divides, heads is so.
     """
 
     layers: int
@@ -98,6 +101,7 @@ class ModelSpec:
     rope_theta: float = ROPE_THETA
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5
+    module: OwnModule | None = None
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -137,11 +141,26 @@ class ModelSpec:
     @property
     def block_options(self) -> str:
         """What a block has otherwise than Llama's, but for its shape: "" of a Llama."""
+        if self.module is not None:
+            return f"module={hashlib.blake2b(repr(self.module).encode(), digest_size=8).hexdigest()}"
         usual = {"gated_mlp": True, "norm": "rms", "qkv_bias": False, "out_bias": False, "mlp_bias": False}
         usual |= {"qk_norm": False, "activation": "silu"}
         return " ".join(
             f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value
         )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its shape is: that of a user's own module is not, before a worker looked at it."""
+        return self.module is None or self.module.shape is not None
+
+    @property
+    def own_shape(self) -> OwnShape | None:
+        """None unless the model is a module of the user's. Raises InvalidField where nobody has looked at that yet."""
+        if self.module is None or self.module.shape is not None:
+            return None if self.module is None else self.module.shape
+        problem = "has to be looked at where it is trained, before anything can be planned"
+        raise InvalidField("model.entrypoint", self.module.entrypoint, problem)
 
     @property
     def query_width(self) -> int:

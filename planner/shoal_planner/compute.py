@@ -6,6 +6,8 @@ Owns the analytic forward and its constants. Does not own exchanges between devi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shoal_planner.catalogue import DeviceType
 from shoal_planner.job import ModelSpec
 from shoal_planner.memory import ELEMENT_BYTES, part_elements
@@ -19,6 +21,8 @@ RESIDUAL_WIDTHS = 20
 # ... and cut by tensor parallelism: of the residual stream (q, k, v and their gradients) and of the MLP's inner width.
 CUT_WIDTHS = 3
 FFN_WIDTHS = 4
+# Of modules of a user's own, what their backward needs is read and written so often.
+OWN_PASSES = 2
 # In widths of the residual stream, what each slice more of an operator reads and writes: its input, its output, and the
 # sum of outputs that this is added to. A block has attention and an MLP.
 SLICE_WIDTHS = 4
@@ -36,8 +40,14 @@ HALF_WIDTH_PER_TFLOP = 1.0
 HALF_TOKENS_PER_TFLOP = 0.25
 
 
+_OWN: Mapping[Part, str] = {"embedding": "first", "block": "block", "head": "last"}
+
+
 def matmul_flops(model: ModelSpec, part: Part, seq_len: int) -> float:
-    """Operations of one sample's forward: two per weight and token, and the quadratic part of attention."""
+    """Operations of one sample's forward: two per weight and token, and the quadratic part of attention. Those of
+    modules of a user's own were counted; at another length of sequence they are taken to be as many per token."""
+    if (shape := model.own_shape) is not None:
+        return shape.unit(_OWN[part]).flops * seq_len / shape.seq_len
     match part:
         case "block":
             keys = model.key_width
@@ -58,7 +68,7 @@ def model_flops(model: ModelSpec, seq_len: int) -> float:
 def weight_share(model: ModelSpec, part: Part, seq_len: int) -> float:
     """Of the operations of a backward, those for gradients of weights that may be put off: as many as the forward has
     with these weights. None at the ends: to put off the head's would mean to keep the gradients of its logits."""
-    if part != "block":
+    if part != "block" or model.module is not None:
         return 0.0
     whole = matmul_flops(model, part, seq_len)
     return (1 - 4.0 * seq_len * seq_len * model.query_width / whole) / BACKWARD_FACTOR
@@ -102,6 +112,8 @@ def touched_bytes(
     of a block `passes` times as often."""
     tokens, size = seq_len * samples, ELEMENT_BYTES[precision]
     weights = part_elements(model, part, tp) * size
+    if (shape := model.own_shape) is not None:  # what is kept was written, and most of it read again
+        return weights + passes * OWN_PASSES * samples * shape.unit(_OWN[part]).kept_bytes * seq_len / shape.seq_len
     match part:
         case "block":
             inner = FFN_WIDTHS if model.gated_mlp else FFN_WIDTHS - 1

@@ -191,7 +191,7 @@ class JobSpec:
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
-        if self.data.reads_bytes and self.model.vocab < NUM_BYTE_TOKENS:
+        if self.data.reads_bytes and self.model.is_known and self.model.vocab < NUM_BYTE_TOKENS:
             problem = f"must be at least {NUM_BYTE_TOKENS} where the tokens are bytes"
             raise InvalidField("model.vocab", self.model.vocab, problem)
         for name, most in (("learned_positions", self.model.learned_positions), ("window", self.model.window)):
@@ -219,9 +219,6 @@ def parse_job(value: object) -> JobSpec:
     """The job in a mapping as it comes from YAML or JSON. Raises InvalidField."""
     check_document(value, "job")
     if isinstance(value, Mapping) and isinstance(value.get("model"), Mapping):
-        if "entrypoint" in value["model"]:
-            problem = "is not supported yet; give a preset, or family, layers, hidden ..."
-            raise InvalidField("model.entrypoint", value["model"]["entrypoint"], problem)
         value = {**value, "model": spelled_out(value["model"])}
     return read(JobSpec, value)
 

@@ -129,10 +129,13 @@ def held_elements(model: ModelSpec, tp: int, layers: int, *, embedding: bool, he
 
 
 def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int, recompute: Recompute) -> float:
-    """What a block keeps from its forward to its backward, for one sample. With full recomputation: its input alone."""
+    """What a block keeps from its forward to its backward, for one sample. With full recomputation: its input alone.
+    Of a module of a user's own, what was measured of a whole one, and nothing less selectively."""
     size = ELEMENT_BYTES[precision]
     if recompute == "full":
         return float(seq_len * size * model.hidden)
+    if (shape := model.own_shape) is not None:
+        return ACTIVATION_MARGIN * shape.block.kept_bytes * size / 4 * seq_len / shape.seq_len  # was in fp32
     selective = recompute == "selective"
     norms = (SELECTIVE_NORM_WIDTHS if selective else NORM_WIDTHS) * size * model.hidden
     if model.gated_mlp:

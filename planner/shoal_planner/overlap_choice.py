@@ -30,7 +30,7 @@ def with_overlap(plan: Plan, costs: CostModel) -> Plan:
     if costs.job.train.overlap == "none":
         return plan
     best = _ahead(plan, costs)
-    for way in _ways(plan):
+    for way in _ways(plan, chunks=costs.job.model.module is None):
         for change in way:
             found = _scored(best, costs, change(best.overlap))
             if found is None or _step_s(found) >= _SURELY * _step_s(best):
@@ -63,14 +63,15 @@ def overlapping(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan:
     return plan if overlap == plan.overlap else _scored(plan, costs, overlap) or plan
 
 
-def _ways(plan: Plan) -> Iterator[tuple[_Change, ...]]:
-    """One of each is taken at most. Where there is next to nothing to overlap nothing is tried."""
+def _ways(plan: Plan, *, chunks: bool) -> Iterator[tuple[_Change, ...]]:
+    """One of each is taken at most. Where there is next to nothing to overlap nothing is tried;
+    `chunks`: whether products may come in chunks."""
     assert plan.prediction is not None
     if plan.sharding.weights != "none" or plan.sharding.gradients != "none":
         yield (lambda overlap: dataclasses.replace(overlap, shards=True),)
     terms, least_s = plan.prediction.terms, _LEAST * plan.prediction.step_s
-    if terms.tensor_s > least_s and any(replica.tp > 1 for replica in plan.replicas()):
-        yield tuple(partial(_in_chunks, chunks) for chunks in CHUNKS)
+    if chunks and terms.tensor_s > least_s and any(replica.tp > 1 for replica in plan.replicas()):
+        yield tuple(partial(_in_chunks, count) for count in CHUNKS)
     # Where pipelines are cut at different layers, stages that sum in the order of a backward wait for each other.
     alike = len({tuple(stage.layers for stage in pipeline.stages) for pipeline in plan.pipelines}) == 1
     sums_whole = plan.sharding.gradients == "none" and plan.schedule != "interleaved"

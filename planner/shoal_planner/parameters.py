@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal_planner.job import ModelSpec
+from shoal_planner.own_model import OwnShape, UnitShape
 from shoal_planner.plan import Plan
 
 
@@ -24,7 +26,8 @@ class Parameter:
     x @ down), embedding and head [V, H], norms and the biases of o and down [H], other biases one element per row of
     their matrices and cut with these, norms of heads [D], positions [P, H].
     A cut parameter's gradient on a tp rank covers that rank's rows; a replicated one's is the full gradient on every tp
-    rank, so tp rank 0 alone contributes it. `units` are the units that use it: two for a tied embedding.
+    rank, so tp rank 0 alone contributes it. Of a user's own modules it is as these declare.
+    `units` are the units that use it: two for a tied embedding.
     """
 
     fqn: str
@@ -47,7 +50,9 @@ class Parameter:
 
 @functools.lru_cache(maxsize=16)
 def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
-    """All parameters in the order of their units."""
+    """All parameters in the order of their units. Raises InvalidField for modules that nobody has looked at."""
+    if (own := model.own_shape) is not None:
+        return tuple(_own(own))
     found = [
         _matrix("embedding.weight", model.vocab, model.hidden, (0, model.layers + 1) if model.tie_embeddings else (0,))
     ]
@@ -61,6 +66,33 @@ def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     if not model.tie_embeddings:
         found.append(_matrix("head.weight", model.vocab, model.hidden, (head,)))
     return tuple(found)
+
+
+def own_prefix(shape: OwnShape, unit: int) -> str:
+    """Of the names of all parameters of a unit, which are as its module says behind that."""
+    if unit == 0:
+        return "first."
+    return "last." if unit > shape.layers else f"layers.{unit - 1}."
+
+
+def _own(shape: OwnShape) -> Iterator[Parameter]:
+    tied = dict(shape.tied)
+    last = shape.layers + 1
+    yield from _own_unit(shape, shape.first, 0, {name: (0, last) for name in tied.values()})
+    for unit in range(1, last):
+        yield from _own_unit(shape, shape.block, unit, {})
+    yield from _own_unit(shape, shape.last, last, {})
+
+
+def _own_unit(shape: OwnShape, of: UnitShape, unit: int, users: Mapping[str, tuple[int, ...]]) -> Iterator[Parameter]:
+    for one in of.parameters:
+        yield Parameter(
+            fqn=f"{own_prefix(shape, unit)}{one.name}",
+            shape=one.shape,
+            units=users.get(one.name, (unit,)),
+            cut=one.cut != "whole",
+            decay=len(one.shape) > 1,
+        )
 
 
 def _block(model: ModelSpec, layer: int) -> list[Parameter]:

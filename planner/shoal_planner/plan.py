@@ -288,10 +288,25 @@ def check_plan(plan: Plan, job: JobSpec) -> None:
     if plan.global_batch != job.train.global_batch:
         problem = f"micro-batches must add up to global_batch ({job.train.global_batch})"
         raise InvalidField("pipelines", plan.global_batch, problem)
+    if job.model.module is not None:
+        _check_own(plan)
     for replica in plan.replicas():
         if job.model.heads % replica.tp or job.model.num_kv_heads % replica.tp:
             problem = f"must divide heads ({job.model.heads}) and kv_heads ({job.model.num_kv_heads})"
             raise InvalidField("tp", replica.tp, problem)
+
+
+def _check_own(plan: Plan) -> None:
+    """Whether it asks nothing of modules of a user's own that only blocks of ours can do."""
+    problem = "is not for modules of a user's own"
+    if plan.schedule == "zero_bubble":
+        raise InvalidField("schedule", plan.schedule, problem)
+    if plan.overlap.tensor_chunks > 1:
+        raise InvalidField("overlap.tensor_chunks", plan.overlap.tensor_chunks, problem)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if "selective" in (stage.recompute, *(override.recompute for override in stage.overrides)):
+                raise InvalidField(f"pipelines[{p}].stages[{s}].recompute", "selective", problem)
 
 
 def plan_to_mapping(plan: Plan) -> dict[str, object]:

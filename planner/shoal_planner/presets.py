@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.own_model import own_model
 
 Options = Mapping[str, Any]
 
@@ -102,8 +103,10 @@ PRESETS: Mapping[str, Options] = {
 
 
 def spelled_out(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping of a model with its preset's shape and its family's options, as far as it does not say otherwise.
-    Raises InvalidField."""
+    """The mapping of a model with its preset's shape and its family's options, as far as it does not say otherwise; of
+    a user's own modules as `own_model` has it. Raises InvalidField."""
+    if "entrypoint" in model:
+        return own_model(model)
     rest = {name: value for name, value in model.items() if name != "preset"}
     if "preset" in model:
         name = model["preset"]

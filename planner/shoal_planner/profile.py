@@ -21,8 +21,8 @@ from shoal_planner.strict import read
 Part = Literal["block", "embedding", "head"]
 _SHAPE = {
     "block": ("hidden", "heads", "kv_heads", "head_dim", "ffn", "block_options"),
-    "embedding": ("hidden", "vocab"),
-    "head": ("hidden", "vocab"),
+    "embedding": ("hidden", "vocab", "block_options"),
+    "head": ("hidden", "vocab", "block_options"),
 }
 
 

@@ -58,6 +58,8 @@ def _bubble_s(plan: Plan) -> float:
 def _under(plan: Plan, schedule: str, costs: CostModel) -> Iterator[Plan]:
     plain = dataclasses.replace(plan, prediction=None, unused=(), reason="")
     if schedule == "zero_bubble":
+        if costs.job.model.module is not None:
+            return  # its gradients come as its own backward makes them
         yield dataclasses.replace(plain, schedule="zero_bubble")
         return
     most = max(map(_most_chunks, plan.pipelines))

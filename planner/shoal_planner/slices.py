@@ -50,9 +50,11 @@ def check_slices(plan: Plan, model: ModelSpec) -> None:
 
 def _problem(stage: Stage, model: ModelSpec, plan: Plan, *, splits: bool) -> str:
     degrees = sorted({replica.tp for replica in stage.replicas})
-    most = min(model.ffn, model.vocab) // degrees[-1]
+    most = most_slices(model, degrees[-1])
     if stage.slices < 1:
         return "must be at least 1"
+    if model.module is not None:
+        return "must be 1: modules of a user's own are not cut into slices"
     if not splits:
         return "must be 1 where sharding splits neither weights nor gradients: then nothing comes together in a step"
     if plan.schedule == "zero_bubble":
@@ -64,6 +66,11 @@ def _problem(stage: Stage, model: ModelSpec, plan: Plan, *, splits: bool) -> str
     if stage.slices > most:
         return f"must be at most {most}: so many rows of the MLP or of the vocabulary each tp rank has"
     return ""
+
+
+def most_slices(model: ModelSpec, tp: int) -> int:
+    """So many rows of the MLP or of the vocabulary each tp rank has."""
+    return 1 if model.module is not None else min(model.ffn, model.vocab) // tp
 
 
 class Portion(NamedTuple):

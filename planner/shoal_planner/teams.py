@@ -24,6 +24,7 @@ from shoal_planner.options import Floats, Ints, Kind, group_kinds, tp_degrees, u
 from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Replica, Sharding, Stage
 from shoal_planner.relief import relieved
 from shoal_planner.sharding import Shards, shards
+from shoal_planner.slices import most_slices
 
 # On fewer, all that shares nothing is searched exactly; on more, adding up whole models takes too long.
 LEAST_DEVICES, MOST_DEVICES = 9, 256
@@ -164,7 +165,7 @@ class _Teams:
     def _slices(self, teams: tuple[Team, ...]) -> tuple[int, ...]:
         """Those that these teams may have."""
         model, degrees = self.costs.job.model, {replica.tp for team in teams for replica in team}
-        most = min(model.ffn, model.vocab) // max(degrees) if len(degrees) == 1 else 1
+        most = most_slices(model, max(degrees)) if len(degrees) == 1 else 1
         return tuple(slices for slices in _SLICES if slices <= most)
 
     def _way(

@@ -57,6 +57,7 @@ from shoal_workers.outcome import Outcome as Outcome
 from shoal_workers.outcome import SnapshotSink as SnapshotSink
 from shoal_workers.outcome import StepReport as StepReport
 from shoal_workers.outcome import Stopped as Stopped
+from shoal_workers.own_modules import OwnUnits
 from shoal_workers.samples import Samples
 from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import Sharing
@@ -358,7 +359,8 @@ class Engine:
         slicing, gates = live.state.slicing, self._circulation.gates
         weights = Weights(model=job.model, lookup=live.parameter, group=group, slicing=slicing, gates=gates)
         way, add = compiled if job.train.compile else as_written, (live.add_product, live.add_rows)
-        builder = Builder(weights, job.train.seq_len, live.device, *add, split=split, way=way)
+        own = None if job.model.module is None else OwnUnits(job.model, job.train.seed, live.device, live.dtype)
+        builder = Builder(weights, job.train.seq_len, live.device, *add, split=split, way=way, own=own)
         stage = plan.pipelines[place.pipeline].stages[place.stage]
         units = [[builder.unit(number, stage.recompute_of(number - 1)) for number in numbers] for numbers in chunks]
         shape = Shape(seq_len=job.train.seq_len, hidden=job.model.hidden, dtype=live.dtype, wire=self._wire)

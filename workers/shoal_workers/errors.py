@@ -92,3 +92,7 @@ class DataError(Exception):
 
     def __str__(self) -> str:
         return " ".join(part for part in (self.file, self.place) if part) + f": {self.value} {self.problem}"
+
+
+class UserCodeError(Exception):
+    """What a user's own code does or is, and must not: the same wherever it runs. The message is for its writer."""

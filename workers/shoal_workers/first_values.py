@@ -12,13 +12,16 @@ from shoal_planner.job import JobSpec
 from shoal_planner.parameters import Parameter
 from shoal_recovery.first_weights import open_weights
 from shoal_workers.initial import initial_values
+from shoal_workers.own_modules import OwnValues
 
 FirstValues = Callable[[Parameter, int, int], Tensor]
 """Elements [first, last) of a flattened parameter, fp32 on the host."""
 
 
 def first_values(job: JobSpec) -> FirstValues:
-    """Raises, and what it answers does, as `open_weights`."""
+    """Raises, and what it answers does, as `open_weights`; of modules of the user's own what these raise."""
+    if job.train.init_from is None and job.model.module is not None:
+        return OwnValues(job.model, job.train.seed)
     if job.train.init_from is None:
         return lambda parameter, first, last: initial_values(parameter, job.model, job.train.seed, first, last)
     read = open_weights(job.train.init_from, job.train.init_step, job.model)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from shoal_workers.live import LiveState, Precision, weight_dtype
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Block, Embedding, Head, Lookup, Weights, rotary_of
 from shoal_workers.optimizer import OwnedAdamW
+from shoal_workers.own_modules import OwnUnits
 from shoal_workers.products import ByAutograd
 from shoal_workers.remaking import keeping
 from shoal_workers.slopes import backward
@@ -49,8 +51,11 @@ def measure_block(
     device: torch.device = CPU,
 ) -> Seconds:
     """Seconds of one block, forward and backward, on `samples` sequences with `threads` threads."""
-    weights = Weights(model=model, lookup=_weights(model, tp, precision, device), group=_alone())
-    block = Block(model, 0, weights, rotary_of(model, seq_len, device), keeping, ByAutograd())
+    if model.module is not None:
+        block: Callable[[Tensor], Tensor] = _own_unit(model, 1, tp, precision, device)
+    else:
+        weights = Weights(model=model, lookup=_weights(model, tp, precision, device), group=_alone())
+        block = Block(model, 0, weights, rotary_of(model, seq_len, device), keeping, ByAutograd())
     x_BSH = _activations(model, seq_len, samples, precision, device)
     return _measure(lambda: block(x_BSH), threads, repeats, device)
 
@@ -79,9 +84,14 @@ def measure_embedding(
     device: torch.device = CPU,
 ) -> Seconds:
     """As `measure_block`, for the embedding."""
-    lookup = _weights(model, tp, precision, device)
-    embedding = Embedding(Weights(model=model, lookup=lookup, group=_alone()))
-    tokens_BS = torch.randint(len(lookup("embedding.weight")), (samples, seq_len), device=device)
+    if model.module is not None:
+        embedding: Callable[[Tensor], Tensor] = _own_unit(model, 0, tp, precision, device)
+        num_rows = model.vocab
+    else:
+        lookup = _weights(model, tp, precision, device)
+        embedding = Embedding(Weights(model=model, lookup=lookup, group=_alone()))
+        num_rows = len(lookup("embedding.weight"))
+    tokens_BS = torch.randint(num_rows, (samples, seq_len), device=device)
     return _measure(lambda: embedding(tokens_BS), threads, repeats, device)
 
 
@@ -96,9 +106,11 @@ def measure_head(
     device: torch.device = CPU,
 ) -> Seconds:
     """As `measure_block`, for final norm, head and loss."""
-    head = Head(
-        model, Weights(model=model, lookup=_weights(model, tp, precision, device), group=_alone()), ByAutograd()
-    )
+    if model.module is not None:
+        head: Callable[[Tensor, Tensor], Tensor] = _own_unit(model, model.layers + 1, tp, precision, device)
+    else:
+        weights = Weights(model=model, lookup=_weights(model, tp, precision, device), group=_alone())
+        head = Head(model, weights, ByAutograd())
     x_BSH = _activations(model, seq_len, samples, precision, device)
     targets_BS = torch.randint(model.vocab, (samples, seq_len), device=device)
     return _measure(lambda: head(x_BSH, targets_BS), threads, repeats, device)
@@ -194,6 +206,12 @@ def _weights(model: ModelSpec, tp: int, precision: Precision, device: torch.devi
         return made[fqn]
 
     return lookup
+
+
+def _own_unit(model: ModelSpec, unit: int, tp: int, precision: Precision, device: torch.device) -> Any:
+    """A module of the user's own on made up weights."""
+    units = OwnUnits(model, 0, device, weight_dtype(precision))
+    return units.unit(unit, _weights(model, tp, precision, device), _alone())
 
 
 def _activations(model: ModelSpec, seq_len: int, samples: int, precision: Precision, device: torch.device) -> Tensor:

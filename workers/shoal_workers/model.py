@@ -25,6 +25,7 @@ from shoal_planner.slices import UNCUT, Slicing, cuts
 from shoal_workers.chunked import summed_product
 from shoal_workers.compiling import Way, as_written
 from shoal_workers.fewer_passes import layer_norm, rms_norm
+from shoal_workers.own_modules import OwnBlock, OwnFirst, OwnLast, OwnUnits
 from shoal_workers.products import AddProduct, AtOnce, Products, PutOff
 from shoal_workers.remaking import Making, Remaking, keeping
 from shoal_workers.rotary import Rotary
@@ -217,6 +218,9 @@ class Head:
         return cross_entropy_sum(slices_TV, targets_BS.flatten(), [one.first_row for one in self._slices], self._group)
 
 
+Compute = Embedding | Block | Head | OwnFirst | OwnBlock | OwnLast
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """One unit of the model as a rank runs it; the last one needs the targets too, and gives the summed loss. `lasting`
@@ -224,7 +228,7 @@ class Unit:
     `put_off` if gradients of its weights are."""
 
     number: int
-    compute: Embedding | Block | Head
+    compute: Compute
     lasting: tuple[Tensor, ...]
     recompute: Recompute
     remaking: Remaking | None
@@ -232,14 +236,14 @@ class Unit:
 
     @property
     def takes_tokens(self) -> bool:
-        return isinstance(self.compute, Embedding)
+        return isinstance(self.compute, Embedding | OwnFirst)
 
     @property
     def gives_loss(self) -> bool:
-        return isinstance(self.compute, Head)
+        return isinstance(self.compute, Head | OwnLast)
 
     def __call__(self, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
-        if not isinstance(self.compute, Head):
+        if not isinstance(self.compute, Head | OwnLast):
             return self.compute(entering)
         assert targets_BS is not None
         return self.compute(entering, targets_BS)
@@ -247,7 +251,8 @@ class Unit:
 
 class Builder:
     """Builds the units that a rank runs. What is given holds for all of them; with `split`, the backward of blocks is
-    in two parts, and the gradients of weights are the second. `way` is that of small functions."""
+    in two parts, and the gradients of weights are the second. `way` is that of small functions. All units are `own`
+    where the model is a user's."""
 
     def __init__(
         self,
@@ -259,6 +264,7 @@ class Builder:
         *,
         split: bool = False,
         way: Way = as_written,
+        own: OwnUnits | None = None,
     ) -> None:
         self._model = weights.model
         self._way = way
@@ -267,6 +273,7 @@ class Builder:
         self._add_product = add_product
         self._add_rows = add_rows
         self._split = split
+        self._own = own
 
     def unit(self, number: int, recompute: Recompute) -> Unit:
         lasting = [] if self._rotary is None else [self._rotary.cos_SD, self._rotary.sin_SD]
@@ -278,9 +285,12 @@ class Builder:
             lasting.append(self._weights.lookup(fqn, number))
             return lasting[-1]
 
-        compute: Embedding | Block | Head
+        compute: Compute
         weights, at_once = replace(self._weights, lookup=lookup), AtOnce(self._add_product)
-        if number == 0:
+        if self._own is not None:
+            compute = self._own.unit(number, lookup, weights.group)
+            lasting += compute.module.buffers()
+        elif number == 0:
             compute = Embedding(weights, self._add_rows)
         elif is_block:
             products, beside = self._products(put_off)
@@ -313,8 +323,9 @@ def norm_of(model: ModelSpec, way: Way = as_written) -> Callable[..., Tensor]:
 
 
 def rotary_of(model: ModelSpec, seq_len: int, device: torch.device, way: Way = as_written) -> Rotary | None:
-    """None where positions are learned."""
-    return Rotary(model, seq_len, device, way) if model.learned_positions is None else None
+    """None where positions are learned, or are not ours."""
+    ours = model.learned_positions is None and model.module is None
+    return Rotary(model, seq_len, device, way) if ours else None
 
 
 def _silu_gated(gate_BSF: Tensor, up_BSF: Tensor) -> Tensor:

@@ -1,0 +1,320 @@
+"""Models of a user's own: their modules in order, as PACKAGE.MODULE:FUNCTION builds them, as units of a stage.
+
+The function returns a list: the module that takes tokens, blocks that are alike, and the module that gives logits. Each
+entry is a module, or a callable without arguments that makes one; of callables only those are called whose modules a
+rank needs. Everything that is built is drawn from torch's generator, seeded by the job's seed, so that every process
+builds the same. Parameters that take gradients are Shoal's from then on: it cuts, shards and saves them, and gives a
+module views of them. What takes none, and buffers, are constants that each rank builds for itself.
+
+A module may say `tensor_parallel`: by the name of an nn.Linear in it "column" (cut by outputs) or "row" (by inputs),
+and, if it is a block, `tensor_parallel_heads`, which every degree divides. All else is whole on each rank.
+
+Shapes: B sequences, S positions, H hidden, V vocabulary, I inputs and O outputs of a product on this rank.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import random
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal_planner.architecture import ModelSpec
+from shoal_planner.own_model import Cut, OwnModule, OwnParameter, OwnShape
+from shoal_planner.parameters import Parameter, own_prefix
+from shoal_workers.errors import UserCodeError
+from shoal_workers.tensor_parallel import TensorGroup, enter, leave
+
+Manner = Literal["column", "row"]
+_MANNERS = ("column", "row")
+_FEWEST = 3
+Entry = nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How tensor parallelism has the modules inside one: manner by name of an nn.Linear."""
+
+    manners: Mapping[str, Manner]
+
+    def cut_of(self, name: str) -> Cut:
+        """Of the parameter of this name."""
+        module, _, kind = name.rpartition(".")
+        manner = self.manners.get(module)
+        return "whole" if manner is None or (manner == "row" and kind == "bias") else manner
+
+
+class Blueprint:
+    """What the entrypoint returned. Raises UserCodeError where that is no model."""
+
+    def __init__(self, module: OwnModule, seed: int) -> None:
+        self._seed = seed
+        self._where = f"model.entrypoint = {module.entrypoint!r}"
+        function = _function(module.entrypoint)
+        with _seeded(seed, 0):
+            built = function(**module.called_with)
+        if isinstance(built, nn.Module) and not isinstance(built, nn.ModuleList | nn.Sequential):
+            raise self._error(f"returned one {type(built).__name__}: it must return a list of modules in order")
+        try:
+            self._entries: list[Entry] = list(built)
+        except TypeError as error:
+            raise self._error(f"returned {_kind(built)}: it must return a list of modules in order") from error
+        if len(self._entries) < _FEWEST:
+            problem = f"returned {len(self._entries)} modules: it must return the first, one or more blocks, the last"
+            raise self._error(problem)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._entries) - 2
+
+    def module(self, unit: int) -> nn.Module:
+        """Of this unit: the same one each time where the entrypoint returned it, else a new one."""
+        entry = self._entries[unit]
+        if isinstance(entry, nn.Module):
+            return entry
+        if not callable(entry):
+            raise self._error(
+                f"returned {_kind(entry)} at place {unit}: neither a module nor a callable that makes one"
+            )
+        with _seeded(self._seed, unit + 1):
+            found = entry()
+        if not isinstance(found, nn.Module):
+            raise self._error(f"returned a callable at place {unit} that makes {_kind(found)}, which is no module")
+        return found
+
+    def tied(self) -> tuple[tuple[str, str], ...]:
+        """Parameters of the last module that are the first one's: (its name there, its name in the first)."""
+        first, last = self.module(0), self.module(self.num_layers + 1)
+        names = {parameter: name for name, parameter in trained(first)}
+        return tuple((name, names[parameter]) for name, parameter in trained(last) if parameter in names)
+
+    def _error(self, problem: str) -> UserCodeError:
+        return UserCodeError(f"{self._where}: {problem}")
+
+
+def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """With their names; one that stands in two places under its first name."""
+    return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def split_of(module: nn.Module) -> Split:
+    """What the module says of tensor parallelism. Raises UserCodeError."""
+    given: Any = getattr(module, "tensor_parallel", {})
+    where = f"{type(module).__name__}.tensor_parallel"
+    if not isinstance(given, Mapping):
+        raise UserCodeError(f"{where} = {given!r}: must be a mapping of names of nn.Linear to 'column' or 'row'")
+    children = dict(module.named_modules())
+    for name, manner in given.items():
+        if manner not in _MANNERS:
+            raise UserCodeError(f"{where}[{name!r}] = {manner!r}: must be 'column' or 'row'")
+        if type(children.get(name)) is not nn.Linear:
+            raise UserCodeError(f"{where}[{name!r}]: there is no nn.Linear of that name in it")
+    return Split(manners=dict(given))
+
+
+def stored(cut: Cut, value: Tensor) -> Tensor:
+    """As it is stored: cut along its first dimension. Its own inverse."""
+    return value.t() if cut == "row" else value
+
+
+class OwnUnits:
+    """Modules on a rank, on views of its weights. Use from one thread."""
+
+    def __init__(self, model: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+        assert model.module is not None
+        shape = model.own_shape
+        assert shape is not None
+        self._shape = shape
+        self._blueprint = Blueprint(model.module, seed)
+        self._device = device
+        self._dtype = dtype
+
+    def unit(self, number: int, lookup: Callable[[str], Tensor], group: TensorGroup) -> OwnFirst | OwnBlock | OwnLast:
+        """`lookup` gives the rows of a parameter that this rank has. Raises UserCodeError where the module is not as
+        it was when it was looked at."""
+        module, kind = self._blueprint.module(number), kind_of(self._shape, number)
+        split, places = split_of(module), _places(module)
+        tied = {mine: f"first.{theirs}" for mine, theirs in self._shape.tied} if kind == "last" else {}
+        known = self._shape.unit(kind).parameters
+        found = described(module, split, without=tied)
+        if found != known:
+            problem = f"has the parameters {_listed(found)}, where {_listed(known)} were there before"
+            raise UserCodeError(f"module {number} of model.entrypoint ({type(module).__name__}) {problem}")
+        for name, manner in split.manners.items():
+            _replace(module, name, _ColumnLinear(group) if manner == "column" else _RowLinear(group))
+        prefix = own_prefix(self._shape, number)
+        for name in (*(one.name for one in known), *tied):
+            weight = lookup(tied.get(name, f"{prefix}{name}"))
+            for place in places[name]:
+                holder, _, leaf = place.rpartition(".")
+                module.get_submodule(holder)._parameters[leaf] = cast(nn.Parameter, weight)
+        _take_constants(module, self._device)
+        module.train()
+        return _KINDS[kind](module, self._dtype)
+
+
+class _Own:
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self.module = module
+        self._dtype = dtype
+
+    def __call__(self, entering: Tensor) -> Tensor:
+        given: Tensor = self.module(entering)
+        return given.to(self._dtype).contiguous()
+
+
+class OwnFirst(_Own):
+    """Takes tokens [B, S], gives [B, S, H]."""
+
+
+class OwnBlock(_Own):
+    """Takes [B, S, H], gives the same."""
+
+
+class OwnLast(_Own):
+    """Takes [B, S, H]; the module gives logits [B, S, V], and this their summed cross entropy, in fp32. Targets below
+    zero are ignored."""
+
+    def __call__(self, entering: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+        assert targets_BS is not None
+        logits_TV = self.module(entering).flatten(0, 1).float()
+        targets_T = targets_BS.flatten()
+        return F.cross_entropy(logits_TV, targets_T.masked_fill(targets_T < 0, -100), reduction="sum")
+
+
+_KINDS: Mapping[str, type[OwnFirst | OwnBlock | OwnLast]] = {"first": OwnFirst, "block": OwnBlock, "last": OwnLast}
+
+
+class OwnValues:
+    """The values that modules are built with; of callables one unit is kept at a time."""
+
+    def __init__(self, model: ModelSpec, seed: int) -> None:
+        assert model.module is not None and model.own_shape is not None
+        self._shape = model.own_shape
+        self._blueprint = Blueprint(model.module, seed)
+        self._unit = -1
+        self._values: dict[str, Tensor] = {}
+
+    def __call__(self, parameter: Parameter, first: int, last: int) -> Tensor:
+        """Elements [first, last) of the flattened parameter as it is stored, fp32 on the host."""
+        unit = parameter.units[0]
+        if unit != self._unit:
+            prefix, module = own_prefix(self._shape, unit), self._blueprint.module(unit)
+            split = split_of(module)
+            self._values = {
+                f"{prefix}{name}": stored(split.cut_of(name), value.detach()).float().reshape(-1)
+                for name, value in trained(module)
+            }
+            self._unit = unit
+        return self._values[parameter.fqn][first:last]
+
+
+class _ColumnLinear(nn.Module):
+    """Outputs O of all, for inputs that are whole."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, group: TensorGroup) -> None:
+        super().__init__()
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+        self._group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(enter(x, self._group), self.weight, self.bias)
+
+
+class _RowLinear(_ColumnLinear):
+    """Whole outputs, for inputs I of all; the weight is [I, O]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = leave(x @ self.weight, self._group)
+        return out if self.bias is None else out + self.bias
+
+
+def described(module: nn.Module, split: Split, without: Container[str] = ()) -> tuple[OwnParameter, ...]:
+    """What is trained of a module, but for these names."""
+    return tuple(
+        OwnParameter(name=name, shape=tuple(stored(split.cut_of(name), value).shape), cut=split.cut_of(name))
+        for name, value in trained(module)
+        if name not in without
+    )
+
+
+def kind_of(shape: OwnShape, unit: int) -> str:
+    return "first" if unit == 0 else "last" if unit > shape.layers else "block"
+
+
+def _places(module: nn.Module) -> dict[str, list[str]]:
+    """Of each trained parameter all names under which it stands in the module."""
+    known = {parameter: name for name, parameter in trained(module)}
+    found: dict[str, list[str]] = {name: [] for name in known.values()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if parameter in known:
+            found[known[parameter]].append(name)
+    return found
+
+
+def _take_constants(module: nn.Module, device: torch.device) -> None:
+    """To where the module computes: buffers, and parameters that are not trained."""
+    for holder in module.modules():
+        for name, value in holder._buffers.items():
+            holder._buffers[name] = None if value is None else value.to(device)
+        for name, parameter in holder._parameters.items():
+            if parameter is not None and not parameter.requires_grad:
+                holder._parameters[name] = nn.Parameter(parameter.to(device), requires_grad=False)
+
+
+def _listed(parameters: Sequence[OwnParameter]) -> str:
+    return ", ".join(f"{one.name} {list(one.shape)}" for one in parameters) or "none"
+
+
+def _replace(module: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(module.get_submodule(parent), last, new)
+
+
+def _function(entrypoint: str) -> Callable[..., Any]:
+    name, _, path = entrypoint.partition(":")
+    where = f"model.entrypoint = {entrypoint!r}"
+    try:
+        found: Any = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UserCodeError(f"{where}: there is no module {error.name!r} in the job's code") from error
+        raise  # something that the user's module wants
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise UserCodeError(f"{where}: {name} has no {path!r}{_near(found, part)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UserCodeError(f"{where}: {path} is {_kind(found)}, which cannot be called")
+    return cast(Callable[..., Any], found)
+
+
+def _near(module: object, name: str) -> str:
+    near = difflib.get_close_matches(name, dir(module), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+@contextmanager
+def _seeded(seed: int, number: int) -> Iterator[None]:
+    """Generators of torch and random, as they were afterwards."""
+    before = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed((seed * 1_000_003 + number) % 2**63)
+        random.seed(seed * 1_000_003 + number)
+        yield
+    random.setstate(before)
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"[:80]
