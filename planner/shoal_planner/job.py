@@ -13,6 +13,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from shoal_planner.architecture import ModelSpec as ModelSpec
+from shoal_planner.code_spec import NO_CODE
+from shoal_planner.code_spec import CodeSpec as CodeSpec
 from shoal_planner.data_spec import NUM_BYTE_TOKENS
 from shoal_planner.data_spec import DataSpec as DataSpec
 from shoal_planner.errors import InvalidField
@@ -187,10 +189,12 @@ class JobSpec:
     train: TrainSpec
     limits: LimitsSpec = LimitsSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    code: CodeSpec = NO_CODE
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
+        self._check_own_code()
         if self.data.reads_bytes and self.model.is_known and self.model.vocab < NUM_BYTE_TOKENS:
             problem = f"must be at least {NUM_BYTE_TOKENS} where the tokens are bytes"
             raise InvalidField("model.vocab", self.model.vocab, problem)
@@ -203,6 +207,18 @@ class JobSpec:
             raise InvalidField(
                 "data.eval_uri", self.data.eval_uri, "needs train.eval_every: nothing is evaluated without"
             )
+
+    def _check_own_code(self) -> None:
+        if self.model.module is None:
+            if self.code != CodeSpec():
+                raise InvalidField(
+                    "code", dataclasses.asdict(self.code), "needs model.entrypoint: no code of yours runs without"
+                )
+            return
+        if self.train.compile:
+            raise InvalidField("train.compile", True, "is not for modules of your own: compile them yourself")
+        if self.train.schedule == "zero_bubble":
+            raise InvalidField("train.schedule", "zero_bubble", "is not for modules of your own")
 
     @property
     def eval_sequences(self) -> int:

@@ -311,6 +311,16 @@ class FiguresMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSeen:
+    """A worker has built the modules of the user's own, and run them once: `model` and `code` of the job as they are
+    from now on, with the shape that was found and the packages that hold the code."""
+
+    kind: ClassVar[str] = "model_seen"
+    model: dict[str, Any]
+    code: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionChecked:
     """How long a step of `epoch` really takes (the median of `num_steps` of them), and what its plan predicted."""
 
@@ -344,6 +354,7 @@ Event = (
     | StoreRecovered
     | FiguresMeasured
     | PredictionChecked
+    | ModelSeen
 )
 _EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
@@ -369,6 +380,7 @@ _EVENTS: Mapping[str, type[Event]] = {
         StoreRecovered,
         FiguresMeasured,
         PredictionChecked,
+        ModelSeen,
     )
 }
 

@@ -308,6 +308,10 @@ def event_line(event: Mapping[str, Any]) -> str:
             }
             found = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
             rest = f"figures: {found}; {said['num_bytes'] / 1e6:.1f} MB sent for it in {said['duration_s']:.3g} s"
+        case "model_seen":
+            shape = said["model"]["module"]["shape"]
+            entrypoint = said["model"]["module"]["entrypoint"]
+            rest = f"the modules of {entrypoint}: {shape['layers']} blocks, {shape['hidden']} wide"
         case "prediction_checked":
             times = said["measured_s"] / said["predicted_s"]
             rest = (

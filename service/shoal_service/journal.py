@@ -13,7 +13,16 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.errors import InvalidField
-from shoal_recovery.journal import Entry, JobState, PlanAdopted, RecoveryDone, StateChanged, StepDone, entry_to_mapping
+from shoal_recovery.journal import (
+    Entry,
+    JobState,
+    ModelSeen,
+    PlanAdopted,
+    RecoveryDone,
+    StateChanged,
+    StepDone,
+    entry_to_mapping,
+)
 from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
 from shoal_service import jobs, timeline
 from shoal_service.errors import BadInput, Conflict
@@ -70,6 +79,10 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
         raise Conflict("changed_meanwhile", f"{row.id} changed meanwhile; send again", expected_seq=row.last_seq + 1)
     await session.execute(insert(JournalRow), [_journal_values(row.id, entry) for entry in fresh])
     await _add_points(session, row.id, row.step, fresh)
+    for entry in fresh:
+        if isinstance(entry.event, ModelSeen):
+            seen = {**row.spec, "model": entry.event.model, "code": entry.event.code}
+            await session.execute(update(JobRow).where(JobRow.id == row.id).values(spec=seen))
     return status.last_seq
 
 

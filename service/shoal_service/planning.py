@@ -31,7 +31,10 @@ class Planner:
             raise invalid_field(error) from error
 
     async def choose_cluster(self, job: JobSpec, rows: Sequence[ClusterRow]) -> str | None:
-        """The cluster on which the job is predicted to run fastest; None if there is none. Raises BadInput."""
+        """The cluster on which the job is predicted to run fastest; None if there is none. Raises BadInput. A model of
+        the user's own that nobody has looked at goes to the one with the most devices."""
+        if not job.model.is_known:
+            return max(rows, key=_num_devices).id if rows else None
         refusals: list[str] = []
         best: tuple[float, str] | None = None
         for row in rows:
@@ -54,6 +57,10 @@ class Planner:
         limit_s = self._time_limit_s
         async with self._slots:
             return await asyncio.to_thread(plan, job, snapshot, profile, seed=seed, time_limit_s=limit_s)
+
+
+def _num_devices(row: ClusterRow) -> int:
+    return sum(node.devices for node in snapshot_from_mapping(row.snapshot).nodes)
 
 
 def no_plan_fits(constraint: str) -> BadInput:

@@ -17,6 +17,7 @@ from shoal_recovery.journal import (
     EvaluationDone,
     FiguresMeasured,
     JobState,
+    ModelSeen,
     NodeJoined,
     NodeLost,
     NodeNoticed,
@@ -134,7 +135,7 @@ def advance(status: Status, entry: Entry) -> Status:
             return status
         case RoomShort():
             return status
-        case FiguresMeasured() | PredictionChecked():
+        case FiguresMeasured() | PredictionChecked() | ModelSeen():
             return status
         case _:
             assert_never(event)

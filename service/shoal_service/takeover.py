@@ -85,8 +85,10 @@ class Takeover:
         if key in self._no_plan:
             return False
         snapshot, profile = snapshot_from_mapping(cluster.snapshot), profile_from_mapping(cluster.profile)
+        job = parse_job(row.spec)
         try:
-            await self._planner.plan(parse_job(row.spec), snapshot, profile)
+            if job.model.is_known:
+                await self._planner.plan(job, snapshot, profile)
         except BadInput as error:
             log.info("job of a lost cluster does not fit here", job=row.id, cluster=cluster.id, why=error.detail)
             self._no_plan.add(key)

@@ -24,6 +24,7 @@ MAX_EVENTS = 60
 MAX_LOSSES = 20
 _OTHER_KINDS = (
     *("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped"),
+    "model_seen",
     *("evaluation_done", "store_failed", "store_recovered", "room_short"),
 )
 _GLYPHS = {
@@ -303,6 +304,9 @@ def _sentence(row: JournalRow) -> str:
             return f"step {said['step']} is done without an update: {said['problem']}"
         case "figures_measured":
             return f"{'; '.join(measured_lines(said['profile']))}; took {duration(said['duration_s'])}"
+        case "model_seen":
+            module = said["model"]["module"]
+            return f"{module['entrypoint']}: {module['shape']['layers']} blocks, {module['shape']['hidden']} wide"
         case "prediction_checked":
             times = said["measured_s"] / said["predicted_s"]
             predicted, measured = duration(said["predicted_s"]), duration(said["measured_s"])

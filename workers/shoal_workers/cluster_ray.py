@@ -22,10 +22,12 @@ from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
+from shoal_planner.code_spec import NO_CODE, CodeSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.strict import hints_of
 from shoal_recovery.tenure import Life
 from shoal_workers.actor import AgentActor, RankActor
+from shoal_workers.code_ray import CodeRefused, environment_of
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.settings import HeadSettings
 
@@ -49,10 +51,12 @@ class Draining:
 
 
 class RayCluster:
-    """`cluster_id` names folders on the nodes; `figures` (of `figures_of`) is what no node tells of itself."""
+    """`cluster_id` names folders on the nodes; `figures` (of `figures_of`) is what no node tells of itself; ranks find
+    `code` around them."""
 
-    def __init__(self, cluster_id: str, figures: Figures) -> None:
+    def __init__(self, cluster_id: str, figures: Figures, code: CodeSpec = NO_CODE) -> None:
         self._cluster_id = cluster_id
+        self._code = code
         self._known = snapshot_from_mapping({"nodes": [], **figures})
 
     def life(self) -> Life:
@@ -84,7 +88,11 @@ class RayCluster:
 
     def rank(self, seen: NodeSeen, job: str, index: int) -> tuple[str, int]:
         name = f"rank-{job}-{seen.node.id}-{index}-{seen.incarnation[:8]}"
-        return self._address(RankActor, name, seen, (seen.node.id, index))
+        try:
+            environment = environment_of(self._code)
+        except CodeRefused as error:
+            raise NodeUnreachable(seen.node.id, f"{name} was not started: {error}") from error
+        return self._address(RankActor, name, seen, (seen.node.id, index), environment)
 
     def end_ranks(self, job: str) -> None:
         for actor in ray.util.list_named_actors(all_namespaces=True):
@@ -114,7 +122,14 @@ class RayCluster:
             for node, ends_ms in sorted(found.items())
         )
 
-    def _address(self, actor_class: Any, name: str, seen: NodeSeen, arguments: tuple[Any, ...]) -> tuple[str, int]:
+    def _address(
+        self,
+        actor_class: Any,
+        name: str,
+        seen: NodeSeen,
+        arguments: tuple[Any, ...],
+        environment: dict[str, Any] | None = None,
+    ) -> tuple[str, int]:
         options = {
             "name": name,
             "namespace": NAMESPACE,
@@ -125,6 +140,8 @@ class RayCluster:
             "max_concurrency": 4,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(seen.incarnation, soft=False),
         }
+        if environment:
+            options["runtime_env"] = environment
         try:
             actor = actor_class.options(**options).remote(*arguments)
             host, port = ray.get(actor.address.remote(), timeout=_START_TIMEOUT_S)

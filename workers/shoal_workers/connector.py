@@ -18,11 +18,13 @@ import structlog
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.cluster import snapshot_to_mapping
+from shoal_planner.job import parse_job
 from shoal_planner.profile import profile_from_mapping, profile_to_mapping
 from shoal_workers.cluster_profile import ClusterProfile
 from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster, connector_name
 from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, JobElsewhere, LeaseRefused, Wish
 from shoal_workers.herald import Herald
+from shoal_workers.looking import Looker
 from shoal_workers.messages import GiveNotice, Retire
 from shoal_workers.nodes import NodeUnreachable
 from shoal_workers.roster import ask
@@ -177,8 +179,11 @@ class Connector:
 
     def _carry(self, wish: Wish) -> None:
         """Starts or finds the job's supervisor and brings its journal home until the job is over."""
-        last_seq, patience = wish.last_seq, Patience()
+        patience = Patience()
         try:
+            if (prepared := self._prepared(wish)) is None:
+                return
+            wish, last_seq = prepared, prepared.last_seq
             supervisor = self._supervisor(wish, last_seq)
             while True:
                 try:
@@ -208,6 +213,18 @@ class Connector:
             log.warning("supervisor lost", job=wish.id, error=str(error))
             return
         ray.kill(supervisor, no_restart=True)
+
+    def _prepared(self, wish: Wish) -> Wish | None:
+        """With a model that somebody has looked at, and code that can be sent; None where there is nothing to start.
+        Raises ControlPlaneDown, JobElsewhere."""
+        job = parse_job(wish.spec)
+        if job.model.module is None or wish.wish == "cancelled" or _exists(wish.id):
+            return wish
+        looker = Looker(self._plane, self._cluster, lambda: self._is_wished(wish.id))
+        return looker.prepared(wish, job)
+
+    def _is_wished(self, job: str) -> bool:
+        return any(wish.id == job and wish.wish == "run" for wish in self._wishes)
 
     def _supervisor(self, wish: Wish, last_seq: int) -> Any:
         history = self._plane.history(wish.id) if last_seq and not _exists(wish.id) else []

@@ -32,7 +32,14 @@ from shoal_workers.beside import beside
 from shoal_workers.data import samples_of
 from shoal_workers.data_cache import DataCache
 from shoal_workers.engine import Engine, Finished, StepReport
-from shoal_workers.errors import DataError, EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
+from shoal_workers.errors import (
+    DataError,
+    EpochAbandoned,
+    OutOfDeviceMemory,
+    PeerLost,
+    StepRefused,
+    UserCodeError,
+)
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
@@ -183,14 +190,27 @@ class EpochRun:
             self._trouble(str(error))
         except StepRefused as error:
             self._trouble(str(error), fatal=True, code="step_refused")
+        except UserCodeError as error:
+            self._trouble(str(error), fatal=True, code="user_code_failed")
         except DataError as error:
             self._trouble(str(error), fatal=True, code="data_broken")  # it reads the same on every node
         except (OutOfDeviceMemory, torch.OutOfMemoryError) as error:
             self._trouble(self._shortage(error), local=True)  # another plan may ask less of this node
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if (theirs := self._users_own(error)) is not None:
+                self._trouble(theirs, fatal=True, code="user_code_failed")
+                return
             # Missing data, a full disk, or an error of ours: nothing that a peer did. If it is the
             # job's fault it shows on every node; the user must see where.
             self._trouble(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=8)}", local=True)
+
+    def _users_own(self, error: BaseException) -> str | None:
+        """What is told of an error in modules of the user's own; None where it is none, or there are none."""
+        if (self._order.spec.get("model") or {}).get("module") is None:
+            return None
+        from shoal_workers.user_code import told
+
+        return told(error)
 
     def _trouble(self, problem: str, *, fatal: bool = False, local: bool = False, code: str = "rank_failed") -> None:
         if not self._abandoned.is_set():

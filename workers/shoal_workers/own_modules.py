@@ -58,7 +58,7 @@ class Blueprint:
         self._seed = seed
         self._where = f"model.entrypoint = {module.entrypoint!r}"
         function = _function(module.entrypoint)
-        with _seeded(seed, 0):
+        with _seeded(seed):
             built = function(**module.called_with)
         if isinstance(built, nn.Module) and not isinstance(built, nn.ModuleList | nn.Sequential):
             raise self._error(f"returned one {type(built).__name__}: it must return a list of modules in order")
@@ -83,7 +83,7 @@ class Blueprint:
             raise self._error(
                 f"returned {_kind(entry)} at place {unit}: neither a module nor a callable that makes one"
             )
-        with _seeded(self._seed, unit + 1):
+        with _seeded((self._seed * 1_000_003 + unit + 1) % 2**63):
             found = entry()
         if not isinstance(found, nn.Module):
             raise self._error(f"returned a callable at place {unit} that makes {_kind(found)}, which is no module")
@@ -306,12 +306,12 @@ def _near(module: object, name: str) -> str:
 
 
 @contextmanager
-def _seeded(seed: int, number: int) -> Iterator[None]:
-    """Generators of torch and random, as they were afterwards."""
+def _seeded(seed: int) -> Iterator[None]:
+    """Generators of torch and random; afterwards they are as they were."""
     before = random.getstate()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed((seed * 1_000_003 + number) % 2**63)
-        random.seed(seed * 1_000_003 + number)
+        torch.manual_seed(seed)
+        random.seed(seed)
         yield
     random.setstate(before)
 

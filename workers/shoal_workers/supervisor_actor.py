@@ -39,10 +39,11 @@ class SupervisorActor:
         self._job = job
         self._cluster_id = cluster_id
         again = ray.get_runtime_context().was_current_actor_reconstructed
+        wanted = parse_job(spec)
         self._supervisor = Supervisor(
             job=job,
-            spec=parse_job(spec),
-            cluster=RayCluster(cluster_id, figures),
+            spec=wanted,
+            cluster=RayCluster(cluster_id, figures, wanted.code),
             settings=WorkerSettings(),
             restarted=again,
             history=tuple(entry_from_mapping(entry) for entry in history),

@@ -1,0 +1,52 @@
+"""CodeSpec: a user's own code, and what it needs around it, as Ray's runtime environments know these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from shoal_planner.errors import InvalidField
+
+_ARCHIVES = ("s3", "gs", "https")  # whence each node fetches a .zip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeSpec:
+    """`working_dir` is where the code is found: a folder (`file:///folder`) of where the job is supervised, which is
+    sent to the nodes, or a .zip that each of them fetches from `s3://`, `gs://` or `https://`; `py_modules` are more of
+    these, on the import path. `pip` are requirements, installed for this job alone. `env` is what the code finds in its
+    environment. `packages` are what was sent when the model was looked at, and Shoal's to say: code that has changed
+    since is refused."""
+
+    working_dir: str | None = None
+    py_modules: tuple[str, ...] = ()
+    pip: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict, hash=False)
+    packages: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.working_dir is not None:
+            check_archive("working_dir", self.working_dir)
+        for index, module in enumerate(self.py_modules):
+            check_archive(f"py_modules[{index}]", module)
+        for index, requirement in enumerate(self.pip):
+            if not requirement.strip():
+                raise InvalidField(f"pip[{index}]", requirement, "must be a requirement, as in 'einops==0.8.1'")
+        for name in self.env:
+            if not name or "=" in name or "\0" in name:
+                raise InvalidField("env", name, "is no name of an environment variable")
+
+
+NO_CODE = CodeSpec()
+
+
+def check_archive(field: str, uri: str) -> None:
+    """Raises InvalidField unless it is a folder or an archive that nodes can fetch."""
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise InvalidField(field, uri, "must be file:// and an absolute path, as in file:///home/me/model")
+    elif parts.scheme not in _ARCHIVES:
+        raise InvalidField(field, uri, f"must begin with file:// or {', '.join(f'{each}://' for each in _ARCHIVES)}")
+    elif not parts.path.endswith(".zip"):
+        raise InvalidField(field, uri, "must be a .zip, whose root holds the code")
