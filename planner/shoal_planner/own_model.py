@@ -63,6 +63,10 @@ class OwnShape:
         for name, most in (("layers", 2000), ("hidden", 2**18), ("vocab", 2**24), ("heads", 2**14)):
             check_range(name, getattr(self, name), 1, most)
 
+    def kind(self, unit: int) -> str:
+        """Of the unit of this number."""
+        return "first" if unit == 0 else "last" if unit > self.layers else "block"
+
     def unit(self, kind: str) -> UnitShape:
         found: UnitShape = getattr(self, kind)
         return found

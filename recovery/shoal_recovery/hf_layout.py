@@ -13,7 +13,8 @@ from typing import Any
 
 from shoal_planner.architecture import Activation, Family, ModelSpec, RopeScaling
 from shoal_planner.errors import InvalidField
-from shoal_planner.parameters import Parameter
+from shoal_planner.own_model import OwnShape
+from shoal_planner.parameters import Parameter, own_prefix
 from shoal_planner.strict import read
 
 FAMILIES: tuple[Family, ...] = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
@@ -66,7 +67,10 @@ class Place:
 
 
 def place_of(model: ModelSpec, parameter: Parameter) -> Place:
-    """With the prefix that their loaders write; some files lack it (`bare`)."""
+    """With the prefix that their loaders write; some files lack it (`bare`). Of modules of a user's own, the name that
+    it has in an nn.ModuleList of them."""
+    if (shape := model.own_shape) is not None:
+        return _own_place(shape, parameter)
     owner, _, kind = parameter.fqn.rpartition(".")
     plain = model.family == "gpt2"
     prefix, ends = ("transformer.", _GPT2_ENDS) if plain else ("model.", _LLAMA_ENDS)
@@ -80,6 +84,20 @@ def place_of(model: ModelSpec, parameter: Parameter) -> Place:
     # Llama's are [out, in], GPT-2's [in, out]; ours are [out, in] but for two.
     turned = len(parameter.shape) == 2 and plain != (part in _TURNED_BY_US)
     return Place(name=name, turned=turned) if third is None else Place(name=name, turned=turned, third=third, thirds=3)
+
+
+def _own_place(shape: OwnShape, parameter: Parameter) -> Place:
+    unit = parameter.units[0]
+    name = parameter.fqn.removeprefix(own_prefix(shape, unit))
+    (cut,) = (one.cut for one in shape.unit(shape.kind(unit)).parameters if one.name == name)
+    return Place(name=f"{unit}.{name}", turned=cut == "row" and len(parameter.shape) == 2)
+
+
+def also_named(model: ModelSpec, parameter: Parameter) -> tuple[str, ...]:
+    """Under which names besides, where loaders want all places of a weight that two modules share."""
+    if (shape := model.own_shape) is None or len(parameter.units) == 1:
+        return ()
+    return tuple(f"{shape.layers + 1}.{mine}" for mine, theirs in shape.tied if parameter.fqn == f"first.{theirs}")
 
 
 def bare(name: str) -> str:
@@ -155,7 +173,10 @@ def _of_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def config_of_model(model: ModelSpec, positions: int | None) -> dict[str, Any]:
     """A config.json with which transformers loads what is exported; `positions` is how long its contexts may be. Raises
-    InvalidField for a model whose options its family does not have there."""
+    InvalidField for a model whose options its family does not have there. Of modules of a user's own it says which
+    they are, to people."""
+    if model.module is not None:
+        return {"entrypoint": model.module.entrypoint, "arguments": model.module.called_with}
     if model.family == "gpt2":
         config = _as_gpt2(model)
     else:

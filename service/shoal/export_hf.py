@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import parameters
-from shoal_recovery.hf_layout import config_of_model, place_of
+from shoal_recovery.hf_layout import also_named, config_of_model, place_of
 from shoal_recovery.reading import read_parameters
 from shoal_recovery.state import Manifest
 from shoal_recovery.store import Store
@@ -62,7 +62,9 @@ def _tensors(store: Store, manifest: Manifest, model: ModelSpec) -> Iterator[tup
         values = np.frombuffer(data, dtype="<f4").reshape(known[fqn].shape)
         parts[place.name].append(values.T if place.turned else values)
         if place.third + 1 == place.thirds:
-            yield place.name, np.ascontiguousarray(np.concatenate(parts.pop(place.name), axis=-1))
+            whole = np.ascontiguousarray(np.concatenate(parts.pop(place.name), axis=-1))
+            for name in (place.name, *also_named(model, known[fqn])):
+                yield name, whole
 
 
 def _num_bytes(model: ModelSpec) -> Iterator[int]:
@@ -72,7 +74,7 @@ def _num_bytes(model: ModelSpec) -> Iterator[int]:
         place = place_of(model, parameter)
         sizes[place.name] += 4 * parameter.numel
         if place.third + 1 == place.thirds:
-            yield sizes[place.name]
+            yield from (sizes[place.name],) * (1 + len(also_named(model, parameter)))
 
 
 def _num_files(model: ModelSpec, file_bytes: int) -> int:

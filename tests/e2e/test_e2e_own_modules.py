@@ -169,7 +169,7 @@ def test_what_is_wrong_with_the_code_is_said(
 ) -> None:
     (code / "model.py").write_text(text)
     job_id = running.submit(own_job(code, entrypoint, **around))
-    job = running.client.wait(job_id, timeout_s=180)
+    job = running.client.wait(job_id, timeout_s=300)
     status = job["status"]
     assert (status["state"], status["code"]) == ("failed", code_word), status
     for words in said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import layouts
 import numpy as np
+import own_code
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,7 @@ from shoal import cli
 from shoal.export_hf import export_hf
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, job_to_mapping, parse_job
+from shoal_planner.own_model import seen_model
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import commit, load_manifest
@@ -33,6 +36,7 @@ from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Kind, Manifest, Snapshot
 from shoal_recovery.store import open_store
 from shoal_workers.data import training_samples
+from shoal_workers.own_look import look
 from shoal_workers.rows import stored_from_rows
 from shoal_workers.shards import snapshot_name
 from shoal_workers.solo import run_solo
@@ -233,6 +237,45 @@ def test_a_model_of_hugging_faces_is_all_that_a_job_needs(tmp_path: Path, capsys
     assert cli.run(["plan", str(tmp_path / "job.json"), "--cluster", str(tmp_path / "cluster.yaml"), "--json"]) == 2
     said = capsys.readouterr().err
     assert "model.hf" in said and "config.json is not there" in said
+
+
+@pytest.mark.parametrize("entrypoint", ["own_code:build", "own_code:makers"])
+def test_modules_of_ones_own_load_what_is_exported_and_go_on_with_a_text(
+    entrypoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = seen_job(entrypoint)
+    run = run_solo(job, 3)
+    store_step(job, dict(run_solo(job, 2).weights), "job_1", 2, tmp_path)
+    store = open_store((tmp_path / "store").as_uri())
+    export_hf(store, load_manifest(store, "job_1", 2), job.model, 16, tmp_path / "out")
+    built = getattr(own_code, entrypoint.partition(":")[2])(layers=2)
+    modules = torch.nn.ModuleList(one if isinstance(one, torch.nn.Module) else one() for one in built)
+    left = modules.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=False)
+    assert not left.unexpected_keys and all(name.endswith("fixed") for name in left.missing_keys)
+    rows_BS = training_samples(job).read(range(8, 12))  # of the third step
+    logits_BSV = torch.nn.Sequential(*modules)(rows_BS[:, :-1])
+    loss = torch.nn.functional.cross_entropy(logits_BSV.flatten(0, 1), rows_BS[:, 1:].flatten())
+    assert loss.item() == pytest.approx(run.losses[2], rel=1e-5)
+
+    monkeypatch.chdir(Path(own_code.__file__).parent)
+    uri = (tmp_path / "store").as_uri()
+    command = ["generate", f"{uri}/job_1", "--prompt", "def", "--tokens", "4"]
+    assert cli.run([*command, "--json"]) == 0
+    tokens, found = list(b"def"), []
+    for _ in range(4):
+        with torch.no_grad():
+            found.append(int(torch.nn.Sequential(*modules)(torch.tensor([tokens + found]))[0, -1].argmax()))
+    assert json.loads(capsys.readouterr().out)["tokens"] == found
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(command) == 2
+    assert "there is no module 'own_code' in the job's code" in capsys.readouterr().err
+
+
+def seen_job(entrypoint: str) -> JobSpec:
+    job = parse_job(job_to_mapping(small_job()) | {"model": {"entrypoint": entrypoint, "arguments": {"layers": 2}}})
+    assert job.model.module is not None
+    shape = look(job.model.module, job.train.seed, job.train.seq_len)
+    return parse_job(job_to_mapping(job) | {"model": seen_model(dataclasses.asdict(job.model.module), shape)})
 
 
 def test_a_model_that_its_family_cannot_be_is_not_exported(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from shoal_planner.parameters import parameters
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.first_values import FirstValues
 from shoal_workers.model import Block, Embedding, Head, Weights, rotary_of
+from shoal_workers.own_modules import OwnBlock, OwnFirst, OwnLast, OwnUnits
 from shoal_workers.products import ByAutograd
 from shoal_workers.remaking import keeping
 from shoal_workers.tensor_parallel import TensorGroup
@@ -34,6 +35,12 @@ class Generator:
             for parameter in parameters(model)
         }
         group = TensorGroup(rank=0, size=1, reducer=SoloExchange())
+        self._own: list[OwnFirst | OwnBlock | OwnLast] = []
+        if (shape := model.own_shape) is not None:
+            self._positions = min(positions, shape.seq_len)  # more it was not trained on, and may have no place for
+            units = OwnUnits(model, 0, _CPU, torch.float32)
+            self._own = [units.unit(number, self._weight, group) for number in range(model.layers + 2)]
+            return
         weights = Weights(model=model, lookup=self._weight, group=group)
         rotary = rotary_of(model, reach, _CPU)
         self._embedding = Embedding(weights)
@@ -46,6 +53,10 @@ class Generator:
     @torch.no_grad()
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Of the token after each of these, float32 [B, S, vocab]."""
+        if self._own:
+            for unit in self._own:
+                tokens_BS = unit.module(tokens_BS)
+            return tokens_BS.float()
         x_BSH = self._embedding(tokens_BS)
         for block in self._blocks:
             x_BSH = block(x_BSH)

@@ -19,12 +19,14 @@ from shoal_recovery.errors import StoreError
 from shoal_recovery.first_weights import open_model
 from shoal_workers.generate import Generator
 from shoal_workers.tokenizing import Tokenizer, open_tokenizer
+from shoal_workers.user_code import told
 
 _HALF = "\ufffd"  # what stands for a character of which a part is still to come
 
 
 def main() -> int:
     torch.set_num_threads(os.cpu_count() or 1)
+    sys.path.insert(0, os.getcwd())  # where a model that is code of the user's own may be
     order = json.load(sys.stdin)
     found: list[int] = []
     try:
@@ -37,6 +39,12 @@ def main() -> int:
             _say({"text": text})
     except (InvalidField, StoreError) as error:
         sys.stderr.write(f"{error}\n")
+        return 2
+    except Exception as error:
+        if (theirs := told(error)) is None:
+            raise
+        said = "; ".join(theirs.splitlines())
+        sys.stderr.write(f"{said}; the model is code of your own: run this in the folder that holds it\n")
         return 2
     _say({"tokens": found})
     return 0

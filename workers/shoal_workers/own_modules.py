@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal_planner.architecture import ModelSpec
-from shoal_planner.own_model import Cut, OwnModule, OwnParameter, OwnShape
+from shoal_planner.own_model import Cut, OwnModule, OwnParameter
 from shoal_planner.parameters import Parameter, own_prefix
 from shoal_workers.errors import UserCodeError
 from shoal_workers.tensor_parallel import TensorGroup, enter, leave
@@ -139,7 +139,7 @@ class OwnUnits:
     def unit(self, number: int, lookup: Callable[[str], Tensor], group: TensorGroup) -> OwnFirst | OwnBlock | OwnLast:
         """`lookup` gives the rows of a parameter that this rank has. Raises UserCodeError where the module is not as
         it was when it was looked at."""
-        module, kind = self._blueprint.module(number), kind_of(self._shape, number)
+        module, kind = self._blueprint.module(number), self._shape.kind(number)
         split, places = split_of(module), _places(module)
         tied = {mine: f"first.{theirs}" for mine, theirs in self._shape.tied} if kind == "last" else {}
         known = self._shape.unit(kind).parameters
@@ -247,10 +247,6 @@ def described(module: nn.Module, split: Split, without: Container[str] = ()) -> 
         for name, value in trained(module)
         if name not in without
     )
-
-
-def kind_of(shape: OwnShape, unit: int) -> str:
-    return "first" if unit == 0 else "last" if unit > shape.layers else "block"
 
 
 def _places(module: nn.Module) -> dict[str, list[str]]:
