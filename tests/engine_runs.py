@@ -8,12 +8,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from waiting import eventually
@@ -27,9 +28,9 @@ from shoal_workers.exchange import Arriving, Exchange, Passing, Pending
 from shoal_workers.live import LiveState
 from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import PlanRun, Seat
-from shoal_workers.solo import RankRun, RunRequest, WholeState, build_rank
+from shoal_workers.solo import RankRun, RunRequest, WholeState, build_rank, run_rank
 from shoal_workers.tags import Purpose, purpose_of
-from shoal_workers.tensor_parallel import tp_groups
+from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, tp_groups
 
 LAYERS = 6
 
@@ -402,3 +403,19 @@ def reduce_in_groups(
         exchange.all_reduce_max(top)
     exchange.all_gather(torch.zeros(1))
     return set(total.tolist()), set(top.tolist())
+
+
+def run_noting_logits(seat: Seat, request: RunRequest) -> list[tuple[int, np.ndarray]]:
+    """One step; what this rank found of the logits in its forwards, in their order: the first row of the vocabulary and
+    [tokens, rows]."""
+    found: list[tuple[int, np.ndarray]] = []
+
+    def noting(slices_TV: Sequence[Tensor], targets_T: Tensor, first_rows: Sequence[int], group: TensorGroup) -> Tensor:
+        for slice_TV, first_row in zip(slices_TV, first_rows, strict=True):
+            found.append((first_row, slice_TV.detach().float().numpy()))
+        return cross_entropy_sum(slices_TV, targets_T, first_rows, group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal_workers.model.cross_entropy_sum", noting)
+        run_rank(request, seat.rank, seat.connect(tp_groups(request.plan), nodes=nodes_of(request.plan)))
+    return found

@@ -14,7 +14,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from engine_runs import LAYOUTS, assert_holders_agree, assert_same_bits, job, worst_difference
+from engine_runs import (
+    LAYOUTS,
+    assert_holders_agree,
+    assert_same_bits,
+    job,
+    on_nodes,
+    part,
+    plan,
+    run_noting_logits,
+    worst_difference,
+)
 from safetensors.torch import load_file, save_file
 
 from shoal_planner.architecture import ModelSpec, RopeScaling
@@ -156,6 +166,31 @@ def test_logits_and_what_a_model_goes_on_with_are_those_of_transformers(saved: t
     assert list(ours.goes_on([1, 2], 12, temperature=1.0, seed=5, end=first)) == []
     with pytest.raises(InvalidField, match="prompt = 256: is no token of the model, which knows 256"):
         list(ours.goes_on([1, 256], 1))
+
+
+LOGITS = {
+    "tp 2": LAYOUTS["tp 2"],
+    "layers 1+5": LAYOUTS["layers 1+5"],
+    "tp 2 in layers 2+4": on_nodes(plan((4, (part(2, (2, 2)), part(4, (2, 2))))), "here", "there"),
+}
+
+
+@pytest.mark.parametrize("layout", LOGITS)
+def test_logits_in_layouts_are_those_of_transformers(
+    processes: Processes, saved: tuple[str, Path], layout: str
+) -> None:
+    spec, _ = read_in(saved[1])
+    spec = replace(spec, train=replace(spec.train, init_from=saved[1].as_uri()))
+    request = RunRequest(job=spec, plan=LOGITS[layout], until_step=1)
+    noted = processes.call(request.plan.num_devices, run_noting_logits, request)
+    rows: dict[int, list[np.ndarray]] = {}
+    for first_row, logits_TV in (one for found in noted for one in found):
+        rows.setdefault(first_row, []).append(logits_TV)
+    ours_TV = np.concatenate([np.concatenate(rows[first_row]) for first_row in sorted(rows)], axis=1)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(saved[1], dtype=torch.float32).eval()
+    tokens_BS = training_samples(spec).read(range(spec.train.global_batch))[:, :-1]
+    with torch.no_grad():
+        np.testing.assert_allclose(ours_TV, theirs(tokens_BS).logits.flatten(0, 1).numpy(), rtol=0, atol=1e-4)
 
 
 def test_what_is_written_is_what_was_read(saved: tuple[str, Path]) -> None:
@@ -321,8 +356,8 @@ def test_a_folder_of_another_model_is_refused(change: dict[str, Any], said: str,
     transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(tmp_path)
     spec, _ = read_in(tmp_path)
     document: dict[str, Any] = job_to_mapping(replace(spec, train=replace(spec.train, init_from=tmp_path.as_uri())))
-    for part, fields in change.items():
-        document[part] = {**document[part], **fields}
+    for section, fields in change.items():
+        document[section] = {**document[section], **fields}
     with pytest.raises(InvalidField, match=said):
         run_solo(parse_job(document), 1)
 
