@@ -58,7 +58,8 @@ def _bubble_s(plan: Plan) -> float:
 def _under(plan: Plan, schedule: str, costs: CostModel) -> Iterator[Plan]:
     plain = dataclasses.replace(plan, prediction=None, unused=(), reason="")
     if schedule == "zero_bubble":
-        yield dataclasses.replace(plain, schedule="zero_bubble")
+        if costs.job.model.lora is None:  # else there is nothing to put off
+            yield dataclasses.replace(plain, schedule="zero_bubble")
         return
     most = max(map(_most_chunks, plan.pipelines))
     for count in range(2, most + 1) if most > 1 else (1,):
