@@ -38,21 +38,22 @@ THEIR_NAMES = {
 }
 
 
-def save_llama(folder: Path, *, seed: int = 7, tied: bool = False) -> None:
+def save_llama(folder: Path, *, seed: int = 7, **shape: Any) -> None:
     """With random weights, larger than at the beginning of a training."""
     torch.manual_seed(seed)
-    config = transformers.LlamaConfig(**SHAPE, tie_word_embeddings=tied, initializer_range=0.1)
+    config = transformers.LlamaConfig(**(SHAPE | shape), tie_word_embeddings=False, initializer_range=0.1)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
-def lora_job(folder: Path, lora: dict[str, Any] | None, **train: Any) -> JobSpec:
-    document = {
-        "name": "adapters",
-        "model": {"hf": folder.as_uri()},
-        "data": {"uri": "stdlib:"},
-        "train": {"global_batch": 8, "seq_len": 32, "steps": 20, "lr": 3e-3, "warmup_steps": 5, "lora": lora} | train,
-    }
-    return parse_job(with_hf_model(document))
+def lora_job(
+    folder: Path, lora: dict[str, Any] | None, document: dict[str, Any] | None = None, **train: Any
+) -> JobSpec:
+    """With these parts of the document, and these fields of its training."""
+    usual = {"global_batch": 8, "seq_len": 32, "steps": 20, "lr": 3e-3, "warmup_steps": 5}
+    found: dict[str, Any] = {"name": "adapters", "model": {"hf": folder.as_uri()}, "data": {"uri": "stdlib:"}}
+    found |= document or {}
+    found["train"] = usual | found.get("train", {}) | train | {"lora": lora}
+    return parse_job(with_hf_model(found))
 
 
 def theirs(folder: Path, spec: JobSpec) -> peft.PeftModel:

@@ -10,14 +10,20 @@ import numpy as np
 import pytest
 from engine_runs import LAYOUTS, assert_holders_agree, hosting, worst_difference
 from lora_ground import lora_job, save_llama, theirs, train_plainly
+from planner_ground import make_cluster
 
+from shoal_planner.cluster import ClusterSnapshot
+from shoal_planner.costs import CostModel
 from shoal_planner.job import JobSpec, job_to_mapping, parse_job
 from shoal_planner.levels import Sharding
 from shoal_planner.overlap import Overlap
 from shoal_planner.parameters import frozen, parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_planner.predict import predict
+from shoal_planner.profile import Profile
 from shoal_recovery.shard_map import shard_map
 from shoal_workers.first_values import first_values
+from shoal_workers.live import FROZEN, GRADIENTS
 from shoal_workers.processes import PlanRun, Processes
 from shoal_workers.solo import RunRequest, run_solo
 
@@ -28,6 +34,8 @@ LORAS: dict[str, dict[str, Any]] = {
     "q and v": {"rank": 3, "alpha": 12, "targets": ["q", "v"]},
     "what is summed": {"rank": 8, "targets": ["o", "down"]},
 }
+_NODE = make_cluster(("here", "cpu-2t", 1, 8), memory_mib={}).nodes[0]
+CLUSTER = ClusterSnapshot(nodes=tuple(replace(_NODE, id=name) for name in ("here", "n")))
 _PAIR = tuple(Replica(node="n", devices=(2 * first, 2 * first + 1), tp=2, samples=2) for first in (0, 1))
 _TWO = (Replica(node="n", devices=(0, 1), tp=2, samples=2),), (Replica(node="n", devices=(2,), samples=2),)
 PLANS = {
@@ -86,6 +94,11 @@ def test_every_plan_trains_the_same_adapters(processes: Processes, folder: Path,
     assert worst_difference(run.weights, alone.weights) <= BOUND
     assert_holders_agree(run, spec)
     assert_base_untouched(run, spec, PLANS[name])
+    predicted = dict(predict(PLANS[name], CostModel(spec, CLUSTER, Profile())).memory_bytes)
+    for place, rank in zip(PLANS[name].places(), run.ranks, strict=True):
+        assert rank.peak_bytes <= predicted[str(place.device)], rank.breakdown
+        frozen_bytes = 4 * sum(span.numel for span in rank.frozen)
+        assert rank.breakdown[FROZEN] == frozen_bytes > 3 * rank.breakdown.get(GRADIENTS, 0)
 
 
 def assert_base_untouched(run: PlanRun, spec: JobSpec, plan: Plan) -> None:
