@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.lora import Adapters
 from shoal_planner.own_model import OwnModule, OwnShape
 from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
 
@@ -76,8 +77,9 @@ class ModelSpec:
     Positions are rotary, or else rows of a table of `learned_positions`. `qk_norm`: each head's queries and keys are
     normed before they are turned. `norm` is the root mean square (a weight), or LayerNorm (a weight and a bias).
     `qkv_bias`, `out_bias` (of attention) and `mlp_bias` say which products have biases. `window`: how many positions
-    back, its own among them, attention reaches; all of them by default. Of a `module` of the user's own nothing but
-    layers, hidden, vocab and, as what tensor parallelism divides, heads is so.
+    back, its own among them, attention reaches; all of them by default. With `lora`, which follows from a job's
+    `train.lora`, adapters are trained and nothing else. Of a `module` of the user's own nothing but layers, hidden,
+    vocab and, as what tensor parallelism divides, heads is so.
     """
 
     layers: int
@@ -102,6 +104,7 @@ class ModelSpec:
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5
     module: OwnModule | None = None
+    lora: Adapters | None = None
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -145,9 +148,27 @@ class ModelSpec:
             return f"module={hashlib.blake2b(repr(self.module).encode(), digest_size=8).hexdigest()}"
         usual = {"gated_mlp": True, "norm": "rms", "qkv_bias": False, "out_bias": False, "mlp_bias": False}
         usual |= {"qk_norm": False, "activation": "silu"}
-        return " ".join(
-            f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value
-        )
+        options = [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
+        if self.lora is not None:
+            options.append(f"lora={self.lora.rank}:{','.join(self.lora.names)}")
+        return " ".join(options)
+
+    @property
+    def trains(self) -> str:
+        """Nothing where all weights of a model of ours are; at its ends nothing is where adapters are. Modules of the
+        user's own are what they are."""
+        if self.module is not None:
+            return self.block_options
+        return "" if self.lora is None else "adapters"
+
+    @property
+    def matrix_rows(self) -> dict[str, int]:
+        """Of a block: the rows of each matrix as it is stored, with `hidden` columns."""
+        inner = ("gate", "up") if self.gated_mlp else ("up",)
+        attention = {"q": self.query_width, "k": self.key_width, "v": self.key_width, "o": self.query_width}
+        return {f"attention.{name}": rows for name, rows in attention.items()} | {
+            f"mlp.{name}": self.ffn for name in (*inner, "down")
+        }
 
     @property
     def is_known(self) -> bool:

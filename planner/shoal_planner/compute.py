@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from shoal_planner.catalogue import DeviceType
 from shoal_planner.job import ModelSpec
 from shoal_planner.memory import ELEMENT_BYTES, part_elements
+from shoal_planner.parameters import without_adapters
 from shoal_planner.profile import Part
 
-# Operations per backward for one per forward: the gradient of the input and of the weight.
+# Operations per backward for one per forward: the gradient of the input and of the weight. Without the latter where a
+# weight is frozen.
 BACKWARD_FACTOR = 2.0
 # Elements read and written per token of a block by everything that is no matmul: in widths of the residual stream
 # (norms, residual sums, dropout, rotary embedding), ...
@@ -52,23 +54,50 @@ def matmul_flops(model: ModelSpec, part: Part, seq_len: int) -> float:
         case "block":
             keys = model.key_width
             weights = model.hidden * (2 * model.query_width + 2 * keys + (3 if model.gated_mlp else 2) * model.ffn)
-            return 2.0 * seq_len * weights + 4.0 * seq_len * seq_len * model.query_width
+            attention = 4.0 * seq_len * seq_len * model.query_width
+            return 2.0 * seq_len * weights + attention + _adapter_flops(model, seq_len)
         case "embedding":
             return 0.0
         case "head":
             return 2.0 * seq_len * model.hidden * model.vocab
 
 
+def _adapter_flops(model: ModelSpec, seq_len: int) -> float:
+    """Of all adapters of a block, whose weights are the only ones with gradients."""
+    if model.lora is None:
+        return 0.0
+    widths = sum(model.matrix_rows[name] + model.hidden for name in model.lora.names)
+    return 2.0 * seq_len * model.lora.rank * widths
+
+
+def backward_factor(model: ModelSpec, part: Part, seq_len: int) -> float:
+    """Operations of a part's backward for one of its forward."""
+    if model.lora is None:
+        return BACKWARD_FACTOR
+    match part:
+        case "block":
+            twice = 4.0 * seq_len * seq_len * model.query_width + _adapter_flops(model, seq_len)
+            return 1 + twice / matmul_flops(model, part, seq_len)
+        case "embedding":
+            return 0.0
+        case "head":
+            return 1.0
+
+
 def model_flops(model: ModelSpec, seq_len: int) -> float:
     """Operations that training on one sample needs: a forward and a backward, without any recomputation."""
-    forward = model.layers * matmul_flops(model, "block", seq_len) + matmul_flops(model, "head", seq_len)
-    return forward * (1 + BACKWARD_FACTOR)
+    parts: tuple[tuple[Part, int], ...] = (("block", model.layers), ("head", 1))
+    return sum(
+        count * matmul_flops(model, part, seq_len) * (1 + backward_factor(model, part, seq_len))
+        for part, count in parts
+    )
 
 
 def weight_share(model: ModelSpec, part: Part, seq_len: int) -> float:
     """Of the operations of a backward, those for gradients of weights that may be put off: as many as the forward has
-    with these weights. None at the ends: to put off the head's would mean to keep the gradients of its logits."""
-    if part != "block" or model.module is not None:
+    with these weights. None at the ends: to put off the head's would mean to keep the gradients of its logits; and none
+    of frozen weights, or of modules of a user's own."""
+    if part != "block" or model.lora is not None or model.module is not None:
         return 0.0
     whole = matmul_flops(model, part, seq_len)
     return (1 - 4.0 * seq_len * seq_len * model.query_width / whole) / BACKWARD_FACTOR
@@ -111,7 +140,7 @@ def touched_bytes(
     """Bytes of memory that the forward of a part reads and writes beside its matmuls, and its weights once; activations
     of a block `passes` times as often."""
     tokens, size = seq_len * samples, ELEMENT_BYTES[precision]
-    weights = part_elements(model, part, tp) * size
+    weights = part_elements(without_adapters(model), part, tp) * size
     if (shape := model.own_shape) is not None:  # what is kept was written, and most of it read again
         return weights + passes * OWN_PASSES * samples * shape.unit(_OWN[part]).kept_bytes * seq_len / shape.seq_len
     match part:

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from shoal_planner.catalogue import DeviceType, device_type
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.compute import BACKWARD_FACTOR as BACKWARD_FACTOR
+from shoal_planner.compute import backward_factor, weight_share
 from shoal_planner.compute import forward_seconds as forward_seconds
 from shoal_planner.compute import matmul_flops as matmul_flops
 from shoal_planner.compute import model_flops as model_flops
-from shoal_planner.compute import weight_share
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES
 from shoal_planner.node_kinds import node_kinds
@@ -170,7 +170,9 @@ class CostModel:
             for count in (1, slices)
         )
         more_s = sliced_s - whole_s
-        return plain.plus(PartTime(forward_s=more_s, backward_s=more_s * BACKWARD_FACTOR))
+        return plain.plus(
+            PartTime(forward_s=more_s, backward_s=more_s * backward_factor(self.job.model, part, train.seq_len))
+        )
 
     def _recomputed(self, plain: PartTime, node_id: str, tp: int, samples: int, recompute: Recompute) -> PartTime:
         """With what the backward computes again: all of the forward, or what norms and activation functions made."""
@@ -222,7 +224,7 @@ class CostModel:
             forward_s = forward_seconds(device, model, part, train.precision, train.seq_len, other_tp, other_samples)
             return (
                 forward_s + exchange.tensor_forward_s,
-                forward_s * BACKWARD_FACTOR + exchange.tensor_backward_s,
+                forward_s * backward_factor(model, part, train.seq_len) + exchange.tensor_backward_s,
             )
 
         points = self.profile.points(part, device.name, train.precision, model, train.seq_len)

@@ -18,6 +18,7 @@ from shoal_planner.code_spec import CodeSpec as CodeSpec
 from shoal_planner.data_spec import NUM_BYTE_TOKENS
 from shoal_planner.data_spec import DataSpec as DataSpec
 from shoal_planner.errors import InvalidField
+from shoal_planner.lora import Adapters, Base, LoraSpec, adapters_of
 from shoal_planner.presets import spelled_out
 from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
 from shoal_planner.strict import check_document, read
@@ -52,7 +53,8 @@ class TrainSpec:
     `eval_every` steps, and after the last one, the loss over the same `eval_batches` global batches is evaluated.
     `gather`, `scatter` and `secondary_weights` say how plans that split weights or gradients pass them round. With
     `compile`, ranks compile what is between matrix products. `init_from` is where the first weights are: a Hugging Face
-    folder, or a job's checkpoints (`STORE/JOB`), of which `init_step` is one.
+    folder, or a job's checkpoints (`STORE/JOB`), of which `init_step` is one. With `lora`, adapters are trained and
+    those weights stay as they are.
     """
 
     global_batch: int
@@ -71,6 +73,7 @@ class TrainSpec:
     on_nan: Literal["fail", "skip"] = "fail"
     init_from: str | None = None
     init_step: int | None = None
+    lora: LoraSpec | None = None
     deterministic: bool = False
     compile: bool = False
     eval_every: int | None = None
@@ -95,6 +98,12 @@ class TrainSpec:
             raise InvalidField("init_from", self.init_from, "must begin with file:// or s3://")
         if self.init_from is None and self.init_step is not None:
             raise InvalidField("init_step", self.init_step, "needs train.init_from")
+        if self.lora is not None and self.init_from is None:
+            problem = "needs model.hf or train.init_from: beside weights that nobody trained adapters learn nothing"
+            raise InvalidField("lora", f"rank {self.lora.rank}", problem)
+        if self.lora is not None and self.schedule == "zero_bubble":
+            problem = "puts gradients of weights off, and adapters (train.lora) have hardly any"
+            raise InvalidField("schedule", self.schedule, problem)
         self._check_schedule()
         self._check_sharding()
         if self.eval_every is None and self.eval_batches != EVAL_BATCHES:
@@ -195,6 +204,9 @@ class JobSpec:
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
         self._check_own_code()
+        adapters = self._adapters()
+        if adapters != self.model.lora:
+            object.__setattr__(self, "model", dataclasses.replace(self.model, lora=adapters))
         if self.data.reads_bytes and self.model.is_known and self.model.vocab < NUM_BYTE_TOKENS:
             problem = f"must be at least {NUM_BYTE_TOKENS} where the tokens are bytes"
             raise InvalidField("model.vocab", self.model.vocab, problem)
@@ -210,15 +222,28 @@ class JobSpec:
 
     def _check_own_code(self) -> None:
         if self.model.module is None:
-            if self.code != CodeSpec():
-                raise InvalidField(
-                    "code", dataclasses.asdict(self.code), "needs model.entrypoint: no code of yours runs without"
-                )
+            if self.code != NO_CODE:
+                problem = "needs model.entrypoint: no code of yours runs without"
+                raise InvalidField("code", dataclasses.asdict(self.code), problem)
             return
         if self.train.compile:
             raise InvalidField("train.compile", True, "is not for modules of your own: compile them yourself")
         if self.train.schedule == "zero_bubble":
             raise InvalidField("train.schedule", "zero_bubble", "is not for modules of your own")
+        if self.train.lora is not None:
+            given = dataclasses.asdict(self.train.lora)
+            raise InvalidField("train.lora", given, "is not for modules of your own: build them with adapters")
+
+    def _adapters(self) -> Adapters | None:
+        train = self.train
+        if train.lora is None:
+            return None
+        assert train.init_from is not None
+        base = Base(uri=train.init_from, step=train.init_step, fingerprint=train.lora.base)
+        try:
+            return adapters_of(train.lora, self.model.matrix_rows, self.model.hidden, base)
+        except InvalidField as error:
+            raise InvalidField(f"train.lora.{error.field}", error.value, error.problem) from error
 
     @property
     def eval_sequences(self) -> int:
@@ -235,10 +260,14 @@ def parse_job(value: object) -> JobSpec:
     """The job in a mapping as it comes from YAML or JSON. Raises InvalidField."""
     check_document(value, "job")
     if isinstance(value, Mapping) and isinstance(value.get("model"), Mapping):
+        if value["model"].get("lora") is not None:
+            raise InvalidField("model.lora", value["model"]["lora"], "is what train.lora says: leave it out")
         value = {**value, "model": spelled_out(value["model"])}
     return read(JobSpec, value)
 
 
 def job_to_mapping(job: JobSpec) -> dict[str, object]:
     """The inverse of `parse_job`: plain JSON values."""
-    return dataclasses.asdict(job)
+    found = dataclasses.asdict(job)
+    del found["model"]["lora"]  # train.lora says it
+    return found

@@ -14,7 +14,7 @@ from shoal_planner.catalogue import DeviceType
 from shoal_planner.cluster import GIB
 from shoal_planner.job import ModelSpec
 from shoal_planner.orders import InFlight
-from shoal_planner.parameters import parameters
+from shoal_planner.parameters import parameters, without_adapters
 from shoal_planner.plan import Recompute
 from shoal_planner.profile import Part
 from shoal_planner.slices import Slicing, largest_portion
@@ -93,7 +93,8 @@ def usable_bytes(device: DeviceType) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def part_elements(model: ModelSpec, part: Part, tp: int) -> int:
-    """Elements that tp rank 0 of `tp` holds of a block, the embedding, or final norm and head (tied: its own copy)."""
+    """Trained elements that tp rank 0 of `tp` holds of a block, the embedding, or final norm and head (tied: its own
+    copy)."""
     unit = {"embedding": 0, "block": 1, "head": model.layers + 1}[part]
     found = 0
     for parameter in parameters(model):
@@ -121,11 +122,18 @@ def tied_elements(model: ModelSpec, tp: int) -> int:
 
 
 def held_elements(model: ModelSpec, tp: int, layers: int, *, embedding: bool, head: bool) -> int:
-    """Elements that a rank of a stage holds. A rank with both ends of a tied embedding holds it once."""
+    """Trained elements that a rank of a stage holds. A rank with both ends of a tied embedding holds it once."""
     held = layers * part_elements(model, "block", tp)
     held += part_elements(model, "embedding", tp) if embedding else 0
     held += part_elements(model, "head", tp) if head else 0
     return held - (tied_elements(model, tp) if embedding and head else 0)
+
+
+def frozen_elements(model: ModelSpec, tp: int, layers: int, *, embedding: bool, head: bool) -> int:
+    """Those that a rank of a stage computes with and does not train; never split, whatever else is."""
+    if model.lora is None:
+        return 0
+    return held_elements(without_adapters(model), tp, layers, embedding=embedding, head=head)
 
 
 def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int, recompute: Recompute) -> float:
@@ -144,7 +152,8 @@ def block_activation_bytes(model: ModelSpec, seq_len: int, precision: str, tp: i
         ffn = SELECTIVE_PLAIN_FFN_WIDTHS if selective else PLAIN_FFN_WIDTHS
     normed = HEAD_NORM_WIDTHS if model.qk_norm else 0
     cut = (QUERY_WIDTHS + normed) * model.query_width + (KEY_WIDTHS + normed) * model.key_width
-    return ACTIVATION_MARGIN * seq_len * (norms + size * (cut + ffn * model.ffn) / tp)
+    between = 0 if model.lora is None else size * model.lora.rank * len(model.lora.names)  # two adapters
+    return ACTIVATION_MARGIN * seq_len * (norms + between + size * (cut + ffn * model.ffn) / tp)
 
 
 def block_weight_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int) -> float:
@@ -159,7 +168,8 @@ def block_weight_bytes(model: ModelSpec, seq_len: int, precision: str, tp: int) 
 class StageBytes:
     """What a rank's memory consists of, so that sums over layers are products: bytes of a stage without blocks, of each
     micro-batch in flight at its borders, of each block's activations per micro-batch in flight and kind of
-    recomputation, and, if anything is recomputed, `again`. State is in elements: of the ends, and of each block.
+    recomputation, and, if anything is recomputed, `again`. State is in elements: of the ends, and of each block; what
+    is frozen in bytes.
     """
 
     end_elements: int
@@ -170,6 +180,8 @@ class StageBytes:
     again: float
     staging: float
     state_size: int
+    frozen_ends: float
+    frozen_block: float
 
     @property
     def largest(self) -> float:
@@ -178,11 +190,12 @@ class StageBytes:
 
     def per_block(self, holders: float) -> float:
         """State of a block whose optimizer state `holders` replicas share."""
-        return self.block_elements * (self.state_size + OPTIMIZER_BYTES / holders)
+        return self.frozen_block + self.block_elements * (self.state_size + OPTIMIZER_BYTES / holders)
 
     def empty(self, holders: float) -> float:
         """A stage without blocks and without a micro-batch in flight."""
-        return self.fixed + self.staging + self.end_elements * (self.state_size + OPTIMIZER_BYTES / holders)
+        state = self.end_elements * (self.state_size + OPTIMIZER_BYTES / holders)
+        return self.fixed + self.staging + self.frozen_ends + state
 
 
 @functools.lru_cache(maxsize=65536)
@@ -214,6 +227,8 @@ def stage_bytes(
         again=RECOMPUTED_BLOCKS * kept["none"],
         staging=STAGING_COPIES * largest * GRADIENT_BYTES,
         state_size=size + GRADIENT_BYTES,
+        frozen_ends=size * frozen_elements(model, tp, 0, embedding=embedding, head=head),
+        frozen_block=size * frozen_elements(model, tp, 1, embedding=False, head=False),
     )
 
 
@@ -254,7 +269,7 @@ def stage_memory(
     # At the end of a step, parts of whole units are exchanged, as large as are kept.
     staged = STAGING_COPIES * GRADIENT_BYTES * max(portion, line.largest * max(weights, gradients))
     return StageMemory(
-        weights=held * size * (weights + near),
+        weights=held * size * (weights + near) + line.frozen_ends + sum(layers.values()) * line.frozen_block,
         gradients=held * GRADIENT_BYTES * gradients,
         optimizer=(owned - offloaded) * OPTIMIZER_BYTES,
         staging=staged + whole,

@@ -15,6 +15,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.goodput import DEFAULT_FIGURES
 from shoal_planner.loads import Holder, Segment, segments
 from shoal_planner.memory import ELEMENT_BYTES, OPTIMIZER_BYTES, unit_elements
+from shoal_planner.parameters import without_adapters
 from shoal_planner.plan import Plan
 from shoal_planner.pool_history import HOUR_S
 from shoal_planner.pools import Pools, interruptions_per_h, node_pools
@@ -98,8 +99,9 @@ def arriving_bytes(before: Plan, after: Plan, costs: CostModel) -> dict[str, flo
     for old, new, count in _together(segments(before, costs), segments(after, costs)):
         elements = count * unit_elements(model, new.first, 1)
         held = {holder.node for holder in old.holders}
+        still = count * unit_elements(without_adapters(model), new.first, 1) if model.lora is not None else 0
         for node_id in {holder.node for holder in new.holders} - held:
-            found[node_id] += elements * weight_bytes
+            found[node_id] += (elements + still) * weight_bytes
         for node_id, share in _new_shares(old.holders, new.holders, split=split):
             found[node_id] += share * elements * OPTIMIZER_BYTES
     return dict(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal_planner.job import ModelSpec
 from shoal_planner.own_model import OwnShape, UnitShape
@@ -24,7 +24,9 @@ class Parameter:
     Stored shapes (N heads, K kv heads, D head size, H hidden, F inner width, V vocabulary):
     q [N*D, H], k and v [K*D, H], o [N*D, H] (used as x @ o), gate (if gated) and up [F, H], down [F, H] (used as
     x @ down), embedding and head [V, H], norms and the biases of o and down [H], other biases one element per row of
-    their matrices and cut with these, norms of heads [D], positions [P, H].
+    their matrices and cut with these, norms of heads [D], positions [P, H]. Adapters of rank R beside a matrix are
+    `lora_a` and `lora_b`: [R, H] and [rows, R], the latter cut, beside q, k, v, gate and up; beside o and down
+    [rows, R] (used as x @ a), which is cut, and [H, R].
     A cut parameter's gradient on a tp rank covers that rank's rows; a replicated one's is the full gradient on every tp
     rank, so tp rank 0 alone contributes it. Of a user's own modules it is as these declare.
     `units` are the units that use it: two for a tied embedding.
@@ -50,7 +52,46 @@ class Parameter:
 
 @functools.lru_cache(maxsize=16)
 def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
-    """All parameters in the order of their units. Raises InvalidField for modules that nobody has looked at."""
+    """All that is trained, in the order of units. Raises InvalidField for modules that nobody has looked at."""
+    if model.lora is None:
+        return _whole(model)
+    return tuple(one for layer in range(model.layers) for name in model.lora.names for one in _pair(model, layer, name))
+
+
+@functools.lru_cache(maxsize=16)
+def frozen(model: ModelSpec) -> tuple[Parameter, ...]:
+    """All that the model computes with and that is not trained, in the order of units."""
+    return () if model.lora is None else _whole(model)
+
+
+@functools.lru_cache(maxsize=16)
+def without_adapters(model: ModelSpec) -> ModelSpec:
+    """What adapters are beside; the model itself where there are none."""
+    return model if model.lora is None else replace(model, lora=None)
+
+
+ADAPTER_A, ADAPTER_B = "lora_a", "lora_b"
+_SUMMED_OVER_ROWS = ("attention.o", "mlp.down")  # used as x @ W: tensor parallelism cuts their inputs
+
+
+def is_summed_over_rows(name: str) -> bool:
+    """Whether the matrix of a block of this name multiplies as x @ W, as its A then does."""
+    return name in _SUMMED_OVER_ROWS
+
+
+def _pair(model: ModelSpec, layer: int, name: str) -> tuple[Parameter, Parameter]:
+    assert model.lora is not None
+    rank, rows, hidden = model.lora.rank, model.matrix_rows[name], model.hidden
+    over_rows = is_summed_over_rows(name)
+    shapes = ((rows, rank), (hidden, rank)) if over_rows else ((rank, hidden), (rows, rank))
+    first, second = (
+        Parameter(fqn=f"layers.{layer}.{name}.{which}.weight", shape=shape, units=(layer + 1,), cut=cut, decay=True)
+        for which, shape, cut in zip((ADAPTER_A, ADAPTER_B), shapes, (over_rows, not over_rows), strict=True)
+    )
+    return first, second
+
+
+def _whole(model: ModelSpec) -> tuple[Parameter, ...]:
     if (own := model.own_shape) is not None:
         return tuple(_own(own))
     found = [
@@ -99,13 +140,7 @@ def _block(model: ModelSpec, layer: int) -> list[Parameter]:
     prefix, units = f"layers.{layer}", (layer + 1,)
     found = _norm(model, f"{prefix}.attention_norm", units)
     inner = ("gate", "up") if model.gated_mlp else ("up",)
-    rows = {
-        "attention.q": model.query_width,
-        "attention.k": model.key_width,
-        "attention.v": model.key_width,
-        "attention.o": model.query_width,
-        **{f"mlp.{name}": model.ffn for name in (*inner, "down")},
-    }
+    rows = model.matrix_rows
     found.extend(_matrix(f"{prefix}.{name}.weight", count, model.hidden, units) for name, count in rows.items())
     found.extend(_norm(model, f"{prefix}.mlp_norm", units))
     cut = ("attention.q", "attention.k", "attention.v") * model.qkv_bias + tuple(
@@ -133,6 +168,7 @@ def _matrix(fqn: str, rows: int, columns: int, units: tuple[int, ...]) -> Parame
 
 
 def num_parameters(model: ModelSpec) -> int:
+    """That are trained."""
     return sum(parameter.numel for parameter in parameters(model))
 
 

@@ -21,8 +21,8 @@ from shoal_planner.strict import read
 Part = Literal["block", "embedding", "head"]
 _SHAPE = {
     "block": ("hidden", "heads", "kv_heads", "head_dim", "ffn", "block_options"),
-    "embedding": ("hidden", "vocab", "block_options"),
-    "head": ("hidden", "vocab", "block_options"),
+    "embedding": ("hidden", "vocab", "trains"),
+    "head": ("hidden", "vocab", "trains"),
 }
 
 
@@ -51,6 +51,7 @@ class LayerTime:
     vocab: int = 0
     head_dim: int = 0
     block_options: str = ""
+    trains: str = ""
 
     def __post_init__(self) -> None:
         if not self.head_dim and self.heads:

@@ -253,7 +253,7 @@ class _Relief:
         own = load.owned / _held(load, pipeline, stage, costs)  # as if all it holds were shared alike
         state = size * (load.shards.weights + load.shards.near) + GRADIENT_BYTES * load.shards.gradients
         fixed = load.memory.staging + line.fixed + in_flight * line.flight
-        fixed += line.end_elements * (state + OPTIMIZER_BYTES * own)
+        fixed += line.end_elements * (state + OPTIMIZER_BYTES * own) + line.frozen_ends
         elements, node, tp = line.block_elements, replica.node, replica.tp
         samples = max(1, replica.samples)
         plain_s = costs.part("block", node, tp, samples).total_s
@@ -266,7 +266,7 @@ class _Relief:
             again_bytes=line.again,
             selective_s=costs.part("block", node, tp, samples, "selective").total_s - plain_s,
             full_s=costs.part("block", node, tp, samples, "full").total_s - plain_s,
-            weight_bytes=elements * size * (load.shards.weights + load.shards.near),
+            weight_bytes=elements * size * (load.shards.weights + load.shards.near) + line.frozen_block,
             gradient_bytes=elements * GRADIENT_BYTES * load.shards.gradients,
             optimizer_bytes=elements * OPTIMIZER_BYTES * own,
             host_s=costs.update_s(node, elements * own, elements * own) - costs.update_s(node, elements * own),

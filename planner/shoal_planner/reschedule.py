@@ -58,9 +58,9 @@ def _bubble_s(plan: Plan) -> float:
 def _under(plan: Plan, schedule: str, costs: CostModel) -> Iterator[Plan]:
     plain = dataclasses.replace(plan, prediction=None, unused=(), reason="")
     if schedule == "zero_bubble":
-        if costs.job.model.module is not None:
-            return  # its gradients come as its own backward makes them
-        yield dataclasses.replace(plain, schedule="zero_bubble")
+        model = costs.job.model
+        if model.lora is None and model.module is None:  # else nothing is put off
+            yield dataclasses.replace(plain, schedule="zero_bubble")
         return
     most = max(map(_most_chunks, plan.pipelines))
     for count in range(2, most + 1) if most > 1 else (1,):

@@ -39,7 +39,10 @@ def slicing_of(stage: Stage) -> Slicing:
 
 
 def check_slices(plan: Plan, model: ModelSpec) -> None:
-    """Raises InvalidField, naming the first stage that this model and the rest of the plan cannot have in slices."""
+    """Raises InvalidField, naming the first stage that this model and the rest of the plan cannot have in slices, or a
+    schedule that is not for adapters."""
+    if model.lora is not None and plan.schedule == "zero_bubble":
+        raise InvalidField("schedule", plan.schedule, "puts gradients of weights off, and adapters have hardly any")
     splits = plan.sharding.weights != "none" or plan.sharding.gradients != "none"
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
@@ -55,6 +58,8 @@ def _problem(stage: Stage, model: ModelSpec, plan: Plan, *, splits: bool) -> str
         return "must be at least 1"
     if model.module is not None:
         return "must be 1: modules of a user's own are not cut into slices"
+    if model.lora is not None:
+        return "must be 1 where adapters are trained: what is frozen does not come together in a step"
     if not splits:
         return "must be 1 where sharding splits neither weights nor gradients: then nothing comes together in a step"
     if plan.schedule == "zero_bubble":

@@ -59,7 +59,9 @@ def stage_cost(costs: CostModel, node: str, tp: int, first: bool, last: bool) ->
             samples * (kept["none"] - kept["selective"]),
             samples * (kept["none"] - kept["full"]),
         ),
-        fixed_bytes=(line.end_elements + counts * line.block_elements) * line.state_size + line.staging,
+        fixed_bytes=(line.end_elements + counts * line.block_elements) * line.state_size
+        + (line.frozen_ends + counts * line.frozen_block)
+        + line.staging,
         flight_bytes=samples * (line.flight + counts[:, None] * kept["none"]),
         once_bytes=samples * line.fixed,
         again_bytes=samples * line.again,

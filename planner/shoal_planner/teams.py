@@ -165,6 +165,8 @@ class _Teams:
     def _slices(self, teams: tuple[Team, ...]) -> tuple[int, ...]:
         """Those that these teams may have."""
         model, degrees = self.costs.job.model, {replica.tp for team in teams for replica in team}
+        if model.lora is not None:
+            return ()
         most = most_slices(model, max(degrees)) if len(degrees) == 1 else 1
         return tuple(slices for slices in _SLICES if slices <= most)
 

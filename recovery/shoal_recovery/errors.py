@@ -7,6 +7,7 @@
           StoreRefused        it is there, and does not let us: credentials, permission, no such bucket
         StoreConflict       an object that must be written once is already there
         StoredPieceCorrupt  bytes do not have the checksum that the manifest promises
+        BaseChanged         the weights that adapters are trained beside are not what they were
 
 All cross process borders: positional arguments only, and the message in `__str__`.
 """
@@ -50,3 +51,14 @@ class StoreConflict(StoreError):
 
 class StoredPieceCorrupt(StoreError):
     pass
+
+
+class BaseChanged(StoreError):
+    """`expected` and `found` are fingerprints."""
+
+    def __init__(self, uri: str, expected: str, found: str) -> None:
+        problem = f"has changed since the job began: its fingerprint is {found}, and train.lora.base is {expected}"
+        super().__init__(uri, problem)
+        self.args = (uri, expected, found)
+        self.expected = expected
+        self.found = found

@@ -1,12 +1,14 @@
 """The weights that a training begins with, where a job says that these are elsewhere (`train.init_from`).
 
 A Hugging Face folder has a config.json; anything else is STORE/JOB, a job's checkpoints, of which `train.init_step`
-names one. Owns telling them apart. Does not own the formats (`hf_folder`, `checkpoints`).
+names one. A checkpoint of adapters stands for the model that they make of their base. Owns telling these apart, and
+whether the base of adapters is still what it was. Does not own the formats (`hf_folder`, `checkpoints`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -15,24 +17,26 @@ import numpy as np
 
 from shoal_planner.architecture import ModelSpec
 from shoal_planner.errors import InvalidField
-from shoal_planner.parameters import Parameter
-from shoal_recovery.checkpoints import list_manifests, load_manifest, load_model
-from shoal_recovery.errors import StoreError, StoreUnreachable
+from shoal_planner.parameters import Parameter, without_adapters
+from shoal_recovery.checkpoints import list_manifests, load_manifest, load_model, manifest_name
+from shoal_recovery.errors import BaseChanged, StoreError, StoreUnreachable
 from shoal_recovery.hf_folder import CONFIG, Array, HfFolder
 from shoal_recovery.manifest import check_whole
+from shoal_recovery.merging import MergedWeights
+from shoal_recovery.merging import ReadWeights as ReadWeights
 from shoal_recovery.reading import MasterIntervals
+from shoal_recovery.state import Manifest
 from shoal_recovery.store import Store, open_store
 
 _STEP = "train.init_step"
 # Contexts are made longer by changing these; the family says no more than how files are laid out.
 _FREE = ("family", "rope_theta", "rope_scaling", "window")
 T = TypeVar("T")
-ReadWeights = Callable[[Parameter, int, int], Array]
-"""Elements [first, last) of a flattened parameter."""
 
 
 def open_weights(uri: str, step: int | None, model: ModelSpec) -> ReadWeights:
-    """Looks what is there. Raises, and what it answers does, InvalidField where that cannot be this model's weights,
+    """Looks what is there; for a model with adapters, for what these are beside. Raises, and what it answers does,
+    InvalidField where that cannot be this model's weights, BaseChanged where other weights have come in their place,
     and StoreUnreachable where it cannot be read at present."""
     read = _explained(uri, lambda: _open(uri, step, model))
     return lambda parameter, first, last: _explained(uri, lambda: read(parameter, first, last))
@@ -41,6 +45,32 @@ def open_weights(uri: str, step: int | None, model: ModelSpec) -> ReadWeights:
 def open_model(uri: str, step: int | None) -> tuple[ModelSpec, ReadWeights]:
     """What is there, with its own shape; of checkpoints the newest by default. Raises as `open_weights`."""
     return _explained(uri, lambda: _open_any(uri, step))
+
+
+def fingerprint(uri: str, step: int | None) -> str:
+    """The same for the same weights, wherever they are. Of a folder of Hugging Face's it is made of all that its files
+    say of their tensors, and of samples of these. Raises as `open_weights`."""
+    return _explained(uri, lambda: _fingerprint(uri, step))
+
+
+def _fingerprint(uri: str, step: int | None) -> str:
+    store = open_store(uri)
+    if HfFolder(store).is_there():
+        return HfFolder(store).fingerprint()
+    place, job = _job_at(uri)
+    if step is None:
+        raise _not_there(uri, step, list_manifests(open_store(place), job))
+    # It has the checksums of all pieces.
+    return f"sha256:{hashlib.sha256(open_store(place).read(manifest_name(job, step))).hexdigest()}"
+
+
+def _check_base(uri: str, step: int | None, model: ModelSpec) -> None:
+    expected = None if model.lora is None else model.lora.base.fingerprint
+    if expected is None:
+        return
+    found = _fingerprint(uri, step)
+    if found != expected:
+        raise BaseChanged(uri, expected, found)
 
 
 def _open_any(uri: str, step: int | None) -> tuple[ModelSpec, ReadWeights]:
@@ -53,7 +83,7 @@ def _open_any(uri: str, step: int | None) -> tuple[ModelSpec, ReadWeights]:
         step = there[0] if step is None and there else step
         if step not in there:
             raise _not_there(uri, step, there)
-        model = load_model(open_store(place), job, step)
+        model = without_adapters(load_model(open_store(place), job, step))
     return model, _open(uri, step, model)
 
 
@@ -64,14 +94,16 @@ def _job_at(uri: str) -> tuple[str, str]:
 
 
 def _open(uri: str, step: int | None, model: ModelSpec) -> ReadWeights:
+    _check_base(uri, step, model)
+    whole = without_adapters(model)
     store = open_store(uri)
     if HfFolder(store).is_there():
         if step is not None:
             raise InvalidField(_STEP, step, f"{uri} is a Hugging Face folder, which has no steps")
         folder = HfFolder(store)
-        _check_alike(folder.model, model)
-        folder.check(model)
-        return partial(folder.values, model)
+        _check_alike(folder.model, whole)
+        folder.check(whole)
+        return partial(folder.values, whole)
     place, job = _job_at(uri)
     return _stored(open_store(place), job, step, model)
 
@@ -80,10 +112,22 @@ def _stored(store: Store, job: str, step: int | None, model: ModelSpec) -> ReadW
     there = list_manifests(store, job)
     if step not in there:  # nor is the newest one taken, which may be another one when the next rank looks
         raise _not_there(f"{store.uri}/{job}", step, there)
-    _check_alike(load_model(store, job, step), model)
-    manifest = load_manifest(store, job, step)
+    theirs = load_model(store, job, step)
+    _check_alike(theirs, model)
+    if theirs.lora is not None and model.lora is not None:
+        problem = f"{store.uri}/{job} has adapters: export them merged, and begin with that folder"
+        raise InvalidField("train.lora", f"rank {model.lora.rank}", problem)
+    return stored_weights(store, load_manifest(store, job, step), theirs)
+
+
+def stored_weights(store: Store, manifest: Manifest, model: ModelSpec) -> ReadWeights:
+    """The weights of a stored step of `model`; of one with adapters, those that they make of their base. Raises as
+    `open_weights`."""
     check_whole(manifest, model)
     masters = MasterIntervals(store, manifest)
+    if model.lora is not None:
+        base = model.lora.base
+        return MergedWeights(model, open_weights(base.uri, base.step, model), masters).read
 
     def read(parameter: Parameter, first: int, last: int) -> Array:
         return np.frombuffer(masters.read(parameter.fqn, first, last), dtype="<f4")
@@ -95,7 +139,7 @@ def _check_alike(theirs: ModelSpec, model: ModelSpec) -> None:
     """That weights mean the same in both: many differences show in no shape."""
     for field in dataclasses.fields(ModelSpec):
         there, here = getattr(theirs, field.name), getattr(model, field.name)
-        if field.name not in _FREE and there != here:
+        if field.name not in (*_FREE, "lora") and there != here:
             raise InvalidField(f"model.{field.name}", here, f"is {there!r} where these weights were trained")
 
 
@@ -108,7 +152,7 @@ def _not_there(uri: str, step: int | None, there: Sequence[int]) -> Exception:
 def _explained(uri: str, read: Callable[[], T]) -> T:
     try:
         return read()
-    except StoreUnreachable:
+    except (StoreUnreachable, BaseChanged):
         raise
     except (StoreError, InvalidField) as error:
         if isinstance(error, InvalidField) and error.field == _STEP:

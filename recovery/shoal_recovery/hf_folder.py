@@ -6,6 +6,7 @@ each tensor lies; the whole format is that simple). Does not own what tensors ar
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -32,6 +33,7 @@ _INDEX = f"{_WHOLE}.index.json"
 _MOST_HEADER_BYTES = 100 * 1024**2  # what the format's own reader accepts
 _LENGTH_BYTES = 8
 _READ_BYTES = 1 << 26
+_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of a file, for its fingerprint
 _ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -60,6 +62,24 @@ class HfFolder:
         """That all tensors of this model are there in the right shapes; reads headers alone."""
         for parameter in parameters(model):
             self._find(place_of(model, parameter), parameter)
+
+    def fingerprint(self) -> str:
+        """Of the headers of all files of weights, and of samples of what comes after these: the same wherever the
+        folder is, and another for weights that were trained on."""
+        found = hashlib.sha256()
+        for file in self._files():
+            (length,) = struct.unpack("<Q", self._store.read(file, 0, _LENGTH_BYTES))
+            tensors = list(dict(self._header(file)).values())
+            sizes = (math.prod(one.shape) * _ELEMENT_BYTES.get(one.dtype, 1) for one in tensors)
+            ends = (one.offset + size for one, size in zip(tensors, sizes, strict=True))
+            begin = _LENGTH_BYTES + length
+            room = max(ends, default=begin) - begin - _SAMPLE_BYTES
+            found.update(self._store.read(file, 0, begin))
+            for number in range(_SAMPLES if room > 0 else 0):
+                found.update(self._store.read(file, begin + room * number // (_SAMPLES - 1), _SAMPLE_BYTES))
+            if room <= 0:
+                found.update(self._store.read(file, begin))
+        return f"sha256:{found.hexdigest()}"
 
     def values(self, model: ModelSpec, parameter: Parameter, first: int, last: int) -> Array:
         """Elements [first, last) of the flattened parameter as it is stored here."""

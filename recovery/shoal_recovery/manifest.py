@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
-from shoal_planner.parameters import Parameter, parameters
+from shoal_planner.parameters import ADAPTER_A, ADAPTER_B, Parameter, parameters
 from shoal_planner.strict import read
 from shoal_recovery.crc import checksum
 from shoal_recovery.intervals import covers, merge
@@ -38,11 +38,13 @@ _NOTES = (
     "Each parameter is stored flattened in row-major order of its shape, cut into pieces [first, last). Kinds: master "
     "(the weights in full precision), exp_avg and exp_avg_sq (the moments of AdamW). Dimensions name what each "
     "dimension means: [in, out] is used as x @ W, [out, in] as x @ W.T. Checksums are CRC-32 (zlib) of the piece. An "
-    "object is a safetensors file whose tensors, named parameter/kind/first-last, are its pieces."
+    "object is a safetensors file whose tensors, named parameter/kind/first-last, are its pieces. Where the model has "
+    "lora, the parameters are adapters a and b beside matrices W of its base: these compute with W + alpha / rank b a."
 )
 _COLUMNS = ("object", "parameter", "kind", "first", "last", "offset", "num_bytes", "checksum")
 _SEAL = ',"checksum":"'
 _USED_AS_X_W = ("attention.o.weight", "mlp.down.weight")
+_OF_A, _OF_B = f".{ADAPTER_A}.weight", f".{ADAPTER_B}.weight"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in OWNED_KINDS}
 
 
@@ -170,6 +172,10 @@ def _dimensions(parameter: Parameter) -> list[str]:
         return ["position", "hidden"]
     if parameter.fqn in ("embedding.weight", "head.weight"):
         return ["vocabulary", "hidden"]
+    if parameter.fqn.endswith(_OF_B):
+        return ["out", "rank"]
+    if parameter.fqn.endswith(_OF_A):
+        return ["in", "rank"] if parameter.cut else ["rank", "in"]
     return ["in", "out"] if parameter.fqn.endswith(_USED_AS_X_W) else ["out", "in"]
 
 

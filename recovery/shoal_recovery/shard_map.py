@@ -12,7 +12,8 @@ shares): number i gets [floor(n * (s_1 + .. + s_{i-1}) / S), floor(n * (s_1 + ..
 in every circle a rank's part is its share of the circle's, up to rounding; and what it has at a level lies within what
 it has at the levels below: what circles sum at the end of a step is summed by those who keep the same part.
 
-Of a replicated parameter other tp ranks keep the same weights as tp rank 0 of their replica.
+Of a replicated parameter other tp ranks keep the same weights as tp rank 0 of their replica. What is frozen is never
+split.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shoal_planner.circles import circles
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_planner.levels import LEVELS, Level
-from shoal_planner.parameters import Parameter, parameters, stage_units
+from shoal_planner.parameters import Parameter, frozen, parameters, stage_units
 from shoal_planner.plan import Plan, RankPlace, Replica
 from shoal_planner.slices import check_slices, slicing_of
 from shoal_recovery.intervals import Interval, merge
@@ -63,6 +64,9 @@ def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
                 found[name, rank].extend(Span(fqn=parameter.fqn, first=first, last=last) for first, last in intervals)
         for rank in hosted.get(parameter.units[0], ()):
             found["hosted", rank].extend(span for span in found["owns", rank] if span.fqn == parameter.fqn)
+    for parameter in sorted(frozen(model), key=lambda parameter: parameter.fqn):
+        for rank, (first, last) in division.runs_with(_slices(parameter, by_unit)):
+            found["frozen", rank].append(Span(fqn=parameter.fqn, first=first, last=last))
     return ShardMap(
         ranks=tuple(
             RankState(
@@ -77,7 +81,7 @@ def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
     )
 
 
-_FIELDS = ("holds", "keeps", "contributes", "sums", "owns", "vouches", "near", "relays", "hosted")
+_FIELDS = ("holds", "keeps", "contributes", "sums", "owns", "vouches", "near", "relays", "hosted", "frozen")
 
 
 class _Division:
@@ -106,6 +110,10 @@ class _Division:
             tp_rank=place.tp_rank,
             tp=place.tp,
         )
+
+    def runs_with(self, slices: Sequence[_Slice]) -> Iterator[tuple[int, Interval]]:
+        """What each rank that runs samples has of a parameter that nobody owns: its slice, whatever is split."""
+        return ((one.place.rank, one.interval) for one in slices if self._busy[one.place.rank])
 
     def divide(self, slices: Sequence[_Slice]) -> dict[str, _Parts]:
         """By field of RankState what each rank has of a parameter."""

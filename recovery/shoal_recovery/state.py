@@ -119,6 +119,9 @@ class RankState:
 
     Where the plan asks for that, nodes hold together within a step: the rank has `near` of the weights that its node
     gathered, and sums gradients of `relays` for its node before they go on to others.
+
+    Where adapters are trained it also computes with the weights of `frozen`. Nobody owns these: whoever lacks them
+    reads them again from where training began.
     """
 
     rank: int
@@ -132,6 +135,7 @@ class RankState:
     near: tuple[Span, ...] = ()
     relays: tuple[Span, ...] = ()
     hosted: tuple[Span, ...] = ()
+    frozen: tuple[Span, ...] = ()
     circles: Circles = ALONE
     slicing: Slicing = UNCUT  # of the units that it runs
 

@@ -47,15 +47,16 @@ def export(
     what: Annotated[str, typer.Argument(metavar="ID", help="A job's id, or STORE-URI/ID where no server is asked.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write to.")],
     step: Annotated[int | None, typer.Option(metavar="N", help="Which checkpoint (default: the newest).")] = None,
-    # The only one so far; it has to be named, so that another may become the default one day.
     format_: Annotated[
-        Literal["hf"], typer.Option("--format", help="hf: a Hugging Face folder, of the model's family.")
+        Literal["hf", "peft"],
+        typer.Option("--format", help="hf: a Hugging Face folder, adapters merged; peft: adapters alone."),
     ] = "hf",
     as_json: AsJson = False,
 ) -> None:
     """Write the weights of a checkpoint for other tools. Needs access to the job's object store from here."""
     try:
         from shoal.export_hf import export_hf
+        from shoal.export_peft import export_peft
         from shoal_recovery.checkpoints import load_manifest, load_model
         from shoal_recovery.store import open_store
     except ModuleNotFoundError as error:
@@ -65,7 +66,11 @@ def export(
         store = open_store(uri)
         chosen = _step(store, job_id, step)
         model = model or load_model(store, job_id, chosen)
-        written = export_hf(store, load_manifest(store, job_id, chosen), model, seq_len, out)
+        manifest = load_manifest(store, job_id, chosen)
+        if format_ == "peft":
+            written = export_peft(store, manifest, model, out)
+        else:
+            written = export_hf(store, manifest, model, seq_len, out)
     except InvalidField as error:
         raise BadUsage(str(error)) from error
     except (StoreError, OSError) as error:

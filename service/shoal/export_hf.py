@@ -15,9 +15,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from shoal_planner.job import ModelSpec
-from shoal_planner.parameters import parameters
+from shoal_planner.parameters import parameters, without_adapters
+from shoal_recovery.first_weights import ReadWeights, stored_weights
 from shoal_recovery.hf_layout import also_named, config_of_model, place_of
-from shoal_recovery.reading import read_parameters
 from shoal_recovery.state import Manifest
 from shoal_recovery.store import Store
 
@@ -29,15 +29,16 @@ _METADATA = {"format": "pt"}  # without it, their loader refuses a file
 def export_hf(
     store: Store, manifest: Manifest, model: ModelSpec, seq_len: int | None, folder: Path, file_bytes: int = _FILE_BYTES
 ) -> tuple[Path, ...]:
-    """Writes the float32 weights, at most about `file_bytes` to a file; what was written. Raises StoreError, OSError,
-    and InvalidField for a model that its family there cannot be."""
-    config = config_of_model(model, seq_len)
+    """Writes the float32 weights, at most about `file_bytes` to a file; what was written. Adapters are merged into
+    their base. Raises StoreError, OSError, and InvalidField for a model that its family there cannot be."""
+    whole = without_adapters(model)
+    config = config_of_model(whole, seq_len)
     folder.mkdir(parents=True, exist_ok=True)
-    num_files = _num_files(model, file_bytes)
+    num_files = _num_files(whole, file_bytes)
     _check_free(folder, num_files)
     file = folder / "config.json"
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="ascii")
-    weights = _write(_tensors(store, manifest, model), num_files, file_bytes, folder)
+    weights = _write(_tensors(stored_weights(store, manifest, model), whole), num_files, file_bytes, folder)
     return (file, *weights)
 
 
@@ -53,17 +54,16 @@ def _name(number: int, num_files: int) -> str:
     return "model.safetensors" if num_files == 1 else f"model-{number:05d}-of-{num_files:05d}.safetensors"
 
 
-def _tensors(store: Store, manifest: Manifest, model: ModelSpec) -> Iterator[tuple[str, Any]]:
+def _tensors(read: ReadWeights, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     """By their names. What is one tensor there comes when its last part has."""
-    known = {parameter.fqn: parameter for parameter in parameters(model)}
     parts: defaultdict[str, list[Any]] = defaultdict(list)
-    for fqn, data in read_parameters(store, manifest, model):
-        place = place_of(model, known[fqn])
-        values = np.frombuffer(data, dtype="<f4").reshape(known[fqn].shape)
+    for parameter in parameters(model):
+        place = place_of(model, parameter)
+        values = read(parameter, 0, parameter.numel).reshape(parameter.shape)
         parts[place.name].append(values.T if place.turned else values)
         if place.third + 1 == place.thirds:
             whole = np.ascontiguousarray(np.concatenate(parts.pop(place.name), axis=-1))
-            for name in (place.name, *also_named(model, known[fqn])):
+            for name in (place.name, *also_named(model, parameter)):
                 yield name, whole
 
 

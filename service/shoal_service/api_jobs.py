@@ -56,7 +56,7 @@ async def _known(deps: Services, key: str | None, wanted_hash: str) -> JobRow | 
 
 
 async def _create(deps: Services, spec: JobSpec, wanted_hash: str, key: str | None) -> JobRow:
-    await check_surroundings(spec, deps.settings.store_check_s)
+    spec = await check_surroundings(spec, deps.settings.store_check_s)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
     cluster_id = await deps.planner.choose_cluster(spec, candidates)

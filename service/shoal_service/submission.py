@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, parse_job
-from shoal_recovery.errors import StoreError
-from shoal_recovery.first_weights import open_weights
+from shoal_recovery.errors import BaseChanged, StoreError
+from shoal_recovery.first_weights import fingerprint, open_weights
 from shoal_recovery.hf_jobs import with_hf_model
 from shoal_recovery.store import open_store
 from shoal_service.errors import invalid_field
@@ -40,12 +41,14 @@ async def read_job(value: object, store_check_s: float) -> JobSpec:
         raise invalid_field(slow) from error
 
 
-async def check_surroundings(job: JobSpec, store_check_s: float) -> None:
-    """Data readable and large enough, checkpoint place writable. Raises BadInput."""
+async def check_surroundings(job: JobSpec, store_check_s: float) -> JobSpec:
+    """Data readable and large enough, weights to begin with those of the model, checkpoint place writable. The job,
+    which knows from then on what its adapters are beside. Raises BadInput."""
     try:
         await asyncio.to_thread(_check_data, job)
-        await _check_weights(job, store_check_s)
+        found = await _with_weights(job, store_check_s)
         await _check_store(job, store_check_s)
+        return found
     except InvalidField as error:
         raise invalid_field(error) from error
 
@@ -107,17 +110,28 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-async def _check_weights(job: JobSpec, store_check_s: float) -> None:
+async def _with_weights(job: JobSpec, store_check_s: float) -> JobSpec:
     uri = job.train.init_from
     if uri is None:
-        return
+        return job
     try:
         async with asyncio.timeout(store_check_s):
-            await asyncio.to_thread(open_weights, uri, job.train.init_step, job.model)
+            return await asyncio.to_thread(_looked_at, job, uri)
+    except BaseChanged as error:
+        raise InvalidField("train.lora.base", error.expected, f"is not that of {uri}, {error.found}") from error
     except StoreError as error:
         raise InvalidField("train.init_from", uri, f"cannot be read: {error.problem}") from error
     except TimeoutError as error:
         raise InvalidField("train.init_from", uri, f"did not answer within {store_check_s:g} s") from error
+
+
+def _looked_at(job: JobSpec, uri: str) -> JobSpec:
+    train = job.train
+    open_weights(uri, train.init_step, job.model)
+    if train.lora is None or train.lora.base is not None:
+        return job
+    lora = replace(train.lora, base=fingerprint(uri, train.init_step))
+    return replace(job, train=replace(train, lora=lora))
 
 
 async def _check_store(job: JobSpec, store_check_s: float) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, parse_plan
-from shoal_recovery.errors import StoreError
+from shoal_recovery.errors import BaseChanged, StoreError
 from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import RankState, ShardMap, Transfer
@@ -44,6 +44,7 @@ from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
 from shoal_workers.first_values import first_values
+from shoal_workers.frozen import FrozenWeights
 from shoal_workers.lending import coming
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
@@ -87,6 +88,7 @@ class EpochRun:
         node: str,
         device: str,
         old: WholeState | None,
+        frozen: FrozenWeights | None,
         settings: WorkerSettings,
         lifeline: Lifeline,
         say: Callable[[Any], None],
@@ -102,6 +104,7 @@ class EpochRun:
         self._memory = DeviceMemory(device, order.memory_limit_bytes, order.host_limit_bytes)
         self._computes_on = devices.CPU
         self._old = old if old is not None and old.step == order.step else None
+        self._frozen = frozen  # of before
         self._settings = settings
         self._lifeline = lifeline
         self._say = say
@@ -126,6 +129,11 @@ class EpochRun:
         if self.live is not None and self.live.tag is not None:
             return WholeState(live=self.live, step=self.live.tag, epoch=self.epoch, rank=self._order.rank)
         return None if self._restored else self._old
+
+    @property
+    def frozen(self) -> FrozenWeights | None:
+        """To be asked when the run has ended: weights that are the same in every step."""
+        return self._frozen if self.live is None else self.live.frozen
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -186,6 +194,8 @@ class EpochRun:
                 self._live_through()
         except EpochAbandoned:
             pass  # the supervisor knows: it gave the order
+        except BaseChanged as error:
+            self._trouble(str(error), fatal=True, code="base_changed")  # no plan brings the old one back
         except (PeerLost, FetchFailed, ConnectionClosed, StoreError) as error:
             self._trouble(str(error))
         except StepRefused as error:
@@ -237,7 +247,7 @@ class EpochRun:
         self._progress()
         snapshots, (exchange, gate) = opening.result(), meeting.result()
         self._restored = True
-        self._old = None  # only now may the state of before go
+        self._old = self._frozen = None  # only now may the state of before go
         rebuilt_s = time.monotonic()
         self._say(
             m.Ready(
@@ -290,7 +300,15 @@ class EpochRun:
         if self._old is not None and self._order.transfers is not None:
             lent = self._old.live.lend(coming(transfers_from_rows(self._order.rank, self._order.transfers)))
         precision = job.train.precision
-        return LiveState.build(job.model, state, precision, self._memory, device=self._computes_on, lent=lent)
+        return LiveState.build(
+            job.model,
+            state,
+            precision,
+            self._memory,
+            device=self._computes_on,
+            lent=lent,
+            frozen_before=self._frozen,
+        )
 
     def _compile(self, job: JobSpec, plan: Plan) -> None:
         """Before any peer waits for this rank, which meanwhile says that it gets on."""
@@ -316,6 +334,7 @@ class EpochRun:
         if self._order.transfers is None:
             self._patiently(lambda: live.initialise(first_values(job), self._go_on))
             return brought
+        self._patiently(lambda: live.frozen.fill(lambda: first_values(job), self._go_on))
         assert job.checkpoint.uri is not None or all(row[5] != "store" for row in self._order.transfers)
         fetcher = Fetcher(
             Sources(

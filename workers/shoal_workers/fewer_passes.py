@@ -58,7 +58,7 @@ class _RmsNorm(torch.autograd.Function):
         scaled_TH = x_BSH.flatten(0, -2).float() * scale_T1
         product_TH = slope_TH * scaled_TH
         mean_T1 = (product_TH @ weight_H.float()).unsqueeze(-1).div_(product_TH.shape[-1])
-        weight_slope_H = product_TH.sum(0).to(weight_H.dtype)
+        weight_slope_H = product_TH.sum(0).to(weight_H.dtype) if ctx.needs_input_grad[1] else None
         x_slope_TH = torch.mul(slope_TH, scale_T1, out=product_TH).mul_(weight_H)
         x_slope_TH.addcmul_(scaled_TH, mean_T1.mul_(scale_T1), value=-1)
         return x_slope_TH.to(x_BSH.dtype).view(x_BSH.shape), weight_slope_H, None

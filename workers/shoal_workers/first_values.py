@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal_planner.job import JobSpec
-from shoal_planner.parameters import Parameter
+from shoal_planner.parameters import Parameter, parameters
 from shoal_recovery.first_weights import open_weights
 from shoal_workers.initial import initial_values
 from shoal_workers.own_modules import OwnValues
@@ -19,10 +19,22 @@ FirstValues = Callable[[Parameter, int, int], Tensor]
 
 
 def first_values(job: JobSpec) -> FirstValues:
-    """Raises, and what it answers does, as `open_weights`; of modules of the user's own what these raise."""
+    """Of what is trained, and of what is frozen. Raises, and what it answers does, as `open_weights`; of modules of the
+    user's own what these raise."""
     if job.train.init_from is None and job.model.module is not None:
         return OwnValues(job.model, job.train.seed)
+
+    def drawn(parameter: Parameter, first: int, last: int) -> Tensor:
+        return initial_values(parameter, job.model, job.train.seed, first, last)
+
     if job.train.init_from is None:
-        return lambda parameter, first, last: initial_values(parameter, job.model, job.train.seed, first, last)
+        return drawn
     read = open_weights(job.train.init_from, job.train.init_step, job.model)
-    return lambda parameter, first, last: torch.from_numpy(read(parameter, first, last))
+    adapters = frozenset(parameter.fqn for parameter in parameters(job.model) if job.model.lora is not None)
+
+    def found(parameter: Parameter, first: int, last: int) -> Tensor:
+        if parameter.fqn in adapters:
+            return drawn(parameter, first, last)
+        return torch.from_numpy(read(parameter, first, last))
+
+    return found

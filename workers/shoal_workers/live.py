@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from shoal_planner.job import ModelSpec
-from shoal_planner.parameters import Parameter, parameters
+from shoal_planner.parameters import Parameter, frozen, parameters
 from shoal_planner.slices import Portion
 from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, RankState, ShardKey, Span, common, without
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.first_values import FirstValues
 from shoal_workers.flat import FlatBuffer, UnitBuffers
+from shoal_workers.frozen import FrozenWeights
 from shoal_workers.hosted import HostedState, passing_bytes
 from shoal_workers.lending import Buffers, Lent
 from shoal_workers.memory import DeviceMemory, Ledger
@@ -36,6 +37,7 @@ _Charge = tuple[Ledger, str, int]
 _AT_ONCE = 1 << 26  # elements of a parameter's first values, 256 MiB: all of most parameters
 
 WEIGHTS = "weights"
+FROZEN = "frozen weights"
 GRADIENTS = "gradients"
 OPTIMIZER = "optimizer state"
 SECONDARY = "secondary weights"
@@ -61,11 +63,13 @@ class LiveState:
         owned: dict[Kind, FlatBuffer],
         hosted: HostedState,
         secondary: dict[int, FlatBuffer],
+        frozen_weights: FrozenWeights,
     ) -> None:
         self.model = model
         self.state = state
         self.tag: int | None = None
         self.hosted = hosted
+        self.frozen = frozen_weights
         self._memory = memory
         self._dtype = dtype
         self._weights = weights
@@ -90,9 +94,10 @@ class LiveState:
         *,
         device: torch.device | str = "cpu",
         lent: Lent | None = None,
+        frozen_before: FrozenWeights | None = None,
     ) -> LiveState:
-        """Allocates everything, with no tag and, but for gradients, no values; what is `lent` is used as it is. Raises
-        OutOfDeviceMemory, having charged nothing."""
+        """Allocates everything, with no tag and, but for gradients, no values; what is `lent` is used as it is, and
+        what was frozen before where it fits. Raises OutOfDeviceMemory, having charged nothing."""
         dtype, device = weight_dtype(precision), torch.device(device)
         buffers = Buffers(lent=lent, dtype=dtype, device=device)
         holds, keeps, gives, sums = (
@@ -107,6 +112,7 @@ class LiveState:
             (memory, WEIGHTS, _num_kept(holds, keeps, split_weights) * dtype.itemsize),
             (memory, GRADIENTS, _num_kept(holds, sums, split_gradients) * ELEMENT_BYTES),
             (memory, OPTIMIZER, sum(map(_num_bytes, owned.values()))),
+            (memory, FROZEN, sum(span.numel for span in state.frozen) * dtype.itemsize),
             (memory, SECONDARY, sum(span.numel for span in state.near) * dtype.itemsize),
             (memory.host, OPTIMIZER, _num_bytes(state.hosted) * len(OWNED_KINDS)),
             (memory.host, PASSING, passing_bytes(hosted)),
@@ -122,6 +128,7 @@ class LiveState:
             {kind: buffers.owned(kind, spans) for kind, spans in owned.items()},
             HostedState(hosted, device),
             {unit: FlatBuffer(spans, dtype, device) for unit, spans in _spans_by_unit(model, state.near).items()},
+            _frozen_weights(model, state.frozen, dtype, device, frozen_before),
         )
         live._charges = charges
         live.zero_gradients()
@@ -249,7 +256,10 @@ class LiveState:
 
     def parameter(self, fqn: str, number: int = 0) -> Tensor:
         """The held rows of this parameter in the portion of its unit of this number, as a leaf that autograd may use: a
-        view of the weights, whose gradients add up in the gradient buffer. KeyError if this rank does not hold it."""
+        view of the weights, whose gradients add up in the gradient buffer; no leaf where it is frozen. KeyError if this
+        rank does not hold it."""
+        if fqn in self.frozen:
+            return self.frozen.parameter(fqn)
         if (fqn, number) not in self._leaves:
             self._leaves[fqn, number] = self._leaf(fqn, number)
         return self._leaves[fqn, number]
@@ -278,6 +288,7 @@ class LiveState:
     def initialise(self, values: FirstValues, go_on: Callable[[], None] = lambda: None) -> None:
         """Becomes step 0, the same in every layout. `go_on` is called before each part, and may
         raise."""
+        self.frozen.fill(lambda: values, go_on)
         wanted = [(self.weight(span), span) for span in self.state.keeps]
         wanted += [(self.master(span), span) for span in (*_apart(self.state, self._dtype), *self.state.hosted)]
         for place, span in wanted:
@@ -326,6 +337,16 @@ class LiveState:
         for span in self._stale.pop(fqn, ()):
             self._gradients.reopen(self._home(span))
             self._gradients.kept(self._home(span), span).zero_()
+
+
+def _frozen_weights(
+    model: ModelSpec, spans: tuple[Span, ...], dtype: torch.dtype, device: torch.device, before: FrozenWeights | None
+) -> FrozenWeights:
+    known = {parameter.fqn: parameter for parameter in frozen(model)}
+    by_unit: dict[int, list[Span]] = {}
+    for span in spans:
+        by_unit.setdefault(home_unit(known[span.fqn]), []).append(span)
+    return FrozenWeights(by_unit, known, dtype, device, before)
 
 
 def home_unit(parameter: Parameter) -> int:

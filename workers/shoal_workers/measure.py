@@ -18,8 +18,9 @@ from torch import Tensor
 
 from shoal_planner.cluster import DeviceRef
 from shoal_planner.job import JobSpec, ModelSpec
-from shoal_planner.parameters import parameters
+from shoal_planner.parameters import frozen, parameters
 from shoal_recovery.state import Kind, RankState, Span
+from shoal_workers.adapting import adapted
 from shoal_workers.compiling import compiled
 from shoal_workers.devices import CPU, synchronise
 from shoal_workers.exchange import SoloExchange
@@ -28,7 +29,7 @@ from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Block, Embedding, Head, Lookup, Weights, rotary_of
 from shoal_workers.optimizer import OwnedAdamW
 from shoal_workers.own_modules import OwnUnits
-from shoal_workers.products import ByAutograd
+from shoal_workers.products import ByAutograd, Products
 from shoal_workers.remaking import keeping
 from shoal_workers.slopes import backward
 from shoal_workers.tensor_parallel import TensorGroup
@@ -55,7 +56,7 @@ def measure_block(
         block: Callable[[Tensor], Tensor] = _own_unit(model, 1, tp, precision, device)
     else:
         weights = Weights(model=model, lookup=_weights(model, tp, precision, device), group=_alone())
-        block = Block(model, 0, weights, rotary_of(model, seq_len, device), keeping, ByAutograd())
+        block = Block(model, 0, weights, rotary_of(model, seq_len, device), keeping, _products(weights, 0))
     x_BSH = _activations(model, seq_len, samples, precision, device)
     return _measure(lambda: block(x_BSH), threads, repeats, device)
 
@@ -65,7 +66,7 @@ def compile_block(job: JobSpec, tp: int, samples: int, device: torch.device) -> 
     model, train = job.model, job.train
     weights = Weights(model=model, lookup=_weights(model, tp, train.precision, device), group=_alone())
     rotary = rotary_of(model, train.seq_len, device, compiled)
-    block = Block(model, 0, weights, rotary, keeping, ByAutograd(), way=compiled)
+    block = Block(model, 0, weights, rotary, keeping, _products(weights, 0), way=compiled)
     x_BSH = _activations(model, train.seq_len, samples, train.precision, device)
     with torch.no_grad():
         block(x_BSH)
@@ -110,7 +111,7 @@ def measure_head(
         head: Callable[[Tensor, Tensor], Tensor] = _own_unit(model, model.layers + 1, tp, precision, device)
     else:
         weights = Weights(model=model, lookup=_weights(model, tp, precision, device), group=_alone())
-        head = Head(model, weights, ByAutograd())
+        head = Head(model, weights, _products(weights, None))
     x_BSH = _activations(model, seq_len, samples, precision, device)
     targets_BS = torch.randint(model.vocab, (samples, seq_len), device=device)
     return _measure(lambda: head(x_BSH, targets_BS), threads, repeats, device)
@@ -179,7 +180,16 @@ def _round(forward: Callable[[], Tensor], device: torch.device) -> Seconds:
     made: list[Tensor] = []
     forward_s = _seconds(lambda: made.append(forward()), device)
     slope = torch.ones_like(made[0])
-    return forward_s, _seconds(lambda: backward(made[0], slope), device)
+    back: Callable[[], object] = partial(backward, made[0], slope)
+    if not made[0].requires_grad:  # a frozen embedding has none
+        back = float
+    return forward_s, _seconds(back, device)
+
+
+def _products(weights: Weights, layer: int | None) -> Products:
+    if weights.model.lora is None:
+        return ByAutograd()
+    return adapted(weights.model, layer, weights.lookup, weights.group)
 
 
 @contextmanager
@@ -194,7 +204,8 @@ def _threads(wanted: int) -> Iterator[None]:
 
 def _weights(model: ModelSpec, tp: int, precision: Precision, device: torch.device) -> Lookup:
     """What tp rank 0 holds, made up on demand."""
-    known = {parameter.fqn: parameter for parameter in parameters(model)}
+    trained = {parameter.fqn for parameter in parameters(model)}
+    known = {parameter.fqn: parameter for parameter in (*frozen(model), *parameters(model))}
     made: dict[str, Tensor] = {}
 
     def lookup(fqn: str, number: int = 0) -> Tensor:
@@ -202,7 +213,7 @@ def _weights(model: ModelSpec, tp: int, precision: Precision, device: torch.devi
         if fqn not in made:
             first, last = known[fqn].interval(0, tp)
             flat = torch.randn(last - first, device=device).mul_(_STD).to(weight_dtype(precision))
-            made[fqn] = flat.view(-1, *known[fqn].shape[1:]).requires_grad_()
+            made[fqn] = flat.view(-1, *known[fqn].shape[1:]).requires_grad_(fqn in trained)
         return made[fqn]
 
     return lookup

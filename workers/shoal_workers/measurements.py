@@ -48,6 +48,7 @@ def figures(spec: JobSpec, device: str, answer: Measured, source: str) -> Profil
             kv_heads=spec.model.num_kv_heads,
             head_dim=spec.model.head_size,
             block_options=spec.model.block_options,
+            trains=spec.model.trains,
             ffn=spec.model.ffn,
             vocab=spec.model.vocab,
         )

@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal_planner.job import ModelSpec
-from shoal_planner.parameters import Parameter, parameters
+from shoal_planner.parameters import Parameter, frozen, parameters
 from shoal_planner.plan import Recompute
 from shoal_planner.slices import UNCUT, Slicing, cuts
+from shoal_workers.adapting import Lookup as Lookup
+from shoal_workers.adapting import adapted
 from shoal_workers.chunked import summed_product
 from shoal_workers.compiling import Way, as_written
 from shoal_workers.fewer_passes import layer_norm, rms_norm
@@ -34,11 +35,6 @@ from shoal_workers.tensor_parallel import TensorGroup, cross_entropy_sum, embed,
 
 Gates = Callable[[int], Sequence[Gate]]  # of the slices of a unit
 _NORM_VECTORS = {"rms": ("weight",), "layer": ("weight", "bias")}
-
-
-class Lookup(Protocol):
-    def __call__(self, fqn: str, number: int = 0) -> Tensor:
-        """The rows of a parameter that this rank has in the portion of its unit of this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +167,11 @@ class Block:
         if one.gate is not None:
             return self._products.matmul(x, weight_IO)
         if self._group.overlaps:
-            return summed_product(x, weight_IO, self._group, self._products.add)
-        return leave(self._products.matmul(x, weight_IO), self._group)
+            out = summed_product(x, weight_IO, self._group, self._products.add)
+        else:
+            out = leave(self._products.matmul(x, weight_IO), self._group)
+        beside = self._products.beside(x, weight_IO)
+        return out if beside is None else out + beside
 
     def _attend(self, x_BSH: Tensor, one: Slice, norms_2D: Tensor | None) -> Tensor:
         *qkv, o = one.weights
@@ -286,18 +285,18 @@ class Builder:
             return lasting[-1]
 
         compute: Compute
-        weights, at_once = replace(self._weights, lookup=lookup), AtOnce(self._add_product)
+        weights = replace(self._weights, lookup=lookup)
         if self._own is not None:
             compute = self._own.unit(number, lookup, weights.group)
             lasting += compute.module.buffers()
         elif number == 0:
             compute = Embedding(weights, self._add_rows)
         elif is_block:
-            products, beside = self._products(put_off)
+            products, beside = self._products(weights, number, put_off)
             ways = (remaking or keeping, products, beside, self._way)
             compute = Block(self._model, number - 1, weights, self._rotary, *ways)
         else:
-            compute = Head(self._model, weights, at_once, self._way)
+            compute = Head(self._model, weights, self._products(weights, None, None)[0], self._way)
         return Unit(
             number=number,
             compute=compute,
@@ -307,11 +306,16 @@ class Builder:
             put_off=put_off,
         )
 
-    def _products(self, put_off: PutOff | None) -> tuple[Products, Callable[[], None]]:
-        """And what a backward does while the group sums."""
+    def _products(
+        self, weights: Weights, block: int | None, put_off: PutOff | None
+    ) -> tuple[Products, Callable[[], None]]:
+        """Of a block or the head, and what a backward does while the group sums."""
+        if self._model.lora is not None:
+            layer = None if block is None else block - 1
+            return adapted(self._model, layer, weights.lookup, weights.group), nothing
         if put_off is not None:
             return put_off, nothing
-        if not self._weights.group.overlaps:  # units in slices sum in one go
+        if block is None or not self._weights.group.overlaps:  # units in slices sum in one go
             return AtOnce(self._add_product), nothing
         later = PutOff(self._add_product)
         return later, later.add_left
@@ -356,4 +360,4 @@ _ACTIVATIONS: Mapping[tuple[bool, str | None], Callable[..., Tensor]] = {
 
 
 def _find(model: ModelSpec, fqn: str) -> Parameter:
-    return next(parameter for parameter in parameters(model) if parameter.fqn == fqn)
+    return next(parameter for parameter in (*frozen(model), *parameters(model)) if parameter.fqn == fqn)

@@ -30,6 +30,9 @@ class Products(Protocol):
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor: ...
 
+    def beside(self, x: Tensor, weight_IO: Tensor) -> Tensor | None:
+        """What adapters of the weight, if it has any, add to `matmul`, summed over the group."""
+
     def add(self, weight: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
         """An `AddProduct` for products that others multiply."""
 
@@ -40,10 +43,13 @@ class ByAutograd:
     def linear(
         self, x: Tensor, weights_OI: tuple[Tensor, ...], biases_O: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, ...]:
-        return _products(x, weights_OI, biases_O)
+        return products_of(x, weights_OI, biases_O)
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return x @ weight_IO
+
+    def beside(self, x: Tensor, weight_IO: Tensor) -> Tensor | None:
+        return None
 
     def add(self, weight: Tensor, left_TR: Tensor, right_TC: Tensor) -> None:
         pass
@@ -62,6 +68,9 @@ class AtOnce:
 
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return _matmul(x, weight_IO, self._add_product)
+
+    def beside(self, x: Tensor, weight_IO: Tensor) -> Tensor | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +102,9 @@ class PutOff:
     def matmul(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return _matmul(x, weight_IO, self.add)
 
+    def beside(self, x: Tensor, weight_IO: Tensor) -> Tensor | None:
+        return None
+
     def take(self) -> tuple[WeightProduct, ...]:
         """Of all backwards since the last time."""
         taken = tuple(self._left)
@@ -116,7 +128,7 @@ def _linear(
     return cast(tuple[Tensor, ...], _Linear.apply(x, weights_OI, add_product, *biases_O))  # type: ignore[no-untyped-call]
 
 
-def _products(x: Tensor, weights_OI: tuple[Tensor, ...], biases_O: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def products_of(x: Tensor, weights_OI: tuple[Tensor, ...], biases_O: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     pairs = itertools.zip_longest(weights_OI, biases_O)
     return tuple(F.linear(x, weight_OI, bias_O) for weight_OI, bias_O in pairs)
 
@@ -138,7 +150,7 @@ class _Linear(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.weights_OI, ctx.add_product, ctx.biased = weights_OI, add_product, bool(biases_O)
         ctx.save_for_backward(x)
-        return _products(x, weights_OI, biases_O)
+        return products_of(x, weights_OI, biases_O)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -21,6 +21,7 @@ from shoal_recovery.journal import EvaluationDone
 from shoal_workers import messages as m
 from shoal_workers.devices import compute_device, current, return_memory
 from shoal_workers.epoch_run import EpochRun, WholeState
+from shoal_workers.frozen import FrozenWeights
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.slot_maps import SlotMaps
@@ -45,6 +46,7 @@ class Rank:
         self._epoch = 0
         self._run: EpochRun | None = None
         self._whole: WholeState | None = None
+        self._frozen: FrozenWeights | None = None  # of the run before
         self._maps = SlotMaps()
         self._reports: deque[m.Stepped | EvaluationDone] = deque(maxlen=_KEPT_REPORTS)
         self._endings: deque[m.Left | m.Trouble] = deque(maxlen=1)
@@ -148,7 +150,7 @@ class Rank:
                 log.warning("an abandoned epoch does not end", device=self._device, epoch=run.epoch)
                 self._whole = whole if whole is not None and whole.epoch != run.epoch else None
             else:
-                self._whole = whole
+                self._whole, self._frozen = whole, run.frozen
                 for name in run.left:
                     self._maps.leave(name)
             self._run = None
@@ -162,11 +164,13 @@ class Rank:
             self._endings.clear()
             # The run has the state of before from here on, so that its memory is free as soon as it is not needed.
             old, self._whole = self._whole, None
+            frozen, self._frozen = self._frozen, None
             self._run = EpochRun(
                 order,
                 node=self._node,
                 device=self._device,
                 old=old,
+                frozen=frozen,
                 settings=self._settings,
                 lifeline=self.lifeline,
                 say=self._say,

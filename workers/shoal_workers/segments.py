@@ -119,7 +119,8 @@ class Segments:
         if unit.recompute == "full":
             self._memory.release(ACTIVATIONS, self._input_bytes(unit, flight.entering))
             leaving = self._graph(unit, flight.entering, None)
-        backward(leaving, slope)
+        if leaving.requires_grad:  # else nothing is trained from here down
+            backward(leaving, slope)
         self._memory.release(ACTIVATIONS, self._kept_bytes[unit.number])
         return flight.entering.grad
 

@@ -18,7 +18,7 @@ from shoal_planner.job import JobSpec
 from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import OWNED_KINDS, Kind, ShardKey
+from shoal_recovery.state import OWNED_KINDS, Kind, ShardKey, Span
 from shoal_workers.data import evaluation_samples, training_samples
 from shoal_workers.engine import Engine, NoSnapshots, Outcome, SnapshotSink, StepReport
 from shoal_workers.evaluation import EvaluationReport
@@ -41,7 +41,8 @@ class WholeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
-    """What one rank did, and what it holds at the end: `owned` master and moments, `kept` weights as fp32."""
+    """What one rank did, and what it holds at the end: `owned` master and moments, `kept` and `frozen` weights, all as
+    fp32."""
 
     outcome: Outcome
     reports: tuple[StepReport, ...]
@@ -51,6 +52,7 @@ class RankRun:
     host_breakdown: Mapping[str, int]
     owned: Mapping[ShardKey, Array]
     kept: Mapping[ShardKey, Array]
+    frozen: Mapping[Span, Array]
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -98,6 +100,7 @@ class BuiltRank:
             host_breakdown=self.memory.host.breakdown,
             owned=_copy(self.live, self.live.owned_keys()),
             kept=_copy(self.live, self.live.kept_keys()),
+            frozen={span: values.numpy() for span, values in self.live.frozen.copies().items()},
         )
 
 
@@ -118,6 +121,7 @@ def build_rank(
     if request.start is None:
         live.initialise(first_values(job))
     else:
+        live.frozen.fill(lambda: first_values(job))
         _load(live, request.start)
     samples, held_out = training_samples(job), evaluation_samples(job)
     engine = Engine(job, plan, rank, shards, live, exchange, samples, snapshots, memory, clock, held_out)

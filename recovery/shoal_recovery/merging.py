@@ -1,0 +1,61 @@
+"""Weights with what adapters add to them: a checkpoint of adapters as one of the model that they were trained beside.
+
+Owns this sum, W + alpha / rank * B A in float32. Does not own where either is read (`first_weights`, `reading`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_planner.architecture import ModelSpec
+from shoal_planner.parameters import ADAPTER_A, ADAPTER_B, Parameter, is_summed_over_rows, parameters
+from shoal_recovery.reading import MasterIntervals
+
+Array = npt.NDArray[np.float32]
+ReadWeights = Callable[[Parameter, int, int], Array]
+"""Elements [first, last) of a flattened parameter."""
+
+
+class MergedWeights:
+    """`model` has the adapters whose masters are in `stored`; `base` reads what they are beside."""
+
+    def __init__(self, model: ModelSpec, base: ReadWeights, stored: MasterIntervals) -> None:
+        assert model.lora is not None
+        self._lora = model.lora
+        self._base = base
+        self._stored = stored
+        self._adapters = {parameter.fqn: parameter for parameter in parameters(model)}
+        self._last: tuple[str, Array] | None = None
+
+    def read(self, parameter: Parameter, first: int, last: int) -> Array:
+        """A `ReadWeights` of the model without adapters."""
+        values = self._base(parameter, first, last)
+        name = parameter.fqn.removesuffix(".weight")
+        cut, whole = f"{name}.{ADAPTER_B}.weight", f"{name}.{ADAPTER_A}.weight"
+        if cut not in self._adapters:
+            return values
+        if is_summed_over_rows(name.split(".", 2)[2]):
+            cut, whole = whole, cut
+        columns, rank = parameter.shape[1], self._lora.rank
+        low, high = first // columns, -(-last // columns)
+        rows_R = self._matrix(cut, low * rank, high * rank)
+        added = rows_R @ self._turned(whole, columns) * np.float32(self._lora.scale)
+        return values + added.reshape(-1)[first - low * columns : last - low * columns]
+
+    def _turned(self, fqn: str, columns: int) -> Array:
+        """All of the one of two adapters that tensor parallelism does not cut, as [rank, columns]; kept for the next
+        interval."""
+        if self._last is None or self._last[0] != fqn:
+            found = self._matrix(fqn, 0, self._adapters[fqn].numel)
+            self._last = (
+                fqn,
+                found if self._adapters[fqn].fqn.endswith(f".{ADAPTER_A}.weight") else np.ascontiguousarray(found.T),
+            )
+        return self._last[1]
+
+    def _matrix(self, fqn: str, first: int, last: int) -> Array:
+        flat = np.frombuffer(self._stored.read(fqn, first, last), dtype="<f4")
+        return flat.reshape(-1, self._adapters[fqn].shape[1])
