@@ -14,10 +14,9 @@ from typing import Literal
 from shoal_planner.errors import InvalidField
 from shoal_planner.ranges import check_positive, check_range
 
-Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 # By the names that a job has for them, what the matrices of a block are called.
-MATRICES: Mapping[Target, str] = {
+MATRICES: Mapping[str, str] = {
     "q": "attention.q",
     "k": "attention.k",
     "v": "attention.v",
@@ -38,7 +37,7 @@ class LoraSpec:
 
     rank: int
     alpha: float | None = None
-    targets: tuple[Target, ...] | Literal["all-linear"] = ALL_LINEAR
+    targets: tuple[str, ...] | Literal["all-linear"] = ALL_LINEAR
     dropout: float = 0.0
     base: str | None = None
 
@@ -50,10 +49,16 @@ class LoraSpec:
         check_positive("alpha", self.alpha)
         if self.dropout != 0:
             raise InvalidField("dropout", self.dropout, "is not supported: leave it out or 0")
+        if self.targets != ALL_LINEAR:
+            self._check_targets()
+
+    def _check_targets(self) -> None:
         if not self.targets:
             raise InvalidField("targets", self.targets, f"must name a matrix, or be {ALL_LINEAR!r}")
         for index, target in enumerate(self.targets):
-            if target in self.targets[:index] and self.targets != ALL_LINEAR:
+            if target not in MATRICES:
+                raise InvalidField(f"targets[{index}]", target, f"must be one of {', '.join(MATRICES)}")
+            if target in self.targets[:index]:
                 raise InvalidField(f"targets[{index}]", target, "is named twice")
 
 

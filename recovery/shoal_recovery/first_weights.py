@@ -17,6 +17,7 @@ import numpy as np
 
 from shoal_planner.architecture import ModelSpec
 from shoal_planner.errors import InvalidField
+from shoal_planner.lora import Adapters, Base
 from shoal_planner.parameters import Parameter, without_adapters
 from shoal_recovery.checkpoints import list_manifests, load_manifest, load_model, manifest_name
 from shoal_recovery.errors import BaseChanged, StoreError, StoreUnreachable
@@ -115,9 +116,52 @@ def _stored(store: Store, job: str, step: int | None, model: ModelSpec) -> ReadW
     theirs = load_model(store, job, step)
     _check_alike(theirs, model)
     if theirs.lora is not None and model.lora is not None:
-        problem = f"{store.uri}/{job} has adapters: export them merged, and begin with that folder"
-        raise InvalidField("train.lora", f"rank {model.lora.rank}", problem)
+        _check_same(theirs.lora, model.lora)
+        base = theirs.lora.base
+        return open_weights(base.uri, base.step, theirs)
     return stored_weights(store, load_manifest(store, job, step), theirs)
+
+
+def open_adapters(uri: str, step: int | None, model: ModelSpec) -> ReadWeights | None:
+    """The adapters that a job with such goes on with, where it begins with a checkpoint of the same ones. Raises as
+    `open_weights`."""
+    return _explained(uri, lambda: _open_adapters(uri, step, model))
+
+
+def _open_adapters(uri: str, step: int | None, model: ModelSpec) -> ReadWeights | None:
+    if step is None or model.lora is None or HfFolder(open_store(uri)).is_there():
+        return None
+    place, job = _job_at(uri)
+    store = open_store(place)
+    theirs, manifest = load_model(store, job, step), load_manifest(store, job, step)
+    if theirs.lora is None:
+        return None
+    _check_same(theirs.lora, model.lora)
+    check_whole(manifest, theirs)
+    return _read_of(MasterIntervals(store, manifest))
+
+
+def base_of(adapters: Adapters) -> Base:
+    """What they are beside, also where they go on with those of other checkpoints. Raises as `open_weights`."""
+    base = adapters.base
+    while not HfFolder(open_store(base.uri)).is_there():
+        place, job = _job_at(base.uri)
+        before = None if base.step is None else load_model(open_store(place), job, base.step).lora
+        if before is None:
+            break
+        base = before.base
+    return base
+
+
+def _check_same(theirs: Adapters, ours: Adapters) -> None:
+    for name, there, here in (
+        ("targets", ", ".join(theirs.names), ", ".join(ours.names)),
+        ("rank", theirs.rank, ours.rank),
+        ("alpha", theirs.alpha, ours.alpha),
+    ):
+        if there != here:
+            problem = f"is {there!r} of the adapters there: go on with the same, or begin with these exported merged"
+            raise InvalidField(f"train.lora.{name}", here, problem)
 
 
 def stored_weights(store: Store, manifest: Manifest, model: ModelSpec) -> ReadWeights:
@@ -128,7 +172,10 @@ def stored_weights(store: Store, manifest: Manifest, model: ModelSpec) -> ReadWe
     if model.lora is not None:
         base = model.lora.base
         return MergedWeights(model, open_weights(base.uri, base.step, model), masters).read
+    return _read_of(masters)
 
+
+def _read_of(masters: MasterIntervals) -> ReadWeights:
     def read(parameter: Parameter, first: int, last: int) -> Array:
         return np.frombuffer(masters.read(parameter.fqn, first, last), dtype="<f4")
 

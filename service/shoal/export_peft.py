@@ -22,6 +22,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_planner.lora import Adapters
 from shoal_planner.parameters import ADAPTER_A, ADAPTER_B, parameters, without_adapters
+from shoal_recovery.first_weights import base_of
 from shoal_recovery.hf_layout import Place, place_of
 from shoal_recovery.reading import read_parameters
 from shoal_recovery.state import Manifest
@@ -91,7 +92,7 @@ def _config(model: ModelSpec, lora: Adapters, counts: Mapping[str, int]) -> dict
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": _path(lora.base.uri),
+        "base_model_name_or_path": _path(base_of(lora).uri),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,

@@ -14,10 +14,10 @@ from lora_ground import lora_job, save_llama, store_step
 from safetensors.torch import load_file
 
 from shoal import cli
-from shoal_planner.job import JobSpec
+from shoal_planner.job import JobSpec, job_to_mapping
 from shoal_planner.parameters import parameters
 from shoal_recovery.errors import BaseChanged
-from shoal_recovery.first_weights import fingerprint, open_model, open_weights
+from shoal_recovery.first_weights import base_of, fingerprint, open_model, open_weights
 from shoal_workers.generate import Generator
 from shoal_workers.solo import run_solo
 
@@ -104,9 +104,41 @@ def test_a_job_may_begin_with_what_adapters_made(trained: tuple[JobSpec, Path]) 
     weights = run_solo(whole, 0).weights
     for parameter in parameters(whole.model):
         assert read(parameter, 3, 7).tobytes() == weights[parameter.fqn].reshape(-1)[3:7].tobytes()
-    stacked = lora_job(place / "base", {"rank": 2}, **document)
-    with pytest.raises(ValueError, match="job_1 has adapters: export them merged, and begin with that folder"):
-        run_solo(stacked, 1)
+
+
+def test_a_job_goes_on_with_adapters(trained: tuple[JobSpec, Path]) -> None:
+    """With the same ones, beside the same base; its own checkpoints are exported as any."""
+    spec, place = trained
+    uri, lora = f"{(place / 'store').as_uri()}/job_1", job_to_mapping(spec)["train"]["lora"]
+    lora |= {"base": fingerprint(uri, STEPS)}
+    after = lora_job(place / "base", lora, init_from=uri, init_step=STEPS, lr=2e-2)
+    assert after.model.lora is not None
+    assert base_of(after.model.lora).uri == (place / "base").as_uri()
+    store_step(after, run_solo(after, 0).weights, "job_2", 1, place / "again")
+    for folder, job in (("store", "job_1"), ("again", "job_2")):
+        what = f"{(place / folder).as_uri()}/{job}"
+        assert cli.run(["export", what, str(place / job), "--format", "peft"]) == 0
+    assert (place / "job_1" / "adapter_config.json").read_text() == (
+        place / "job_2" / "adapter_config.json"
+    ).read_text()
+    one, other = (load_file(place / job / "adapter_model.safetensors") for job in ("job_1", "job_2"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    different = lora_job(place / "base", lora | {"rank": 1, "base": None}, init_from=uri, init_step=STEPS)
+    with pytest.raises(ValueError, match=r"train.lora.rank = 1: is \d of the adapters there: go on with the same, or"):
+        run_solo(different, 1)
+
+
+def test_adapters_are_merged_where_a_model_goes_on_with_text(
+    trained: tuple[JobSpec, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, place = trained
+    what = f"{(place / 'store').as_uri()}/job_1"
+    assert cli.run(["generate", what, "--prompt", "abc", "--tokens", "8", "--json"]) == 0
+    tokens = json.loads(capsys.readouterr().out)["tokens"]
+    merged = transformers.AutoModelForCausalLM.from_pretrained(exported(place, "hf", capsys), dtype=torch.float32)
+    prompt = torch.tensor([list(b"abc")])
+    found = merged.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert tokens == found[0, 3 : 3 + len(tokens)].tolist()
 
 
 def test_another_base_is_refused(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ import httpx
 import pytest
 import yaml
 from control_plane import Connector, job_mapping, ok
+from lora_ground import save_llama
 from servers import READER
 
 from shoal_planner.job import parse_job
+from shoal_recovery.first_weights import fingerprint
 
 
 def refusal(response: Any, status: int = 422) -> dict[str, Any]:
@@ -284,3 +286,19 @@ def test_openapi_documents_the_refusals(api: httpx.Client) -> None:
         for operation in operations.values():
             if "health" not in path:
                 assert "application/problem+json" in operation["responses"]["401"]["content"]
+
+
+def test_a_job_with_adapters_knows_from_then_on_what_they_are_beside(api: httpx.Client, tmp_path: Path) -> None:
+    save_llama(tmp_path / "base")
+    found = fingerprint((tmp_path / "base").as_uri(), None)
+    document = job_mapping(train={"lora": {"rank": 4}}) | {"model": {"hf": (tmp_path / "base").as_uri()}}
+    spec = ok(api.post("/v1/jobs", json=document))["spec"]
+    assert spec["train"]["lora"] == {"rank": 4, "alpha": 8.0, "targets": "all-linear", "dropout": 0.0, "base": found}
+    assert "lora" not in spec["model"]
+    assert ok(api.post("/v1/jobs", json=spec))["spec"] == spec
+    document["train"]["lora"]["base"] = "sha256:other"
+    problem = refusal(api.post("/v1/jobs", json=document))
+    assert problem["param"] == "train.lora.base"
+    assert f"is not that of {(tmp_path / 'base').as_uri()}, {found}" in problem["detail"]
+    document["train"]["lora"] = {"rank": 4, "targets": ["q", "x"]}
+    assert refusal(api.post("/v1/jobs", json=document))["param"] == "train.lora.targets[1]"

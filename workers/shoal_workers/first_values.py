@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal_planner.job import JobSpec
 from shoal_planner.parameters import Parameter, parameters
-from shoal_recovery.first_weights import open_weights
+from shoal_recovery.first_weights import ReadWeights, open_adapters, open_weights
 from shoal_workers.initial import initial_values
 from shoal_workers.own_modules import OwnValues
 
@@ -30,11 +30,17 @@ def first_values(job: JobSpec) -> FirstValues:
     if job.train.init_from is None:
         return drawn
     read = open_weights(job.train.init_from, job.train.init_step, job.model)
-    adapters = frozenset(parameter.fqn for parameter in parameters(job.model) if job.model.lora is not None)
+    if job.model.lora is None:
+        return _tensors_of(read)
+    adapters = frozenset(parameter.fqn for parameter in parameters(job.model))
+    kept = open_adapters(job.train.init_from, job.train.init_step, job.model)
+    begun, frozen = drawn if kept is None else _tensors_of(kept), _tensors_of(read)
 
     def found(parameter: Parameter, first: int, last: int) -> Tensor:
-        if parameter.fqn in adapters:
-            return drawn(parameter, first, last)
-        return torch.from_numpy(read(parameter, first, last))
+        return (begun if parameter.fqn in adapters else frozen)(parameter, first, last)
 
     return found
+
+
+def _tensors_of(read: ReadWeights) -> FirstValues:
+    return lambda parameter, first, last: torch.from_numpy(read(parameter, first, last))
