@@ -100,7 +100,9 @@ def _cluster(job: Mapping[str, Any]) -> str | None:
 
 
 def _tracker(found: Mapping[str, Any]) -> str:
-    far = f"all up to step {found['step']}" if found["complete"] else f"up to step {found['step']}"
+    far = f"up to step {found['step']}" if found["step"] else "nothing yet"
+    if found["complete"]:
+        far = f"all {found['step']} steps"
     where = f", {found['url']}" if found["url"] else ""
     failing = f"; nothing since {found['problem_since']}: {found['problem']}" if found["problem"] else ""
     return f"{far}{where}{failing}"

@@ -47,7 +47,7 @@ class Settings(BaseSettings):
         description="How long a replica of this server may be silent before another one writes to its jobs' trackers.",
     )
     tracker_timeout_s: float = Field(
-        default=60.0, gt=0, description="Longest time that a tracker may take to take what a job has done."
+        default=120.0, gt=0, description="Longest time that a tracker may take to take what a job has done."
     )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
@@ -62,11 +62,13 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite+aiosqlite:///{self.data_path / 'shoal.db'}"
 
 
-# What MLflow does where it is not told otherwise would try for a quarter of an hour; we try again ourselves.
+# By itself MLflow tries for a quarter of an hour; we try again ourselves. Nor do we have tools tell others of our use.
 _WRITER_DEFAULTS: Mapping[str, str] = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
 }
 
 

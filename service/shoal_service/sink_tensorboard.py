@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from shoal_recovery.journal import JobState
 from shoal_recovery.store import Store, open_store
 from shoal_service.sinks import Lost, Opened, Order, Position
-from shoal_service.track_feed import Batch, Scalars
+from shoal_service.track_feed import Batch, End, Scalars
 
 SEGMENT_BYTES = 1024**2  # in an object store the newest segment is written as a whole each time
 
@@ -59,7 +59,7 @@ class TensorBoardSink:
         for note in batch.notes:
             out.text("shoal/recoveries", note.text, note.step, note.at_s)
         if batch.end is not None:
-            out.end(batch.end.state, batch.end.reason, batch.steps[-1].step if batch.steps else 0, batch.end.at_s)
+            out.end(batch.end)
         data = out.bytes()
         self._segments.extend(self._name(), self._num_bytes, data)
         self._num_bytes += len(data)
@@ -113,16 +113,16 @@ class _Events:
 
         self._add(wall_time=at_s, step=step, summary=text_pb(tag, text))
 
-    def end(self, state: str, reason: str, step: int, at_s: float) -> None:
+    def end(self, end: End) -> None:
         from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-        status = api_pb2.Status.Value("STATUS_SUCCESS" if state == JobState.SUCCEEDED else "STATUS_FAILURE")
-        info = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=at_s)
+        status = api_pb2.Status.Value("STATUS_SUCCESS" if end.state == JobState.SUCCEEDED else "STATUS_FAILURE")
+        info = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=end.at_s)
         about = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=info))
         ended = self._summary.Summary()
         ended.value.add(tag=metadata.SESSION_END_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR)
-        self._add(wall_time=at_s, step=step, summary=ended)
-        self.text("shoal/state", f"{state}: {reason}", step, at_s)
+        self._add(wall_time=end.at_s, step=end.step, summary=ended)
+        self.text("shoal/state", f"{end.state}: {end.reason}", end.step, end.at_s)
 
     def _add(self, **fields: Any) -> None:
         # The same bytes each time: what was written and not heard of is written over while readers read it.

@@ -44,6 +44,7 @@ class WandbSink:
             config=self._config(),
             tags=["shoal"],
             settings=wandb.Settings(
+                init_timeout=60,
                 silent=True,
                 console="off",
                 disable_git=True,

@@ -55,8 +55,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The job has ended; `state` is that of JobState."""
+    """The job has ended after `step`; `state` is that of JobState."""
 
+    step: int
     state: str
     reason: str
     at_s: float
@@ -114,7 +115,7 @@ async def read_feed(session: AsyncSession, job: JobRow, cursor: Cursor) -> Feed:
         steps=tuple(scalars_of_step(row) for row in rows),
         evaluations=tuple(scalars_of_evaluation(row) for row in entries if row.kind == EvaluationDone.kind),
         notes=_notes([row for row in entries if row.kind == RecoveryDone.kind], number),
-        end=End(state=job.state, reason=job.reason, at_s=job.since_at_s) if ends else None,
+        end=End(step=last, state=job.state, reason=job.reason, at_s=job.since_at_s) if ends else None,
     )
     after = Cursor(
         step=last, step_seq=rows[-1].seq if rows else cursor.step_seq, seq=entries[-1].seq if entries else cursor.seq

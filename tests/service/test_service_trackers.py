@@ -3,6 +3,7 @@ the control plane and to the trackers."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,7 @@ def metrics(http: httpx.Client, job_id: str) -> dict[str, Any]:
 def until_complete(http: httpx.Client, job_id: str) -> None:
     def complete() -> bool:
         found = trackers(http, job_id)
-        missing = {tool: each for tool, each in found.items() if not each["complete"]}
-        assert not missing
+        assert [each["problem"] for each in found.values() if not each["complete"]] == []
         return True
 
     eventually(complete, LIMIT_S)
@@ -202,6 +202,26 @@ def test_a_tracker_that_is_away_holds_nothing_up_and_gets_what_it_missed(
             assert back["problem"] is None and back["problem_since"] is None
             assert back["url"] == f"{uri}/#/experiments/0/runs/{run.info.run_id}"
             assert mlflow_holds(uri, run) == told_by_rest(metrics(http, job_id))
+
+
+def test_of_two_replicas_one_writes_and_the_other_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_TRACKER_LEASE_S", "3")
+    track = {"tensorboard": tracked(tmp_path)["tensorboard"]}
+    told = story(job_mapping(track=track), started_at_s=time.time()).entries
+    with contextlib.ExitStack() as stack:
+        replicas = [stack.enter_context(control_plane(tmp_path / "data")) for _ in range(2)]
+        with httpx.Client(base_url=replicas[0].url, headers=replicas[0].headers) as http:
+            job_id, connector = begin(http, track=track)
+            ok(connector.send(job_id, told[:20]))
+            until_written(http, job_id)
+        (writes,) = (each for each in replicas if psutil.Process(each.process.pid).children())
+        (other,) = (each for each in replicas if each is not writes)
+        writes.kill()
+        with httpx.Client(base_url=other.url, headers=other.headers) as http:
+            ok(Connector(http=http).send(job_id, told[20:]))
+            until_complete(http, job_id)
+            held = tensorboard_holds(tmp_path / "tb" / f"tiny-{job_id}")
+            assert held == single(told_by_rest(metrics(http, job_id)))
 
 
 @pytest.mark.long
