@@ -22,6 +22,8 @@ from shoal_planner.lora import Adapters, Base, LoraSpec, adapters_of
 from shoal_planner.presets import spelled_out
 from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
 from shoal_planner.strict import check_document, read
+from shoal_planner.track_spec import UNTRACKED
+from shoal_planner.track_spec import TrackSpec as TrackSpec
 
 _MANY = 1_000_000_000
 _TRAIN_RANGES: dict[str, Range] = {
@@ -199,6 +201,7 @@ class JobSpec:
     limits: LimitsSpec = LimitsSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     code: CodeSpec = NO_CODE
+    track: TrackSpec = UNTRACKED
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 100 or not self.name.isprintable():

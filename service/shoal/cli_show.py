@@ -83,6 +83,7 @@ def show_job(job: Mapping[str, Any]) -> None:
         ("plan", None if status["plan_id"] is None else f"{status['plan_id']}, epoch {status['epoch']}"),
         ("cluster", _cluster(job)),
         *([("if its head dies", job["cluster"]["if_head_dies"])] if job.get("cluster") else []),
+        *((tracker["tool"], _tracker(tracker)) for tracker in job.get("trackers", ())),
         *_bulk_losses(job["bulk_losses"]),
         *_cost(job["cost"]),
     ]
@@ -96,6 +97,15 @@ def _cluster(job: Mapping[str, Any]) -> str | None:
     if found["problem"]:
         return str(found["problem"])
     return f"{found['id']}, {'' if found['connected'] else 'not '}connected"
+
+
+def _tracker(found: Mapping[str, Any]) -> str:
+    far = f"up to step {found['step']}" if found["step"] else "nothing yet"
+    if found["complete"]:
+        far = f"all {found['step']} steps"
+    where = f", {found['url']}" if found["url"] else ""
+    failing = f"; nothing since {found['problem_since']}: {found['problem']}" if found["problem"] else ""
+    return f"{far}{where}{failing}"
 
 
 def _wished(job: Mapping[str, Any]) -> str:

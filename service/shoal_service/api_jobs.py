@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from shoal_planner.job import JobSpec, parse_job
 from shoal_recovery.journal import JobState
-from shoal_service import clusters, jobs
+from shoal_service import clusters, jobs, trackers
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import read_body
 from shoal_service.errors import BadInput
@@ -66,6 +66,7 @@ async def _create(deps: Services, spec: JobSpec, wanted_hash: str, key: str | No
             if key is not None and (known := await jobs.find_by_key(session, key, wanted_hash)) is not None:
                 return known
             row = jobs.create(session, new)
+            trackers.create(session, row.id, spec)
     except IntegrityError:
         # Another replica of this server created the job under the same key in between.
         known = await _known(deps, key, wanted_hash)
@@ -91,10 +92,11 @@ async def list_jobs(
 
 @router.get("/{job_id}", responses=documented(404))
 async def get_job(deps: Deps, job_id: str) -> dict[str, Any]:
-    """One job, and what there is to say of the `cluster` that has it."""
+    """One job, what there is to say of the `cluster` that has it, and how far its `trackers` are."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
-        return {**jobs.resource(row), "cluster": await clusters.of_job(session, row)}
+        cluster, tracked = await clusters.of_job(session, row), await trackers.of_job(session, job_id)
+    return {**jobs.resource(row), "cluster": cluster, "trackers": tracked}
 
 
 @router.post("/{job_id}/cancel", responses=documented(404, 409))

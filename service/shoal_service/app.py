@@ -18,6 +18,7 @@ from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.errors import Problem
+from shoal_service.followers import Followers
 from shoal_service.planning import Planner
 from shoal_service.services import Services
 from shoal_service.settings import Settings
@@ -39,6 +40,7 @@ def create_app(settings: Settings) -> FastAPI:
         planner=planner,
         awake=awake,
         takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
+        followers=Followers(database, bell, settings),
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(title="Shoal", version="1", lifespan=_lifespan, docs_url=None, redoc_url=None)
@@ -57,9 +59,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     await services.database.migrate()
     beat = asyncio.create_task(services.awake.beat(), name="awake")
+    services.followers.start()
     yield
     beat.cancel()
     services.bell.close()
+    await services.followers.close()
     await services.takeover.close()
     await services.database.close()
 

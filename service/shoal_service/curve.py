@@ -26,10 +26,10 @@ async def curve(session: AsyncSession, job_id: str, max_points: int) -> dict[str
     evaluations = await journal.newest(session, job_id, max_points, (EvaluationDone.kind,))
     return {
         "job_id": job_id,
-        "points": [_point(row) for row in live],
-        "rolled_back": [_point(row) for row in undone],
+        "points": [point(row) for row in live],
+        "rolled_back": [point(row) for row in undone],
         "markers": [_marker(row) for row in reversed(events)],
-        "evaluations": [_evaluation(row) for row in reversed(evaluations)],
+        "evaluations": [evaluation(row) for row in reversed(evaluations)],
         "num_points": num_live,
         "num_rolled_back": num_undone,
         "downsampled": num_live > len(live) or num_undone > len(undone),
@@ -56,7 +56,7 @@ async def _points(
     return rows[-max_points:], count
 
 
-def _point(row: StepRow) -> dict[str, Any]:
+def point(row: StepRow) -> dict[str, Any]:
     return {
         "step": row.step,
         "epoch": row.epoch,
@@ -70,7 +70,7 @@ def _point(row: StepRow) -> dict[str, Any]:
     }
 
 
-def _evaluation(row: JournalRow) -> dict[str, Any]:
+def evaluation(row: JournalRow) -> dict[str, Any]:
     loss = finite(float(row.payload["loss"]))  # what is no number stands there as text
     return {
         "step": row.payload["step"],

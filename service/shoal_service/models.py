@@ -91,6 +91,31 @@ class StepRow(Base):
     skipped: Mapped[bool] = mapped_column(server_default=false())
 
 
+class TrackerRow(Base):
+    """How far a job's metrics are with one of its trackers, and who writes them (`holder`, until `lease_until_s`).
+
+    All up to `step`, whose journal number is `step_seq`, was written, and evaluations and recoveries up to the
+    journal's `seq`. `position` is what the writer must be told to go on from there. A higher `generation` began anew,
+    because what was written does not count any more. `problem`: why the tracker takes nothing at present.
+    """
+
+    __tablename__ = "trackers"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    tool: Mapped[str] = mapped_column(String(20), primary_key=True)
+    generation: Mapped[int]
+    step: Mapped[int]
+    step_seq: Mapped[int]
+    seq: Mapped[int]
+    position: Mapped[dict[str, Any]] = mapped_column(JSON)
+    url: Mapped[str | None] = mapped_column(Text)
+    problem: Mapped[str | None] = mapped_column(Text)
+    problem_since_s: Mapped[float | None] = mapped_column(Float)
+    complete: Mapped[bool] = mapped_column(index=True)
+    holder: Mapped[str | None] = mapped_column(String(200))
+    lease_until_s: Mapped[float] = mapped_column(Float)
+
+
 class ClusterRow(Base):
     """A cluster that came to us: who speaks for it until when, what it consists of, what was measured there, which of
     its nodes are to be told that they go away (`drills`), and whether what its head knows outlives the head (None: not

@@ -11,6 +11,7 @@ from shoal_service.auth import Auth
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
+from shoal_service.followers import Followers
 from shoal_service.planning import Planner
 from shoal_service.settings import Settings
 from shoal_service.takeover import Takeover
@@ -25,6 +26,7 @@ class Services:
     planner: Planner
     awake: Awake
     takeover: Takeover
+    followers: Followers
 
 
 def _services(request: Request) -> Services:

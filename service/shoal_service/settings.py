@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field
@@ -39,6 +41,14 @@ class Settings(BaseSettings):
     store_check_s: float = Field(
         default=20.0, gt=0, description="Longest time that a checkpoint place may take to prove that it is writable."
     )
+    tracker_lease_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="How long a replica of this server may be silent before another one writes to its jobs' trackers.",
+    )
+    tracker_timeout_s: float = Field(
+        default=120.0, gt=0, description="Longest time that a tracker may take to take what a job has done."
+    )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="Largest request body.")
@@ -50,3 +60,18 @@ class Settings(BaseSettings):
     @property
     def resolved_database_url(self) -> str:
         return self.database_url or f"sqlite+aiosqlite:///{self.data_path / 'shoal.db'}"
+
+
+# By itself MLflow tries for a quarter of an hour; we try again ourselves. Nor do we have tools tell others of our use.
+_WRITER_DEFAULTS: Mapping[str, str] = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+}
+
+
+def writer_environment() -> dict[str, str]:
+    """Of a process that writes to a tracker: tools find their keys and settings in it."""
+    return {**_WRITER_DEFAULTS, **os.environ}

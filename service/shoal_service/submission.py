@@ -6,20 +6,23 @@ These look at the world (files, stores, clusters); what a job's fields may be by
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import importlib.util
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.track_spec import TensorBoardSpec
 from shoal_recovery.errors import BaseChanged, StoreError
 from shoal_recovery.first_weights import fingerprint, open_weights
 from shoal_recovery.hf_jobs import with_hf_model
-from shoal_recovery.store import open_store
+from shoal_recovery.store import open_store, probe
 from shoal_service.errors import invalid_field
+from shoal_service.sinks import MODULES
 
 _TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 _MANY_FILES = 100_000  # of a larger folder, the first ones show whether it holds enough text
@@ -48,6 +51,7 @@ async def check_surroundings(job: JobSpec, store_check_s: float) -> JobSpec:
         await asyncio.to_thread(_check_data, job)
         found = await _with_weights(job, store_check_s)
         await _check_store(job, store_check_s)
+        await _check_trackers(job, store_check_s)
         return found
     except InvalidField as error:
         raise invalid_field(error) from error
@@ -130,8 +134,8 @@ def _looked_at(job: JobSpec, uri: str) -> JobSpec:
     open_weights(uri, train.init_step, job.model)
     if train.lora is None or train.lora.base is not None:
         return job
-    lora = replace(train.lora, base=fingerprint(uri, train.init_step))
-    return replace(job, train=replace(train, lora=lora))
+    lora = dataclasses.replace(train.lora, base=fingerprint(uri, train.init_step))
+    return dataclasses.replace(job, train=replace(train, lora=lora))
 
 
 async def _check_store(job: JobSpec, store_check_s: float) -> None:
@@ -151,3 +155,24 @@ async def _check_store(job: JobSpec, store_check_s: float) -> None:
 
 def _try_store(uri: str) -> None:
     open_store(uri).check_writable()
+
+
+async def _check_trackers(job: JobSpec, store_check_s: float) -> None:
+    """Whether a server of theirs answers is not asked: that may change, and holds no job up."""
+    for tool, spec in job.track.chosen():
+        if importlib.util.find_spec(MODULES[tool]) is None:
+            problem = f"the control plane lacks {MODULES[tool]}: install shoal[{tool}] there"
+            raise InvalidField(f"track.{tool}", dataclasses.asdict(spec), problem)
+        if isinstance(spec, TensorBoardSpec):
+            await _check_log_dir(spec.log_dir, store_check_s)
+
+
+async def _check_log_dir(uri: str, store_check_s: float) -> None:
+    try:
+        async with asyncio.timeout(store_check_s):
+            await asyncio.to_thread(lambda: probe(open_store(uri)))
+    except StoreError as error:
+        raise InvalidField("track.tensorboard.log_dir", uri, f"cannot be written: {error.problem}") from error
+    except TimeoutError as error:
+        problem = f"did not answer within {store_check_s:g} s"
+        raise InvalidField("track.tensorboard.log_dir", uri, problem) from error

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.errors import InvalidField
 from shoal_recovery.journal import JobState
-from shoal_service import clusters, jobs, journal, timeline
+from shoal_service import clusters, jobs, journal, timeline, trackers
 from shoal_service.bulk_losses import losses_resource
 from shoal_service.measured import measured_lines
 from shoal_service.models import JobRow, JournalRow
@@ -133,6 +133,7 @@ async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dic
         "cost": _cost_view(spending_of(row, history)),
         "losses": losses,
         "cluster": await clusters.of_job(session, row),
+        "trackers": await trackers.of_job(session, job_id),
         "plan": _plan_view(plans, epoch),
         "timeline": timeline.timeline(history, created_at_s=row.created_at_s, end_at_s=end_at_s) if history else None,
         "recoveries": timeline.recoveries(history, jobs.rfc3339),

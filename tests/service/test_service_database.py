@@ -31,7 +31,7 @@ async def test_migrations_give_the_tables_of_the_models(tmp_path: Path) -> None:
         assert await connection.run_sync(differences) == []
         names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
     await database.close()
-    assert set(names) == {"alembic_version", "jobs", "journal", "step_points", "clusters", "secrets"}
+    assert set(names) == {"alembic_version", "jobs", "journal", "step_points", "clusters", "secrets", "trackers"}
 
 
 async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
@@ -68,6 +68,8 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "public_url",
         "session_s",
         "store_check_s",
+        "tracker_lease_s",
+        "tracker_timeout_s",
     ]
     assert sorted(ClientSettings.model_fields) == ["data_dir", "server", "token"]
     for kind in (Settings, ClientSettings):

@@ -43,7 +43,7 @@ def test_a_job_is_created_queued_and_waits_for_a_cluster(api: httpx.Client) -> N
     assert job["status"]["state"] == "queued"
     assert job["status"]["reason"] == "waits for a cluster to connect"
     assert job["status"]["steps"] == 60
-    assert ok(api.get(f"/v1/jobs/{job['id']}")) == {**job, "cluster": None}
+    assert ok(api.get(f"/v1/jobs/{job['id']}")) == {**job, "cluster": None, "trackers": []}
 
 
 def test_yaml_is_the_same_job(api: httpx.Client) -> None:
