@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from shoal_planner.strict import ANY_FLOAT, read
+from shoal_recovery.journal_scripts import SCRIPT_EVENTS, ScriptEvent
 
 
 class JobState(StrEnum):
@@ -344,6 +345,7 @@ Event = (
     | StoreRecovered
     | FiguresMeasured
     | PredictionChecked
+    | ScriptEvent
 )
 _EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
@@ -369,6 +371,7 @@ _EVENTS: Mapping[str, type[Event]] = {
         StoreRecovered,
         FiguresMeasured,
         PredictionChecked,
+        *SCRIPT_EVENTS,
     )
 }
 

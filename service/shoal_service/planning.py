@@ -9,6 +9,7 @@ from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
 from shoal_planner.profile import Profile, profile_from_mapping
+from shoal_planner.script_spec import AnyJob, ScriptSpec
 from shoal_planner.search import PlanResult, plan
 from shoal_service.errors import BadInput, invalid_field
 from shoal_service.models import ClusterRow
@@ -30,8 +31,10 @@ class Planner:
         except InvalidField as error:
             raise invalid_field(error) from error
 
-    async def choose_cluster(self, job: JobSpec, rows: Sequence[ClusterRow]) -> str | None:
+    async def choose_cluster(self, job: AnyJob, rows: Sequence[ClusterRow]) -> str | None:
         """The cluster on which the job is predicted to run fastest; None if there is none. Raises BadInput."""
+        if isinstance(job, ScriptSpec):
+            return _roomiest(job, rows)
         refusals: list[str] = []
         best: tuple[float, str] | None = None
         for row in rows:
@@ -54,6 +57,31 @@ class Planner:
         limit_s = self._time_limit_s
         async with self._slots:
             return await asyncio.to_thread(plan, job, snapshot, profile, seed=seed, time_limit_s=limit_s)
+
+
+def check_place(job: ScriptSpec, snapshot: ClusterSnapshot) -> None:
+    """How many workers fit only the cluster itself can tell. Raises BadInput where it has no node for any."""
+    if not _num_devices(job, snapshot):
+        types = ", ".join(job.limits.device_types) or "any type"
+        raise BadInput(
+            "no_nodes", f"limits.device_types = {types}: the cluster has no such nodes", "limits.device_types"
+        )
+
+
+def _roomiest(job: ScriptSpec, rows: Sequence[ClusterRow]) -> str | None:
+    """The cluster with the most devices that the job may use."""
+    found = {row.id: _num_devices(job, snapshot_from_mapping(row.snapshot)) for row in rows}
+    if not rows:
+        return None
+    best = max(sorted(found), key=lambda cluster_id: found[cluster_id])
+    if not found[best]:
+        check_place(job, ClusterSnapshot(nodes=()))
+    return best
+
+
+def _num_devices(job: ScriptSpec, snapshot: ClusterSnapshot) -> int:
+    types = job.limits.device_types
+    return sum(node.devices for node in snapshot.nodes if not types or node.device in types)
 
 
 def no_plan_fits(constraint: str) -> BadInput:

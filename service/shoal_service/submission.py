@@ -13,7 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
-from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.job import JobSpec
+from shoal_planner.script_spec import AnyJob, ScriptSpec, parse_any_job
 from shoal_recovery.errors import StoreError
 from shoal_recovery.first_weights import open_weights
 from shoal_recovery.hf_jobs import with_hf_model
@@ -24,14 +25,14 @@ _TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 _MANY_FILES = 100_000  # of a larger folder, the first ones show whether it holds enough text
 
 
-async def read_job(value: object, store_check_s: float) -> JobSpec:
+async def read_any_job(value: object, store_check_s: float) -> AnyJob:
     """A model of Hugging Face's is looked up for it. Raises BadInput."""
     model = value.get("model") if isinstance(value, Mapping) else None
     try:
         if isinstance(model, Mapping) and "hf" in model:
             async with asyncio.timeout(store_check_s):
                 value = await asyncio.to_thread(with_hf_model, value)
-        return parse_job(value)
+        return parse_any_job(value)
     except InvalidField as error:
         raise invalid_field(error) from error
     except TimeoutError as error:
@@ -40,12 +41,25 @@ async def read_job(value: object, store_check_s: float) -> JobSpec:
         raise invalid_field(slow) from error
 
 
-async def check_surroundings(job: JobSpec, store_check_s: float) -> None:
-    """Data readable and large enough, checkpoint place writable. Raises BadInput."""
+async def read_job(value: object, store_check_s: float) -> JobSpec:
+    """One that is planned for. Raises BadInput."""
+    job = await read_any_job(value, store_check_s)
+    if isinstance(job, ScriptSpec):
+        problem = "there is no plan of such a job: Ray Train spreads its workers"
+        raise invalid_field(InvalidField("kind", "ray_train", problem))
+    return job
+
+
+async def check_surroundings(job: AnyJob, store_check_s: float) -> None:
+    """Data readable and large enough, the script there, checkpoint place writable. Raises BadInput."""
     try:
+        if isinstance(job, ScriptSpec):
+            await asyncio.to_thread(_check_script, job)
+            await _check_store(job.checkpoint.uri, store_check_s)
+            return
         await asyncio.to_thread(_check_data, job)
         await _check_weights(job, store_check_s)
-        await _check_store(job, store_check_s)
+        await _check_store(job.checkpoint.uri, store_check_s)
     except InvalidField as error:
         raise invalid_field(error) from error
 
@@ -120,8 +134,26 @@ async def _check_weights(job: JobSpec, store_check_s: float) -> None:
         raise InvalidField("train.init_from", uri, f"did not answer within {store_check_s:g} s") from error
 
 
-async def _check_store(job: JobSpec, store_check_s: float) -> None:
-    uri = job.checkpoint.uri
+def _check_script(job: ScriptSpec) -> None:
+    """Folders, which are sent from here; what nodes fetch themselves, and what lies on them, only they can judge."""
+    given = [("script.working_dir", job.script.working_dir)]
+    given += [(f"script.py_modules[{index}]", uri) for index, uri in enumerate(job.script.py_modules)]
+    for field, uri in given:
+        if uri is not None and urlsplit(uri).scheme == "file":
+            _readable_bytes(field, uri, _local(uri))
+    folder, path = job.script.working_dir, job.script.path
+    relative = path is not None and not Path(path).is_absolute()
+    if relative and folder is not None and urlsplit(folder).scheme == "file" and _local(folder).is_dir():
+        assert path is not None
+        if not (_local(folder) / path).is_file():
+            raise InvalidField("script.path", path, f"there is no such file in {folder}")
+
+
+def _local(uri: str) -> Path:
+    return Path(unquote(urlsplit(uri).path))
+
+
+async def _check_store(uri: str | None, store_check_s: float) -> None:
     if uri is None:
         return
     try:

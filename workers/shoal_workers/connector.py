@@ -26,6 +26,7 @@ from shoal_workers.herald import Herald
 from shoal_workers.messages import GiveNotice, Retire
 from shoal_workers.nodes import NodeUnreachable
 from shoal_workers.roster import ask
+from shoal_workers.script_ray import RayScripts
 from shoal_workers.supervisor_actor import SupervisorActor
 from shoal_workers.unanswered import Patience, Unanswered
 from shoal_workers.wire import ConnectionClosed
@@ -129,6 +130,7 @@ class Connector:
         with contextlib.suppress(ValueError):  # it ended meanwhile
             ray.kill(ray.get_actor(_name(job), namespace=NAMESPACE), no_restart=True)
         self._cluster.end_ranks(job)
+        RayScripts(job).end(gently=False)
         for seen in self._cluster.nodes():
             with contextlib.suppress(NodeUnreachable, ConnectionClosed):  # its snapshots are nobody's, and do no harm
                 ask(self._cluster.agent(seen), Retire(job=job, before_epoch=None), _ANSWER_S)
