@@ -14,6 +14,7 @@ from shoal_recovery.evidence import names
 from shoal_recovery.journal import AT_REST, JobState
 
 START_WAIT_S = 60.0
+TRIES = 3  # of a script that is lost each time before it has reported anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +31,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The script's process is over. `lost` says how it was lost, where it did not end by itself; without an `exit`
-    status nobody knows more. `code` and `problem` are for programs and people, where it failed."""
+    """The script's process is over: with this `exit` status, or it was `lost`, as far as is known `with_node`. `code`
+    and `problem` are for programs and people, where it failed."""
 
     exit: int | None
     code: str = ""
     problem: str = ""
     lost: bool = False
+    with_node: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ def _loss(seen: ScriptSeen) -> NoteLoss:
 
 
 def _ended(seen: ScriptSeen, ended: Ended) -> ScriptDecision:
-    if ended.lost and seen.steps:
+    if ended.lost and (ended.with_node or seen.steps or seen.launches < TRIES):
         return _start(seen, why=ended.problem)
     if ended.exit == 0:
         return Finish(state=JobState.SUCCEEDED, code="finished", reason="The script has ended.")
@@ -182,7 +184,7 @@ def _ended(seen: ScriptSeen, ended: Ended) -> ScriptDecision:
 
 def _start(seen: ScriptSeen, why: str = "") -> ScriptDecision:
     ready = frozenset(place.node for place in seen.places)
-    all_there = ready >= seen.expected
+    all_there = bool(seen.expected) and ready >= seen.expected
     if seen.state is JobState.STARTING and not all_there and seen.in_state_s < START_WAIT_S:
         return KeepOn()
     node = seat(seen.places)

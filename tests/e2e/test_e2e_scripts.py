@@ -132,7 +132,7 @@ def test_workers_leave_a_node_that_is_to_go_after_their_next_checkpoint(running:
     check_reports(running, job_id, 5)
     (recovery,) = of_kind(events, "recovery_done")
     assert (recovery["cause"], recovery["nodes_drained"]) == ("preemption_notice", [victim])
-    assert (recovery["redone_steps"], recovery["step"]) == (0, 3)
+    assert recovery["redone_steps"] == 0 and recovery["step"] >= 3
     assert victim not in of_kind(events, "workers_started")[-1]["nodes"]
 
 

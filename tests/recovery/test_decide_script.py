@@ -9,6 +9,7 @@ import pytest
 
 from shoal_recovery.decide_script import (
     START_WAIT_S,
+    TRIES,
     Await,
     Ended,
     Finish,
@@ -65,6 +66,7 @@ def test_a_script_starts_where_nobody_takes_the_node_away() -> None:
 def test_a_start_waits_for_nodes_that_the_cluster_has_but_not_for_ever() -> None:
     some = (HEAD, BIG, SPOT[0])
     assert decide_script(fresh(places=some)) == KeepOn()
+    assert decide_script(fresh(places=(HEAD,), expected=frozenset())) == KeepOn()
     assert isinstance(decide_script(fresh(places=some, in_state_s=START_WAIT_S)), Launch)
 
 
@@ -102,11 +104,14 @@ def test_the_end_of_a_script_is_the_end_of_its_job() -> None:
     assert failed == Finish(state=JobState.FAILED, code="script_missing", reason="there is no such file")
 
 
-def test_a_script_that_was_lost_without_its_node_is_started_again_only_if_it_got_anywhere() -> None:
+def test_a_script_that_is_lost_again_and_again_before_it_got_anywhere_is_given_up() -> None:
     lost = Ended(exit=None, code="script_lost", problem="The script was lost: killed.", lost=True)
     again = decide_script(seen(ended=lost, steps=1))
     assert isinstance(again, Launch) and "The script was lost: killed. The script is started again" in again.reason
-    over = decide_script(seen(ended=lost))
+    assert isinstance(decide_script(seen(ended=lost)), Launch), "it may have been bad luck"
+    gone = dataclasses.replace(lost, with_node=True)
+    assert isinstance(decide_script(seen(ended=gone, launches=TRIES)), Launch)
+    over = decide_script(seen(ended=lost, launches=TRIES))
     assert isinstance(over, Finish) and (over.state, over.code) == (JobState.FAILED, "script_lost")
 
 

@@ -3,7 +3,10 @@ the look at them; what follows is `decide_script`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
 
 from shoal_planner.script_spec import ScriptSpec
 from shoal_recovery.decide_script import Place
@@ -11,6 +14,8 @@ from shoal_workers.doomed import Doomed
 from shoal_workers.nodes import NodeSeen
 from shoal_workers.roster import Roster
 from shoal_workers.scripts import Scripts
+
+log = structlog.get_logger()
 
 HEAD = "the head"
 _MARGIN_S = 5.0  # before a node goes, that workers on it are to have left
@@ -26,9 +31,19 @@ class ScriptPlaces:
         self._resources: dict[str, dict[str, float]] = {}
         self._head: str | None = None
         self._names: dict[str, str] = {}
+        self._looking = threading.Thread()
 
     def refresh(self) -> None:
-        self._resources, self._head = self._scripts.resources(), self._scripts.head()
+        """Beside everything else: the head may be away for a while."""
+        if not self._looking.is_alive():
+            self._looking = threading.Thread(target=self._look, name="resources", daemon=True)
+            self._looking.start()
+
+    def _look(self) -> None:
+        try:
+            self._resources, self._head = self._scripts.resources(), self._scripts.head()
+        except Exception as error:  # of many kinds where the head is away; what was seen last holds until it is back
+            log.info("resources not seen", why=str(error))
         self._names |= {seen.incarnation: seen.node.id for seen in self._roster.nodes}
 
     def expected(self) -> frozenset[str]:
@@ -68,6 +83,12 @@ class ScriptPlaces:
     def name(self, incarnation: str) -> str:
         """Of a node that was seen at any time."""
         return self._names.get(incarnation, incarnation[:12])
+
+    def quiet(self, nodes: Iterable[str], within_s: float) -> bool:
+        """Whether one of them was not heard for so long, or has no agent that answers."""
+        wanted, ready = frozenset(nodes), self._roster.ready()
+        heard = (member for member in self._roster.members(self._clock()) if member.node in wanted)
+        return not wanted <= ready or any(member.silent_s > within_s for member in heard)
 
     def nodes(self) -> tuple[NodeSeen, ...]:
         return self._mine()

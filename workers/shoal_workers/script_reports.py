@@ -33,6 +33,7 @@ from shoal_workers.script_words import loss_of
 
 Answer = dict[str, Any] | None
 _LOOK_S = 0.1
+_ALIVE_S = 30.0  # after a loss, in which what its workers had reported before may still come
 _JUDGE_S = 3.0  # after a failure of workers, before it counts as theirs: a loss is noticed long before
 
 
@@ -59,9 +60,12 @@ class ScriptReports:
         places: ScriptPlaces,
         lock: threading.RLock,
         clock: Callable[[], float],
+        silence_s: float,
     ) -> None:
+        """Who was silent for `silence_s` may be lost."""
         self._job, self._spec, self._cluster = job, spec, cluster
         self._record, self._places, self._lock, self._clock = record, places, lock, clock
+        self._silence_s = silence_s
         self._change: _Change | None = None
         self._said: list[tuple[int, str, str, str]] = []
         self._why: str | None = None
@@ -144,7 +148,7 @@ class ScriptReports:
             record.append(event)
             self._changed(event, before, had)
             self.lost.clear()
-            self._said, self._last_s = [], self._clock()
+            self._said, self._why, self._last_s = [], None, self._clock()
             where = names(frozenset(names_of))
             reason = f"{len(nodes)} workers train on {where}, from step {step} on."
             if record.state is JobState.RUNNING:
@@ -164,6 +168,7 @@ class ScriptReports:
             step = workers.step + count
             if step > self._record.step:
                 self._append_report(step, metrics, checkpoint, num_bytes)
+                self._show_life()
             return {}
 
     def workers_failed(self, attempt: int, epoch: int, errors: list[tuple[int, str, str, str]]) -> Answer:
@@ -189,6 +194,16 @@ class ScriptReports:
             time.sleep(_LOOK_S)
 
     # --- how ---
+
+    def _show_life(self) -> None:
+        """All workers take part in a report. Where it comes long after a node of theirs was lost, they were not: its
+        agent alone was."""
+        change = self._change
+        if change is not None and self._record.workers is not None and self._clock() - change.since_s > _ALIVE_S:
+            self._change = None
+            self.lost.clear()
+            reason = f"The workers go on, although {names(change.lost)} did not answer."
+            self._record.enter(JobState.RUNNING, "training", reason)
 
     def _counts(self, attempt: int) -> bool:
         return attempt == self._record.attempt and self._record.state not in AT_REST
@@ -228,7 +243,7 @@ class ScriptReports:
             return
         cause, reason = _cause(had, now, drained) if change is None else (change.cause, change.reason)
         at_s = self._clock()
-        since_s = at_s if change is None else change.since_s
+        since_s = self._last_s if change is None else change.since_s  # nothing was done since the newest report
         joined = frozenset(now.nodes) - (frozenset() if had is None else frozenset(had.nodes))
         self._record.append(
             RecoveryDone(
@@ -253,8 +268,7 @@ class ScriptReports:
     def _doubtful(self) -> bool:
         """Whether a node of the workers may be lost and is not yet known to be."""
         workers = self._record.workers
-        ready = {place.node for place in self._places.all()}
-        return workers is not None and not frozenset(workers.nodes) <= ready
+        return workers is not None and self._places.quiet(workers.nodes, self._silence_s)
 
     def _blame(self) -> None:
         """The workers' own failure is written down, that of the lowest rank that raised anything first."""

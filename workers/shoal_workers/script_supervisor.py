@@ -85,7 +85,9 @@ class ScriptSupervisor:
         self._lock = threading.RLock()  # the record is read and written by the loop, and by who hears the script
         self._places = ScriptPlaces(spec, scripts, self._roster, self._doomed, clock)
         self._watch = ScriptWatch(scripts, self._record, self._lock)
-        self._reports = ScriptReports(job, spec, cluster, self._record, self._places, self._lock, clock)
+        self._reports = ScriptReports(
+            job, spec, cluster, self._record, self._places, self._lock, clock, settings.silence_confirmed_s
+        )
         self._cancel, self._paused = threading.Event(), paused
         self._script: str | None = None  # the node that it was started on
         self._began_s = self._next_refresh_s = clock()

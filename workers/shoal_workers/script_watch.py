@@ -81,7 +81,7 @@ class ScriptWatch:
         if isinstance(news, ScriptGone):
             lost = news.code == "script_lost"
             problem = f"The script was lost: {news}." if lost else str(news)
-            self.ended = Ended(exit=None, code=news.code, problem=problem, lost=lost)
+            self.ended = Ended(exit=None, code=news.code, problem=problem, lost=lost, with_node=news.node_lost)
             return
         self.answered = True
         self._print(news, now_s)
