@@ -21,6 +21,7 @@ from shoal_planner.job import parse_job
 from shoal_planner.market import parse_market
 from shoal_planner.measured_documents import parse_runs
 from shoal_planner.plan import parse_plan
+from shoal_planner.script_spec import parse_any_job
 from shoal_planner.search import plan
 from shoal_service.app import create_app
 from shoal_service.settings import Settings
@@ -61,7 +62,7 @@ def test_there_are_examples_of_each_kind() -> None:
 
 @pytest.mark.parametrize("path", JOBS, ids=name_of)
 def test_job_examples_parse(path: Path) -> None:
-    parse_job(yaml.safe_load(path.read_text(encoding="utf-8")))
+    parse_any_job(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("path", CLUSTERS, ids=name_of)

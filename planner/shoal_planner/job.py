@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from shoal_planner.architecture import ModelSpec as ModelSpec
@@ -261,12 +261,26 @@ class JobSpec:
 
 def parse_job(value: object) -> JobSpec:
     """The job in a mapping as it comes from YAML or JSON. Raises InvalidField."""
-    check_document(value, "job")
-    if isinstance(value, Mapping) and isinstance(value.get("model"), Mapping):
+    value = _of_this_kind(check_document(value, "job"))
+    if isinstance(value.get("model"), Mapping):
         if value["model"].get("lora") is not None:
             raise InvalidField("model.lora", value["model"]["lora"], "is what train.lora says: leave it out")
         value = {**value, "model": spelled_out(value["model"])}
     return read(JobSpec, value)
+
+
+_NOT_HERE = "belongs to a job of kind 'ray_train'; one of kind 'train' has model, data and train"
+
+
+def _of_this_kind(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Without its `kind`, which `script_spec` knows, too. Raises InvalidField."""
+    if value.get("kind", "train") != "train":
+        problem = "is a script of its user's: it has no model to plan for, and no state of Shoal's"
+        raise InvalidField("kind", value["kind"], problem)
+    for name in ("script", "workers", "metric"):
+        if name in value:
+            raise InvalidField(name, value[name], _NOT_HERE)
+    return {name: item for name, item in value.items() if name != "kind"}
 
 
 def job_to_mapping(job: JobSpec) -> dict[str, object]:

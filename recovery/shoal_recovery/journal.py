@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from shoal_planner.strict import ANY_FLOAT, read
+from shoal_recovery.journal_scripts import SCRIPT_EVENTS, ScriptEvent
 
 
 class JobState(StrEnum):
@@ -355,6 +356,7 @@ Event = (
     | FiguresMeasured
     | PredictionChecked
     | ModelSeen
+    | ScriptEvent
 )
 _EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
@@ -381,6 +383,7 @@ _EVENTS: Mapping[str, type[Event]] = {
         FiguresMeasured,
         PredictionChecked,
         ModelSeen,
+        *SCRIPT_EVENTS,
     )
 }
 

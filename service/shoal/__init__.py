@@ -3,5 +3,6 @@
 from shoal.client import Client
 from shoal.errors import ShoalError
 from shoal_planner.job import JobSpec
+from shoal_planner.script_spec import ScriptSpec
 
-__all__ = ["Client", "JobSpec", "ShoalError"]
+__all__ = ["Client", "JobSpec", "ScriptSpec", "ShoalError"]

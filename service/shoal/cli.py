@@ -12,7 +12,7 @@ import typer
 
 from shoal import cli_calibrate, cli_checkpoints, cli_generate, cli_plan, cli_rent
 from shoal.cli_input import BadUsage, read_submission
-from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
+from shoal.cli_show import event_line, printed_lines, say, show_job, show_jobs, show_json, show_nodes
 from shoal.client import ENDED, Client
 from shoal.errors import InvalidRequest, NotFound, ShoalError
 
@@ -98,6 +98,20 @@ def events(
                 print(event_line(event), flush=True)
     if as_json:
         show_json({"items": seen})
+
+
+@app.command()
+def logs(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+) -> None:
+    """Print what a script and its workers print (of a job of kind ray_train)."""
+    with Client() as client:
+        if client.get(job_id)["kind"] != "ray_train":
+            raise BadUsage(f"{job_id} is no job of kind ray_train: what happens to it is shown by 'shoal events'")
+        for event in client.events(job_id, follow=follow):
+            if event["kind"] == "script_printed":
+                print("\n".join(printed_lines(event)), flush=True)
 
 
 @app.command()
@@ -225,19 +239,6 @@ def demo(
     """Train a small model on a local cluster, kill a node on the way, and show what happened."""
     run_demo = _optional("shoal.demo", "demo", "shoal[server,worker]").run_demo
     raise typer.Exit(run_demo(as_json=as_json, keep=keep) or 0)
-
-
-def _not_supported(name: str, what: str) -> None:
-    """A command of the published contract that this version refuses by name."""
-
-    def refuse() -> None:
-        raise BadUsage(f"'shoal {name}' is not supported yet")
-
-    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    app.command(name, help=f"{what} (not supported yet).", context_settings=settings)(refuse)
-
-
-_not_supported("logs", "Print what a job's processes print")
 
 
 def _optional(module: str, command: str, extra: str) -> Any:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shoal.cli_input import BadUsage
+from shoal.cli_input import BadUsage, job_with_model
 from shoal.cli_plan import AsJson
 from shoal.cli_show import say, show_json, table
 from shoal.client import Client
 from shoal.errors import ShoalError
 from shoal_planner.errors import InvalidField
-from shoal_planner.job import ModelSpec, parse_job
+from shoal_planner.job import ModelSpec
 from shoal_recovery.errors import StoreError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _found(what: str) -> tuple[str, str, ModelSpec | None, int | None]:
         uri, _, job_id = what.rstrip("/").rpartition("/")
         return uri, job_id, None, None
     with Client() as client:
-        spec = parse_job(client.get(what)["spec"])
+        spec = job_with_model(client.get(what))
     if spec.checkpoint.uri is None:
         raise BadUsage(f"{what} has no checkpoint.uri, so nothing of it is stored")
     return spec.checkpoint.uri, what, spec.model, spec.train.seq_len

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli_input import BadUsage
+from shoal.cli_input import BadUsage, job_with_model
 from shoal.cli_plan import AsJson
 from shoal.cli_show import show_json
 from shoal.client import Client
 from shoal.errors import ShoalError
-from shoal_planner.job import parse_job
 
 app = typer.Typer()
 _BAD_INPUT = 2
@@ -66,7 +65,7 @@ def _order(what: str, tokenizer: str | None) -> dict[str, Any]:
         uri = what if "://" in what else folder.resolve().as_uri()
         return {"uri": uri, "tokenizer": tokenizer or usual, "positions": 2048}
     with Client() as client:
-        spec = parse_job(client.get(what)["spec"])
+        spec = job_with_model(client.get(what))
     if spec.checkpoint.uri is None:
         raise BadUsage(f"{what} has no checkpoint.uri, so nothing of it is stored")
     return {

@@ -15,6 +15,7 @@ from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.market import Market, parse_market
 from shoal_planner.plan import Plan, parse_plan
 from shoal_planner.pool_history import PoolHistory, read_history
+from shoal_planner.script_spec import AnyJob, parse_any_job
 
 if TYPE_CHECKING:
     from shoal_planner.calibrate import MeasuredRun
@@ -47,9 +48,17 @@ def _names_hf(value: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping) and isinstance(value.get("model"), Mapping) and "hf" in value["model"]
 
 
-def read_submission(name: str) -> JobSpec | Mapping[str, Any]:
+def job_with_model(job: Mapping[str, Any]) -> JobSpec:
+    """Of a job as the server shows it. Raises BadUsage for one that runs a script."""
+    try:
+        return parse_job(job["spec"])
+    except InvalidField as error:
+        raise BadUsage(f"{job['id']}: {error}") from error
+
+
+def read_submission(name: str) -> AnyJob | Mapping[str, Any]:
     """A job as it is sent: whoever accepts it looks up a model of Hugging Face's. Raises BadUsage."""
-    return _read(name, lambda value: value if _names_hf(value) else parse_job(value))
+    return _read(name, lambda value: value if _names_hf(value) else parse_any_job(value))
 
 
 def read_cluster(name: str) -> ClusterSnapshot:

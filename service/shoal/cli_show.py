@@ -51,7 +51,7 @@ def show_jobs(jobs: Iterable[Mapping[str, Any]]) -> None:
                 job["id"],
                 job["name"],
                 status["state"],
-                f"{status['step']}/{status['steps']}",
+                _progress(status, "/"),
                 status["loss"],
                 status["tokens_per_s"],
                 status["recoveries"],
@@ -71,7 +71,7 @@ def show_job(job: Mapping[str, Any]) -> None:
         ("state", f"{status['state']} ({status['code']}{_wished(job)})"),
         ("reason", status["reason"]),
         ("since", status["since"]),
-        ("step", f"{status['step']} of {status['steps']}"),
+        ("step", _progress(status, " of ")),
         ("loss", status["loss"]),
         *([("evaluation", _evaluation(status["evaluation"]))] if status["evaluation"] else []),
         *([("skipped", f"{status['skipped_steps']} steps, done without an update")] if status["skipped_steps"] else []),
@@ -88,6 +88,11 @@ def show_job(job: Mapping[str, Any]) -> None:
         *_cost(job["cost"]),
     ]
     table(("", ""), rows)
+
+
+def _progress(status: Mapping[str, Any], of: str) -> str:
+    """How many steps there are of a script only the script knows."""
+    return str(status["step"]) if status["steps"] is None else f"{status['step']}{of}{status['steps']}"
 
 
 def _cluster(job: Mapping[str, Any]) -> str | None:
@@ -293,7 +298,8 @@ def event_line(event: Mapping[str, Any]) -> str:
             rest = f"{said['node']}: {said['devices']} x {said['device']}"
         case "recovery_done":
             reason = said["reason"].rstrip(".")
-            rest = f"{reason}; again from step {said['step']} after {said['total_s']:.3g} s; bytes from {_moved(said)}"
+            rest = f"{reason}; again from step {said['step']} after {said['total_s']:.3g} s"
+            rest += f"; bytes from {_moved(said)}" if said["num_bytes"] else ""
             for failed in said.get("failed_sources", ()):
                 what = f"{failed['num_bytes'] / 1e6:.1f} MB of step {failed['step']} in {failed['object']}"
                 instead = ", ".join(failed["instead"])
@@ -328,10 +334,37 @@ def event_line(event: Mapping[str, Any]) -> str:
                 f"a step takes {said['measured_s']:.3g} s, predicted were {said['predicted_s']:.3g} s "
                 f"({times:.2f} times), epoch {said['epoch']}"
             )
+        case "script_started":
+            rest = f"start {said['attempt']} on {said['node']}: {said['reason']}"
+        case "trainer_adjusted":
+            rest = "; ".join(f"{name}: {value}" for name, value in said["settings"].items())
+        case "workers_started":
+            origin = said["checkpoint"] or "nothing stored"
+            rest = (
+                f"{len(said['nodes'])} on {', '.join(said['nodes'])}, epoch {said['epoch']}, from step {said['step']}"
+            )
+            rest += f" ({origin})"
+        case "script_reported":
+            rest = (
+                f"step {said['step']}, {', '.join(f'{name} {_cell(value)}' for name, value in said['metrics'].items())}"
+            )
+        case "checkpoint_reported":
+            rest = f"step {said['step']}, {said['num_bytes'] / 1e6:.1f} MB, {said['uri']}"
+        case "script_printed":
+            rest = "\n    ".join(printed_lines(said))
+        case "script_failed":
+            who = "the script" if said["rank"] is None else f"worker {said['rank']}"
+            rest = f"{who} on {said['node']}: {said['problem']}\n{said['traceback'].rstrip()}"
         case _:
             known = ("seq", "at", "at_s", "kind")
             rest = ", ".join(f"{name} {value}" for name, value in said.items() if name not in known)
     return f"{head}{rest}"
+
+
+def printed_lines(said: Mapping[str, Any]) -> list[str]:
+    """What a script printed, and where lines of it were not kept."""
+    left_out = [f"... {said['left_out']} lines were not kept ..."] if said["left_out"] else []
+    return [*left_out, *said["lines"]]
 
 
 def _moved(recovery: Mapping[str, Any]) -> str:

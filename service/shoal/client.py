@@ -24,6 +24,7 @@ from shoal.errors import (
 )
 from shoal.settings import ClientSettings
 from shoal_planner.job import JobSpec, job_to_mapping
+from shoal_planner.script_spec import AnyJob, ScriptSpec, any_job_to_mapping
 
 ENDED = ("succeeded", "failed", "cancelled")
 _REFUSALS: Mapping[int, type[RequestRefused]] = {
@@ -68,9 +69,9 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    def submit(self, job: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> dict[str, Any]:
+    def submit(self, job: AnyJob | Mapping[str, Any], *, idempotency_key: str | None = None) -> dict[str, Any]:
         """Creates a job and returns it. Sending again under the same key returns the same job."""
-        body = job_to_mapping(job) if isinstance(job, JobSpec) else dict(job)
+        body = any_job_to_mapping(job) if isinstance(job, JobSpec | ScriptSpec) else dict(job)
         return self._call("POST", "/v1/jobs", json=body, headers={"Idempotency-Key": idempotency_key or str(ULID())})
 
     def list(self, *, state: str | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.errors import InvalidField
 from shoal_planner.profile import profile_from_mapping
 from shoal_recovery.journal import StateChanged
+from shoal_recovery.journal_scripts import WorkersStarted
 from shoal_service import clusters, drills, jobs, journal
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import ClusterReport, Identifier, JournalBatch, Preemption
@@ -164,13 +165,17 @@ async def preempt_node(
 
 
 async def _users(session: Any) -> Mapping[tuple[str, str], list[str]]:
-    """(cluster, node) to the ids of jobs whose current plan has a place there."""
+    """(cluster, node) to the ids of jobs whose current plan, or newest workers, have a place there."""
     users: dict[tuple[str, str], list[str]] = {}
     for row in await clusters.active_jobs(session):
         assert row.plan_seq is not None and row.cluster_id is not None
         entries = await journal.entries_after(session, row.id, row.plan_seq - 1, 1)
         for node in sorted(plan_nodes(entries[0].payload["plan"])):
             users.setdefault((row.cluster_id, node), []).append(row.id)
+    for row in await clusters.active_scripts(session):
+        started = await journal.newest(session, row.id, 1, (WorkersStarted.kind,))
+        for node in sorted(set(started[0].payload["nodes"] if started else ())):
+            users.setdefault((str(row.cluster_id), node), []).append(row.id)
     return users
 
 

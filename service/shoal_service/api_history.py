@@ -183,10 +183,14 @@ async def get_bulk_losses(deps: Deps, job_id: str) -> dict[str, Any]:
 
 @router.get("/checkpoints", responses=documented(404, 503))
 async def get_checkpoints(deps: Deps, job_id: str) -> dict[str, Any]:
-    """What stands whole in the job's object store now, newest first; size and time are those of the journal."""
+    """What stands whole in the job's object store now, newest first; size and time are those of the journal. Of a job
+    that runs a script, what it has stored: Ray Train deletes older ones as it was told to."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
-        entries = await journal.newest(session, job_id, _PAGE, ("checkpoint_committed",))
+        entries = await journal.newest(session, job_id, _PAGE, ("checkpoint_committed", "checkpoint_reported"))
+    if jobs.is_script(row):
+        items = [_checkpoint(entry.payload["uri"], entry.payload["step"], entry) for entry in entries]
+        return {"uri": row.spec["checkpoint"]["uri"], "items": items}
     uri = (row.spec.get("checkpoint") or {}).get("uri")
     try:
         async with asyncio.timeout(deps.settings.store_check_s):

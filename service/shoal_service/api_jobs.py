@@ -9,7 +9,8 @@ from fastapi import APIRouter, Header, Query, Request
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import JSONResponse, Response
 
-from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.job import JobSpec
+from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import JobState
 from shoal_service import clusters, jobs, trackers
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
@@ -19,7 +20,7 @@ from shoal_service.jobs import NewJob
 from shoal_service.models import ClusterRow, JobRow
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
-from shoal_service.submission import check_surroundings, read_job
+from shoal_service.submission import check_surroundings, read_any_job
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _ANY_OBJECT = {"schema": {"type": "object"}}
@@ -40,7 +41,7 @@ async def submit_job(
 ) -> Response:
     """Creates a job if every check holds. The same Idempotency-Key with the same job answers with the first one."""
     body = await read_body(request, deps.settings.max_body_bytes)
-    spec = await read_job(body, deps.settings.store_check_s)
+    spec = await read_any_job(body, deps.settings.store_check_s)
     wanted_hash = jobs.body_hash(spec)
     row = await _known(deps, idempotency_key, wanted_hash)
     if row is None:
@@ -55,7 +56,7 @@ async def _known(deps: Services, key: str | None, wanted_hash: str) -> JobRow | 
         return await jobs.find_by_key(session, key, wanted_hash)
 
 
-async def _create(deps: Services, spec: JobSpec, wanted_hash: str, key: str | None) -> JobRow:
+async def _create(deps: Services, spec: AnyJob, wanted_hash: str, key: str | None) -> JobRow:
     spec = await check_surroundings(spec, deps.settings.store_check_s)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
@@ -66,7 +67,8 @@ async def _create(deps: Services, spec: JobSpec, wanted_hash: str, key: str | No
             if key is not None and (known := await jobs.find_by_key(session, key, wanted_hash)) is not None:
                 return known
             row = jobs.create(session, new)
-            trackers.create(session, row.id, spec)
+            if isinstance(spec, JobSpec):
+                trackers.create(session, row.id, spec)
     except IntegrityError:
         # Another replica of this server created the job under the same key in between.
         known = await _known(deps, key, wanted_hash)
@@ -148,6 +150,6 @@ async def resume(deps: Services, job_id: str) -> JobRow:
 async def _place_for(deps: Services, row: JobRow, candidates: Sequence[ClusterRow]) -> str | None:
     """Where no plan fits, the job waits: with the cluster that it had, if that is there."""
     try:
-        return await deps.planner.choose_cluster(parse_job(row.spec), candidates)
+        return await deps.planner.choose_cluster(parse_any_job(row.spec), candidates)
     except BadInput:
         return row.cluster_id if row.cluster_id in {each.id for each in candidates} else None

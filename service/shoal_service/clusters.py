@@ -105,6 +105,13 @@ async def active_jobs(session: AsyncSession) -> Sequence[JobRow]:
     return (await session.scalars(query)).all()
 
 
+async def active_scripts(session: AsyncSession) -> Sequence[JobRow]:
+    """Jobs whose scripts run now, or are to."""
+    without = (*_AT_REST, JobState.QUEUED.value)
+    rows = await session.scalars(select(JobRow).where(JobRow.state.not_in(without), JobRow.plan_seq.is_(None)))
+    return [row for row in rows if jobs.is_script(row)]
+
+
 def if_head_dies(row: ClusterRow) -> str:
     """For people. Folders on disks are named after the cluster, so only one of that name finds them."""
     if row.fault_tolerant_head is None:

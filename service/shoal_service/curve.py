@@ -9,6 +9,7 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import EvaluationDone, RecoveryDone
+from shoal_recovery.journal_scripts import ScriptReported
 from shoal_service import jobs, journal
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JournalRow, StepRow
@@ -19,17 +20,20 @@ MAX_MARKERS = 500
 
 async def curve(session: AsyncSession, job_id: str, max_points: int) -> dict[str, Any]:
     """`points` is the branch that counts, `rolled_back` what was done and undone, `markers` what happened when, and
-    `evaluations` the newest `max_points` of these."""
+    `evaluations` the newest `max_points` of these. `reported` are, of a job that runs a script, the newest `max_points`
+    of what it reported that count, with all figures under their own names."""
     live, num_live = await _points(session, job_id, False, max_points)
     undone, num_undone = await _points(session, job_id, True, max_points)
     events = await journal.newest(session, job_id, MAX_MARKERS, (RecoveryDone.kind,))
     evaluations = await journal.newest(session, job_id, max_points, (EvaluationDone.kind,))
+    reported = await journal.newest(session, job_id, max_points, (ScriptReported.kind,))
     return {
         "job_id": job_id,
         "points": [point(row) for row in live],
         "rolled_back": [point(row) for row in undone],
         "markers": [_marker(row) for row in reversed(events)],
         "evaluations": [evaluation(row) for row in reversed(evaluations)],
+        "reported": _reported(reported),
         "num_points": num_live,
         "num_rolled_back": num_undone,
         "downsampled": num_live > len(live) or num_undone > len(undone),
@@ -80,6 +84,16 @@ def evaluation(row: JournalRow) -> dict[str, Any]:
         "duration_s": row.payload["duration_s"],
         "at": rfc3339(row.at_s),
     }
+
+
+def _reported(newest_first: Sequence[JournalRow]) -> list[dict[str, Any]]:
+    """Each step once: what was reported of it, or of a later one, before it was done again counts no more."""
+    found: list[dict[str, Any]] = []
+    for row in newest_first:
+        if not found or row.payload["step"] < found[-1]["step"]:
+            told = {name: row.payload[name] for name in ("step", "epoch", "metrics", "duration_s")}
+            found.append({**told, "at": rfc3339(row.at_s)})
+    return found[::-1]
 
 
 def _marker(row: JournalRow) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from ulid import ULID
 
-from shoal_planner.job import JobSpec, job_to_mapping
+from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
 from shoal_recovery.journal import TERMINAL, JobState
 from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.models import JobRow
@@ -37,15 +37,15 @@ _STATUS_FIELDS = tuple(field.name for field in dataclasses.fields(Status))
 class NewJob:
     """A job that passed all checks. No `cluster_id` means that it waits for a cluster to connect."""
 
-    spec: JobSpec
+    spec: AnyJob
     body_hash: str
     idempotency_key: str | None
     cluster_id: str | None
 
 
-def body_hash(spec: JobSpec) -> str:
+def body_hash(spec: AnyJob) -> str:
     """Equal for equal jobs, however they were written (YAML or JSON, order of keys, defaults)."""
-    return hashlib.sha256(json.dumps(job_to_mapping(spec), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(any_job_to_mapping(spec), sort_keys=True).encode()).hexdigest()
 
 
 def status_of(row: JobRow) -> Status:
@@ -80,7 +80,7 @@ def create(session: AsyncSession, new: NewJob) -> JobRow:
     row = JobRow(
         id=f"job_{ULID()}",
         name=new.spec.name,
-        spec=job_to_mapping(new.spec),
+        spec=any_job_to_mapping(new.spec),
         wish=WISH_RUN,
         cluster_id=new.cluster_id,
         idempotency_key=new.idempotency_key,
@@ -209,25 +209,35 @@ def rfc3339(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def num_steps(row: JobRow) -> int:
-    return int(row.spec["train"]["steps"])
+def is_script(row: JobRow) -> bool:
+    """Of kind `ray_train`: its steps are what its script reports."""
+    return kind_of(row.spec) == "ray_train"
+
+
+def num_steps(row: JobRow) -> int | None:
+    """None where nobody but the job's script knows."""
+    return None if is_script(row) else int(row.spec["train"]["steps"])
 
 
 def num_tokens(row: JobRow) -> int:
-    """Of all steps so far that count."""
+    """Of all steps so far that count; none of a script is known."""
+    if is_script(row):
+        return 0
     train = row.spec["train"]
     return row.step * int(train["global_batch"]) * int(train["seq_len"])
 
 
 def eta_s(row: JobRow) -> float | None:
     """Seconds to the last step and the last evaluation at the pace of the last few; None unless the job is running."""
-    if row.state != JobState.RUNNING or row.step_s is None:
+    steps = num_steps(row)
+    if row.state != JobState.RUNNING or row.step_s is None or steps is None:
         return None
-    return max(0, num_steps(row) - row.step) * row.step_s + _evaluations_to_go(row) * _evaluation_s(row, row.step_s)
+    to_go_s = _evaluations_to_go(row, steps) * _evaluation_s(row, row.step_s)
+    return max(0, steps - row.step) * row.step_s + to_go_s
 
 
-def _evaluations_to_go(row: JobRow) -> int:
-    steps, done, every = num_steps(row), row.eval_step or 0, row.spec["train"].get("eval_every")
+def _evaluations_to_go(row: JobRow, steps: int) -> int:
+    done, every = row.eval_step or 0, row.spec["train"].get("eval_every")
     return 0 if every is None or done >= steps else -(-steps // int(every)) - done // int(every)
 
 
@@ -261,6 +271,7 @@ def resource(row: JobRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,
+        "kind": kind_of(row.spec),
         "spec": row.spec,
         "wish": row.wish,
         "cluster_id": row.cluster_id,

@@ -24,6 +24,7 @@ from shoal_recovery.journal import (
     entry_to_mapping,
 )
 from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
+from shoal_recovery.journal_scripts import ScriptReported
 from shoal_service import jobs, timeline
 from shoal_service.errors import BadInput, Conflict
 from shoal_service.models import JobRow, JournalRow, StepRow
@@ -108,7 +109,7 @@ async def _add_points(session: AsyncSession, job_id: str, newest_step: int, entr
     rolled_back = False
     for entry in entries:
         event = entry.event
-        if not isinstance(event, StepDone):
+        if not isinstance(event, StepDone | ScriptReported):
             continue
         if event.step <= newest_step:
             rolled_back = True
@@ -133,19 +134,23 @@ async def _flush(session: AsyncSession, pending: list[dict[str, Any]]) -> None:
         pending.clear()
 
 
-def _point_values(job_id: str, entry: Entry, event: StepDone) -> dict[str, Any]:
-    return {
+def _point_values(job_id: str, entry: Entry, event: StepDone | ScriptReported) -> dict[str, Any]:
+    point = {
         "job_id": job_id,
         "seq": entry.seq,
         "epoch": event.epoch,
         "step": event.step,
         "at_s": entry.at_s,
+        "duration_s": event.duration_s,
+        "rolled_back": False,
+    }
+    if isinstance(event, ScriptReported):  # what else it reports stands in the journal, under the script's own names
+        return point | {"loss": event.loss, "grad_norm": None, "lr": None, "tokens": 0, "skipped": False}
+    return point | {
         "loss": finite(event.loss),
         "grad_norm": finite(event.grad_norm),
         "lr": finite(event.lr),
         "tokens": event.tokens,
-        "duration_s": event.duration_s,
-        "rolled_back": False,
         "skipped": event.skipped,
     }
 

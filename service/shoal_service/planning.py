@@ -9,6 +9,7 @@ from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
 from shoal_planner.profile import Profile, profile_from_mapping
+from shoal_planner.script_spec import AnyJob, ScriptSpec
 from shoal_planner.search import PlanResult, plan
 from shoal_service.errors import BadInput, invalid_field
 from shoal_service.models import ClusterRow
@@ -30,11 +31,11 @@ class Planner:
         except InvalidField as error:
             raise invalid_field(error) from error
 
-    async def choose_cluster(self, job: JobSpec, rows: Sequence[ClusterRow]) -> str | None:
-        """The cluster on which the job is predicted to run fastest; None if there is none. Raises BadInput. A model of
-        the user's own that nobody has looked at goes to the one with the most devices."""
-        if not job.model.is_known:
-            return max(rows, key=_num_devices).id if rows else None
+    async def choose_cluster(self, job: AnyJob, rows: Sequence[ClusterRow]) -> str | None:
+        """The cluster on which the job is predicted to run fastest; None if there is none. Raises BadInput. A script,
+        and a model of the user's own that nobody has looked at, go to the one with the most devices for them."""
+        if isinstance(job, ScriptSpec) or not job.model.is_known:
+            return _roomiest(job.limits.device_types, rows)
         refusals: list[str] = []
         best: tuple[float, str] | None = None
         for row in rows:
@@ -59,8 +60,28 @@ class Planner:
             return await asyncio.to_thread(plan, job, snapshot, profile, seed=seed, time_limit_s=limit_s)
 
 
-def _num_devices(row: ClusterRow) -> int:
-    return sum(node.devices for node in snapshot_from_mapping(row.snapshot).nodes)
+def check_place(device_types: tuple[str, ...], snapshot: ClusterSnapshot) -> None:
+    """How many workers fit only the cluster itself can tell. Raises BadInput where it has no node for any."""
+    if not _num_devices(device_types, snapshot):
+        types = ", ".join(device_types) or "any type"
+        raise BadInput(
+            "no_nodes", f"limits.device_types = {types}: the cluster has no such nodes", "limits.device_types"
+        )
+
+
+def _roomiest(device_types: tuple[str, ...], rows: Sequence[ClusterRow]) -> str | None:
+    """The cluster with the most devices that the job may use."""
+    found = {row.id: _num_devices(device_types, snapshot_from_mapping(row.snapshot)) for row in rows}
+    if not rows:
+        return None
+    best = max(sorted(found), key=lambda cluster_id: found[cluster_id])
+    if not found[best]:
+        check_place(device_types, ClusterSnapshot(nodes=()))
+    return best
+
+
+def _num_devices(device_types: tuple[str, ...], snapshot: ClusterSnapshot) -> int:
+    return sum(node.devices for node in snapshot.nodes if not device_types or node.device in device_types)
 
 
 def no_plan_fits(constraint: str) -> BadInput:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal_recovery.journal import PlanAdopted
+from shoal_recovery.journal_scripts import WorkersStarted
 from shoal_service import jobs
 from shoal_service.models import JobRow
 from shoal_service.timeline import Event, node_spans
@@ -62,7 +63,7 @@ def spending(events: Sequence[Event], *, end_at_s: float, ended: bool, tokens: i
     that no plan knows costs nothing, and one that the job had when it ended costs nothing any more."""
     kinds: dict[str, _Kind] = {}
     for event in events:
-        if event.kind == PlanAdopted.kind:
+        if event.kind in (PlanAdopted.kind, WorkersStarted.kind):
             for node in event.payload["snapshot"]["nodes"]:
                 price = float(node.get("price_per_hour", 0.0))
                 kinds.setdefault(node["id"], (node["device"], node["devices"], bool(node.get("spot")), price))

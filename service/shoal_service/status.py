@@ -35,6 +35,15 @@ from shoal_recovery.journal import (
     StoreFailed,
     StoreRecovered,
 )
+from shoal_recovery.journal_scripts import (
+    CheckpointReported,
+    ScriptFailed,
+    ScriptPrinted,
+    ScriptReported,
+    ScriptStarted,
+    TrainerAdjusted,
+    WorkersStarted,
+)
 
 _NEWEST_SHARE = 0.2  # weight of the newest step in the smoothed step time: about five steps of memory
 
@@ -111,6 +120,11 @@ def advance(status: Status, entry: Entry) -> Status:
             )
         case StepDone():
             return _stepped(status, event)
+        case WorkersStarted():
+            return dataclasses.replace(status, epoch=event.epoch, step_s=None)
+        case ScriptReported():
+            step_s = _smoothed(status.step_s, event.duration_s)
+            return dataclasses.replace(status, step=event.step, epoch=event.epoch, loss=event.loss, step_s=step_s)
         case RecoveryDone():
             return dataclasses.replace(
                 status,
@@ -137,13 +151,14 @@ def advance(status: Status, entry: Entry) -> Status:
             return status
         case FiguresMeasured() | PredictionChecked() | ModelSeen():
             return status
+        case ScriptStarted() | TrainerAdjusted() | CheckpointReported() | ScriptPrinted() | ScriptFailed():
+            return status
         case _:
             assert_never(event)
 
 
 def _stepped(status: Status, event: StepDone) -> Status:
-    before = status.step_s
-    step_s = event.duration_s if before is None else before + _NEWEST_SHARE * (event.duration_s - before)
+    step_s = _smoothed(status.step_s, event.duration_s)
     return dataclasses.replace(
         status,
         step=event.step,
@@ -153,6 +168,10 @@ def _stepped(status: Status, event: StepDone) -> Status:
         tokens_per_s=event.tokens / step_s if step_s > 0 else None,
         exchanges=_exchanges(event),
     )
+
+
+def _smoothed(before: float | None, newest: float) -> float:
+    return newest if before is None else before + _NEWEST_SHARE * (newest - before)
 
 
 def _exchanges(event: StepDone) -> dict[str, Any] | None:

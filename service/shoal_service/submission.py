@@ -15,7 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
-from shoal_planner.job import JobSpec, parse_job
+from shoal_planner.job import JobSpec
+from shoal_planner.script_spec import AnyJob, ScriptSpec, parse_any_job
 from shoal_planner.track_spec import TensorBoardSpec
 from shoal_recovery.errors import BaseChanged, StoreError
 from shoal_recovery.first_weights import fingerprint, open_weights
@@ -28,14 +29,14 @@ _TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 _MANY_FILES = 100_000  # of a larger folder, the first ones show whether it holds enough text
 
 
-async def read_job(value: object, store_check_s: float) -> JobSpec:
+async def read_any_job(value: object, store_check_s: float) -> AnyJob:
     """A model of Hugging Face's is looked up for it. Raises BadInput."""
     model = value.get("model") if isinstance(value, Mapping) else None
     try:
         if isinstance(model, Mapping) and "hf" in model:
             async with asyncio.timeout(store_check_s):
                 value = await asyncio.to_thread(with_hf_model, value)
-        return parse_job(value)
+        return parse_any_job(value)
     except InvalidField as error:
         raise invalid_field(error) from error
     except TimeoutError as error:
@@ -44,13 +45,26 @@ async def read_job(value: object, store_check_s: float) -> JobSpec:
         raise invalid_field(slow) from error
 
 
-async def check_surroundings(job: JobSpec, store_check_s: float) -> JobSpec:
-    """Data readable and large enough, weights to begin with those of the model, checkpoint place writable. The job,
-    which knows from then on what its adapters are beside. Raises BadInput."""
+async def read_job(value: object, store_check_s: float) -> JobSpec:
+    """One that is planned for. Raises BadInput."""
+    job = await read_any_job(value, store_check_s)
+    if isinstance(job, ScriptSpec):
+        problem = "there is no plan of such a job: Ray Train spreads its workers"
+        raise invalid_field(InvalidField("kind", "ray_train", problem))
+    return job
+
+
+async def check_surroundings(job: AnyJob, store_check_s: float) -> AnyJob:
+    """Data readable and large enough, weights to begin with those of the model, the script there, checkpoint place
+    writable. The job, which knows from then on what its adapters are beside. Raises BadInput."""
     try:
+        if isinstance(job, ScriptSpec):
+            await asyncio.to_thread(_check_script, job)
+            await _check_store(job.checkpoint.uri, store_check_s)
+            return job
         await asyncio.to_thread(_check_data, job)
         found = await _with_weights(job, store_check_s)
-        await _check_store(job, store_check_s)
+        await _check_store(job.checkpoint.uri, store_check_s)
         await _check_trackers(job, store_check_s)
         return found
     except InvalidField as error:
@@ -135,11 +149,29 @@ def _looked_at(job: JobSpec, uri: str) -> JobSpec:
     if train.lora is None or train.lora.base is not None:
         return job
     lora = dataclasses.replace(train.lora, base=fingerprint(uri, train.init_step))
-    return dataclasses.replace(job, train=replace(train, lora=lora))
+    return dataclasses.replace(job, train=dataclasses.replace(train, lora=lora))
 
 
-async def _check_store(job: JobSpec, store_check_s: float) -> None:
-    uri = job.checkpoint.uri
+def _check_script(job: ScriptSpec) -> None:
+    """Folders, which are sent from here; what nodes fetch themselves, and what lies on them, only they can judge."""
+    given = [("script.working_dir", job.script.working_dir)]
+    given += [(f"script.py_modules[{index}]", uri) for index, uri in enumerate(job.script.py_modules)]
+    for field, uri in given:
+        if uri is not None and urlsplit(uri).scheme == "file":
+            _readable_bytes(field, uri, _local(uri))
+    folder, path = job.script.working_dir, job.script.path
+    relative = path is not None and not Path(path).is_absolute()
+    if relative and folder is not None and urlsplit(folder).scheme == "file" and _local(folder).is_dir():
+        assert path is not None
+        if not (_local(folder) / path).is_file():
+            raise InvalidField("script.path", path, f"there is no such file in {folder}")
+
+
+def _local(uri: str) -> Path:
+    return Path(unquote(urlsplit(uri).path))
+
+
+async def _check_store(uri: str | None, store_check_s: float) -> None:
     if uri is None:
         return
     try:

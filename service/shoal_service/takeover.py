@@ -24,20 +24,22 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.cluster import snapshot_from_mapping
-from shoal_planner.job import parse_job
 from shoal_planner.profile import profile_from_mapping
+from shoal_planner.script_spec import ScriptSpec, parse_any_job
 from shoal_recovery.journal import AT_REST, CheckpointCommitted, JobState
+from shoal_recovery.journal_scripts import CheckpointReported
 from shoal_service import clusters, jobs
 from shoal_service.awake import Awake
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
 from shoal_service.errors import BadInput
 from shoal_service.models import ClusterRow, JobRow, JournalRow
-from shoal_service.planning import Planner
+from shoal_service.planning import Planner, check_place
 from shoal_service.status import moved
 
 log = structlog.get_logger()
 
+_STORED = (CheckpointCommitted.kind, CheckpointReported.kind)
 _STAY = tuple(state.value for state in (*AT_REST, JobState.CANCELLING))
 
 
@@ -85,9 +87,11 @@ class Takeover:
         if key in self._no_plan:
             return False
         snapshot, profile = snapshot_from_mapping(cluster.snapshot), profile_from_mapping(cluster.profile)
-        job = parse_job(row.spec)
         try:
-            if job.model.is_known:
+            job = parse_any_job(row.spec)
+            if isinstance(job, ScriptSpec) or not job.model.is_known:
+                check_place(job.limits.device_types, snapshot)
+            else:
                 await self._planner.plan(job, snapshot, profile)
         except BadInput as error:
             log.info("job of a lost cluster does not fit here", job=row.id, cluster=cluster.id, why=error.detail)
@@ -115,7 +119,7 @@ class Takeover:
 
 async def _orphans(session: AsyncSession, cluster_id: str, gone: ColumnElement[bool]) -> Sequence[JobRow]:
     """Jobs that may leave their clusters, which are `gone`."""
-    stored = select(JournalRow.seq).where(JournalRow.job_id == JobRow.id, JournalRow.kind == CheckpointCommitted.kind)
+    stored = select(JournalRow.seq).where(JournalRow.job_id == JobRow.id, JournalRow.kind.in_(_STORED))
     query = (
         select(JobRow)
         .join(ClusterRow, ClusterRow.id == JobRow.cluster_id)

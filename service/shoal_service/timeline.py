@@ -20,6 +20,7 @@ from shoal_recovery.journal import (
     RecoveryDone,
     StateChanged,
 )
+from shoal_recovery.journal_scripts import WorkersStarted
 
 LABEL_WIDTH = 118.0
 WIDTH = 1000.0
@@ -33,7 +34,7 @@ SOURCES = ("own", "node", "peer", "store")
 KINDS = (
     *(StateChanged.kind, PlanAdopted.kind, RecoveryDone.kind),
     *(NodeLost.kind, NodeJoined.kind, NodeNoticed.kind, NodeStays.kind, NoticeEnded.kind),
-    *(NodeSlowed.kind, NodeRecovered.kind),
+    *(NodeSlowed.kind, NodeRecovered.kind, WorkersStarted.kind),
 )
 
 
@@ -191,7 +192,7 @@ def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span
     alive: dict[str, tuple[float, bool]] = {}
     for event in events:
         match event.kind:
-            case PlanAdopted.kind:
+            case PlanAdopted.kind | WorkersStarted.kind:
                 for node in event.payload["snapshot"]["nodes"]:
                     alive.setdefault(node["id"], (event.at_s, False))
             case NodeJoined.kind:

@@ -17,6 +17,7 @@ from shoal_service.bulk_losses import losses_resource
 from shoal_service.measured import measured_lines
 from shoal_service.models import JobRow, JournalRow
 from shoal_service.plan_map import plan_map
+from shoal_service.script_views import script_sentence, script_view
 from shoal_service.spending import Spending, spending_of
 from shoal_service.timeline import Event, duration, num_bytes
 
@@ -26,7 +27,9 @@ _OTHER_KINDS = (
     *("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped"),
     "model_seen",
     *("evaluation_done", "store_failed", "store_recovered", "room_short"),
+    *("script_started", "trainer_adjusted", "checkpoint_reported", "script_failed"),
 )
+
 _GLYPHS = {
     "queued": "\u25f7",
     "starting": "\u25d4",
@@ -58,6 +61,8 @@ def summary(row: JobRow) -> dict[str, Any]:
         "step": row.step,
         "steps": steps,
         "percent": round(100 * row.step / steps, 1) if steps else 0.0,
+        "script": jobs.is_script(row),
+        "metric": row.spec.get("metric", "loss"),
         "loss": None if row.loss is None else f"{row.loss:.4f}",
         "evaluation": _evaluation(row),
         "tokens_per_s": None if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
@@ -138,6 +143,7 @@ async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dic
         "timeline": timeline.timeline(history, created_at_s=row.created_at_s, end_at_s=end_at_s) if history else None,
         "recoveries": timeline.recoveries(history, jobs.rfc3339),
         "bytes_total": _bytes_total(history),
+        "script": await script_view(session, row) if jobs.is_script(row) else None,
         "events": [_event_line(entry) for entry in await journal.newest(session, job_id, MAX_EVENTS, kinds)],
     }
 
@@ -313,4 +319,4 @@ def _sentence(row: JournalRow) -> str:
             predicted, measured = duration(said["predicted_s"]), duration(said["measured_s"])
             return f"a step of epoch {said['epoch']} takes {measured}; {predicted} were predicted ({times:.2f} times)"
         case other:
-            return other
+            return script_sentence(other, said) or other

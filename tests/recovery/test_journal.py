@@ -40,6 +40,15 @@ from shoal_recovery.journal import (
     entry_from_mapping,
     entry_to_mapping,
 )
+from shoal_recovery.journal_scripts import (
+    CheckpointReported,
+    ScriptFailed,
+    ScriptPrinted,
+    ScriptReported,
+    ScriptStarted,
+    TrainerAdjusted,
+    WorkersStarted,
+)
 
 EVENTS: tuple[Event, ...] = (
     StateChanged(state="running", code="running", reason="All ranks step."),
@@ -89,6 +98,13 @@ EVENTS: tuple[Event, ...] = (
     EvaluationDone(epoch=2, step=5, loss=5.4, tokens=256, duration_s=0.1),
     StepSkipped(epoch=2, step=5, problem="loss or gradients are not finite on rank 1 (b:0)"),
     ClusterEntered(cluster="ray", incarnation="1"),
+    ScriptStarted(attempt=2, node="a", reason="The script is started on a."),
+    TrainerAdjusted(attempt=2, trainer=1, settings={"num_workers": "1 to 2 (the script said 8)"}),
+    WorkersStarted(epoch=3, trainer=1, step=4, nodes=("a", "b"), checkpoint=None, snapshot={"nodes": []}),
+    ScriptReported(epoch=3, step=5, metrics={"loss": 1.5, "worst": "inf"}, loss=1.5, duration_s=0.1),
+    CheckpointReported(epoch=3, step=5, uri="s3://b/p/job/checkpoint_1", num_bytes=12),
+    ScriptPrinted(attempt=2, lines=("one", "two"), left_out=3),
+    ScriptFailed(attempt=2, rank=None, node="a", problem="ValueError: x", traceback="Traceback ..."),
 )
 
 

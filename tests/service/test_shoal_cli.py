@@ -132,11 +132,6 @@ def test_tp_must_divide_heads(files: Path, capsys: pytest.CaptureFixture[str]) -
     assert status == 2 and "tp = 3: must divide heads (4)" in err
 
 
-def test_commands_to_come_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = run(capsys, "logs", "job_x", "-f", "--whatever", "3")
-    assert (status, out, err) == (2, "", "shoal: 'shoal logs' is not supported yet\n")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -20,7 +20,7 @@ from shoal_workers.settings import WorkerSettings
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -42,7 +42,7 @@ class AgentActor:
         from shoal_workers.clouds import CloudWatch, Metadata, find_cloud
         from shoal_workers.kubernetes import find_kubernetes
 
-        _die_with_parent()
+        die_with_parent()
         settings = WorkerSettings()
         self._agent = Agent(
             node=node,
@@ -75,7 +75,7 @@ class RankActor:
     def __init__(self, node: str, index: int) -> None:
         from shoal_workers.rank import Rank  # torch is heavy; only the process that needs it loads it
 
-        _die_with_parent()
+        die_with_parent()
         keep_memory()
         keep_modules()
         settings = WorkerSettings()

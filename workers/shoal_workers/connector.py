@@ -18,8 +18,8 @@ import structlog
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.cluster import snapshot_to_mapping
-from shoal_planner.job import parse_job
 from shoal_planner.profile import profile_from_mapping, profile_to_mapping
+from shoal_planner.script_spec import ScriptSpec, parse_any_job
 from shoal_workers.cluster_profile import ClusterProfile
 from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster, connector_name
 from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, JobElsewhere, LeaseRefused, Wish
@@ -28,6 +28,7 @@ from shoal_workers.looking import Looker
 from shoal_workers.messages import GiveNotice, Retire
 from shoal_workers.nodes import NodeUnreachable
 from shoal_workers.roster import ask
+from shoal_workers.script_ray import RayScripts
 from shoal_workers.supervisor_actor import SupervisorActor
 from shoal_workers.unanswered import Patience, Unanswered
 from shoal_workers.wire import ConnectionClosed
@@ -131,6 +132,7 @@ class Connector:
         with contextlib.suppress(ValueError):  # it ended meanwhile
             ray.kill(ray.get_actor(_name(job), namespace=NAMESPACE), no_restart=True)
         self._cluster.end_ranks(job)
+        RayScripts(job).end(gently=False)
         for seen in self._cluster.nodes():
             with contextlib.suppress(NodeUnreachable, ConnectionClosed):  # its snapshots are nobody's, and do no harm
                 ask(self._cluster.agent(seen), Retire(job=job, before_epoch=None), _ANSWER_S)
@@ -217,8 +219,8 @@ class Connector:
     def _prepared(self, wish: Wish) -> Wish | None:
         """With a model that somebody has looked at, and code that can be sent; None where there is nothing to start.
         Raises ControlPlaneDown, JobElsewhere."""
-        job = parse_job(wish.spec)
-        if job.model.module is None or wish.wish == "cancelled" or _exists(wish.id):
+        job = parse_any_job(wish.spec)
+        if isinstance(job, ScriptSpec) or job.model.module is None or wish.wish == "cancelled" or _exists(wish.id):
             return wish
         looker = Looker(self._plane, self._cluster, lambda: self._is_wished(wish.id))
         return looker.prepared(wish, job)

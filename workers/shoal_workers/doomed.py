@@ -55,6 +55,15 @@ class Doomed:
     def _untold(self, key: tuple[str, str], now_s: float) -> bool:
         return key not in self._due_s and now_s - self._untold_s.setdefault(key, now_s) > _TOLD_WITHIN_S
 
+    def left_s(self) -> dict[str, float]:
+        """How long each node that is to go away is still there."""
+        now_s = self._clock()
+        found: dict[str, float] = {}
+        for key in self._record.notices:
+            left_s = max(0.0, self._due_s.get(key, now_s) - now_s)
+            found[key[0]] = min(left_s, found.get(key[0], left_s))
+        return found
+
     def told(self) -> tuple[tuple[str, str], ...]:
         """Each node that is to go away, and what was told, as one line; the notice that is due first."""
         now_s = self._clock()

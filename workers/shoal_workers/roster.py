@@ -102,8 +102,12 @@ class Roster:
         events: queue.SimpleQueue[Event],
         clock: Callable[[], float],
         awake_s: Callable[[float, float], float] = lambda since_s, now_s: now_s - since_s,
+        *,
+        with_ranks: bool = True,
     ) -> None:
+        """Without ranks, agents alone are recruited."""
         self._cluster = cluster
+        self._with_ranks = with_ranks
         self._job = job
         self._events = events
         self._clock = clock
@@ -267,7 +271,7 @@ class Roster:
         entry = _Entry(seen)
         try:
             self._enter(entry, None, self._cluster.agent(seen))
-            for index in range(seen.node.devices):
+            for index in range(seen.node.devices if self._with_ranks else 0):
                 self._enter(entry, index, self._cluster.rank(seen, self._job, index))
             entry.ready = True
             self._events.put(NodeReady(seen))

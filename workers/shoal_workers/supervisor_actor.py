@@ -10,9 +10,12 @@ from typing import Any
 import ray
 import structlog
 
-from shoal_planner.job import parse_job
+from shoal_planner.code_spec import NO_CODE
+from shoal_planner.script_spec import ScriptSpec, parse_any_job
 from shoal_recovery.journal import entry_from_mapping, entry_to_mapping
 from shoal_workers.cluster_ray import NAMESPACE, Figures, RayCluster, connector_name
+from shoal_workers.script_ray import RayScripts
+from shoal_workers.script_supervisor import ScriptSupervisor
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.supervisor import Supervisor
 from shoal_workers.unanswered import Patience, Unanswered
@@ -39,16 +42,21 @@ class SupervisorActor:
         self._job = job
         self._cluster_id = cluster_id
         again = ray.get_runtime_context().was_current_actor_reconstructed
-        wanted = parse_job(spec)
-        self._supervisor = Supervisor(
-            job=job,
-            spec=wanted,
-            cluster=RayCluster(cluster_id, figures, wanted.code),
-            settings=WorkerSettings(),
-            restarted=again,
-            history=tuple(entry_from_mapping(entry) for entry in history),
-            paused=paused and not again,  # the wish may be another one by now; it is told again
-        )
+        parsed = parse_any_job(spec)
+        code = NO_CODE if isinstance(parsed, ScriptSpec) else parsed.code
+        common: dict[str, Any] = {
+            "job": job,
+            "cluster": RayCluster(cluster_id, figures, code),
+            "settings": WorkerSettings(),
+            "restarted": again,
+            "history": tuple(entry_from_mapping(entry) for entry in history),
+            "paused": paused and not again,  # the wish may be another one by now; it is told again
+        }
+        self._supervisor: Supervisor | ScriptSupervisor
+        if isinstance(parsed, ScriptSpec):
+            self._supervisor = ScriptSupervisor(spec=parsed, scripts=RayScripts(job), **common)
+        else:
+            self._supervisor = Supervisor(spec=parsed, **common)
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
         threading.Thread(target=self._watch_connector, name="watch connector", daemon=True).start()
 
@@ -65,6 +73,11 @@ class SupervisorActor:
     def pause(self, wanted: bool) -> bool:
         """Whether it comes in time: a job that rests already stays as it is."""
         return self._supervisor.pause(wanted)
+
+    def of_script(self, what: str, *arguments: Any) -> dict[str, Any] | None:
+        """What the processes of a job of kind `ray_train` say and ask."""
+        assert isinstance(self._supervisor, ScriptSupervisor)
+        return self._supervisor.of_script(what, *arguments)
 
     def ended(self) -> bool:
         return self._supervisor.ended.is_set()
