@@ -39,9 +39,13 @@ def document(entrypoint: str, **arguments: Any) -> dict[str, Any]:
 
 def seen(entrypoint: str, **arguments: Any) -> JobSpec:
     """The job once a worker has looked at its modules."""
-    spec = parse_job(document(entrypoint, **arguments))
+    return looked_at(document(entrypoint, **arguments))
+
+
+def looked_at(given: dict[str, Any]) -> JobSpec:
+    spec = parse_job(given)
     assert spec.model.module is not None
-    shape = look(spec.model.module, spec.train.seed, spec.train.seq_len)
+    shape = look(spec.model.module, spec.train.seed, spec.train.seq_len, spec.train.precision)
     mapping = job_to_mapping(spec) | {"model": seen_model(dataclasses.asdict(spec.model.module), shape)}
     assert parse_job(job_to_mapping(parse_job(mapping))) == parse_job(mapping)
     return parse_job(mapping)
@@ -164,6 +168,91 @@ class Misnamed(own_code.Layer):
     tensor_parallel: ClassVar = {"attention.qkv": "column"}
 
 
+class Fused(nn.Module):
+    """Halves of one product mean different things."""
+
+    tensor_parallel: ClassVar = {"both": "column", "down": "row"}
+    tensor_parallel_heads = 4
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.both, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.both(x).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class NormedHeads(nn.Module):
+    """A parameter that is whole on heads that are split."""
+
+    tensor_parallel: ClassVar = {"up": "column", "down": "row"}
+    tensor_parallel_heads = 4
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(width, width), nn.Linear(width, width), nn.LayerNorm(width // heads)
+        self.heads = heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.norm(self.up(x).unflatten(-1, (-1, self.norm.normalized_shape[0]))).flatten(-2))
+
+
+class Kept(nn.Module):
+    """Weights that stand in a plain list, too."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(width))
+        self.all = [self.one]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.all[0]
+
+
+class Frozen(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, width).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.up(x)
+
+
+class Drawing(own_code.Layer):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.scale = nn.Parameter(torch.tensor(np.random.default_rng().standard_normal(width), dtype=torch.float32))
+
+
+class Aliased(nn.Module):
+    """The same products under two names; right as it is."""
+
+    tensor_parallel: ClassVar = {"up": "column", "down": "row"}
+    tensor_parallel_heads = 2
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(self.up, nn.Tanh(), self.down)
+        self.still = nn.Linear(width, width).requires_grad_(False)
+        self.register_buffer("shift", torch.randn(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.still(x + self.mlp(x)) + self.shift
+
+
+def shared() -> list[nn.Module]:
+    first, layer, last = own_code.build(1)
+    return [first, layer, layer, last]
+
+
+def split_logits() -> list[nn.Module]:
+    first, layer, last = own_code.build(1)
+    last.tensor_parallel = {"out": "column"}
+    return [first, layer, last]
+
+
 def with_layer(kind: str) -> list[nn.Module]:
     first, *_, last = own_code.build(1)
     return [first, globals()[kind](48, 4), last]
@@ -193,6 +282,13 @@ def words() -> Any:
         ("with_layer", {"kind": "Counting"}, r"\(Counting\) changes its buffer 'seen' when it runs"),
         ("with_layer", {"kind": "Pairs"}, r"module 1 gives a tuple for a tensor \[1, 32, 48\] .*a block gives what"),
         ("with_layer", {"kind": "Misnamed"}, r"tensor_parallel\['attention.qkv'\]: there is no nn.Linear of that name"),
+        ("with_layer", {"kind": "Fused"}, r"module 1 .*\(Fused\) gives other outputs split between 2 devices"),
+        ("with_layer", {"kind": "NormedHeads"}, r"gives 'norm.weight' another gradient split between 2 devices"),
+        ("with_layer", {"kind": "Kept"}, r"\(Kept\) gives 'one' another gradient on weights that Shoal keeps"),
+        ("with_layer", {"kind": "Frozen"}, r"\(Frozen\) has no parameter that is trained"),
+        ("with_layer", {"kind": "Drawing"}, r"\(Drawing\) is built with another 'scale' each time"),
+        ("shared", {}, r"module 2 shares its parameter 'scale' with module 1: only the last one may, with the first"),
+        ("split_logits", {}, r"module 2 .*gives other outputs split between 2 devices: \[2, 32, 128\] instead of"),
         ("uneven", {}, r"module 2 \(Logits\) has other parameters than module 1: blocks must be alike"),
         ("one", {}, r"returned one Logits: it must return a list of modules in order"),
         ("two", {}, r"returned 2 modules: it must return the first, one or more blocks, the last"),
@@ -204,6 +300,30 @@ def words() -> Any:
 def test_what_cannot_be_trained_is_said(function: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UserCodeError, match=said):
         seen(f"{__name__}:{function}", **arguments)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_names_that_are_two_and_constants_train_as_a_plain_loop(processes: Processes, precision: Any) -> None:
+    given = document(f"{__name__}:with_layer", kind="Aliased")
+    given["train"]["precision"] = precision
+    spec = looked_at(given)
+    alone = run_solo(spec, STEPS)
+    run = processes.run(RunRequest(job=spec, plan=ONE_SPLIT, until_step=STEPS))
+    if precision == "fp32":
+        np.testing.assert_allclose(alone.losses, plain_losses(spec), rtol=2e-6)
+        np.testing.assert_allclose(run.losses, alone.losses, rtol=1e-5)
+    np.testing.assert_allclose(run.losses, alone.losses, rtol=5e-3)
+
+
+ONE_SPLIT = Plan(
+    pipelines=(
+        Pipeline(
+            micro_batch=4,
+            micro_batches=2,
+            stages=(Stage(layers=((0, 1),), replicas=(Replica(node="n", devices=(0, 1), tp=2, samples=4),)),),
+        ),
+    ),
+)
 
 
 def test_a_module_that_is_not_there_is_named() -> None:

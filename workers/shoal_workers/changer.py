@@ -21,7 +21,7 @@ from shoal_planner.plan import Plan
 from shoal_planner.search import plan as search_plan
 from shoal_recovery.decide import ChangePlan, Drain
 from shoal_recovery.errors import StateLost, StoreError, StoreUnreachable
-from shoal_recovery.journal import JobState, NodeLost
+from shoal_recovery.journal import AT_REST, JobState, NodeLost
 from shoal_recovery.placement import network_bytes_per_parameter, place_copies, told
 from shoal_recovery.shard_map import shard_map
 from shoal_workers import messages as m
@@ -379,6 +379,8 @@ class Changer:
             if self.supply is not None and self.epoch is not None and self.epoch.number == self.highest_epoch:
                 self.supply.serve()
             now_s = self._clock()
+            if self._record.state in AT_REST:
+                raise Interrupted("the job has ended meanwhile")
             if gone := [contact for contact in missing if not contact.connected]:
                 raise Interrupted(f"lost {gone[0].name} while it was {what}")
             for member in self._roster.members(now_s):

@@ -82,7 +82,7 @@ class LookActor:
         job = parse_job(spec)
         assert job.model.module is not None
         try:
-            shape = look(job.model.module, job.train.seed, job.train.seq_len)
+            shape = look(job.model.module, job.train.seed, job.train.seq_len, job.train.precision)
         except (Exception, SystemExit) as error:
             return {"problem": told(error) or "".join(traceback.format_exception_only(error)).strip()}
         return {"shape": dataclasses.asdict(shape)}

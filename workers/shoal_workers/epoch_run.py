@@ -38,7 +38,6 @@ from shoal_workers.errors import (
     OutOfDeviceMemory,
     PeerLost,
     StepRefused,
-    UserCodeError,
 )
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
@@ -61,12 +60,25 @@ from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.slots import slots_of
 from shoal_workers.snapshots import AgentSnapshots
 from shoal_workers.tensor_parallel import tp_groups
+from shoal_workers.user_code import chain_of, users_own
 from shoal_workers.wire import ConnectionClosed, connect
 
 log = structlog.get_logger()
 
 _LEAST_WAIT_S = 1e-4  # to ask an exchange that has nothing to do takes less
 _PATIENCE_STEPS = 10  # a peer may be busy for that many steps before it is given up
+_OURS = (
+    EpochAbandoned,
+    BaseChanged,
+    PeerLost,
+    FetchFailed,
+    ConnectionClosed,
+    StoreError,
+    StepRefused,
+    DataError,
+    OutOfDeviceMemory,
+    torch.OutOfMemoryError,
+)
 _HAND_OVER_S = 0.5  # at most the next epoch waits so long for what this one leaves with its agent
 
 
@@ -192,35 +204,31 @@ class EpochRun:
             self._computes_on = devices.compute_device(self._device, is_cpu=self._order.num_threads is not None)
             with devices.current(self._computes_on):
                 self._live_through()
-        except EpochAbandoned:
-            pass  # the supervisor knows: it gave the order
-        except BaseChanged as error:
-            self._trouble(str(error), fatal=True, code="base_changed")  # no plan brings the old one back
-        except (PeerLost, FetchFailed, ConnectionClosed, StoreError) as error:
-            self._trouble(str(error))
-        except StepRefused as error:
-            self._trouble(str(error), fatal=True, code="step_refused")
-        except UserCodeError as error:
-            self._trouble(str(error), fatal=True, code="user_code_failed")
-        except DataError as error:
-            self._trouble(str(error), fatal=True, code="data_broken")  # it reads the same on every node
-        except (OutOfDeviceMemory, torch.OutOfMemoryError) as error:
-            self._trouble(self._shortage(error), local=True)  # another plan may ask less of this node
-        except (Exception, SystemExit) as error:
-            if (theirs := self._users_own(error)) is not None:
+        except BaseException as error:
+            # What was raised by us may have passed through modules of the user's, and come out as something else.
+            self._ended_by(next((each for each in chain_of(error) if isinstance(each, _OURS)), error))
+
+    def _ended_by(self, error: BaseException) -> None:
+        match error:
+            case EpochAbandoned():
+                pass  # the supervisor knows: it gave the order
+            case BaseChanged():
+                self._trouble(str(error), fatal=True, code="base_changed")  # no plan brings the old one back
+            case PeerLost() | FetchFailed() | ConnectionClosed() | StoreError():
+                self._trouble(str(error))
+            case StepRefused():
+                self._trouble(str(error), fatal=True, code="step_refused")
+            case DataError():
+                self._trouble(str(error), fatal=True, code="data_broken")  # it reads the same on every node
+            case OutOfDeviceMemory() | torch.OutOfMemoryError():
+                self._trouble(self._shortage(error), local=True)  # another plan may ask less of this node
+            case _ if (theirs := users_own(error, parse_job(self._order.spec).model)) is not None:
                 self._trouble(theirs, fatal=True, code="user_code_failed")
-                return
-            # Missing data, a full disk, or an error of ours: nothing that a peer did. If it is the
-            # job's fault it shows on every node; the user must see where.
-            self._trouble(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=8)}", local=True)
-
-    def _users_own(self, error: BaseException) -> str | None:
-        """What is told of an error in modules of the user's own; None where it is none, or there are none."""
-        if (self._order.spec.get("model") or {}).get("module") is None:
-            return None
-        from shoal_workers.user_code import told
-
-        return told(error)
+            case _:
+                # Missing data, a full disk, or an error of ours: nothing that a peer did. If it is the job's fault it
+                # shows on every node; the user must see where.
+                lines = "".join(traceback.format_exception(error, limit=8))
+                self._trouble(f"{type(error).__name__}: {error}\n{lines}", local=True)
 
     def _trouble(self, problem: str, *, fatal: bool = False, local: bool = False, code: str = "rank_failed") -> None:
         if not self._abandoned.is_set():

@@ -87,7 +87,7 @@ def measure_embedding(
     """As `measure_block`, for the embedding."""
     if model.module is not None:
         embedding: Callable[[Tensor], Tensor] = _own_unit(model, 0, tp, precision, device)
-        num_rows = model.vocab
+        num_rows = 1  # how many it knows is its own affair
     else:
         lookup = _weights(model, tp, precision, device)
         embedding = Embedding(Weights(model=model, lookup=lookup, group=_alone()))

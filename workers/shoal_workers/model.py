@@ -288,7 +288,7 @@ class Builder:
         weights = replace(self._weights, lookup=lookup)
         if self._own is not None:
             compute = self._own.unit(number, lookup, weights.group)
-            lasting += compute.module.buffers()
+            lasting += [*compute.module.parameters(), *compute.module.buffers()]
         elif number == 0:
             compute = Embedding(weights, self._add_rows)
         elif is_block:

@@ -7,7 +7,8 @@ is refused here, before anything is trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,12 +17,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shoal_planner.own_model import OwnModule, OwnShape, UnitShape
 from shoal_workers.errors import UserCodeError
-from shoal_workers.own_modules import Blueprint, Split, described, split_of
+from shoal_workers.live import Precision
+from shoal_workers.own_modules import Blueprint, Split, described, split_of, take_constants
+from shoal_workers.own_rehearsal import rehearse
+
+_SAMPLES = 2  # of a rehearsal: what holds for one alone is seen there
+_MOST_DEGREE = 8
 
 
-def look(module: OwnModule, seed: int, seq_len: int) -> OwnShape:
+def look(module: OwnModule, seed: int, seq_len: int, precision: Precision = "fp32") -> OwnShape:
     """The shape of the model, in fp32 on the host. Raises UserCodeError, and whatever the user's code does."""
     blueprint = Blueprint(module, seed)
+    blueprint.check_apart()
     tied = blueprint.tied()
     first, last = blueprint.module(0), blueprint.module(blueprint.num_layers + 1)
     block = blueprint.module(1)
@@ -45,6 +52,22 @@ def look(module: OwnModule, seed: int, seq_len: int) -> OwnShape:
     leaving = y_1SH.detach().requires_grad_()
     logits_1SV, last_shape = _passed(last, leaving, name, lambda out: _check_hidden(out, seq_len, name))
     names = {mine for mine, _ in tied}
+    heads = _heads(block, split)
+    degrees = (1, *sorted({degree for degree in range(2, _MOST_DEGREE + 1) if heads % degree == 0}))
+    again = Blueprint(module, seed)
+    for number, one, inner in ((0, first, tokens_1S), (1, block, entering), (blueprint.num_layers + 1, last, leaving)):
+        said = f"module {number} of model.entrypoint ({type(one).__name__})"
+        _check_repeated(one, again.module(number), said)
+        if not any(parameter.requires_grad for parameter in one.parameters()):
+            raise UserCodeError(f"{said} has no parameter that is trained")
+        several = _several(inner)
+        rehearse(one, split_of(one), several, said, degrees if split_of(one).manners else (1,))
+        if precision == "bf16":
+            _run_in_bf16(one, several)
+    cut = [name for name in names if split_of(last).cut_of(name) != "whole"]
+    cut += [name for _, name in tied if split_of(first).cut_of(name) != "whole"]
+    if cut:
+        raise UserCodeError(f"tensor_parallel names {cut[0]!r}, which two modules share: leave it whole")
     return OwnShape(
         layers=blueprint.num_layers,
         hidden=x_1SH.shape[-1],
@@ -58,8 +81,45 @@ def look(module: OwnModule, seed: int, seq_len: int) -> OwnShape:
             kept_bytes=last_shape.kept_bytes,
         ),
         tied=tied,
-        heads=_heads(block, split),
+        heads=heads,
     )
+
+
+def _several(entering: Tensor) -> Tensor:
+    """Of that form, for some samples."""
+    shape = (_SAMPLES, *entering.shape[1:])
+    if not entering.is_floating_point():
+        return entering.new_zeros(shape)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+
+
+def _check_repeated(one: nn.Module, other: nn.Module, said: str) -> None:
+    here, there = dict(_values(one)), dict(_values(other))
+    changed = [name for name in here if name not in there or not _alike(here[name], there[name])]
+    if changed:
+        problem = "each time: draw it from the generators of torch, numpy or random"
+        raise UserCodeError(f"{said} is built with another {changed[0]!r} {problem}")
+
+
+def _values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _run_in_bf16(module: nn.Module, entering: Tensor) -> None:
+    """As ranks have it; raises what the module does."""
+    module = copy.deepcopy(module)
+    take_constants(module, entering.device, torch.bfloat16)
+    for holder in module.modules():
+        for name, parameter in holder._parameters.items():
+            if parameter is not None and parameter.requires_grad:
+                holder._parameters[name] = nn.Parameter(parameter.to(torch.bfloat16))
+    out = module(entering.bfloat16() if entering.is_floating_point() else entering)
+    out.sum().backward()
 
 
 def _heads(block: nn.Module, split: Split) -> int:
@@ -96,10 +156,11 @@ def _passed(module: nn.Module, entering: Tensor, name: str, check: Callable[[Any
         torch.manual_seed(2)
         again = module(entering)
     kind = f"{name} of model.entrypoint ({type(module).__name__})"
-    if not torch.equal(out, again):
+    if not _alike(out, again):
         problem = "gives something else each time for the same sample: set dropout to 0, and draw nothing at random"
         raise UserCodeError(f"{kind} {problem}")
-    changed = [key for key, value in module.named_buffers() if not torch.equal(value, buffers[key])]
+    # What it has made meanwhile is a cache of its own.
+    changed = [key for key, value in module.named_buffers() if key in buffers and not _alike(value, buffers[key])]
     if changed:
         problem = f"changes its buffer {changed[0]!r} when it runs: what is learnt must be a parameter"
         raise UserCodeError(f"{kind} {problem}")

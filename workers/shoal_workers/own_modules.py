@@ -2,7 +2,7 @@
 
 The function returns a list: the module that takes tokens, blocks that are alike, and the module that gives logits. Each
 entry is a module, or a callable without arguments that makes one; of callables only those are called whose modules a
-rank needs. Everything that is built is drawn from torch's generator, seeded by the job's seed, so that every process
+rank needs. Everything that is built is drawn from generators that are seeded by the job's seed, so that every process
 builds the same. Parameters that take gradients are Shoal's from then on: it cuts, shards and saves them, and gives a
 module views of them. What takes none, and buffers, are constants that each rank builds for itself.
 
@@ -14,6 +14,7 @@ Shapes: B sequences, S positions, H hidden, V vocabulary, I inputs and O outputs
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import random
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -95,6 +97,16 @@ class Blueprint:
         names = {parameter: name for name, parameter in trained(first)}
         return tuple((name, names[parameter]) for name, parameter in trained(last) if parameter in names)
 
+    def check_apart(self) -> None:
+        """That units share nothing that is trained, but the last one with the first. Raises UserCodeError."""
+        users: dict[nn.Parameter, int] = {}
+        for unit, entry in enumerate(self._entries):
+            for name, parameter in trained(entry) if isinstance(entry, nn.Module) else ():
+                other = users.setdefault(parameter, unit)
+                if other != unit and (other, unit) != (0, self.num_layers + 1):
+                    problem = f"module {unit} shares its parameter {name!r} with module {other}"
+                    raise self._error(f"{problem}: only the last one may, with the first")
+
     def _error(self, problem: str) -> UserCodeError:
         return UserCodeError(f"{self._where}: {problem}")
 
@@ -140,24 +152,31 @@ class OwnUnits:
         """`lookup` gives the rows of a parameter that this rank has. Raises UserCodeError where the module is not as
         it was when it was looked at."""
         module, kind = self._blueprint.module(number), self._shape.kind(number)
-        split, places = split_of(module), _places(module)
+        split = split_of(module)
         tied = {mine: f"first.{theirs}" for mine, theirs in self._shape.tied} if kind == "last" else {}
         known = self._shape.unit(kind).parameters
         found = described(module, split, without=tied)
         if found != known:
             problem = f"has the parameters {_listed(found)}, where {_listed(known)} were there before"
             raise UserCodeError(f"module {number} of model.entrypoint ({type(module).__name__}) {problem}")
-        for name, manner in split.manners.items():
-            _replace(module, name, _ColumnLinear(group) if manner == "column" else _RowLinear(group))
         prefix = own_prefix(self._shape, number)
-        for name in (*(one.name for one in known), *tied):
-            weight = lookup(tied.get(name, f"{prefix}{name}"))
-            for place in places[name]:
-                holder, _, leaf = place.rpartition(".")
-                module.get_submodule(holder)._parameters[leaf] = cast(nn.Parameter, weight)
-        _take_constants(module, self._device)
-        module.train()
+        names = (*(one.name for one in known), *tied)
+        weights = {name: lookup(tied.get(name, f"{prefix}{name}")) for name in names}
+        module = on_weights(copy.deepcopy(module), split, weights, group)  # others may be given the same one again
+        take_constants(module, self._device, self._dtype)
         return _KINDS[kind](module, self._dtype)
+
+
+def on_weights(module: nn.Module, split: Split, weights: Mapping[str, Tensor], group: TensorGroup) -> nn.Module:
+    """The same module on these weights, by name and as a rank of the group has them stored. It is changed itself."""
+    places = _places(module)
+    for name, manner in split.manners.items():
+        _replace(module, name, _ColumnLinear(group) if manner == "column" else _RowLinear(group))
+    for name, weight in weights.items():
+        for place in places[name]:
+            holder, _, leaf = place.rpartition(".")
+            module.get_submodule(holder)._parameters[leaf] = cast(nn.Parameter, weight)
+    return module.train()
 
 
 class _Own:
@@ -259,14 +278,19 @@ def _places(module: nn.Module) -> dict[str, list[str]]:
     return found
 
 
-def _take_constants(module: nn.Module, device: torch.device) -> None:
-    """To where the module computes: buffers, and parameters that are not trained."""
+def take_constants(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """To where the module computes, buffers and parameters that are not trained; what is floating in its precision, as
+    `Module.to` has it."""
+
+    def taken(value: Tensor) -> Tensor:
+        return value.to(device, dtype if value.is_floating_point() else value.dtype)
+
     for holder in module.modules():
         for name, value in holder._buffers.items():
-            holder._buffers[name] = None if value is None else value.to(device)
+            holder._buffers[name] = None if value is None else taken(value)
         for name, parameter in holder._parameters.items():
             if parameter is not None and not parameter.requires_grad:
-                holder._parameters[name] = nn.Parameter(parameter.to(device), requires_grad=False)
+                holder._parameters[name] = nn.Parameter(taken(parameter), requires_grad=False)
 
 
 def _listed(parameters: Sequence[OwnParameter]) -> str:
@@ -274,8 +298,11 @@ def _listed(parameters: Sequence[OwnParameter]) -> str:
 
 
 def _replace(module: nn.Module, name: str, new: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(module.get_submodule(parent), last, new)
+    """Wherever it stands."""
+    old = module.get_submodule(name)
+    for place in [place for place, each in module.named_modules(remove_duplicate=False) if each is old]:
+        parent, _, last = place.rpartition(".")
+        module.get_submodule(parent).add_module(last, new)
 
 
 def _function(entrypoint: str) -> Callable[..., Any]:
@@ -303,13 +330,15 @@ def _near(module: object, name: str) -> str:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Generators of torch and random; afterwards they are as they were."""
-    before = random.getstate()
+    """Generators of torch, numpy and random; afterwards they are as they were."""
+    before, numpys = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         random.seed(seed)
+        np.random.seed(seed % 2**32)
         yield
     random.setstate(before)
+    np.random.set_state(numpys)
 
 
 def _kind(value: object) -> str:

@@ -26,6 +26,7 @@ from shoal_workers.lifeline import Lifeline
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.timing import time_parts, time_update
+from shoal_workers.user_code import users_own
 from shoal_workers.watched import report
 from shoal_workers.wire import Connection, ConnectionClosed, Server
 
@@ -182,11 +183,16 @@ class Rank:
         threads = order.num_threads or torch.get_num_threads()
         device = compute_device(self._device, is_cpu=order.num_threads is not None)
         job, rows = parse_job(order.spec), []
-        with current(device):
-            for row in time_parts(job, threads, device):
-                rows.append(row)
-                self._say(m.Progress(epoch=self._epoch))
-            self._say(m.Measured(rows=rows, updates_per_s=time_update(job, threads, device)))
+        try:
+            with current(device):
+                for row in time_parts(job, threads, device):
+                    rows.append(row)
+                    self._say(m.Progress(epoch=self._epoch))
+                self._say(m.Measured(rows=rows, updates_per_s=time_update(job, threads, device)))
+        except BaseException as error:
+            if (problem := users_own(error, job.model)) is None:
+                raise
+            self._say(m.Measured(rows=[], updates_per_s=0.0, problem=problem))
         return_memory(device)
 
     def _say(self, message: Any) -> None:

@@ -102,10 +102,12 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Rows of (part of the model, samples, forward and backward seconds) of one device; elements that it updates."""
+    """Rows of (part of the model, samples, forward and backward seconds) of one device; elements that it updates. Or
+    the `problem` for which nothing could be measured: an error in modules of the user's own."""
 
     rows: list[Row]
     updates_per_s: float
+    problem: str = ""
 
 
 # --- orders ---

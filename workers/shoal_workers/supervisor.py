@@ -275,6 +275,8 @@ class Supervisor:
         match message:
             case m.Halted():
                 self._changer.answers[contact] = message
+            case m.Measured() if message.problem:
+                self._record.enter(JobState.FAILED, "user_code_failed", f"{contact.device}: {message.problem}")
             case m.Measured():
                 self._measuring.heard(contact, message)
             case m.Ready() | m.Left() | m.Trouble():
