@@ -120,7 +120,8 @@ def forward_seconds(
     and kernel starts.
     """
     peak = device.flops_per_s("bf16" if precision == "bf16" else "fp32")
-    flops = matmul_flops(model, part, seq_len) * samples / tp
+    ends_whole = model.module is not None and part != "block"
+    flops = matmul_flops(model, part, seq_len) * samples / (1 if ends_whole else tp)
     if device.efficiency_stated:
         return flops / (peak * device.efficiency)
     width, tokens = min(model.hidden, model.ffn / tp / slices), seq_len * samples

@@ -217,7 +217,8 @@ def stage_bytes(
     kinds: tuple[Recompute, ...] = ("none", "selective", "full")
     kept = {kind: samples * block_activation_bytes(model, seq_len, precision, tp, kind) for kind in kinds}
     border = samples * seq_len * model.hidden * size
-    logits = samples * LOGIT_COPIES * 4 * seq_len * model.vocab / tp if head else 0.0
+    whole = 1 if model.module is not None else tp  # nobody cuts the logits of a user's own module
+    logits = samples * LOGIT_COPIES * 4 * seq_len * model.vocab / whole if head else 0.0
     return StageBytes(
         end_elements=held_elements(model, tp, 0, embedding=embedding, head=head),
         block_elements=part_elements(model, "block", tp),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -113,6 +113,31 @@ def own_model(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def seen_model(module: Mapping[str, Any], shape: OwnShape) -> Mapping[str, Any]:
     """The mapping of this model once its shape is known; `module` as in the one before."""
     return _sizes(shape) | {"module": {**module, "shape": dataclasses.asdict(shape)}}
+
+
+def with_seen_model(job: Mapping[str, Any], model: Mapping[str, Any], packages: Sequence[str]) -> dict[str, Any]:
+    """The mapping of a job once this model, of `seen_model`, was found in code that was sent as these packages."""
+    return {**job, "model": dict(model), "code": {**(job.get("code") or {}), "packages": list(packages)}}
+
+
+def unseen(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping of a job without anything that only Shoal says of a user's own modules: as it is submitted, perhaps
+    from the document of another job."""
+    found = dict(job)
+    if isinstance(found.get("code"), Mapping):
+        found["code"] = {name: value for name, value in found["code"].items() if name != "packages"}
+    model = found.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("module"), Mapping):
+        module = model["module"]
+        found["model"] = {"entrypoint": module.get("entrypoint"), "arguments": _arguments(module.get("arguments"))}
+    return found
+
+
+def _arguments(text: object) -> object:
+    try:
+        return json.loads(str(text))
+    except ValueError:
+        return text
 
 
 _NONE = UnitShape(parameters=(), flops=0.0, kept_bytes=0)

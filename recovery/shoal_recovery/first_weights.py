@@ -186,8 +186,18 @@ def _check_alike(theirs: ModelSpec, model: ModelSpec) -> None:
     """That weights mean the same in both: many differences show in no shape."""
     for field in dataclasses.fields(ModelSpec):
         there, here = getattr(theirs, field.name), getattr(model, field.name)
-        if field.name not in (*_FREE, "lora") and there != here:
+        if field.name not in (*_FREE, "lora", "module") and there != here:
             raise InvalidField(f"model.{field.name}", here, f"is {there!r} where these weights were trained")
+    if _parameters_of(theirs) != _parameters_of(model):
+        given = model.family if model.module is None else model.module.entrypoint
+        raise InvalidField("model.entrypoint", given, "has other parameters than the model that these weights are of")
+
+
+def _parameters_of(model: ModelSpec) -> object:
+    """Of modules of the user's own, which say nothing else of what they are."""
+    if (shape := model.own_shape) is None:
+        return None
+    return shape.first.parameters, shape.block.parameters, shape.last.parameters, shape.tied
 
 
 def _not_there(uri: str, step: int | None, there: Sequence[int]) -> Exception:

@@ -313,12 +313,12 @@ class FiguresMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSeen:
-    """A worker has built the modules of the user's own, and run them once: `model` and `code` of the job as they are
-    from now on, with the shape that was found and the packages that hold the code."""
+    """A worker has built the modules of the user's own, and run them once: the `model` of the job as it is from now on,
+    with the shape that was found, and the `packages` that hold the code."""
 
     kind: ClassVar[str] = "model_seen"
     model: dict[str, Any]
-    code: dict[str, Any]
+    packages: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.own_model import with_seen_model
 from shoal_recovery.journal import (
     Entry,
     JobState,
@@ -82,7 +83,7 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
     await _add_points(session, row.id, row.step, fresh)
     for entry in fresh:
         if isinstance(entry.event, ModelSeen):
-            seen = {**row.spec, "model": entry.event.model, "code": entry.event.code}
+            seen = with_seen_model(row.spec, entry.event.model, entry.event.packages)
             await session.execute(update(JobRow).where(JobRow.id == row.id).values(spec=seen))
     return status.last_seq
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
+from shoal_planner.own_model import unseen
 from shoal_planner.script_spec import AnyJob, ScriptSpec, parse_any_job
 from shoal_planner.track_spec import TensorBoardSpec
 from shoal_recovery.errors import BaseChanged, StoreError
@@ -36,7 +37,7 @@ async def read_any_job(value: object, store_check_s: float) -> AnyJob:
         if isinstance(model, Mapping) and "hf" in model:
             async with asyncio.timeout(store_check_s):
                 value = await asyncio.to_thread(with_hf_model, value)
-        return parse_any_job(value)
+        return parse_any_job(unseen(value) if isinstance(value, Mapping) else value)
     except InvalidField as error:
         raise invalid_field(error) from error
     except TimeoutError as error:

@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import ScriptSpec, parse_any_job
-from shoal_recovery.journal import AT_REST, CheckpointCommitted, JobState
+from shoal_recovery.journal import AT_REST, CheckpointCommitted, JobState, ModelSeen
 from shoal_recovery.journal_scripts import CheckpointReported
 from shoal_service import clusters, jobs
 from shoal_service.awake import Awake
@@ -120,11 +120,12 @@ class Takeover:
 async def _orphans(session: AsyncSession, cluster_id: str, gone: ColumnElement[bool]) -> Sequence[JobRow]:
     """Jobs that may leave their clusters, which are `gone`."""
     stored = select(JournalRow.seq).where(JournalRow.job_id == JobRow.id, JournalRow.kind.in_(_STORED))
+    begun = select(JournalRow.seq).where(JournalRow.job_id == JobRow.id, JournalRow.kind != ModelSeen.kind)
     query = (
         select(JobRow)
         .join(ClusterRow, ClusterRow.id == JobRow.cluster_id)
         .where(JobRow.state.not_in(_STAY), ClusterRow.id != cluster_id, gone)
-        .where((JobRow.last_seq == 0) | stored.exists())
+        .where(~begun.exists() | stored.exists())
         .order_by(JobRow.id)
     )
     return (await session.scalars(query)).all()

@@ -152,6 +152,13 @@ def build(layers):
         (MODEL, "model:biuld", {}, "user_code_failed", ["model.entrypoint = 'model:biuld'", "did you mean 'build'?"]),
         (MODEL, "modle:build", {}, "user_code_failed", ["there is no module 'modle' in the job's code"]),
         ("import os\nos._exit(3)\n", "model:build", {}, "user_code_failed", ["its process ended 3 times"]),
+        (
+            MODEL.replace("256", "64"),
+            "model:build",
+            {},
+            "user_code_failed",
+            ["model.vocab = 64: must be at least 256 where the tokens are bytes"],
+        ),
         (MODEL + "  return\n", "model:build", {}, "user_code_failed", ["IndentationError", "model.py, line 9"]),
         (
             MODEL,
@@ -161,7 +168,7 @@ def build(layers):
             ["shoal-has-no-such-package==9.9"],
         ),
     ],
-    ids=["error", "import", "function", "module", "exit", "syntax", "pip"],
+    ids=["error", "import", "function", "module", "exit", "vocab", "syntax", "pip"],
 )
 @pytest.mark.long
 def test_what_is_wrong_with_the_code_is_said(

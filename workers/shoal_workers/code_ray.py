@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from shoal_planner.code_spec import CodeSpec
 from shoal_planner.job import parse_job
 
 _LOOK_S = 1.0
+_LIMIT_S = 1800.0
 _MOST_TRIES = 3  # a process that ends while it looks, on a node that stays, ends for the code in it
 
 
@@ -30,23 +32,13 @@ class CodeRefused(Exception):
 
 
 def environment_of(code: CodeSpec) -> dict[str, Any]:
-    """The runtime environment of a job's processes, as Ray takes it; folders are sent to where nodes fetch them, unless
-    they are there. Raises CodeRefused, also where they are not what was looked at."""
-    from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
-    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
-
-    made: dict[str, Any] = {"env_vars": dict(code.env)} if code.env else {}
-    if code.pip:
-        made["pip"] = list(code.pip)
-    try:
-        if code.working_dir is not None:
-            made["working_dir"] = _place("working_dir", code.working_dir)
-            made = upload_working_dir_if_needed(made, include_gitignore=True)
-        if code.py_modules:
-            made["py_modules"] = [_place("py_modules", module) for module in code.py_modules]
-            made = upload_py_modules_if_needed(made, include_gitignore=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CodeRefused("environment_failed", f"the job's code cannot be sent to its nodes: {error}") from error
+    """The runtime environment of a job's processes, as Ray takes it. What was sent when the model was looked at is used
+    as long as the cluster has it, whatever has become of the folders since; else folders are sent. Raises CodeRefused,
+    also where they are not what was looked at."""
+    if code.packages and all(map(_is_there, code.packages)):
+        working_dir = code.packages[:1] if code.working_dir is not None else ()
+        return _environment(code, working_dir, code.packages[len(working_dir) :])
+    made = _sent(code)
     if code.packages and packages_of(made) != code.packages:
         problem = "code.working_dir or code.py_modules hold something else than when the job began: submit a new job"
         raise CodeRefused("code_changed", problem)
@@ -57,6 +49,43 @@ def packages_of(environment: dict[str, Any]) -> tuple[str, ...]:
     """Names that depend on what is in them, but for archives that nodes fetch themselves."""
     found = (environment.get("working_dir"), *environment.get("py_modules", ()))
     return tuple(each for each in found if each is not None)
+
+
+def _sent(code: CodeSpec) -> dict[str, Any]:
+    """With folders where nodes fetch them. Raises CodeRefused."""
+    from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
+    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+
+    working_dir = () if code.working_dir is None else (_place("working_dir", code.working_dir),)
+    made = _environment(code, working_dir, tuple(_place("py_modules", module) for module in code.py_modules))
+    try:
+        with tempfile.TemporaryDirectory(prefix="shoal-code-") as scratch:
+            if working_dir:
+                made = upload_working_dir_if_needed(made, include_gitignore=True, scratch_dir=scratch)
+            if code.py_modules:
+                made = upload_py_modules_if_needed(made, include_gitignore=True, scratch_dir=scratch)
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RuntimeEnvSetupError) as error:
+        problem = f"the job's code cannot be sent to its nodes: {_in_short(error)}"
+        raise CodeRefused("environment_failed", problem) from error
+    return made
+
+
+def _environment(code: CodeSpec, working_dir: tuple[str, ...], modules: tuple[str, ...]) -> dict[str, Any]:
+    made: dict[str, Any] = {"env_vars": dict(code.env)} if code.env else {}
+    if code.pip:
+        made["pip"] = list(code.pip)
+    if working_dir:
+        (made["working_dir"],) = working_dir
+    if modules:
+        made["py_modules"] = list(modules)
+    return made
+
+
+def _is_there(package: str) -> bool:
+    """Of archives elsewhere that is for nodes to find out."""
+    from ray._private.runtime_env.packaging import package_exists
+
+    return not package.startswith("gcs://") or package_exists(package)
 
 
 def _place(field: str, uri: str) -> str:
@@ -105,7 +134,7 @@ def look_at(
             runtime_env=environment, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote()
         try:
-            answer = _answer(actor.look.remote(spec), wanted)
+            answer = _answer(actor.look.remote(spec), wanted, time.monotonic() + _LIMIT_S)
         except ray.exceptions.RuntimeEnvSetupError as error:
             problem = f"the job's environment cannot be made: {_in_short(error)}"
             raise CodeRefused("environment_failed", problem) from error
@@ -127,8 +156,11 @@ def look_at(
     return None
 
 
-def _answer(reference: Any, wanted: Callable[[], bool]) -> dict[str, Any] | None:
+def _answer(reference: Any, wanted: Callable[[], bool], until_s: float) -> dict[str, Any] | None:
     while wanted():
+        if time.monotonic() > until_s:
+            problem = f"the modules are not built and run once within {_LIMIT_S / 60:.0f} minutes"
+            raise CodeRefused("user_code_failed", problem)
         ready, _ = ray.wait([reference], timeout=_LOOK_S)
         if ready:
             found: dict[str, Any] = ray.get(reference)

@@ -61,6 +61,7 @@ class Connector:
         self._couriers: dict[str, threading.Thread] = {}
         self._told_to_rest: set[str] = set()
         self._next_strays_s = 0.0
+        self._told_of_code: dict[str, str] = {}
         self._profile = ClusterProfile()
         self._herald = Herald(self._cluster)
 
@@ -220,9 +221,14 @@ class Connector:
         """With a model that somebody has looked at, and code that can be sent; None where there is nothing to start.
         Raises ControlPlaneDown, JobElsewhere."""
         job = parse_any_job(wish.spec)
-        if isinstance(job, ScriptSpec) or job.model.module is None or wish.wish == "cancelled" or _exists(wish.id):
+        if isinstance(job, ScriptSpec) or job.model.module is None or _exists(wish.id):
             return wish
-        looker = Looker(self._plane, self._cluster, lambda: self._is_wished(wish.id))
+        looker = Looker(self._plane, self._cluster, lambda: self._is_wished(wish.id), self._told_of_code)
+        if wish.wish == "cancelled":
+            if job.model.is_known:
+                return wish
+            looker.cancel(wish)
+            return None
         return looker.prepared(wish, job)
 
     def _is_wished(self, job: str) -> bool:
