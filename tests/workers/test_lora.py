@@ -14,6 +14,7 @@ from planner_ground import make_cluster
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.costs import CostModel
+from shoal_planner.groups import Group
 from shoal_planner.job import JobSpec, job_to_mapping, parse_job
 from shoal_planner.levels import Sharding
 from shoal_planner.overlap import Overlap
@@ -66,6 +67,30 @@ PLANS = {
     ),
 }
 
+_REPLICAS = tuple(
+    Replica(node=name, devices=(0, 1), tp=2, samples=count) for name, count in (("a", 2), ("b", 2), ("c", 0))
+)
+MORE_PLANS = {
+    "in a ring": replace(LAYOUTS["two equal pipelines"], groups=(Group(layers=(0, 6), collective="ring"),)),
+    "quantised, one without samples": Plan(
+        pipelines=(Pipeline(micro_batch=4, micro_batches=2, stages=(Stage(layers=((0, 6),), replicas=_REPLICAS),)),),
+        sharding=Sharding(weights="cluster", gradients="cluster", gather="int8", scatter="int4", secondary=True),
+    ),
+    "interleaved": Plan(
+        pipelines=(
+            Pipeline(
+                micro_batch=4,
+                micro_batches=2,
+                stages=(
+                    Stage(layers=((0, 1), (3, 5)), replicas=(Replica(node="n", devices=(0, 1), tp=2, samples=4),)),
+                    Stage(layers=((1, 3), (5, 6)), replicas=(Replica(node="n", devices=(2,), samples=4),)),
+                ),
+            ),
+        ),
+        schedule="interleaved",
+    ),
+}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -99,6 +124,27 @@ def test_every_plan_trains_the_same_adapters(processes: Processes, folder: Path,
         assert rank.peak_bytes <= predicted[str(place.device)], rank.breakdown
         frozen_bytes = 4 * sum(span.numel for span in rank.frozen)
         assert rank.breakdown[FROZEN] == frozen_bytes > 3 * rank.breakdown.get(GRADIENTS, 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MORE_PLANS)
+def test_other_plans_do_so_too(processes: Processes, folder: Path, name: str) -> None:
+    spec, quantised = lora_job(folder, LORAS["all"]), name.startswith("quantised")
+    run = processes.run(RunRequest(job=spec, plan=MORE_PLANS[name], until_step=STEPS))
+    alone = run_solo(spec, STEPS)
+    np.testing.assert_allclose(run.losses, alone.losses, rtol=2e-2 if quantised else 1e-5)
+    if not quantised:
+        assert worst_difference(run.weights, alone.weights) <= BOUND
+    assert_holders_agree(run, spec)
+    assert_base_untouched(run, spec, MORE_PLANS[name])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it does itself when it compiles
+@pytest.mark.long  # compilers take their time
+def test_what_is_between_products_may_be_compiled(folder: Path) -> None:
+    spec = lora_job(folder, LORAS["q and v"])
+    compiled = run_solo(replace(spec, train=replace(spec.train, compile=True)), STEPS)
+    np.testing.assert_allclose(compiled.losses, run_solo(spec, STEPS).losses, rtol=1e-5)
 
 
 def assert_base_untouched(run: PlanRun, spec: JobSpec, plan: Plan) -> None:

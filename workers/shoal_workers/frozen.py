@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shoal_planner.parameters import Parameter
+from shoal_planner.job import ModelSpec
+from shoal_planner.parameters import Parameter, frozen
 from shoal_recovery.state import Span, common, without
 from shoal_workers.first_values import FirstValues
 from shoal_workers.flat import FlatBuffer
@@ -109,3 +110,14 @@ class FrozenWeights:
         """By span, fp32 on the host."""
         spans = (span for buffer in self._units.values() for span in buffer.spans)
         return {span: self.view(span).detach().float().cpu().clone() for span in spans}
+
+
+def frozen_weights(
+    model: ModelSpec, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, before: FrozenWeights | None
+) -> FrozenWeights:
+    """Of a rank that computes with these spans of a model."""
+    known = {parameter.fqn: parameter for parameter in frozen(model)}
+    by_unit: dict[int, list[Span]] = {}
+    for span in spans:
+        by_unit.setdefault(known[span.fqn].units[0], []).append(span)
+    return FrozenWeights(by_unit, known, dtype, device, before)

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from shoal_planner.job import ModelSpec
-from shoal_planner.parameters import Parameter, frozen, parameters
+from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.slices import Portion
 from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Kind, RankState, ShardKey, Span, common, without
 from shoal_workers.errors import OutOfDeviceMemory
 from shoal_workers.first_values import FirstValues
 from shoal_workers.flat import FlatBuffer, UnitBuffers
-from shoal_workers.frozen import FrozenWeights
+from shoal_workers.frozen import FrozenWeights, frozen_weights
 from shoal_workers.hosted import HostedState, passing_bytes
 from shoal_workers.lending import Buffers, Lent
 from shoal_workers.memory import DeviceMemory, Ledger
@@ -63,13 +63,13 @@ class LiveState:
         owned: dict[Kind, FlatBuffer],
         hosted: HostedState,
         secondary: dict[int, FlatBuffer],
-        frozen_weights: FrozenWeights,
+        frozen: FrozenWeights,
     ) -> None:
         self.model = model
         self.state = state
         self.tag: int | None = None
         self.hosted = hosted
-        self.frozen = frozen_weights
+        self.frozen = frozen
         self._memory = memory
         self._dtype = dtype
         self._weights = weights
@@ -128,7 +128,7 @@ class LiveState:
             {kind: buffers.owned(kind, spans) for kind, spans in owned.items()},
             HostedState(hosted, device),
             {unit: FlatBuffer(spans, dtype, device) for unit, spans in _spans_by_unit(model, state.near).items()},
-            _frozen_weights(model, state.frozen, dtype, device, frozen_before),
+            frozen_weights(model, state.frozen, dtype, device, frozen_before),
         )
         live._charges = charges
         live.zero_gradients()
@@ -337,16 +337,6 @@ class LiveState:
         for span in self._stale.pop(fqn, ()):
             self._gradients.reopen(self._home(span))
             self._gradients.kept(self._home(span), span).zero_()
-
-
-def _frozen_weights(
-    model: ModelSpec, spans: tuple[Span, ...], dtype: torch.dtype, device: torch.device, before: FrozenWeights | None
-) -> FrozenWeights:
-    known = {parameter.fqn: parameter for parameter in frozen(model)}
-    by_unit: dict[int, list[Span]] = {}
-    for span in spans:
-        by_unit.setdefault(home_unit(known[span.fqn]), []).append(span)
-    return FrozenWeights(by_unit, known, dtype, device, before)
 
 
 def home_unit(parameter: Parameter) -> int:
