@@ -29,6 +29,7 @@ class MlflowSink:
 
         self._order = order
         self._uri = str(order.settings["tracking_uri"])
+        self._name = str(order.settings["run_name"] or order.name)
         with self._explained():
             self._client = MlflowClient(tracking_uri=self._uri)
         self._run_id = ""
@@ -94,9 +95,8 @@ class MlflowSink:
         }
         if self._order.url:
             tags["shoal.url"] = self._order.url
-        name = self._order.settings["run_name"] or self._order.name
         started_ms = int(self._order.created_at_s * 1000)
-        run = self._client.create_run(experiment_id, start_time=started_ms, tags=tags, run_name=name)
+        run = self._client.create_run(experiment_id, start_time=started_ms, tags=tags, run_name=self._name)
         return str(run.info.run_id)
 
     def _about(self) -> str:
@@ -122,7 +122,7 @@ class MlflowSink:
         if old is not None:
             with contextlib.suppress(MlflowException):  # its user may have deleted it
                 self._client.set_tag(old, "shoal.replaced_by", self._order.run_id)
-                self._client.set_terminated(old, status="KILLED")
+                self._client.update_run(old, status="KILLED", name=f"{self._name} (replaced)")
 
     def _figures(self, batch: Batch) -> Iterator[Any]:
         from mlflow.entities import Metric

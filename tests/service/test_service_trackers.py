@@ -37,6 +37,8 @@ from tracked import (
 from waiting import eventually
 
 from shoal_planner.job import parse_job
+from shoal_recovery.journal import entry_to_mapping
+from shoal_service.sinks import MODULES
 
 LIMIT_S = 120.0
 
@@ -88,7 +90,8 @@ def check_readers(http: httpx.Client, job_id: str, folder: Path) -> None:
     rest = told_by_rest(metrics(http, job_id))
     assert [step for step, _ in rest["train/loss"]] == list(range(1, len(rest["train/loss"]) + 1))
     assert tensorboard_holds(folder / "tb" / f"tiny-{job_id}") == single(rest)
-    run = mlflow_runs(f"sqlite:///{folder / 'mlflow.db'}", "shoals", job_id)[-1]
+    runs = mlflow_runs(f"sqlite:///{folder / 'mlflow.db'}", "shoals", job_id)
+    (run,) = (run for run in runs if "shoal.replaced_by" not in run.data.tags)
     assert mlflow_holds(f"sqlite:///{folder / 'mlflow.db'}", run) == rest
     found, _ = wandb_holds(folder / "wb")
     assert {name: points for name, points in found.items() if name != "shoal/recoveries"} == rest
@@ -147,6 +150,7 @@ def test_safe_steps_that_are_done_again_all_the_same_are_written_anew(http: http
         mlflow_runs(f"sqlite:///{tmp_path / 'mlflow.db'}", "shoals", job_id), key=lambda run: run.data.tags["shoal.run"]
     )
     assert (old.info.status, new.info.status) == ("KILLED", "FINISHED")
+    assert (old.info.run_name, new.info.run_name) == ("tiny (replaced)", "tiny")
     assert old.data.tags["shoal.replaced_by"] == new.data.tags["shoal.run"] == f"{job_id}-2"
 
 
@@ -227,21 +231,21 @@ def test_of_two_replicas_one_writes_and_the_other_takes_over(tmp_path: Path, mon
 @pytest.mark.long
 def test_a_tracker_that_hangs_is_given_up_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process is stopped: REST answers all the while, and another process goes on."""
-    monkeypatch.setenv("SHOAL_TRACKER_TIMEOUT_S", "8")
-    track = {"mlflow": tracked(tmp_path)["mlflow"]}
+    monkeypatch.setenv("SHOAL_TRACKER_TIMEOUT_S", "15")
+    track = {"tensorboard": tracked(tmp_path)["tensorboard"]}
     told = story(job_mapping(track=track), started_at_s=time.time()).entries
     with control_plane(tmp_path / "data") as plane, httpx.Client(base_url=plane.url, headers=plane.headers) as http:
         job_id, connector = begin(http, track=track)
         ok(connector.send(job_id, told[:20]))
-        until_written(http, job_id, tool="mlflow")
+        until_written(http, job_id)
         (writer,) = psutil.Process(plane.process.pid).children()
         writer.suspend()
         ok(connector.send(job_id, told[20:]))
-        eventually(lambda: trackers(http, job_id)["mlflow"]["problem"] == "did not answer within 8 s", LIMIT_S)
+        eventually(lambda: trackers(http, job_id)["tensorboard"]["problem"] == "did not answer within 15 s", LIMIT_S)
         eventually(lambda: not writer.is_running(), LIMIT_S)
         until_complete(http, job_id)
-        (run,) = mlflow_runs(track["mlflow"]["tracking_uri"], "shoals", job_id)
-        assert mlflow_holds(track["mlflow"]["tracking_uri"], run) == told_by_rest(metrics(http, job_id))
+        held = tensorboard_holds(tmp_path / "tb" / f"tiny-{job_id}")
+        assert held == single(told_by_rest(metrics(http, job_id)))
 
 
 def test_event_files_in_an_object_store_are_read_like_any_others(s3_uri: str, tmp_path: Path) -> None:
@@ -274,6 +278,40 @@ def test_a_run_folder_that_was_deleted_is_written_anew(http: httpx.Client, tmp_p
     ok(connector.send(job_id, told[20:]))
     until_complete(http, job_id)
     assert tensorboard_holds(tmp_path / "tb" / f"tiny-{job_id}") == single(told_by_rest(metrics(http, job_id)))
+
+
+def test_the_end_of_a_job_and_what_is_no_number(http: httpx.Client, tmp_path: Path) -> None:
+    track = {tool: tracked(tmp_path)[tool] for tool in ("tensorboard", "mlflow")}
+    job_id, connector = begin(http, track=track)
+    told = Story(job=parse_job(job_mapping()), cluster=snapshot(), now_s=time.time())
+    told.state("starting", "planned", "starts")
+    told.adopt(ALL_NODES, told.cluster, "first plan")
+    told.state("running", "stepping", "training")
+    told.train(4)
+    told.state("failed", "step_refused", "step 5 is no finite number")
+    entries = [entry_to_mapping(entry) for entry in told.entries]
+    entries[-3] |= {"loss": "nan", "grad_norm": "inf", "skipped": True}
+    body = {"cluster_id": connector.cluster_id, "holder": connector.holder, "entries": entries}
+    ok(http.post(f"/v1/jobs/{job_id}/journal", json=body))
+    until_complete(http, job_id)
+    rest = told_by_rest(metrics(http, job_id))
+    assert [step for step, _ in rest["train/loss"]] == [1, 2, 4]
+    rest = {**rest, "train/skipped": [(3, 1.0)]}
+    run_folder = tmp_path / "tb" / f"tiny-{job_id}"
+    assert tensorboard_holds(run_folder) == single(rest)
+    assert tensorboard_texts(run_folder, "shoal/state") == [(4, "failed: step 5 is no finite number")]
+    (run,) = mlflow_runs(f"sqlite:///{tmp_path / 'mlflow.db'}", "shoals", job_id)
+    assert mlflow_holds(f"sqlite:///{tmp_path / 'mlflow.db'}", run) == rest
+    assert (run.info.status, run.data.tags["shoal.reason"]) == ("FAILED", "step 5 is no finite number")
+
+
+def test_a_tool_that_is_not_installed_is_named_with_its_extra(
+    api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODULES, "wandb", "no_such_module")  # type: ignore[index]
+    refused = api.post("/v1/jobs", json=job_mapping(track={"wandb": {"project": "p"}}))
+    assert (refused.status_code, refused.json()["param"]) == (422, "track.wandb")
+    assert "the control plane lacks no_such_module: install shoal[wandb] there" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(
