@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ray.exceptions import RayActorError
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from shoal_workers.script_places import slots
 from shoal_workers.script_words import loss_of, metrics_of
+from shoal_workers.train_policy import died_with_its_node
 from shoal_workers.train_shim import TrainerOrder, run_of, scaling_of
 
 TRAINER: dict[str, Any] = {
@@ -151,6 +155,17 @@ def test_figures_are_what_json_can_carry() -> None:
     assert (found["loss"], found["accuracy"], found["done"], found["bad"]) == (0.5, 0.25, True, "nan")
     assert (found["step"], len(found["note"]), found["table"]) == (3, 500, "[1, 2]")
     assert (loss_of(found, "loss"), loss_of(found, "bad"), loss_of(found, "none")) == (0.5, None, None)
+
+
+def test_a_worker_that_died_with_its_node_is_told_from_one_that_only_died() -> None:
+    """By Ray's own words, also where workers were only being started."""
+    gone = RayActorError(error_msg="The actor died because its node has died. Node Id: 69c7")
+    killed = RayActorError(error_msg="The actor is dead because its worker process has died.")
+    seen = WorkerHealthCheckFailedError("no answer", failure=gone)
+    assert died_with_its_node(ControllerError(gone)) and not died_with_its_node(ControllerError(killed))
+    assert not died_with_its_node(ControllerError(RuntimeError("its node has died")))
+    assert died_with_its_node(WorkerGroupError("", {0: RuntimeError("connection reset"), 1: seen}))
+    assert not died_with_its_node(WorkerGroupError("", {0: killed}))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shoal_planner.script_spec import ProgramSpec
 from shoal_workers.cluster_ray import NAMESPACE
 from shoal_workers.script_actor import ScriptActor
+from shoal_workers.script_words import NODE_DIED
 from shoal_workers.scripts import Looked, ScriptGone, ScriptUnanswered
 
 log = structlog.get_logger()
@@ -68,7 +69,7 @@ class RayScripts:
         except ValueError as error:
             raise ScriptGone("script_lost", "nothing is left of its process", node_lost=False) from error
         except ray.exceptions.RayActorError as error:
-            raise ScriptGone("script_lost", _why(error), node_lost="node" in str(error).lower()) from error
+            raise ScriptGone("script_lost", _why(error), node_lost=NODE_DIED in str(error)) from error
         return Looked(
             lines=tuple(found["lines"]),
             left_out=found["left_out"],

@@ -70,6 +70,7 @@ class ScriptReports:
         self._said: list[tuple[int, str, str, str]] = []
         self._why: str | None = None
         self._last_s = clock()
+        self._offered: frozenset[str] = frozenset()
         self.lost: set[str] = set()
 
     # --- to the supervisor's loop, which holds the lock ---
@@ -78,6 +79,17 @@ class ScriptReports:
     def waits_for_workers(self) -> bool:
         """They were lost, and have not started again."""
         return self._change is not None and bool(self._record.begun_at)
+
+    def nodes(self) -> frozenset[str]:
+        """That workers are on, or, as long as they are only being started, may be on."""
+        workers = self._record.workers
+        training = frozenset() if workers is None else frozenset(workers.nodes)
+        return training | self._offered if self._change is not None or workers is None else training
+
+    def begin(self) -> None:
+        """The script is started: nothing of it is anywhere yet."""
+        self.lost.clear()
+        self._offered = frozenset()
 
     def lose(self, nodes: frozenset[str], reason: str, detect_s: float) -> None:
         """Noticed after so long."""
@@ -116,8 +128,10 @@ class ScriptReports:
             workers = frozenset() if record.workers is None else frozenset(record.workers.nodes)
             going, left_s = leaves(all_places, workers, least), self._places.leaving_s()
             self._stay((workers & left_s.keys()) - going)
+            free = usable(all_places, least)
+            self._offered = frozenset(free)
             return {
-                "slots": self._by_incarnation(usable(all_places, least)),
+                "slots": self._by_incarnation(free),
                 "leaving": self._by_incarnation({node: left_s[node] for node in going & left_s.keys()}),
                 "grow": may_grow(record.step, record.stored_step),
             }
@@ -267,8 +281,7 @@ class ScriptReports:
 
     def _doubtful(self) -> bool:
         """Whether a node of the workers may be lost and is not yet known to be."""
-        workers = self._record.workers
-        return workers is not None and self._places.quiet(workers.nodes, self._silence_s)
+        return self._places.quiet(self.nodes(), self._silence_s)
 
     def _blame(self) -> None:
         """The workers' own failure is written down, that of the lowest rank that raised anything first."""

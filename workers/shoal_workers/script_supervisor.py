@@ -227,8 +227,7 @@ class ScriptSupervisor:
 
     def _vital(self) -> frozenset[str]:
         """Nodes of the script and its workers that are not known to be lost."""
-        workers = self._record.workers
-        nodes = set() if workers is None else set(workers.nodes)
+        nodes = set(self._reports.nodes())
         if self._script is not None and self._script in self._roster.expected | self._record.present:
             nodes.add(self._script)
         return frozenset(nodes - self._reports.lost)
@@ -263,7 +262,7 @@ class ScriptSupervisor:
         raylet = self._places.incarnation(decision.node)
         if raylet is None:
             return
-        self._reports.lost.clear()
+        self._reports.begin()
         record.append(ScriptStarted(attempt=attempt, node=decision.node, reason=decision.reason))
         self._script = decision.node
         program = self._spec.script

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
+NODE_DIED = "its node has died"  # as Ray says it of an actor
 _MOST_FIGURES = 200
 _LONGEST = 500
 

@@ -16,12 +16,12 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Report
 from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import CheckpointManager
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, ScalingDecision, ScalingPolicy
-from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from ray.train.v2.api.preemption import PreemptionInfo
 
 from shoal_recovery.decide_script import size
 from shoal_workers.cluster_ray import NAMESPACE
-from shoal_workers.script_words import metrics_of
+from shoal_workers.script_words import NODE_DIED, metrics_of
 
 _ANSWER_S = 60.0
 _AGAIN_S = 0.5
@@ -72,10 +72,10 @@ class FailurePolicyOfJob(DefaultFailurePolicy):
         self._link, self._attempt = Link(job), attempt
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        if isinstance(training_failed_error, WorkerGroupError):
-            answer = self._link.call("judge", self._attempt)
-            if answer["lost"]:
-                return FailureDecision.RETRY
+        """Workers that are only being started fail as errors of the controller."""
+        judged = isinstance(training_failed_error, WorkerGroupError | ControllerError)
+        if judged and (died_with_its_node(training_failed_error) or self._link.call("judge", self._attempt)["lost"]):
+            return FailureDecision.RETRY
         return super().make_decision(training_failed_error)
 
 
@@ -202,6 +202,13 @@ class Reporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
         )
         for worker in self._workers.values():
             worker.mark_preempt.remote(self._leaving)
+
+
+def died_with_its_node(error: Any) -> bool:
+    """Whether Ray itself says that a worker died with its node."""
+    failures = error.worker_failures.values() if isinstance(error, WorkerGroupError) else (error.controller_failure,)
+    causes = [getattr(failure, "health_check_failure", failure) for failure in failures]
+    return any(isinstance(each, ray.exceptions.RayActorError) and NODE_DIED in str(each) for each in causes)
 
 
 def _told(error: Any) -> tuple[str, str]:
