@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal_planner.errors import InvalidField
-from shoal_workers.tokenizing import Tokenizer, token_text
+from shoal_workers.tokenizing import Tokenizer, hash_of, token_text
 
 CHATML = (
     "{% for message in messages %}"
@@ -25,6 +25,8 @@ Part = tuple[str, bool]  # text, and whether it is to be learnt
 
 
 class ChatTemplate:
+    """`digest` differs wherever the text of a chat may."""
+
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """Raises ValueError where the template cannot be read."""
         # Templates come with tokenizers, which may come from anywhere: they get nothing to call.
@@ -41,6 +43,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ValueError(f"its chat template cannot be read: {error}") from error
         self._special = dict(special)
+        self.digest = hash_of(f"{source} {sorted(self._special.items())}")
 
     def parts(self, messages: object) -> list[Part]:
         """Raises ValueError, which says what is wrong with them."""

@@ -7,12 +7,12 @@ anywhere (`numbered`); documents are tokenised and packed as they come (`streams
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 
 from shoal_planner.data_spec import BYTES, NUM_BYTE_TOKENS, DataSpec, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
+from shoal_workers.block_counts import VERSION, Counts
 from shoal_workers.chat import open_template
 from shoal_workers.data_cache import DataCache
 from shoal_workers.data_files import find
@@ -22,10 +22,10 @@ from shoal_workers.mixture import Mixture, Round
 from shoal_workers.numbered import NumberedSamples, TokenFile
 from shoal_workers.permutation import mixed
 from shoal_workers.samples import Samples
-from shoal_workers.streams import BlockOrder, Counts, Streams
+from shoal_workers.streams import BlockOrder, Streams
 from shoal_workers.tables import arrow_blocks, parquet_blocks
 from shoal_workers.token_files import byte_files, id_files, indexed_files
-from shoal_workers.tokenizing import Tokenizer, open_tokenizer
+from shoal_workers.tokenizing import Tokenizer, hash_of, open_tokenizer
 
 _BLOCK_BYTES = 2**20
 _LEAST_SEQUENCES = 32  # of a block, as a part of one is lost at its end; of about four bytes a token
@@ -119,8 +119,9 @@ class _Opening:
             held_out=self._held_blocks(field, source.uri, len(blocks), block_bytes),
             evaluation=self._evaluation,
         )
-        known = f"{source} {self._tokenizer.digest} {template is None} {train.seq_len} {block_bytes} {blocks.digest}"
-        counts = Counts(None if self._cache is None else self._cache.notes(f"counts {_hash(known)}"))
+        how = f"{self._tokenizer.digest} {None if template is None else template.digest} {train.seq_len}"
+        known = f"{VERSION} {source} {how} {block_bytes} {blocks.digest}"
+        counts = Counts(None if self._cache is None else self._cache.notes(f"counts {hash_of(known)}"))
         return Streams(blocks, Encoder(self._tokenizer, template), order, train.seq_len, counts, source.uri)
 
     def _blocks(self, field: str, source: SourceSpec) -> tuple[Blocks, int]:
@@ -173,7 +174,3 @@ def _token_files(
         wanted = "one sequence" if num_sequences == 1 else f"{num_sequences} sequences"
         raise InvalidField(field, source.uri, f"has too little text for {wanted} of {seq_len} tokens and the next")
     return files
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -88,7 +88,7 @@ class EpochRun:
         self.epoch = order.epoch
         self.live: LiveState | None = None
         self._restored = False
-        self._marks: Callable[[], list[Row]] = list  # that are new
+        self._marks: Callable[[int], list[Row]] = lambda step: []  # that are new after it
         self._order = order
         self._node = node
         self._device = device
@@ -259,7 +259,8 @@ class EpochRun:
         cache = DataCache(self._settings.disk_dir / "data", self._settings.data_cache_bytes)
         samples, held_out = samples_of(job, cache)
         samples.learn(self._order.marks)
-        self._marks = samples.marks
+        batch = job.train.global_batch
+        self._marks = lambda step: samples.marks(lambda slot: step * batch + slot)
         return samples, held_out
 
     def _build(self, job: JobSpec, shards: ShardMap) -> LiveState:
@@ -415,6 +416,6 @@ class EpochRun:
                 waited=[[wait.value, *both] for wait, both in waited if both[1] >= _LEAST_WAIT_S],
                 computed_s=report.compute_s,
                 skipped=report.skipped,
-                marks=self._marks(),
+                marks=self._marks(report.step),
             )
         )
