@@ -8,6 +8,7 @@ import pytest
 
 from shoal_recovery.errors import (
     StateLost,
+    StoreChanged,
     StoreConflict,
     StoredPieceCorrupt,
     StoreError,
@@ -22,7 +23,7 @@ from shoal_recovery.errors import (
         (StateLost("no step is whole", ()), "no step is whole"),
         (StateLost("lacks", ("a master [0, 4)", "b master [1, 2)")), "lacks: a master [0, 4), b master [1, 2)"),
         *((kind("s3://b/p", "is cut off"), "s3://b/p: is cut off")
-          for kind in (StoreError, StoreUnreachable, StoreRefused, StoreConflict, StoredPieceCorrupt)),
+          for kind in (StoreError, StoreUnreachable, StoreRefused, StoreConflict, StoreChanged, StoredPieceCorrupt)),
     ],
 )  # fmt: skip
 def test_errors_pickle_and_speak(error: Exception, text: str) -> None:

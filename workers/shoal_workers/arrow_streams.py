@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import File
+from shoal_workers.file_ranges import File
 
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3  # kinds of messages, as Arrow's Message.fbs numbers them
 _MAGIC = b"ARROW1\x00\x00"

@@ -15,7 +15,7 @@ from shoal_planner.job import JobSpec
 from shoal_workers.block_counts import VERSION, Counts
 from shoal_workers.chat import open_template
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import find
+from shoal_workers.data_files import chosen, find
 from shoal_workers.documents import Blocks, Encoder
 from shoal_workers.lines import JsonLines, TextBlocks
 from shoal_workers.mixture import Mixture, Round
@@ -27,6 +27,7 @@ from shoal_workers.tables import arrow_blocks, parquet_blocks
 from shoal_workers.token_files import byte_files, id_files, indexed_files
 from shoal_workers.tokenizing import Tokenizer, hash_of, open_tokenizer
 
+_LINES = (".jsonl", ".ndjson", ".json")
 _BLOCK_BYTES = 2**20
 _LEAST_SEQUENCES = 32  # of a block, as a part of one is lost at its end; of about four bytes a token
 _LEAST_BLOCKS = 16
@@ -133,7 +134,7 @@ class _Opening:
         column = source.text_field
         match source.format:
             case "jsonl":
-                return JsonLines(files, block_bytes, column), block_bytes
+                return JsonLines(chosen(field, source.uri, files, *_LINES), block_bytes, column), block_bytes
             case "parquet":
                 return parquet_blocks(field, source.uri, files, column, block_bytes), block_bytes
             case "arrow":

@@ -72,7 +72,12 @@ class Encoder:
     def encode(self, chunk: Sequence[Raw]) -> list[Encoded]:
         """Raises DataError."""
         parts = [self._parts(raw) for raw in chunk]
-        ids = iter(self._tokenizer.encode([text for own in parts for text, _ in own]))
+        try:
+            ids = iter(self._tokenizer.encode([text for own in parts for text, _ in own]))
+        except ValueError as error:
+            if len(chunk) == 1:
+                raise DataError(chunk[0].file, str(chunk[0].where), shown(chunk[0].content), str(error)) from error
+            return [self.encode([raw])[0] for raw in chunk]  # one of them will say so
         return [
             self._joined(raw, [(next(ids), learnt) for _, learnt in own]) for raw, own in zip(chunk, parts, strict=True)
         ]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from shoal_planner.errors import show
-from shoal_workers.data_files import File
 from shoal_workers.documents import Raw, shown
 from shoal_workers.errors import DataError
+from shoal_workers.file_ranges import File
 
 _CHUNK_BYTES = 2**16
 _LONGEST_LINE_BYTES = 64 * 2**20

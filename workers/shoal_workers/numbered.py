@@ -16,8 +16,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from shoal_workers.data_files import File
 from shoal_workers.errors import DataError
+from shoal_workers.file_ranges import File
 from shoal_workers.permutation import Permutation, mixed
 from shoal_workers.samples import Row
 

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 from shoal_planner.errors import InvalidField, show
 from shoal_workers.arrow_streams import BATCH, Message, messages_of
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import File
+from shoal_workers.data_files import chosen
 from shoal_workers.documents import Raw
 from shoal_workers.errors import DataError
+from shoal_workers.file_ranges import File
 
 _CHUNK_ROWS = 64
 
@@ -78,7 +79,9 @@ class RowBlocks:
                     for index, value in enumerate(values)
                 ]
                 row += len(values)
-        except (ValueError, OSError) as error:  # what pyarrow raises is one of these
+        except (ValueError, NotImplementedError, OSError) as error:  # what pyarrow raises is one of these
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the node's trouble, not the file's
             where = f"rows {unit.first_row + 1} to {unit.first_row + unit.num_rows}"
             raise DataError(file.name, where, f"block {unit.number}", f"cannot be read: {error}") from error
 
@@ -133,9 +136,7 @@ def parquet_blocks(field: str, uri: str, files: Sequence[File], column: str, blo
     """Raises InvalidField, DataError."""
     import pyarrow.parquet as pq
 
-    files = [file for file in files if file.relative.endswith(".parquet")] if len(files) > 1 else list(files)
-    if not files:
-        raise InvalidField(field, uri, "has no file that ends in .parquet")
+    files = chosen(field, uri, files, ".parquet")
     units, footers = [], []
     for index, file in enumerate(files):
         try:

@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         """What a Hugging Face folder says besides: names of special tokens, the chat template."""
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, nothing added."""
+        """The ids of each text, nothing added. Raises ValueError."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Their text; U+FFFD for what is no whole character."""
@@ -92,7 +92,11 @@ class FileTokenizer:
     def _encoded(self, parts: Iterator[str]) -> Iterator[Ids]:
         """A few at once: what the library keeps of a token takes a hundred times as much memory as its id."""
         while group := list(_first(parts, _CHARS_AT_ONCE)):
-            for one in self._inner.encode_batch_fast(group, add_special_tokens=False):
+            try:
+                found = self._inner.encode_batch_fast(list(map(_paired, group)), add_special_tokens=False)
+            except Exception as error:  # tokenizers raises Exception itself
+                raise ValueError(f"cannot be tokenised: {error}") from error
+            for one in found:
                 yield np.array(one.ids, dtype=np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -165,6 +169,15 @@ def _end(inner: Any, path: str, end_token: str | None, settings: Mapping[str, An
     if end_token is not None:
         raise InvalidField("data.end_token", end_token, f"is no token of {path}")
     raise InvalidField("data.tokenizer", path, "does not say which token ends a document: name it as data.end_token")
+
+
+def _paired(text: str) -> str:
+    """With U+FFFD for what JSON may hold and UTF-8 may not, half a character: tokenizers take none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _parts(text: str) -> Iterator[str]:
