@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shoal_planner.data_spec import BYTES, NUM_BYTE_TOKENS, DataSpec, SourceSpec
 from shoal_planner.errors import InvalidField
@@ -16,12 +17,13 @@ from shoal_workers.block_counts import VERSION, Counts
 from shoal_workers.chat import open_template
 from shoal_workers.data_cache import DataCache
 from shoal_workers.data_files import chosen, find
+from shoal_workers.data_identity import identity
 from shoal_workers.documents import Blocks, Encoder
 from shoal_workers.lines import JsonLines, TextBlocks
 from shoal_workers.mixture import Mixture, Round
 from shoal_workers.numbered import NumberedSamples, TokenFile
 from shoal_workers.permutation import mixed
-from shoal_workers.samples import Samples
+from shoal_workers.samples import Row, Samples
 from shoal_workers.streams import BlockOrder, Streams
 from shoal_workers.tables import arrow_blocks, parquet_blocks
 from shoal_workers.token_files import byte_files, id_files, indexed_files
@@ -41,44 +43,51 @@ def open_samples(data: DataSpec, seq_len: int, seed: int, vocab: int = NUM_BYTE_
     return NumberedSamples(_token_files("data.uri", source, seq_len, 1, None), seq_len, seed, vocab=vocab)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What a job trains on and evaluates with (None: nothing), and rows of `data_identity` of all that it reads."""
+
+    training: Samples
+    evaluation: Samples | None
+    files: list[Row]
+
+
 def training_samples(job: JobSpec, cache: DataCache | None = None) -> Samples:
     """`cache` is for what comes from far. Raises InvalidField, which names the field; StoreError, DataError."""
     sources = job.data.sources
-    return _opened(job, sources, _fields(job), cache, held_out=job.held_out_sequences, evaluation=False)
+    return _opened(job, sources, _fields(job), _Opening(job, cache, job.held_out_sequences, evaluation=False))
 
 
 def evaluation_samples(job: JobSpec, cache: DataCache | None = None) -> Samples | None:
     """None where the job evaluates nothing. Raises what `training_samples` does."""
+    return _evaluation(job, _Opening(job, cache, job.eval_sequences, evaluation=True))
+
+
+@functools.lru_cache(maxsize=1)
+def samples_of(job: JobSpec, cache: DataCache | None = None) -> Opened:
+    """Of the one job of this process: there may be thousands of files, and they are the same in every epoch."""
+    for_training = _Opening(job, cache, job.held_out_sequences, evaluation=False)
+    for_evaluation = _Opening(job, cache, job.eval_sequences, evaluation=True)
+    training = _opened(job, job.data.sources, _fields(job), for_training)
+    evaluation = _evaluation(job, for_evaluation)
+    own = for_evaluation.files if job.data.eval_source is not None else []
+    return Opened(training=training, evaluation=evaluation, files=[*for_training.files, *own])
+
+
+def _evaluation(job: JobSpec, opening: _Opening) -> Samples | None:
     if not job.eval_sequences:
         return None
     source = job.data.eval_source
     if source is None:
-        return _opened(job, job.data.sources, _fields(job), cache, held_out=job.eval_sequences, evaluation=True)
-    return _opened(job, (source,), ("data.eval_uri",), cache, held_out=job.eval_sequences, evaluation=True)
-
-
-@functools.lru_cache(maxsize=1)
-def samples_of(job: JobSpec, cache: DataCache | None = None) -> tuple[Samples, Samples | None]:
-    """To train on and to evaluate with, of the one job of this process: there may be thousands of files, and they are
-    the same in every epoch."""
-    return training_samples(job, cache), evaluation_samples(job, cache)
+        return _opened(job, job.data.sources, _fields(job), opening)
+    return _opened(job, (source,), ("data.eval_uri",), opening)
 
 
 def _fields(job: JobSpec) -> tuple[str, ...]:
     return tuple(f"data.mix[{index}].uri" for index in range(len(job.data.mix))) or ("data.uri",)
 
 
-def _opened(
-    job: JobSpec,
-    sources: Sequence[SourceSpec],
-    fields: Sequence[str],
-    cache: DataCache | None,
-    *,
-    held_out: int,
-    evaluation: bool,
-) -> Samples:
-    """`held_out` sequences of each source are not for training; or (`evaluation`) are what is read."""
-    opening = _Opening(job, cache, held_out, evaluation)
+def _opened(job: JobSpec, sources: Sequence[SourceSpec], fields: Sequence[str], opening: _Opening) -> Samples:
     if len(sources) == 1:
         return opening.source(fields[0], sources[0], job.train.seed)
     # Sources that are alike, and even the same one twice, are not read in the same order.
@@ -89,9 +98,11 @@ def _opened(
 
 
 class _Opening:
-    """What all sources of a job are opened with."""
+    """What all sources of a job are opened with, and the `files` of these. `held_out` sequences of each are not for
+    training; or (`evaluation`) are what is read."""
 
-    def __init__(self, job: JobSpec, cache: DataCache | None, held_out: int, evaluation: bool) -> None:
+    def __init__(self, job: JobSpec, cache: DataCache | None, held_out: int, *, evaluation: bool) -> None:
+        self.files: list[Row] = []
         self._job = job
         self._cache = cache
         self._held_out = held_out
@@ -104,6 +115,7 @@ class _Opening:
             return self._streams(field, source, seed)
         own_text = self._evaluation and field == "data.eval_uri"
         files = _token_files(field, source, seq_len, self._held_out + (not own_text), self._cache)
+        self.files.append(identity(source.uri, [one.file for one in files]))
         out, evaluation = self._held_out, self._evaluation
         return NumberedSamples(files, seq_len, seed, vocab=vocab, held_out=out, evaluation=evaluation)
 
@@ -113,6 +125,7 @@ class _Opening:
             self._tokenizer = open_tokenizer(data.tokenizer, data.end_token, self._job.model.vocab)
         template = None if source.template is None else open_template(source.template, self._tokenizer)
         blocks, block_bytes = self._blocks(field, source)
+        self.files.append(identity(source.uri, blocks.files))
         order = BlockOrder(
             num_blocks=len(blocks),
             global_batch=train.global_batch,

@@ -1,4 +1,5 @@
-"""What a supervisor knows of where samples begin in the data: the marks that ranks told with the steps they did.
+"""What a supervisor knows of the data: where samples begin in it, by the marks that ranks told with the steps they did,
+and which files it is made of.
 
 A mark that was told with step s is of no later a sample than step s + 1 begins with, and says what is so whatever
 became of the step. So none is ever wrong, only too late: who begins at step s is given the newest ones that are not.
@@ -11,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from threading import Lock
 
+from shoal_workers.data_identity import difference
+from shoal_workers.errors import DataError
 from shoal_workers.rows import Row
 
 _KEPT = 64  # of a stream
@@ -26,6 +29,7 @@ class DataMarks:
     def __init__(self) -> None:
         self._lock = Lock()
         self._told: defaultdict[tuple[int, ...], list[_Told]] = defaultdict(list)
+        self._files: list[Row] = []
 
     def hear(self, step: int, rows: Iterable[Sequence[int]]) -> None:
         """From anybody, in any order; `step` is the one that was done."""
@@ -35,6 +39,16 @@ class DataMarks:
                 _insert(told, (step, row[-_OF_MARK], list(row)))
                 if len(told) > _KEPT:
                     del told[_dispensable([one for one, _, _ in told])]
+
+    def known_files(self, stored: Iterable[Row] = ()) -> list[Row]:
+        """Which data the marks are of (see `data_identity`), as the first rank told it, or else as it was stored."""
+        with self._lock:
+            self._files = self._files or list(stored)
+            return self._files
+
+    def hear_files(self, rows: list[Row]) -> DataError | None:
+        """How what a rank reads differs from what the first one told."""
+        return difference(self.known_files(rows), rows) if rows else None
 
     def at(self, step: int, stored: Iterable[Sequence[int]] = ()) -> list[Row]:
         """For who goes on after this step; `stored` are those that stood with its state."""

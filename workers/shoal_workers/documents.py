@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shoal_planner.errors import show
 from shoal_workers.chat import ChatTemplate
 from shoal_workers.errors import DataError
+from shoal_workers.file_ranges import File
 from shoal_workers.tokenizing import Ids, Tokenizer
 
 _MOST_SHOWN = 80
@@ -41,6 +42,9 @@ class Blocks(Protocol):
 
     @property
     def digest(self) -> str: ...
+
+    @property
+    def files(self) -> Sequence[File]: ...
 
     def __len__(self) -> int: ...
 

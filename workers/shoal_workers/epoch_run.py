@@ -31,8 +31,9 @@ from shoal_workers.allocator import return_memory
 from shoal_workers.beside import beside
 from shoal_workers.data import samples_of
 from shoal_workers.data_cache import DataCache
+from shoal_workers.data_identity import difference
 from shoal_workers.engine import Engine, Finished, StepReport
-from shoal_workers.errors import DataError, EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
+from shoal_workers.errors import DataDiffers, DataError, EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
@@ -89,6 +90,7 @@ class EpochRun:
         self.live: LiveState | None = None
         self._restored = False
         self._marks: Callable[[int], list[Row]] = lambda step: []  # that are new after it
+        self._files: list[Row] = []
         self._order = order
         self._node = node
         self._device = device
@@ -183,6 +185,8 @@ class EpochRun:
             self._trouble(str(error))
         except StepRefused as error:
             self._trouble(str(error), fatal=True, code="step_refused")
+        except DataDiffers as error:
+            self._trouble(str(error), local=True, code="data_broken")
         except DataError as error:
             self._trouble(str(error), fatal=True, code="data_broken")  # it reads the same on every node
         except (OutOfDeviceMemory, torch.OutOfMemoryError) as error:
@@ -256,12 +260,17 @@ class EpochRun:
         self._say(m.Left(epoch=self.epoch, step=outcome.step, finished=isinstance(outcome, Finished)))
 
     def _samples(self, job: JobSpec) -> tuple[Samples, Samples | None]:
+        """Raises DataError where they are others than the job began with."""
         cache = DataCache(self._settings.disk_dir / "data", self._settings.data_cache_bytes)
-        samples, held_out = samples_of(job, cache)
-        samples.learn(self._order.marks)
+        opened = samples_of(job, cache)
+        if differs := difference(self._order.files, opened.files):
+            samples_of.cache_clear()  # they may be as they were when this node is tried again
+            raise differs
+        opened.training.learn(self._order.marks)
         batch = job.train.global_batch
-        self._marks = lambda step: samples.marks(lambda slot: step * batch + slot)
-        return samples, held_out
+        self._files = opened.files
+        self._marks = lambda step: opened.training.marks(lambda slot: step * batch + slot)
+        return opened.training, opened.evaluation
 
     def _build(self, job: JobSpec, shards: ShardMap) -> LiveState:
         """What survives of the state of before is used where it lies."""
@@ -417,5 +426,6 @@ class EpochRun:
                 computed_s=report.compute_s,
                 skipped=report.skipped,
                 marks=self._marks(report.step),
+                files=self._files if report.step == self._order.step + 1 else [],
             )
         )

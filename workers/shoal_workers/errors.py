@@ -7,6 +7,7 @@
         OutOfHostMemory   the same of the part of its node's own memory that a rank may use
       StepRefused         a step was voted down: it would have spoilt the weights
       DataError           what stands in the files that a job is trained on cannot be trained on
+        DataDiffers       it is not what the job began with, on this node at least
 
 All cross process borders: positional arguments only, and the message in `__str__`.
 """
@@ -92,3 +93,7 @@ class DataError(Exception):
 
     def __str__(self) -> str:
         return " ".join(part for part in (self.file, self.place) if part) + f": {self.value} {self.problem}"
+
+
+class DataDiffers(DataError):
+    """Files of a node's own, or shared ones as it sees them: another node may have what the job began with."""

@@ -62,7 +62,7 @@ class FarFile:
         self.relative = relative
         self.name = f"{store.uri}/{entry.name}"
         self.num_bytes = entry.num_bytes
-        self.version = entry.version
+        self.version = self.tag = entry.version
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         parts, end = [], min(offset + num_bytes, self.num_bytes)

@@ -11,8 +11,8 @@ from shoal_workers.errors import DataError
 
 
 class File(Protocol):
-    """`name` is what messages call it, `relative` what it is called in its folder. `version` changes with its content.
-    Never empty."""
+    """`name` is what messages call it, `relative` what it is called in its folder. `version` changes with its content;
+    `tag`, too, as far as it is the same on every node. Never empty."""
 
     @property
     def name(self) -> str: ...
@@ -25,6 +25,9 @@ class File(Protocol):
 
     @property
     def version(self) -> str: ...
+
+    @property
+    def tag(self) -> str: ...
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Exactly these bytes. Raises DataError where it has become shorter, OSError, StoreError."""
@@ -45,6 +48,10 @@ class NearFile:
     @property
     def name(self) -> str:
         return str(self.path)
+
+    @property
+    def tag(self) -> str:
+        return ""  # copies of one file have other times on each node
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         descriptor = os.open(self.path, os.O_RDONLY)

@@ -28,7 +28,7 @@ class _Ranges:
     """`block_bytes` of all `files`, one behind the other."""
 
     def __init__(self, files: Sequence[File], block_bytes: int) -> None:
-        self._files = tuple(files)
+        self.files = tuple(files)
         self._starts = tuple(accumulate((file.num_bytes for file in files), initial=0))
         self._block_bytes = block_bytes
 
@@ -37,7 +37,7 @@ class _Ranges:
 
     @property
     def digest(self) -> str:
-        return " ".join(f"{file.relative}:{file.num_bytes}:{file.version}" for file in self._files)
+        return " ".join(f"{file.relative}:{file.num_bytes}:{file.version}" for file in self.files)
 
     def _parts(self, block: int) -> Iterator[tuple[int, int, int]]:
         """File and its bytes [low, high) in which what begins is the block's."""
@@ -57,7 +57,7 @@ class TextBlocks(_Ranges):
         """See `Blocks`."""
         base = block * self._block_bytes
         for index, low, high in self._parts(block):
-            file, start = self._files[index], self._starts[index]
+            file, start = self.files[index], self._starts[index]
             first, end = _cut(file, low), _cut(file, high)
             first = max(first, place + base - start)
             while first < end:
@@ -87,7 +87,7 @@ class JsonLines(_Ranges):
         """See `Blocks`."""
         base = block * self._block_bytes
         for index, low, high in self._parts(block):
-            file, start = self._files[index], self._starts[index]
+            file, start = self.files[index], self._starts[index]
             first = place + base - start
             if first <= low:
                 first = _next_line(file, low, high)

@@ -52,6 +52,7 @@ class RowBlocks:
         parts = [max(1, min(_rows(group), round(_bytes(group) / block_bytes))) for group in self._groups]
         self._starts = tuple(accumulate(parts, initial=0))
         self.digest = f"{digest} {block_bytes}"
+        self.files = tuple(table.files)
 
     def __len__(self) -> int:
         return self._starts[-1]
