@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 
 from shoal_workers.chat import CHATML, ChatTemplate, open_template
-from shoal_workers.documents import Encoded, Encoder, Raw
+from shoal_workers.documents import Blocks, Encoded, Encoder, Raw
 from shoal_workers.lines import JsonLines, TextBlocks
-from shoal_workers.packing import pack
+from shoal_workers.packing import Packed, Packer
 from shoal_workers.tokenizing import ByteTokenizer, FileTokenizer, open_tokenizer
 
 CHAT = [
@@ -37,11 +37,31 @@ def encoded(ids: list[int], place: int = 0, learnt: bool = True) -> Encoded:
     return Encoded(np.array(ids, dtype=np.uint32), np.full(len(ids), learnt), place)
 
 
+def every(blocks: Blocks, block: int, place: int | None = 0) -> list[Raw]:
+    found = []
+    while place is not None:
+        chunk = blocks.read(block, place)
+        found += chunk.documents
+        place = chunk.end
+    return found
+
+
+def pack(documents: list[Encoded], seq_len: int, skip: int, pad: int, *, whole: bool) -> list[Packed]:
+    packer, found = Packer(seq_len, skip, pad, whole=whole), []
+    for document in documents:
+        packer.add([document])
+        while (packed := packer.next()) is not None:
+            found.append(packed)
+    last = packer.end()
+    assert packer.end() is None
+    return found if last is None else [*found, last]
+
+
 @given(lengths=st.lists(st.integers(0, 40), max_size=20), seq_len=st.integers(1, 30), cut=st.integers(0, 40))
 def test_packed_sequences_are_the_documents_and_go_on_from_anywhere(lengths: list[int], seq_len: int, cut: int) -> None:
     starts = list(itertools.accumulate(lengths, initial=0))
-    every = [encoded(list(range(start, end)), place) for place, (start, end) in enumerate(itertools.pairwise(starts))]
-    packed = list(pack(every, seq_len, 0, 999, whole=True))
+    parts = [encoded(list(range(start, end)), place) for place, (start, end) in enumerate(itertools.pairwise(starts))]
+    packed = pack(parts, seq_len, 0, 999, whole=True)
     if starts[-1] > seq_len:
         assert [one.tokens.tolist() for one in packed] == [
             list(range(first, first + seq_len + 1)) for first in range(0, starts[-1] - seq_len, seq_len)
@@ -52,12 +72,12 @@ def test_packed_sequences_are_the_documents_and_go_on_from_anywhere(lengths: lis
         assert packed == []
     if cut < len(packed) - 1:
         at = packed[cut]
-        rest = pack(every[at.place :], seq_len, at.skip, 999, whole=False)
+        rest = pack(parts[at.place :], seq_len, at.skip, 999, whole=False)
         assert [one.tokens.tolist() for one in rest] == [one.tokens.tolist() for one in packed[cut + 1 :]]
 
 
 def test_what_has_nothing_to_learn_is_not_filled_up() -> None:
-    assert list(pack([encoded([1, 2, 3], learnt=False)], 8, 0, 9, whole=True)) == []
+    assert pack([encoded([1, 2, 3], learnt=False)], 8, 0, 9, whole=True) == []
 
 
 def test_ids_are_those_of_the_library_however_long_a_text_is(folder: Path) -> None:
@@ -118,7 +138,7 @@ class _Memory:
     """A file in memory."""
 
     relative = name = "f"
-    version = ""
+    version = tag = ""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -140,21 +160,19 @@ class _Memory:
 def test_each_line_is_in_one_block(files: list[list[str]], block_bytes: int, ends: bool) -> None:
     texts = ["\n".join(json.dumps({"t": line}) for line in lines) + ("\n" if ends else "") for lines in files]
     blocks = JsonLines([_Memory(text.encode()) for text in texts], block_bytes, "t")
-    found = [raw for block in range(len(blocks)) for chunk in blocks.chunks(block, 0) for raw in chunk]
+    found = [raw for block in range(len(blocks)) for raw in every(blocks, block)]
     assert [raw.content for raw in found] == [line for lines in files for line in lines]
     assert [str(raw.where) for raw in found] == [f"line {n + 1}" for lines in files for n in range(len(lines))]
     for block in range(len(blocks)):
-        whole = [raw for chunk in blocks.chunks(block, 0) for raw in chunk]
+        whole = every(blocks, block)
         for index, raw in enumerate(whole):
-            assert [one.content for chunk in blocks.chunks(block, raw.place) for one in chunk] == [
-                one.content for one in whole[index:]
-            ]
+            assert [one.content for one in every(blocks, block, raw.place)] == [one.content for one in whole[index:]]
 
 
 @given(files=st.lists(st.text(min_size=1, max_size=300), min_size=1, max_size=4), block_bytes=st.integers(1, 400))
 def test_each_byte_of_a_text_is_in_one_block(files: list[str], block_bytes: int) -> None:
     blocks = TextBlocks([_Memory(text.encode()) for text in files], block_bytes)
-    found = [raw for block in range(len(blocks)) for chunk in blocks.chunks(block, 0) for raw in chunk]
+    found = [raw for block in range(len(blocks)) for raw in every(blocks, block)]
     assert "".join(str(raw.content) for raw in found) == "".join(files)
     assert sum(raw.begins for raw in found) == sum(raw.ends for raw in found) == len(files)
 
@@ -162,6 +180,6 @@ def test_each_byte_of_a_text_is_in_one_block(files: list[str], block_bytes: int)
 def test_a_text_without_line_ends_is_cut_between_characters() -> None:
     text = "ä€𐍈" * 60_000
     blocks = TextBlocks([_Memory(text.encode())], 100_000)
-    found = [raw for block in range(len(blocks)) for chunk in blocks.chunks(block, 0) for raw in chunk]
+    found = [raw for block in range(len(blocks)) for raw in every(blocks, block)]
     assert "".join(str(raw.content) for raw in found) == text
     assert len(found) > 2

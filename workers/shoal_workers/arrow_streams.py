@@ -70,6 +70,10 @@ def _walk(file: File) -> tuple[list[Message], list[int]]:
             raise ValueError(
                 f"at byte {offset} a message of {num_bytes} bytes begins, {file.num_bytes - offset} are there"
             )
+        if kind == DICTIONARY and rows:
+            raise ValueError(
+                f"at byte {offset} it replaces a dictionary between batches, which cannot be read by parts"
+            )
         messages.append(Message(offset, num_bytes, kind))
         if kind == BATCH:
             rows.append(num_rows)

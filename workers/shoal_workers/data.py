@@ -31,6 +31,7 @@ from shoal_workers.tokenizing import Tokenizer, hash_of, open_tokenizer
 
 _LINES = (".jsonl", ".ndjson", ".json")
 _BLOCK_BYTES = 2**20
+_MOST_BLOCK_BYTES = 8 * 2**20
 _LEAST_SEQUENCES = 32  # of a block, as a part of one is lost at its end; of about four bytes a token
 _LEAST_BLOCKS = 16
 _BYTES_PER_TOKEN = 6  # more than most tokenizers make one of
@@ -144,14 +145,15 @@ class _Opening:
             raise InvalidField(field, source.uri, "has no file that is not empty")
         total = sum(file.num_bytes for file in files)
         block_bytes = _block_bytes(total, self._job.train.global_batch, self._job.train.seq_len)
+        sizes = block_bytes, max(block_bytes, min(_MOST_BLOCK_BYTES, total // (2 * self._job.train.global_batch)))
         column = source.text_field
         match source.format:
             case "jsonl":
                 return JsonLines(chosen(field, source.uri, files, *_LINES), block_bytes, column), block_bytes
             case "parquet":
-                return parquet_blocks(field, source.uri, files, column, block_bytes), block_bytes
+                return parquet_blocks(field, source.uri, files, column, sizes, self._cache), block_bytes
             case "arrow":
-                return arrow_blocks(field, source.uri, files, column, block_bytes, self._cache), block_bytes
+                return arrow_blocks(field, source.uri, files, column, sizes, self._cache), block_bytes
             case _:
                 return TextBlocks(files, block_bytes), block_bytes
 

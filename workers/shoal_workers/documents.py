@@ -7,7 +7,7 @@ which blocks are read when, and how documents fill sequences, is `streams`' affa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +37,15 @@ class Raw:
     ends: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some documents that stand one behind the other, a few ten thousand bytes unless one is larger; and where those
+    behind them begin (None: the block ends)."""
+
+    documents: list[Raw]
+    end: int | None
+
+
 class Blocks(Protocol):
     """`digest` differs wherever the documents of a block may."""
 
@@ -48,9 +57,9 @@ class Blocks(Protocol):
 
     def __len__(self) -> int: ...
 
-    def chunks(self, block: int, place: int) -> Iterator[list[Raw]]:
-        """The documents of a block in order, those before `place` left out (one stands there, or it is the block's
-        end), some at a time. Raises DataError, OSError, StoreError."""
+    def read(self, block: int, place: int) -> Chunk:
+        """The next documents of a block, from `place` on: its beginning (0), the place of one, or the end of a chunk.
+        Nothing is kept open for what comes after. Raises DataError, OSError, StoreError."""
 
 
 @dataclass(frozen=True, slots=True)

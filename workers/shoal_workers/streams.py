@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from shoal_workers.block_counts import Counts
-from shoal_workers.documents import Blocks, Encoded, Encoder
+from shoal_workers.documents import Blocks, Encoder
 from shoal_workers.errors import DataError
-from shoal_workers.packing import Packed, pack
+from shoal_workers.packing import Packed, Packer
 from shoal_workers.packing import Sequence as Tokens
 from shoal_workers.permutation import Permutation, mixed
 from shoal_workers.samples import Row
 
 _SPLIT = -1  # in the place of a pass: the order of blocks of which the first are held out
 _KEPT_STEPS = 2  # the same samples are read again by a step's second attempt, and by its last stage
-_KEPT_MARKS = 256
+_KEPT_MARKS = 32
 _TOLD_AFTER_TOKENS = 2**14  # what whoever goes on from a mark may have to tokenise once more
 
 
@@ -85,12 +85,14 @@ class BlockOrder:
 
 @dataclass(slots=True)
 class _Stream:
-    """`coming` gives the samples from `mark` on; `begun` is the index of the first of its block, if it is known."""
+    """`packer` gives the samples from `mark` on, of documents up to `place` in their block (None: all of them); `begun`
+    is the index of the first of its block, if it is known."""
 
     kept: deque[tuple[int, Tokens]]
     mark: Mark = _BEGIN
     begun: int | None = 0
-    coming: Iterator[Packed] | None = None
+    packer: Packer | None = None
+    place: int | None = None
     marks: list[Mark] = field(default_factory=lambda: [_BEGIN])
     told: Mark = _BEGIN
 
@@ -169,7 +171,7 @@ class Streams:
         best = self._passed_over(number, _newest(stream.marks, index), index)
         if stream.mark.index <= index and best.index <= stream.mark.index:
             return
-        stream.mark, stream.coming = best, None
+        stream.mark, stream.packer = best, None
         stream.begun = best.index if (best.place, best.skip) == (0, 0) else None
 
     def _passed_over(self, number: int, mark: Mark, index: int) -> Mark:
@@ -189,14 +191,7 @@ class Streams:
         num_empty = 0
         while True:
             mark = stream.mark
-            if stream.coming is None:
-                block = self._order.block(number, mark.turn)
-                stream.coming = self._packed(block, mark)
-            try:
-                packed = next(stream.coming, None)
-            except BaseException:
-                stream.coming = None  # or it would look as if the block had ended there
-                raise
+            packed = self._packed(stream, self._order.block(number, mark.turn))
             if packed is not None:
                 stream.mark = Mark(mark.index + 1, mark.turn, packed.place, packed.skip)
                 stream.kept.append((mark.index, packed.tokens))
@@ -207,7 +202,7 @@ class Streams:
                 self._counts.put(self._order.block(number, mark.turn), count)
                 num_empty = 0 if count else num_empty + 1
                 self._check_patience(num_empty)
-            stream.mark, stream.begun, stream.coming = Mark(mark.index, mark.turn + 1, 0, 0), mark.index, None
+            stream.mark, stream.begun, stream.packer = Mark(mark.index, mark.turn + 1, 0, 0), mark.index, None
 
     def _check_patience(self, num_empty: int) -> None:
         """After how many blocks without a sample there is none anywhere: a stream comes by each block in a while, but
@@ -218,13 +213,19 @@ class Streams:
         if num_empty > 64 * self._order.num_read or all(self._counts.get(block) == 0 for block in self._order.blocks()):
             raise DataError(self._name, "", "all documents together", "have nothing to learn from")
 
-    def _packed(self, block: int, mark: Mark) -> Iterator[Packed]:
-        whole = (mark.place, mark.skip) == (0, 0)
-        return pack(self._documents(block, mark.place), self._seq_len, mark.skip, self._encoder.end, whole=whole)
-
-    def _documents(self, block: int, place: int) -> Iterator[Encoded]:
-        for chunk in self._blocks.chunks(block, place):
-            yield from self._encoder.encode(chunk)
+    def _packed(self, stream: _Stream, block: int) -> Packed | None:
+        """The sample at the stream's mark, which is in this block; None where that ends."""
+        packer = stream.packer
+        if packer is None:
+            mark = stream.mark
+            whole = (mark.place, mark.skip) == (0, 0)
+            packer = stream.packer = Packer(self._seq_len, mark.skip, self._encoder.end, whole=whole)
+            stream.place = mark.place
+        while (packed := packer.next()) is None and stream.place is not None:
+            chunk = self._blocks.read(block, stream.place)  # what raises leaves all as it was
+            packer.add(self._encoder.encode(chunk.documents))
+            stream.place = chunk.end
+        return packed or packer.end()
 
 
 def _newest(marks: list[Mark], index: int) -> Mark:
