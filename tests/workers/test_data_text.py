@@ -12,6 +12,7 @@ from data_ground import documents, write_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from shoal_workers.chat import CHATML, ChatTemplate, open_template
 from shoal_workers.documents import Blocks, Encoded, Encoder, Raw
@@ -183,3 +184,74 @@ def test_a_text_without_line_ends_is_cut_between_characters() -> None:
     found = [raw for block in range(len(blocks)) for raw in every(blocks, block)]
     assert "".join(str(raw.content) for raw in found) == text
     assert len(found) > 2
+
+
+@pytest.fixture(params=["prepend", "metaspace first", "byte level"])
+def any_folder(request: pytest.FixtureRequest, tmp_path: Path, folder: Path) -> Path:
+    """A tokenizer in the manner of Llama 2 or of later SentencePiece models, or one of bytes."""
+    if request.param == "byte level":
+        return folder
+    inner = Inner(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    if request.param == "prepend":
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " ")])
+    special = ["<unk>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    inner.train_from_iterator((line for text in documents() for line in text.split(" ")), trainer)
+    found = tmp_path / "pieces"
+    found.mkdir()
+    inner.save(str(found / "tokenizer.json"))
+    (found / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHATML}))
+    return found
+
+
+def test_a_chat_has_the_ids_that_the_library_gives_it(any_folder: Path) -> None:
+    tokenizer = open_tokenizer(str(any_folder), None, 1000)
+    template = open_template("tokenizer", tokenizer)
+    inner = Inner.from_file(str(any_folder / "tokenizer.json"))
+    for chat in ([*CHAT], [{"role": "user", "content": "Größe \ud83d"}, {"role": "assistant", "content": " Größe\n"}]):
+        (found,) = Encoder(tokenizer, template).encode([Raw(chat, 0, "f", "line 1")])
+        text = "".join(part for part, _ in template.parts(chat)).replace("\ud83d", "\ufffd")
+        assert found.ids.tolist() == [*inner.encode(text, add_special_tokens=False).ids, tokenizer.end]
+        learnt = inner.decode(found.ids[found.learnt].tolist(), skip_special_tokens=False)
+        answers = "".join(f"{one['content']}<|im_end|>\n" for one in chat if one["role"] == "assistant")
+        assert learnt.replace(" ", "") == answers.replace(" ", "")
+
+
+def test_a_long_text_has_the_ids_that_the_library_gives_it(any_folder: Path, tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(str(any_folder), None, 1000)
+    inner = Inner.from_file(str(any_folder / "tokenizer.json"))
+    text = "\n".join(documents(4000)).replace("\n\n", "\n")
+    assert len(text) > 4 * 2**16
+    wanted = inner.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode([text])[0].tolist() == wanted
+    ids, places = tokenizer.encode_with_places(text)
+    assert ids.tolist() == wanted
+    assert places.tolist() == [begin for begin, _ in inner.encode(text, add_special_tokens=False).offsets]
+    blocks, encoder = TextBlocks([_Memory(text.encode())], 100_000), Encoder(tokenizer, None)
+    read = [encoded for block in range(len(blocks)) for encoded in encoder.encode(every(blocks, block))]
+    assert len(read) > 5
+    found = np.concatenate([one.ids for one in read])
+    assert inner.decode(found.tolist()) == inner.decode(wanted)
+    # What is white before a cut may have been one token with what is white behind it; but no begin is put there.
+    assert abs(len(found) - len(wanted) - 1) <= (len(read) if any_folder.name == "small" else 0)
+
+
+def test_of_a_template_that_changes_earlier_answers_the_last_is_learnt() -> None:
+    source = (
+        "{% for m in messages %}[{{ m['role'] }}]{% if m['role'] == 'assistant' and loop.last %}<think>{% endif %}"
+        "{% generation %}{{ m['content'] }}{% endgeneration %}{% if tools is not none %}tools{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    parts = ChatTemplate(source, {}).parts(CHAT)
+    assert parts == [
+        ("[system]Be short.[user]Hi[assistant]Hello![user]Bye[assistant]", False),
+        ("<think>So long.", True),
+    ]
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    blocks = TextBlocks([_Memory(b"\xef\xbb\xbfabc"), _Memory(b"d\xef\xbb\xbf")], 100)
+    assert [raw.content for raw in every(blocks, 0)] == ["abc", "d\ufeff"]

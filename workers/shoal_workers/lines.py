@@ -7,6 +7,7 @@ ends for long, between two characters. Both borders follow from the bytes around
 
 from __future__ import annotations
 
+import codecs
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from shoal_workers.file_ranges import File
 _CHUNK_BYTES = 2**16
 _LONGEST_LINE_BYTES = 64 * 2**20
 _COUNTED_BYTES = 2**20
+_CONTEXT_BYTES = 64
 _CONTINUES = range(0x80, 0xC0)  # of UTF-8: bytes within a character
 
 
@@ -64,7 +66,8 @@ class TextBlocks(_Ranges):
                 if num_bytes >= _CHUNK_BYTES:
                     return Chunk(found, start + first - base)
                 last = min(end, _cut(file, first + _CHUNK_BYTES))
-                text = file.read(first, last - first).decode("utf-8", "replace")
+                content = file.read(first, last - first)
+                text = (content.removeprefix(codecs.BOM_UTF8) if first == 0 else content).decode("utf-8", "replace")
                 raw = Raw(
                     content=text,
                     place=start + first - base,
@@ -72,6 +75,7 @@ class TextBlocks(_Ranges):
                     where=f"byte {first}",
                     begins=first == 0,
                     ends=last == file.num_bytes,
+                    before=_before(file, first),
                 )
                 found.append(raw)
                 num_bytes += last - first
@@ -169,6 +173,12 @@ def _next_line(file: File, low: int, high: int) -> int:
             return position + at + 1
         position += len(found)
     return high
+
+
+def _before(file: File, position: int) -> str:
+    """The last characters before it."""
+    first = max(0, position - _CONTEXT_BYTES)
+    return file.read(first, position - first).decode("utf-8", "ignore") if position else ""
 
 
 def _cut(file: File, position: int) -> int:
