@@ -168,6 +168,11 @@ def steps(first: int, last: int, num_ranks: int) -> Iterator[tuple[int, Sequence
         yield step, [range(start + low, start + high) for low, high in itertools.pairwise(borders)]
 
 
+def undone(step: int) -> Callable[[int], int]:
+    """The first number of each slot that is behind this step."""
+    return lambda slot: step * BATCH + slot
+
+
 def read(spec: JobSpec, first: int, last: int, num_ranks: int, marks: DataMarks) -> list[torch.Tensor]:
     """By fresh processes, as a new epoch begins: each knows what the supervisor knows, and tells what it finds out."""
     ranks = [training_samples(spec) for _ in range(num_ranks)]
@@ -177,5 +182,5 @@ def read(spec: JobSpec, first: int, last: int, num_ranks: int, marks: DataMarks)
     for step, parts in steps(first, last, num_ranks):
         found.append(torch.cat([samples.read(part) for samples, part in zip(ranks, parts, strict=True)]))
         for samples in ranks:
-            marks.hear(step, samples.marks())
+            marks.hear(step, samples.marks(undone(step)))
     return found

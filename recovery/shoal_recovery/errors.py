@@ -6,6 +6,7 @@
         StoreUnreachable    it cannot be used at present: the same call may succeed later
           StoreRefused        it is there, and does not let us: credentials, permission, no such bucket
         StoreConflict       an object that must be written once is already there
+        StoreChanged        an object is not the one any more that was listed
         StoredPieceCorrupt  bytes do not have the checksum that the manifest promises
         BaseChanged         the weights that adapters are trained beside are not what they were
 
@@ -46,6 +47,10 @@ class StoreRefused(StoreUnreachable):
 
 
 class StoreConflict(StoreError):
+    pass
+
+
+class StoreChanged(StoreError):
     pass
 
 

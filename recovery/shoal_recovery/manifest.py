@@ -3,6 +3,7 @@
     {"format": "shoal-manifest", "version": 1,
      "job": "job_...", "step": 40, "epoch": 3, "next_sample": 640,
      "marks": [[0, 25, 1, 71680, 12], ...],            only where data is tokenised: where samples begin in it
+     "files": [["file:///data", 2, 4096, [["a.jsonl", "0a1b2c3d4e5f"], ...]], ...],     which data: URI, files, bytes
      "notes": "...",                                   what a reader without Shoal has to know
      "model": {"family": "llama", "layers": 8, "hidden": 256, ...},
      "element_type": "float32", "byte_order": "little",
@@ -71,6 +72,7 @@ class _Document:
     model: ModelSpec | None = None  # not said by early versions
     notes: str = ""
     marks: tuple[tuple[int, ...], ...] = ()
+    files: tuple[Any, ...] = ()
     checksum: str = ""
 
 
@@ -91,6 +93,7 @@ def manifest_to_json(manifest: Manifest, model: ModelSpec) -> str:
         "epoch": manifest.epoch,
         "next_sample": manifest.next_sample,
         **({"marks": manifest.marks} if manifest.marks else {}),  # earlier versions read what has none
+        **({"files": manifest.files} if manifest.files else {}),
         "notes": _NOTES,
         "model": dataclasses.asdict(model),
         "element_type": "float32",
@@ -115,6 +118,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         next_sample=document.next_sample,
         pieces=tuple(_piece(row, f"pieces[{index}]", document) for index, row in enumerate(document.pieces)),
         marks=document.marks,
+        files=document.files,
     )
     _verify(document, text)
     return manifest

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from shoal_planner.cluster import DeviceRef
 from shoal_planner.slices import UNCUT, Slicing
@@ -211,7 +212,8 @@ class Manifest:
     """A whole step in the object store. It is written last: it exists, so the step is complete.
 
     `next_sample` is the data cursor: the position in the order of samples at which the next step begins. `marks` are
-    rows of where samples of about then begin in data whose samples are made of documents.
+    rows of where samples of about then begin in data whose samples are made of documents, `files` rows of which data
+    that is; both mean something to ranks alone.
     """
 
     version: int
@@ -221,6 +223,7 @@ class Manifest:
     next_sample: int
     pieces: tuple[StoredPiece, ...]
     marks: tuple[tuple[int, ...], ...] = ()
+    files: tuple[Any, ...] = ()
 
 
 class Tier(StrEnum):

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from shoal_planner.errors import InvalidField
-from shoal_recovery.errors import StoreConflict, StoreError, StoreRefused, StoreUnreachable
+from shoal_recovery.errors import StoreChanged, StoreConflict, StoreError, StoreRefused, StoreUnreachable
 
 Data = bytes | bytearray | memoryview
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._=-]*(/[A-Za-z0-9_-][A-Za-z0-9._=-]*)*")
@@ -81,6 +81,10 @@ class Store(Protocol):
 
     def entries(self, prefix: str) -> tuple[Entry, ...]:
         """The same, with their sizes; names of any form."""
+
+    def read_listed(self, entry: Entry, offset: int, num_bytes: int) -> bytes:
+        """Exactly these bytes of an object that `entries` told of, and of no other that has its name by now. Raises
+        StoreChanged where there is none."""
 
     def delete(self, name: str) -> None:
         """An object that is not there is no error."""
@@ -174,6 +178,11 @@ class DirectoryStore:
                 status = (self._folder / name).stat()
                 found.append(Entry(name=name, num_bytes=status.st_size, version=str(status.st_mtime_ns)))
         return tuple(found)
+
+    def read_listed(self, entry: Entry, offset: int, num_bytes: int) -> bytes:
+        if entry not in self.entries(entry.name):
+            raise StoreChanged(self.uri, f"{entry.name} was replaced or removed")
+        return self.read(entry.name, offset, num_bytes)
 
     def delete(self, name: str) -> None:
         path = self._folder / check_name(name)

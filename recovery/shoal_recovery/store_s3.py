@@ -36,7 +36,7 @@ from urllib3.exceptions import HTTPError
 
 from shoal_recovery import multipart
 from shoal_recovery.claims import put_claimed
-from shoal_recovery.errors import StoreConflict, StoreError, StoreRefused, StoreUnreachable
+from shoal_recovery.errors import StoreChanged, StoreConflict, StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.store import Data, Entry, check_length, check_name, exactly, fill, probe
 
 T = TypeVar("T")
@@ -57,6 +57,7 @@ _NO_CREDENTIALS = (
 )
 _NO_ANSWER = (ConnectionError, HTTPClientError, IncompleteReadError, HTTPError)  # the last while a body is read
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
+_BEYOND = frozenset({"416", "InvalidRange"})
 _TAKEN = frozenset({"412", "PreconditionFailed", "409", "ConditionalRequestConflict"})
 _NO_CONDITIONS = frozenset({"501", "NotImplemented"})
 _NO_ANSWER_CODES = frozenset({"500", "502", "503", "504", "InternalError", "ServiceUnavailable", "SlowDown"})
@@ -121,8 +122,7 @@ class S3Store:
     def read(self, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
         if num_bytes == 0:
             return b""  # HTTP has no way to ask for an empty range
-        end = "" if num_bytes is None else offset + num_bytes - 1
-        place = self._place(name) | ({} if not offset and num_bytes is None else {"Range": f"bytes={offset}-{end}"})
+        place = self._place(name) | ({} if not offset and num_bytes is None else _range(offset, num_bytes))
         data = self._call(name, lambda: self._read(name, place, offset))
         return exactly(self.uri, name, data, offset, num_bytes)
 
@@ -130,7 +130,7 @@ class S3Store:
         num_bytes = sum(place.nbytes for place in places)
         if num_bytes == 0:
             return
-        ask = self._place(name) | {"Range": f"bytes={offset}-{offset + num_bytes - 1}"}
+        ask = self._place(name) | _range(offset, num_bytes)
 
         def read() -> int:
             with self._body(name, ask, offset) as (body, promised):
@@ -150,6 +150,9 @@ class S3Store:
     def _body(self, name: str, place: dict[str, str], offset: int) -> Iterator[tuple[Any, int]]:
         """What is read from, and how many bytes of the range that was asked for the server says it has."""
         answer = self._client.get_object(**place)
+        if "IfMatch" in place and answer.get("ETag", place["IfMatch"]).strip('"') != place["IfMatch"].strip('"'):
+            answer["Body"].close()
+            raise StoreChanged(self.uri, f"{name} was replaced")  # some servers mind no conditions
         # Some servers answer 200 with a true part, and some with the length of the whole: only this header can be
         # believed.
         part = re.match(r"bytes (\d+)-(\d+)", str(answer.get("ContentRange", "")))
@@ -176,6 +179,24 @@ class S3Store:
             ],
         )
         return tuple(sorted(found, key=lambda entry: entry.name))
+
+    def read_listed(self, entry: Entry, offset: int, num_bytes: int) -> bytes:
+        place = {"Bucket": self._bucket, "Key": self._prefix + entry.name}
+        tag = entry.version.strip('"')  # some servers leave its quotes away where they list objects
+        condition = {"IfMatch": f'"{tag}"'} if tag else {}
+
+        def read() -> bytes:
+            try:
+                data = self._read(entry.name, place | condition | _range(offset, num_bytes), offset)
+            except ClientError as error:
+                if _code(error) in _TAKEN | _MISSING | _BEYOND:
+                    raise StoreChanged(self.uri, f"{entry.name} was replaced or removed") from error
+                raise
+            if len(data) != num_bytes:
+                raise StoreChanged(self.uri, f"{entry.name} was cut short")
+            return data
+
+        return self._call(entry.name, read)
 
     def delete(self, name: str) -> None:
         self._call(name, lambda: self._client.delete_object(**self._place(name)))
@@ -289,6 +310,10 @@ class S3Store:
     @property
     def _endpoint(self) -> str:
         return str(self._client.meta.endpoint_url)
+
+
+def _range(offset: int, num_bytes: int | None) -> dict[str, str]:
+    return {"Range": f"bytes={offset}-{'' if num_bytes is None else offset + num_bytes - 1}"}
 
 
 def _code(error: ClientError) -> str:

@@ -9,6 +9,7 @@ import pytest
 from shoal_recovery.errors import (
     BaseChanged,
     StateLost,
+    StoreChanged,
     StoreConflict,
     StoredPieceCorrupt,
     StoreError,
@@ -23,7 +24,7 @@ from shoal_recovery.errors import (
         (StateLost("no step is whole", ()), "no step is whole"),
         (StateLost("lacks", ("a master [0, 4)", "b master [1, 2)")), "lacks: a master [0, 4), b master [1, 2)"),
         *((kind("s3://b/p", "is cut off"), "s3://b/p: is cut off")
-          for kind in (StoreError, StoreUnreachable, StoreRefused, StoreConflict, StoredPieceCorrupt)),
+          for kind in (StoreError, StoreUnreachable, StoreRefused, StoreConflict, StoreChanged, StoredPieceCorrupt)),
         (BaseChanged("s3://b", "sha256:1", "sha256:2"),
          "s3://b: has changed since the job began: its fingerprint is sha256:2, and train.lora.base is sha256:1"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from typing import Any
@@ -131,3 +132,13 @@ def test_whatever_we_did_not_write_is_refused(change: Any, problem: str) -> None
 def test_text_that_is_no_manifest_is_refused(text: str) -> None:
     with pytest.raises(InvalidField):
         manifest_from_json(text)
+
+
+def test_what_ranks_say_of_data_is_kept_and_may_be_left_out() -> None:
+    plain = _small()
+    marks = ((0, 7, 1, 300, 2), (1, 0, 6, 0, 40, 0))
+    files = (["file:///data", 2, 4096, [["a.jsonl", "0a1b2c3d4e5f"], ["b.jsonl", "000000000000"]]],)
+    full = dataclasses.replace(plain, marks=marks, files=files)
+    assert manifest_from_json(manifest_to_json(full, MODEL)) == full
+    document = json.loads(manifest_to_json(plain, MODEL))
+    assert document.keys().isdisjoint({"marks", "files"}), "as versions before wrote it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from data_ground import WRITERS, chats, documents, job, write_arrow, write_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from shoal_planner.data_spec import DataSpec
 from shoal_planner.errors import InvalidField
@@ -165,9 +168,38 @@ def test_places_without_data_are_named(tmp_path: Path, name: str) -> None:
     assert caught.value.field == "data.uri"
 
 
-def test_documents_with_nothing_to_learn_are_named(tmp_path: Path) -> None:
+def test_trouble_of_the_node_is_none_of_the_data(tmp_path: Path) -> None:
+    """A process that may open no more files reads none, and the next one may."""
+    for name in ("parquet", "arrow", "jsonl"):
+        samples = training_samples(job(WRITERS[name](tmp_path / name, documents())))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        held = [os.open("/dev/null", os.O_RDONLY)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, limits[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                samples.read(range(100))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            os.close(held[0])
+        assert samples.read(range(100)).shape == (100, 17)
+
+
+def test_half_a_character_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n' * 3)
-    samples = training_samples(job(DataSpec(uri=path.as_uri(), format="jsonl", template="chatml"), seq_len=512))
-    with pytest.raises(DataError, match="all documents together have nothing to learn from"):
-        samples.read([0])
+    tokenizer = write_tokenizer(tmp_path / "small")
+    path.write_text('{"text": "cut \\ud83d here"}\n' * 2)
+    data = DataSpec(uri=path.as_uri(), format="jsonl", tokenizer=str(tokenizer))
+    found = training_samples(job(data, batch=1)).read([0])
+    path.write_text('{"text": "cut \\ufffd here"}\n' * 2)
+    assert torch.equal(training_samples(job(data, batch=1)).read([0]), found)
+
+
+def test_text_that_a_tokenizer_refuses_is_named(tmp_path: Path) -> None:
+    inner = Tokenizer(models.WordLevel({"known": 0, "<|endoftext|>": 1}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "known"}\n' * 5 + '{"text": "strange"}\n' + '{"text": "known"}\n' * 20)
+    data = DataSpec(uri=path.as_uri(), format="jsonl", tokenizer=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match=r"line 6: 'strange' cannot be tokenised: .*UNK"):
+        training_samples(job(data, batch=1, seq_len=4)).read(range(40))

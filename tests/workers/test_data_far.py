@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,19 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from breakable_wire import BreakableWire
 from data_ground import WRITERS, documents, job
-from servers import new_place
+from servers import RunningServer, new_place
 
 from shoal_planner.data_spec import DataSpec
 from shoal_planner.errors import InvalidField
-from shoal_recovery.errors import StoreError
-from shoal_recovery.store import open_store
+from shoal_recovery.errors import StoreError, StoreUnreachable
+from shoal_recovery.store import Entry, open_store
 from shoal_workers.data import training_samples
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import FarFile, find
+from shoal_workers.data_files import find
+from shoal_workers.errors import DataError
+from shoal_workers.far_files import FarFile
 
 
 def put(folder: Path, data: DataSpec) -> DataSpec:
@@ -51,13 +55,13 @@ def test_what_is_far_gives_the_same_samples(
 @pytest.fixture
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     reads: list[str] = []
-    whole = type(open_store("s3://some/place")).read
+    whole = type(open_store("s3://some/place")).read_listed
 
-    def read(self: object, name: str, offset: int = 0, num_bytes: int | None = None) -> bytes:
-        reads.append(name)
-        return whole(self, name, offset, num_bytes)  # type: ignore[arg-type]
+    def read(self: object, entry: Entry, offset: int, num_bytes: int) -> bytes:
+        reads.append(entry.name)
+        return whole(self, entry, offset, num_bytes)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(open_store("s3://some/place")), "read", read)
+    monkeypatch.setattr(type(open_store("s3://some/place")), "read_listed", read)
     return lambda: len(reads)
 
 
@@ -116,3 +120,88 @@ def test_a_folder_is_not_taken_for_one_with_a_longer_name(s3_uri: str) -> None:
     store.put("train/a.jsonl", json.dumps({"text": "x"}).encode())
     store.put("training/b.jsonl", b"?")
     assert [file.relative for file in find("data.uri", f"{s3_uri}/train")] == ["a.jsonl"]
+
+
+def test_what_tools_leave_beside_data_is_passed_over(tmp_path: Path, s3_uri: str) -> None:
+    import boto3
+
+    lines = "\n".join(json.dumps({"text": text}) for text in documents()).encode()
+    client, (bucket, _, prefix) = boto3.session.Session().client("s3"), s3_uri.removeprefix("s3://").partition("/")
+    for name, content in {
+        "train/": b"",
+        "train/part 1.jsonl": lines,
+        "train/größe+50%#2.jsonl": lines,
+        "train/.gitattributes": b"*.jsonl filter=lfs",
+        "train/.cache/huggingface/a.jsonl": b"no json",
+        "train/README.md": b"# About",
+        "train/empty.jsonl": b"",
+    }.items():
+        client.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=content)
+        near = tmp_path / name
+        near.parent.mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            near.write_bytes(content)
+    far = DataSpec(uri=f"{s3_uri}/train", format="jsonl")
+    samples = training_samples(job(far)).read(range(4000))
+    assert torch.equal(
+        training_samples(job(replace(far, uri=(tmp_path / "train").as_uri()))).read(range(4000)), samples
+    )
+    (named,) = find("data.uri", f"{s3_uri}/train/größe+50%#2.jsonl")
+    assert named.read(0, 20) == lines[:20]
+    (hidden,) = find("data.uri", f"{s3_uri}/train/.gitattributes")
+    assert hidden.read(0, 3) == b"*.j", "it was asked for by name"
+    (tmp_path / "train" / "part 1.jsonl").unlink()
+    (tmp_path / "train" / "größe+50%#2.jsonl").unlink()
+    (tmp_path / "train" / "LICENSE").write_bytes(b"free")
+    with pytest.raises(InvalidField, match=r"has no file that ends in \.jsonl or \.ndjson or \.json"):
+        training_samples(job(replace(far, uri=(tmp_path / "train").as_uri())))
+
+
+@pytest.mark.parametrize("server", ["s3_environment", "rclone_environment"])
+@pytest.mark.parametrize("change", ["replaced", "shorter", "removed"])
+def test_an_object_that_is_not_what_it_was_is_named(
+    request: pytest.FixtureRequest, tmp_path: Path, change: str, server: str
+) -> None:
+    request.getfixturevalue(server)
+    uri = new_place()
+    store = open_store(uri)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in documents(seed=3)).encode()
+    store.put("a.jsonl", lines)
+    cache = DataCache(tmp_path / "cache", 2**30)
+    samples = training_samples(job(DataSpec(uri=f"{uri}/a.jsonl", format="jsonl")), cache)
+    match change:
+        case "replaced":
+            store.put("a.jsonl", lines.replace(b"e", b"a"))
+        case "shorter":
+            store.put("a.jsonl", lines[: len(lines) // 2])
+        case _:
+            store.delete("a.jsonl")
+    with pytest.raises(DataError, match=f"{uri}/a.jsonl at byte 0: .* were when training began"):
+        samples.read(range(100))
+
+
+def test_a_connection_that_breaks_is_no_trouble(
+    tmp_path: Path, seaweedfs: RunningServer, monkeypatch: pytest.MonkeyPatch, s3_uri: str
+) -> None:
+    open_store(s3_uri).put("a.jsonl", json.dumps({"text": "x" * 1000}).encode())
+    wire = BreakableWire(seaweedfs.endpoint)
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", wire.url)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        (file,) = find("data.uri", f"{s3_uri}/a.jsonl")
+        wire.cut()
+        refused = threading.Event()
+
+        def mend(event: str, **_: object) -> None:
+            refused.set()
+            wire.mend()
+
+        monkeypatch.setattr("shoal_workers.far_files.log.info", mend)
+        assert file.read(0, 9) == b'{"text": '
+        assert refused.is_set(), "it was asked for again"
+        wire.cut()
+        monkeypatch.setattr("shoal_workers.far_files.log.info", lambda event, **_: None)
+        with pytest.raises(StoreUnreachable):
+            find("data.uri", f"{s3_uri}/a.jsonl")
+    finally:
+        wire.close()

@@ -12,11 +12,12 @@ from data_ground import documents, write_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from shoal_workers.chat import CHATML, ChatTemplate, open_template
-from shoal_workers.documents import Encoded, Encoder, Raw
+from shoal_workers.documents import Blocks, Encoded, Encoder, Raw
 from shoal_workers.lines import JsonLines, TextBlocks
-from shoal_workers.packing import pack
+from shoal_workers.packing import Packed, Packer
 from shoal_workers.tokenizing import ByteTokenizer, FileTokenizer, open_tokenizer
 
 CHAT = [
@@ -37,11 +38,31 @@ def encoded(ids: list[int], place: int = 0, learnt: bool = True) -> Encoded:
     return Encoded(np.array(ids, dtype=np.uint32), np.full(len(ids), learnt), place)
 
 
+def every(blocks: Blocks, block: int, place: int | None = 0) -> list[Raw]:
+    found = []
+    while place is not None:
+        chunk = blocks.read(block, place)
+        found += chunk.documents
+        place = chunk.end
+    return found
+
+
+def pack(documents: list[Encoded], seq_len: int, skip: int, pad: int, *, whole: bool) -> list[Packed]:
+    packer, found = Packer(seq_len, skip, pad, whole=whole), []
+    for document in documents:
+        packer.add([document])
+        while (packed := packer.next()) is not None:
+            found.append(packed)
+    last = packer.end()
+    assert packer.end() is None
+    return found if last is None else [*found, last]
+
+
 @given(lengths=st.lists(st.integers(0, 40), max_size=20), seq_len=st.integers(1, 30), cut=st.integers(0, 40))
 def test_packed_sequences_are_the_documents_and_go_on_from_anywhere(lengths: list[int], seq_len: int, cut: int) -> None:
     starts = list(itertools.accumulate(lengths, initial=0))
-    every = [encoded(list(range(start, end)), place) for place, (start, end) in enumerate(itertools.pairwise(starts))]
-    packed = list(pack(every, seq_len, 0, 999, whole=True))
+    parts = [encoded(list(range(start, end)), place) for place, (start, end) in enumerate(itertools.pairwise(starts))]
+    packed = pack(parts, seq_len, 0, 999, whole=True)
     if starts[-1] > seq_len:
         assert [one.tokens.tolist() for one in packed] == [
             list(range(first, first + seq_len + 1)) for first in range(0, starts[-1] - seq_len, seq_len)
@@ -52,12 +73,12 @@ def test_packed_sequences_are_the_documents_and_go_on_from_anywhere(lengths: lis
         assert packed == []
     if cut < len(packed) - 1:
         at = packed[cut]
-        rest = pack(every[at.place :], seq_len, at.skip, 999, whole=False)
+        rest = pack(parts[at.place :], seq_len, at.skip, 999, whole=False)
         assert [one.tokens.tolist() for one in rest] == [one.tokens.tolist() for one in packed[cut + 1 :]]
 
 
 def test_what_has_nothing_to_learn_is_not_filled_up() -> None:
-    assert list(pack([encoded([1, 2, 3], learnt=False)], 8, 0, 9, whole=True)) == []
+    assert pack([encoded([1, 2, 3], learnt=False)], 8, 0, 9, whole=True) == []
 
 
 def test_ids_are_those_of_the_library_however_long_a_text_is(folder: Path) -> None:
@@ -118,7 +139,7 @@ class _Memory:
     """A file in memory."""
 
     relative = name = "f"
-    version = ""
+    version = tag = ""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -140,21 +161,19 @@ class _Memory:
 def test_each_line_is_in_one_block(files: list[list[str]], block_bytes: int, ends: bool) -> None:
     texts = ["\n".join(json.dumps({"t": line}) for line in lines) + ("\n" if ends else "") for lines in files]
     blocks = JsonLines([_Memory(text.encode()) for text in texts], block_bytes, "t")
-    found = [raw for block in range(len(blocks)) for chunk in blocks.chunks(block, 0) for raw in chunk]
+    found = [raw for block in range(len(blocks)) for raw in every(blocks, block)]
     assert [raw.content for raw in found] == [line for lines in files for line in lines]
     assert [str(raw.where) for raw in found] == [f"line {n + 1}" for lines in files for n in range(len(lines))]
     for block in range(len(blocks)):
-        whole = [raw for chunk in blocks.chunks(block, 0) for raw in chunk]
+        whole = every(blocks, block)
         for index, raw in enumerate(whole):
-            assert [one.content for chunk in blocks.chunks(block, raw.place) for one in chunk] == [
-                one.content for one in whole[index:]
-            ]
+            assert [one.content for one in every(blocks, block, raw.place)] == [one.content for one in whole[index:]]
 
 
 @given(files=st.lists(st.text(min_size=1, max_size=300), min_size=1, max_size=4), block_bytes=st.integers(1, 400))
 def test_each_byte_of_a_text_is_in_one_block(files: list[str], block_bytes: int) -> None:
     blocks = TextBlocks([_Memory(text.encode()) for text in files], block_bytes)
-    found = [raw for block in range(len(blocks)) for chunk in blocks.chunks(block, 0) for raw in chunk]
+    found = [raw for block in range(len(blocks)) for raw in every(blocks, block)]
     assert "".join(str(raw.content) for raw in found) == "".join(files)
     assert sum(raw.begins for raw in found) == sum(raw.ends for raw in found) == len(files)
 
@@ -162,6 +181,77 @@ def test_each_byte_of_a_text_is_in_one_block(files: list[str], block_bytes: int)
 def test_a_text_without_line_ends_is_cut_between_characters() -> None:
     text = "ä€𐍈" * 60_000
     blocks = TextBlocks([_Memory(text.encode())], 100_000)
-    found = [raw for block in range(len(blocks)) for chunk in blocks.chunks(block, 0) for raw in chunk]
+    found = [raw for block in range(len(blocks)) for raw in every(blocks, block)]
     assert "".join(str(raw.content) for raw in found) == text
     assert len(found) > 2
+
+
+@pytest.fixture(params=["prepend", "metaspace first", "byte level"])
+def any_folder(request: pytest.FixtureRequest, tmp_path: Path, folder: Path) -> Path:
+    """A tokenizer in the manner of Llama 2 or of later SentencePiece models, or one of bytes."""
+    if request.param == "byte level":
+        return folder
+    inner = Inner(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    if request.param == "prepend":
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " ")])
+    special = ["<unk>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    inner.train_from_iterator((line for text in documents() for line in text.split(" ")), trainer)
+    found = tmp_path / "pieces"
+    found.mkdir()
+    inner.save(str(found / "tokenizer.json"))
+    (found / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": CHATML}))
+    return found
+
+
+def test_a_chat_has_the_ids_that_the_library_gives_it(any_folder: Path) -> None:
+    tokenizer = open_tokenizer(str(any_folder), None, 1000)
+    template = open_template("tokenizer", tokenizer)
+    inner = Inner.from_file(str(any_folder / "tokenizer.json"))
+    for chat in ([*CHAT], [{"role": "user", "content": "Größe \ud83d"}, {"role": "assistant", "content": " Größe\n"}]):
+        (found,) = Encoder(tokenizer, template).encode([Raw(chat, 0, "f", "line 1")])
+        text = "".join(part for part, _ in template.parts(chat)).replace("\ud83d", "\ufffd")
+        assert found.ids.tolist() == [*inner.encode(text, add_special_tokens=False).ids, tokenizer.end]
+        learnt = inner.decode(found.ids[found.learnt].tolist(), skip_special_tokens=False)
+        answers = "".join(f"{one['content']}<|im_end|>\n" for one in chat if one["role"] == "assistant")
+        assert learnt.replace(" ", "") == answers.replace(" ", "")
+
+
+def test_a_long_text_has_the_ids_that_the_library_gives_it(any_folder: Path, tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(str(any_folder), None, 1000)
+    inner = Inner.from_file(str(any_folder / "tokenizer.json"))
+    text = "\n".join(documents(4000)).replace("\n\n", "\n")
+    assert len(text) > 4 * 2**16
+    wanted = inner.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode([text])[0].tolist() == wanted
+    ids, places = tokenizer.encode_with_places(text)
+    assert ids.tolist() == wanted
+    assert places.tolist() == [begin for begin, _ in inner.encode(text, add_special_tokens=False).offsets]
+    blocks, encoder = TextBlocks([_Memory(text.encode())], 100_000), Encoder(tokenizer, None)
+    read = [encoded for block in range(len(blocks)) for encoded in encoder.encode(every(blocks, block))]
+    assert len(read) > 5
+    found = np.concatenate([one.ids for one in read])
+    assert inner.decode(found.tolist()) == inner.decode(wanted)
+    # What is white before a cut may have been one token with what is white behind it; but no begin is put there.
+    assert abs(len(found) - len(wanted) - 1) <= (len(read) if any_folder.name == "small" else 0)
+
+
+def test_of_a_template_that_changes_earlier_answers_the_last_is_learnt() -> None:
+    source = (
+        "{% for m in messages %}[{{ m['role'] }}]{% if m['role'] == 'assistant' and loop.last %}<think>{% endif %}"
+        "{% generation %}{{ m['content'] }}{% endgeneration %}{% if tools is not none %}tools{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    parts = ChatTemplate(source, {}).parts(CHAT)
+    assert parts == [
+        ("[system]Be short.[user]Hi[assistant]Hello![user]Bye[assistant]", False),
+        ("<think>So long.", True),
+    ]
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    blocks = TextBlocks([_Memory(b"\xef\xbb\xbfabc"), _Memory(b"d\xef\xbb\xbf")], 100)
+    assert [raw.content for raw in every(blocks, 0)] == ["abc", "d\ufeff"]

@@ -30,7 +30,7 @@ from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live, ShardKey, T
 from shoal_recovery.store import DirectoryStore
 from shoal_workers import arrivals, epoch_run
 from shoal_workers import messages as m
-from shoal_workers.data import training_samples
+from shoal_workers.data import samples_of, training_samples
 from shoal_workers.data_marks import DataMarks
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.live import WEIGHTS
@@ -115,6 +115,7 @@ def assign(
     transfers: list[Row] | None = None,
     backups: tuple[tuple[str, int], ...] = (),
     others: dict[str, tuple[str, int]] | None = None,
+    files: list[Row] | None = None,
 ) -> m.Assign:
     addresses = {"n0": agent.address, **(others or {})}
     return m.Assign(
@@ -134,6 +135,7 @@ def assign(
         host_limit_bytes=None,
         num_threads=1,
         accelerated=False,
+        files=files or [],
     )
 
 
@@ -181,6 +183,8 @@ def test_it_tells_where_samples_begin_and_goes_on_from_there(
     for step in range(1, STEPS + 1):
         told = voice.until(m.Stepped)
         marks.hear(step, told.marks)
+        assert marks.hear_files(told.files) is None
+        assert bool(told.files) == (step == 1)
         losses.append(told.loss)
     assert losses == pytest.approx(run_solo(reading, STEPS).losses, rel=1e-6)
     samples = training_samples(reading)
@@ -532,3 +536,20 @@ def test_a_process_whose_epoch_does_not_end_ends_where_that_was_ordered(
     else:
         assert voice.until(m.Halted).step is None, "it may still write into that state"
         assert codes.empty()
+
+
+def test_data_that_changed_is_the_trouble_of_the_node_that_sees_it(
+    voice: Voice, agent: RunningAgent, spec: JobSpec, tmp_path: Path
+) -> None:
+    reading = of_documents(spec, tmp_path / "data")
+    began = samples_of(reading).files
+    (tmp_path / "data" / "c.jsonl").write_text('{"text": "new"}')
+    halt(voice, 1)
+    voice.say(assign(reading, agent, files=began))
+    trouble = voice.until(m.Trouble)
+    assert (trouble.fatal, trouble.local, trouble.code) == (False, True, "data_broken")
+    assert trouble.problem.startswith(f"{reading.data.uri} c.jsonl: 3 files of ")
+    assert trouble.problem.endswith("this one is new")
+    halt(voice, 2)
+    voice.say(assign(reading, agent, epoch=2))
+    assert voice.until(m.Stepped).files != began

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import File
+from shoal_workers.file_ranges import File
 
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3  # kinds of messages, as Arrow's Message.fbs numbers them
 _MAGIC = b"ARROW1\x00\x00"
@@ -69,6 +69,10 @@ def _walk(file: File) -> tuple[list[Message], list[int]]:
         if offset + num_bytes > file.num_bytes:
             raise ValueError(
                 f"at byte {offset} a message of {num_bytes} bytes begins, {file.num_bytes - offset} are there"
+            )
+        if kind == DICTIONARY and rows:
+            raise ValueError(
+                f"at byte {offset} it replaces a dictionary between batches, which cannot be read by parts"
             )
         messages.append(Message(offset, num_bytes, kind))
         if kind == BATCH:

@@ -163,6 +163,7 @@ def assignments(
     evaluated: bool,
     agents: Mapping[str, tuple[str, int]],
     marks: list[Row],
+    files: list[Row],
 ) -> tuple[m.Assign, ...]:
     """One order per rank, in the order of ranks, as `shards`, the map of the plan, and `copies` are."""
     places = tuple(plan.places())
@@ -197,6 +198,7 @@ def assignments(
                 backups=_backup_rows(shards.ranks[place.rank], copies[place.rank], agents),
                 mirrors=span_rows(copies[place.rank].mirrors),
                 marks=marks,
+                files=files,
                 zones=zones,
                 memory_limit_bytes=kind.memory_bytes,
                 host_limit_bytes=host_limits_bytes[place.rank],

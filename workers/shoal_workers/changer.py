@@ -348,6 +348,7 @@ class Changer:
             evaluated=step in self._record.evaluated_steps,
             agents={agent.node: agent.address for agent in agents},
             marks=self._commits.marks.at(step, supply.marks),
+            files=self._commits.marks.known_files(supply.files),
         )
         # Written and kept before anybody hears of it: a supervisor that dies now is followed by one that knows.
         self._record.append(plan_adopted(number, plan, step, snapshot, network_bytes_per_parameter(shards, copies)))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal_planner.errors import InvalidField
-from shoal_workers.tokenizing import Tokenizer, token_text
+from shoal_workers.tokenizing import Tokenizer, hash_of, token_text
 
 CHATML = (
     "{% for message in messages %}"
@@ -24,16 +24,33 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 Part = tuple[str, bool]  # text, and whether it is to be learnt
 
 
+class _Changed(ValueError):
+    """The template shows earlier messages otherwise because of later ones."""
+
+
 class ChatTemplate:
+    """`digest` differs wherever the text of a chat may."""
+
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """Raises ValueError where the template cannot be read."""
         # Templates come with tokenizers, which may come from anywhere: they get nothing to call.
         from jinja2 import TemplateError
+        from jinja2.ext import Extension
+        from jinja2.parser import Parser
         from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        class Generation(Extension):
+            """`{% generation %}`: by it a template says itself what is learnt; it shows the same without."""
+
+            tags = {"generation"}  # noqa: RUF012
+
+            def parse(self, parser: Parser) -> Any:
+                next(parser.stream)
+                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
         self._error = TemplateError
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
         )
         environment.globals["raise_exception"] = _refuse
         try:
@@ -41,32 +58,41 @@ class ChatTemplate:
         except TemplateError as error:
             raise ValueError(f"its chat template cannot be read: {error}") from error
         self._special = dict(special)
+        self.digest = hash_of(f"{source} {sorted(self._special.items())}")
 
     def parts(self, messages: object) -> list[Part]:
         """Raises ValueError, which says what is wrong with them."""
         checked = _checked(messages)
+        answers = [index for index, message in enumerate(checked) if message["role"] == _LEARNT]
+        try:
+            return self._parts(checked, answers)
+        except _Changed:
+            if len(answers) < 2:
+                raise
+            return self._parts(checked, answers[-1:])
+
+    def _parts(self, checked: Sequence[Mapping[str, Any]], answers: Sequence[int]) -> list[Part]:
+        """These answers are learnt. Raises _Changed where they cannot be told from what stands around them."""
         found: list[Part] = []
         before = ""
-        for index, message in enumerate(checked):
-            if message["role"] != _LEARNT:
-                continue
+        for index in answers:
             question = self._render(checked[:index], prompts=True)
             answered = self._render(checked[: index + 1])
             if not (question.startswith(before) and answered.startswith(question)):
-                raise ValueError(
-                    f"message {index} changes how the template shows those before it: no part is its answer"
-                )
+                raise _Changed(f"message {index} changes how the template shows those before it: no part is its answer")
             found += [(question[len(before) :], False), (answered[len(question) :], True)]
             before = answered
         whole = self._render(checked)
         if not whole.startswith(before):
-            raise ValueError("what follows the last answer changes how the template shows those before it")
+            raise _Changed("what follows the last answer changes how the template shows those before it")
         found.append((whole[len(before) :], False))
         return [part for part in found if part[0]]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, prompts: bool = False) -> str:
         try:
-            return self._template.render(messages=messages, add_generation_prompt=prompts, **self._special)
+            return self._template.render(
+                messages=messages, add_generation_prompt=prompts, tools=None, documents=None, **self._special
+            )
         except self._error as error:
             raise ValueError(f"the template refuses them: {error}") from error
         except (TypeError, AttributeError, KeyError, ArithmeticError) as error:

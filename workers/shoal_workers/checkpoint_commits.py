@@ -235,6 +235,7 @@ class CheckpointCommits:
                 epoch=epoch,
                 next_sample=step * self._spec.train.global_batch,
                 marks=tuple(map(tuple, self.marks.at(step))),
+                files=tuple(self.marks.known_files()),
                 pieces=pieces,
             )
             problem = self._write(manifest, uri)

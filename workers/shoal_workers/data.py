@@ -7,27 +7,31 @@ anywhere (`numbered`); documents are tokenised and packed as they come (`streams
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shoal_planner.data_spec import BYTES, NUM_BYTE_TOKENS, DataSpec, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
+from shoal_workers.block_counts import VERSION, Counts
 from shoal_workers.chat import open_template
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import find
+from shoal_workers.data_files import chosen, find
+from shoal_workers.data_identity import identity
 from shoal_workers.documents import Blocks, Encoder
 from shoal_workers.lines import JsonLines, TextBlocks
 from shoal_workers.mixture import Mixture, Round
 from shoal_workers.numbered import NumberedSamples, TokenFile
 from shoal_workers.permutation import mixed
-from shoal_workers.samples import Samples
-from shoal_workers.streams import BlockOrder, Counts, Streams
+from shoal_workers.samples import Row, Samples
+from shoal_workers.streams import BlockOrder, Streams
 from shoal_workers.tables import arrow_blocks, parquet_blocks
 from shoal_workers.token_files import byte_files, id_files, indexed_files
-from shoal_workers.tokenizing import Tokenizer, open_tokenizer
+from shoal_workers.tokenizing import Tokenizer, hash_of, open_tokenizer
 
+_LINES = (".jsonl", ".ndjson", ".json")
 _BLOCK_BYTES = 2**20
+_MOST_BLOCK_BYTES = 8 * 2**20
 _LEAST_SEQUENCES = 32  # of a block, as a part of one is lost at its end; of about four bytes a token
 _LEAST_BLOCKS = 16
 _BYTES_PER_TOKEN = 6  # more than most tokenizers make one of
@@ -40,44 +44,51 @@ def open_samples(data: DataSpec, seq_len: int, seed: int, vocab: int = NUM_BYTE_
     return NumberedSamples(_token_files("data.uri", source, seq_len, 1, None), seq_len, seed, vocab=vocab)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What a job trains on and evaluates with (None: nothing), and rows of `data_identity` of all that it reads."""
+
+    training: Samples
+    evaluation: Samples | None
+    files: list[Row]
+
+
 def training_samples(job: JobSpec, cache: DataCache | None = None) -> Samples:
     """`cache` is for what comes from far. Raises InvalidField, which names the field; StoreError, DataError."""
     sources = job.data.sources
-    return _opened(job, sources, _fields(job), cache, held_out=job.held_out_sequences, evaluation=False)
+    return _opened(job, sources, _fields(job), _Opening(job, cache, job.held_out_sequences, evaluation=False))
 
 
 def evaluation_samples(job: JobSpec, cache: DataCache | None = None) -> Samples | None:
     """None where the job evaluates nothing. Raises what `training_samples` does."""
+    return _evaluation(job, _Opening(job, cache, job.eval_sequences, evaluation=True))
+
+
+@functools.lru_cache(maxsize=1)
+def samples_of(job: JobSpec, cache: DataCache | None = None) -> Opened:
+    """Of the one job of this process: there may be thousands of files, and they are the same in every epoch."""
+    for_training = _Opening(job, cache, job.held_out_sequences, evaluation=False)
+    for_evaluation = _Opening(job, cache, job.eval_sequences, evaluation=True)
+    training = _opened(job, job.data.sources, _fields(job), for_training)
+    evaluation = _evaluation(job, for_evaluation)
+    own = for_evaluation.files if job.data.eval_source is not None else []
+    return Opened(training=training, evaluation=evaluation, files=[*for_training.files, *own])
+
+
+def _evaluation(job: JobSpec, opening: _Opening) -> Samples | None:
     if not job.eval_sequences:
         return None
     source = job.data.eval_source
     if source is None:
-        return _opened(job, job.data.sources, _fields(job), cache, held_out=job.eval_sequences, evaluation=True)
-    return _opened(job, (source,), ("data.eval_uri",), cache, held_out=job.eval_sequences, evaluation=True)
-
-
-@functools.lru_cache(maxsize=1)
-def samples_of(job: JobSpec, cache: DataCache | None = None) -> tuple[Samples, Samples | None]:
-    """To train on and to evaluate with, of the one job of this process: there may be thousands of files, and they are
-    the same in every epoch."""
-    return training_samples(job, cache), evaluation_samples(job, cache)
+        return _opened(job, job.data.sources, _fields(job), opening)
+    return _opened(job, (source,), ("data.eval_uri",), opening)
 
 
 def _fields(job: JobSpec) -> tuple[str, ...]:
     return tuple(f"data.mix[{index}].uri" for index in range(len(job.data.mix))) or ("data.uri",)
 
 
-def _opened(
-    job: JobSpec,
-    sources: Sequence[SourceSpec],
-    fields: Sequence[str],
-    cache: DataCache | None,
-    *,
-    held_out: int,
-    evaluation: bool,
-) -> Samples:
-    """`held_out` sequences of each source are not for training; or (`evaluation`) are what is read."""
-    opening = _Opening(job, cache, held_out, evaluation)
+def _opened(job: JobSpec, sources: Sequence[SourceSpec], fields: Sequence[str], opening: _Opening) -> Samples:
     if len(sources) == 1:
         return opening.source(fields[0], sources[0], job.train.seed)
     # Sources that are alike, and even the same one twice, are not read in the same order.
@@ -88,9 +99,11 @@ def _opened(
 
 
 class _Opening:
-    """What all sources of a job are opened with."""
+    """What all sources of a job are opened with, and the `files` of these. `held_out` sequences of each are not for
+    training; or (`evaluation`) are what is read."""
 
-    def __init__(self, job: JobSpec, cache: DataCache | None, held_out: int, evaluation: bool) -> None:
+    def __init__(self, job: JobSpec, cache: DataCache | None, held_out: int, *, evaluation: bool) -> None:
+        self.files: list[Row] = []
         self._job = job
         self._cache = cache
         self._held_out = held_out
@@ -103,6 +116,7 @@ class _Opening:
             return self._streams(field, source, seed)
         own_text = self._evaluation and field == "data.eval_uri"
         files = _token_files(field, source, seq_len, self._held_out + (not own_text), self._cache)
+        self.files.append(identity(source.uri, [one.file for one in files]))
         out, evaluation = self._held_out, self._evaluation
         return NumberedSamples(files, seq_len, seed, vocab=vocab, held_out=out, evaluation=evaluation)
 
@@ -112,6 +126,7 @@ class _Opening:
             self._tokenizer = open_tokenizer(data.tokenizer, data.end_token, self._job.model.vocab)
         template = None if source.template is None else open_template(source.template, self._tokenizer)
         blocks, block_bytes = self._blocks(field, source)
+        self.files.append(identity(source.uri, blocks.files))
         order = BlockOrder(
             num_blocks=len(blocks),
             global_batch=train.global_batch,
@@ -119,8 +134,9 @@ class _Opening:
             held_out=self._held_blocks(field, source.uri, len(blocks), block_bytes),
             evaluation=self._evaluation,
         )
-        known = f"{source} {self._tokenizer.digest} {template is None} {train.seq_len} {block_bytes} {blocks.digest}"
-        counts = Counts(None if self._cache is None else self._cache.notes(f"counts {_hash(known)}"))
+        how = f"{self._tokenizer.digest} {None if template is None else template.digest} {train.seq_len}"
+        known = f"{VERSION} {source} {how} {block_bytes} {blocks.digest}"
+        counts = Counts(None if self._cache is None else self._cache.notes(f"counts {hash_of(known)}"))
         return Streams(blocks, Encoder(self._tokenizer, template), order, train.seq_len, counts, source.uri)
 
     def _blocks(self, field: str, source: SourceSpec) -> tuple[Blocks, int]:
@@ -129,14 +145,15 @@ class _Opening:
             raise InvalidField(field, source.uri, "has no file that is not empty")
         total = sum(file.num_bytes for file in files)
         block_bytes = _block_bytes(total, self._job.train.global_batch, self._job.train.seq_len)
+        sizes = block_bytes, max(block_bytes, min(_MOST_BLOCK_BYTES, total // (2 * self._job.train.global_batch)))
         column = source.text_field
         match source.format:
             case "jsonl":
-                return JsonLines(files, block_bytes, column), block_bytes
+                return JsonLines(chosen(field, source.uri, files, *_LINES), block_bytes, column), block_bytes
             case "parquet":
-                return parquet_blocks(field, source.uri, files, column, block_bytes), block_bytes
+                return parquet_blocks(field, source.uri, files, column, sizes, self._cache), block_bytes
             case "arrow":
-                return arrow_blocks(field, source.uri, files, column, block_bytes, self._cache), block_bytes
+                return arrow_blocks(field, source.uri, files, column, sizes, self._cache), block_bytes
             case _:
                 return TextBlocks(files, block_bytes), block_bytes
 
@@ -173,7 +190,3 @@ def _token_files(
         wanted = "one sequence" if num_sequences == 1 else f"{num_sequences} sequences"
         raise InvalidField(field, source.uri, f"has too little text for {wanted} of {seq_len} tokens and the next")
     return files
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

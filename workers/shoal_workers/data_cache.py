@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -20,7 +21,8 @@ log = structlog.get_logger()
 
 PIECE_BYTES = 8 * 2**20
 _UNFINISHED = ".unfinished-"
-_LEAVES = 0.9  # of the budget, when something has to go: not each new piece is to look through all
+_LEAVES = 0.9  # of the budget, when something has to go
+_UNSEEN = 0.01  # of it, how much a process may add before it looks through all again
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class DataCache:
 
     folder: Path
     limit_bytes: int
+    # By how much this process let it grow since it looked last: at first, by nobody knows how much.
+    _grown: list[float] = field(default_factory=lambda: [math.inf], compare=False, repr=False)
 
     def part(self, key: str, number: int, piece_bytes: int, offset: int, num_bytes: int) -> bytes | None:
         """Bytes of a piece that is kept here, and that has `piece_bytes`; else None."""
@@ -40,10 +44,27 @@ class DataCache:
                 return found if len(found) == num_bytes else None
         return None
 
+    def kept(self, key: str, number: int) -> Path | None:
+        """Where a piece stands, if it is kept; it may be removed at any moment."""
+        path = self._path(key, number)
+        try:
+            os.utime(path)
+        except OSError:
+            return None
+        return path
+
     def keep(self, key: str, number: int, content: bytes) -> None:
         """For whoever asks next."""
         if self.limit_bytes >= len(content):
             self._keep(self._path(key, number), content)
+
+    def room_for_a_while(self) -> Path | None:
+        """A folder for what its user removes soon; None where the disk takes none."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        return self.folder
 
     def notes(self, key: str) -> Path:
         """Where to keep what was found out about `key`; its folder is there if the disk takes one."""
@@ -64,7 +85,10 @@ class DataCache:
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
-            self._make_way()
+            self._grown[0] += len(content)
+            if self._grown[0] > _UNSEEN * self.limit_bytes:
+                self._make_way()
+                self._grown[0] = 0
         except OSError as error:
             log.warning("a piece of data is not kept on disk", folder=str(self.folder), error=str(error))
 

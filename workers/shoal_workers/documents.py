@@ -7,7 +7,7 @@ which blocks are read when, and how documents fill sequences, is `streams`' affa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shoal_planner.errors import show
 from shoal_workers.chat import ChatTemplate
 from shoal_workers.errors import DataError
+from shoal_workers.file_ranges import File
 from shoal_workers.tokenizing import Ids, Tokenizer
 
 _MOST_SHOWN = 80
@@ -25,8 +26,8 @@ _MOST_SHOWN = 80
 @dataclass(frozen=True, slots=True)
 class Raw:
     """A document as it was read: its `content` (text, or whatever stands for it), `place` in its block, and `where`
-    that is, as text for people. A document may be cut into several; only the last `ends` it, and only the first
-    `begins`."""
+    that is, as text for people. A document may be cut into several; only the last `ends` it, only the first
+    `begins`, and `before` is the end of what stands before others."""
 
     content: object
     place: int
@@ -34,6 +35,16 @@ class Raw:
     where: object
     begins: bool = True
     ends: bool = True
+    before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some documents that stand one behind the other, a few ten thousand bytes unless one is larger; and where those
+    behind them begin (None: the block ends)."""
+
+    documents: list[Raw]
+    end: int | None
 
 
 class Blocks(Protocol):
@@ -42,11 +53,14 @@ class Blocks(Protocol):
     @property
     def digest(self) -> str: ...
 
+    @property
+    def files(self) -> Sequence[File]: ...
+
     def __len__(self) -> int: ...
 
-    def chunks(self, block: int, place: int) -> Iterator[list[Raw]]:
-        """The documents of a block in order, those before `place` left out (one stands there, or it is the block's
-        end), some at a time. Raises DataError, OSError, StoreError."""
+    def read(self, block: int, place: int) -> Chunk:
+        """The next documents of a block, from `place` on: its beginning (0), the place of one, or the end of a chunk.
+        Nothing is kept open for what comes after. Raises DataError, OSError, StoreError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +85,46 @@ class Encoder:
 
     def encode(self, chunk: Sequence[Raw]) -> list[Encoded]:
         """Raises DataError."""
-        parts = [self._parts(raw) for raw in chunk]
-        ids = iter(self._tokenizer.encode([text for own in parts for text, _ in own]))
-        return [
-            self._joined(raw, [(next(ids), learnt) for _, learnt in own]) for raw, own in zip(chunk, parts, strict=True)
-        ]
-
-    def _parts(self, raw: Raw) -> list[tuple[str, bool]]:
-        if self._template is None:
-            if not isinstance(raw.content, str):
-                raise DataError(raw.file, str(raw.where), shown(raw.content), "is no text")
-            return [(raw.content, True)]
+        if self._template is not None:
+            return [self._chat(raw, self._template) for raw in chunk]
         try:
-            return self._template.parts(raw.content)
+            ids = self._tokenizer.encode([_text(raw) for raw in chunk], [raw.before for raw in chunk])
         except ValueError as error:
-            raise DataError(raw.file, str(raw.where), shown(raw.content), str(error)) from error
+            if len(chunk) == 1:
+                raise _wrong(chunk[0], str(error)) from error
+            return [self.encode([raw])[0] for raw in chunk]  # one of them will say so
+        return [self._ended(raw, own, np.full(len(own), True)) for raw, own in zip(chunk, ids, strict=True)]
 
-    def _joined(self, raw: Raw, parts: list[tuple[Ids, bool]]) -> Encoded:
+    def _chat(self, raw: Raw, template: ChatTemplate) -> Encoded:
+        """Encoded as a whole, as whoever asks the model has it encoded: what begins within an answer is learnt."""
+        try:
+            parts = template.parts(raw.content)
+            ids, places = self._tokenizer.encode_with_places("".join(text for text, _ in parts))
+        except ValueError as error:
+            raise _wrong(raw, str(error)) from error
+        ends = np.cumsum([len(text) for text, _ in parts])
+        learnt = np.array([learnt for _, learnt in parts])[np.searchsorted(ends[:-1], places, side="right")]
+        return self._ended(raw, ids, learnt)
+
+    def _ended(self, raw: Raw, ids: Ids, learnt: npt.NDArray[np.bool_]) -> Encoded:
         """What comes first in a document cannot be known from the document before it, so it is not to be learnt; its
         end is, unless it follows what is not."""
-        ids = [part for part, _ in parts]
-        learnt = [np.full(len(part), value) for part, value in parts]
         if raw.ends:
-            ids.append(np.array([self.end], dtype=np.uint32))
-            learnt.append(np.array([self._template is None]))
-        mask = np.concatenate(learnt) if learnt else np.zeros(0, dtype=np.bool_)
+            ids = np.append(ids, np.uint32(self.end))
+            learnt = np.append(learnt, self._template is None)
         if raw.begins:
-            mask[:1] = False
-        return Encoded(np.concatenate(ids) if ids else np.zeros(0, dtype=np.uint32), mask, raw.place)
+            learnt[:1] = False
+        return Encoded(ids, learnt, raw.place)
+
+
+def _text(raw: Raw) -> str:
+    if not isinstance(raw.content, str):
+        raise _wrong(raw, "is no text")
+    return raw.content
+
+
+def _wrong(raw: Raw, problem: str) -> DataError:
+    return DataError(raw.file, str(raw.where), shown(raw.content), problem)
 
 
 def shown(value: object) -> str:

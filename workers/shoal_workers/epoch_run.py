@@ -31,14 +31,9 @@ from shoal_workers.allocator import return_memory
 from shoal_workers.beside import beside
 from shoal_workers.data import samples_of
 from shoal_workers.data_cache import DataCache
+from shoal_workers.data_identity import difference
 from shoal_workers.engine import Engine, Finished, StepReport
-from shoal_workers.errors import (
-    DataError,
-    EpochAbandoned,
-    OutOfDeviceMemory,
-    PeerLost,
-    StepRefused,
-)
+from shoal_workers.errors import DataDiffers, DataError, EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
@@ -109,7 +104,8 @@ class EpochRun:
         self.epoch = order.epoch
         self.live: LiveState | None = None
         self._restored = False
-        self._marks: Callable[[], list[Row]] = list  # that are new
+        self._marks: Callable[[int], list[Row]] = lambda step: []  # that are new after it
+        self._files: list[Row] = []
         self._order = order
         self._node = node
         self._device = device
@@ -218,6 +214,8 @@ class EpochRun:
                 self._trouble(str(error))
             case StepRefused():
                 self._trouble(str(error), fatal=True, code="step_refused")
+            case DataDiffers():
+                self._trouble(str(error), local=True, code="data_broken")
             case DataError():
                 self._trouble(str(error), fatal=True, code="data_broken")  # it reads the same on every node
             case OutOfDeviceMemory() | torch.OutOfMemoryError():
@@ -294,11 +292,17 @@ class EpochRun:
         self._say(m.Left(epoch=self.epoch, step=outcome.step, finished=isinstance(outcome, Finished)))
 
     def _samples(self, job: JobSpec) -> tuple[Samples, Samples | None]:
+        """Raises DataError where they are others than the job began with."""
         cache = DataCache(self._settings.disk_dir / "data", self._settings.data_cache_bytes)
-        samples, held_out = samples_of(job, cache)
-        samples.learn(self._order.marks)
-        self._marks = samples.marks
-        return samples, held_out
+        opened = samples_of(job, cache)
+        if differs := difference(self._order.files, opened.files):
+            samples_of.cache_clear()  # they may be as they were when this node is tried again
+            raise differs
+        opened.training.learn(self._order.marks)
+        batch = job.train.global_batch
+        self._files = opened.files
+        self._marks = lambda step: opened.training.marks(lambda slot: step * batch + slot)
+        return opened.training, opened.evaluation
 
     def _build(self, job: JobSpec, shards: ShardMap) -> LiveState:
         """What survives of the state of before is used where it lies."""
@@ -462,6 +466,7 @@ class EpochRun:
                 waited=[[wait.value, *both] for wait, both in waited if both[1] >= _LEAST_WAIT_S],
                 computed_s=report.compute_s,
                 skipped=report.skipped,
-                marks=self._marks(),
+                marks=self._marks(report.step),
+                files=self._files if report.step == self._order.step + 1 else [],
             )
         )

@@ -12,6 +12,7 @@ from shoal_planner.plan import Plan
 from shoal_recovery.decide import TroubleSeen
 from shoal_recovery.journal import PredictionChecked
 from shoal_workers import messages as m
+from shoal_workers.errors import DataDiffers, DataError
 
 _FIRST_STEPS = 2  # the first ones allocate, and load what later ones find loaded
 _TIMED_STEPS = 5
@@ -47,6 +48,13 @@ class EpochView:
                 self.left[device] = message
             case m.Trouble():
                 self.troubles.setdefault(device, (message, now_s))
+
+    def compare(self, device: DeviceRef, done: m.Stepped, differs: DataError | None, now_s: float) -> None:
+        """`differs`: how the data that this rank reads differs from the others'."""
+        if differs is not None:
+            local, code = isinstance(differs, DataDiffers), "data_broken"
+            trouble = m.Trouble(epoch=done.epoch, problem=str(differs), fatal=not local, local=local, code=code)
+            self.hear(device, trouble, now_s)
 
     def timed(self, done: m.Stepped) -> PredictionChecked | None:
         """Takes the time of a step; with some of them, how they compare with what the plan predicted."""

@@ -7,6 +7,7 @@
         OutOfHostMemory   the same of the part of its node's own memory that a rank may use
       StepRefused         a step was voted down: it would have spoilt the weights
       DataError           what stands in the files that a job is trained on cannot be trained on
+        DataDiffers       it is not what the job began with, on this node at least
 
 All cross process borders: positional arguments only, and the message in `__str__`.
 """
@@ -96,3 +97,7 @@ class DataError(Exception):
 
 class UserCodeError(Exception):
     """What a user's own code does or is, and must not: the same wherever it runs. The message is for its writer."""
+
+
+class DataDiffers(DataError):
+    """Files of a node's own, or shared ones as it sees them: another node may have what the job began with."""

@@ -7,6 +7,7 @@ ends for long, between two characters. Both borders follow from the bytes around
 
 from __future__ import annotations
 
+import codecs
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -14,13 +15,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from shoal_planner.errors import show
-from shoal_workers.data_files import File
-from shoal_workers.documents import Raw, shown
+from shoal_workers.documents import Chunk, Raw, shown
 from shoal_workers.errors import DataError
+from shoal_workers.file_ranges import File
 
 _CHUNK_BYTES = 2**16
 _LONGEST_LINE_BYTES = 64 * 2**20
 _COUNTED_BYTES = 2**20
+_CONTEXT_BYTES = 64
 _CONTINUES = range(0x80, 0xC0)  # of UTF-8: bytes within a character
 
 
@@ -28,7 +30,7 @@ class _Ranges:
     """`block_bytes` of all `files`, one behind the other."""
 
     def __init__(self, files: Sequence[File], block_bytes: int) -> None:
-        self._files = tuple(files)
+        self.files = tuple(files)
         self._starts = tuple(accumulate((file.num_bytes for file in files), initial=0))
         self._block_bytes = block_bytes
 
@@ -37,7 +39,7 @@ class _Ranges:
 
     @property
     def digest(self) -> str:
-        return " ".join(f"{file.relative}:{file.num_bytes}:{file.version}" for file in self._files)
+        return " ".join(f"{file.relative}:{file.num_bytes}:{file.version}" for file in self.files)
 
     def _parts(self, block: int) -> Iterator[tuple[int, int, int]]:
         """File and its bytes [low, high) in which what begins is the block's."""
@@ -53,27 +55,32 @@ class _Ranges:
 class TextBlocks(_Ranges):
     """Text files, in UTF-8; what is none is replaced, as it would be no error of the user's to have some."""
 
-    def chunks(self, block: int, place: int) -> Iterator[list[Raw]]:
+    def read(self, block: int, place: int) -> Chunk:
         """See `Blocks`."""
-        base = block * self._block_bytes
+        base, found, num_bytes = block * self._block_bytes, list[Raw](), 0
         for index, low, high in self._parts(block):
-            file, start = self._files[index], self._starts[index]
+            file, start = self.files[index], self._starts[index]
             first, end = _cut(file, low), _cut(file, high)
             first = max(first, place + base - start)
             while first < end:
+                if num_bytes >= _CHUNK_BYTES:
+                    return Chunk(found, start + first - base)
                 last = min(end, _cut(file, first + _CHUNK_BYTES))
-                text = file.read(first, last - first).decode("utf-8", "replace")
-                yield [
-                    Raw(
-                        content=text,
-                        place=start + first - base,
-                        file=file.name,
-                        where=f"byte {first}",
-                        begins=first == 0,
-                        ends=last == file.num_bytes,
-                    )
-                ]
+                content = file.read(first, last - first)
+                text = (content.removeprefix(codecs.BOM_UTF8) if first == 0 else content).decode("utf-8", "replace")
+                raw = Raw(
+                    content=text,
+                    place=start + first - base,
+                    file=file.name,
+                    where=f"byte {first}",
+                    begins=first == 0,
+                    ends=last == file.num_bytes,
+                    before=_before(file, first),
+                )
+                found.append(raw)
+                num_bytes += last - first
                 first = last
+        return Chunk(found, None)
 
 
 class JsonLines(_Ranges):
@@ -83,36 +90,31 @@ class JsonLines(_Ranges):
         super().__init__(files, block_bytes)
         self._field = field
 
-    def chunks(self, block: int, place: int) -> Iterator[list[Raw]]:
+    def read(self, block: int, place: int) -> Chunk:
         """See `Blocks`."""
-        base = block * self._block_bytes
+        base, found, num_bytes = block * self._block_bytes, list[Raw](), 0
         for index, low, high in self._parts(block):
-            file, start = self._files[index], self._starts[index]
+            file, start = self.files[index], self._starts[index]
             first = place + base - start
             if first <= low:
                 first = _next_line(file, low, high)
-            yield from self._file_chunks(file, first, high, start - base)
+            while first < high:
+                if num_bytes >= _CHUNK_BYTES:
+                    return Chunk(found, start + first - base)
+                content = _lines(file, first)
+                found += self._documents(file, first, high, content, start - base)
+                num_bytes += len(content)
+                first += len(content)
+        return Chunk(found, None)
 
-    def _file_chunks(self, file: File, first: int, high: int, shift: int) -> Iterator[list[Raw]]:
-        """Lines that begin in [first, high), the first of them at `first`. `shift` makes places of offsets."""
-        rest = b""
-        while first < high:
-            num_bytes = min(_CHUNK_BYTES, file.num_bytes - first - len(rest))
-            rest += file.read(first + len(rest), num_bytes)
-            is_end = first + len(rest) == file.num_bytes
-            whole = len(rest) if is_end else rest.rfind(b"\n") + 1
-            if not whole:
-                _check_length(file, first, len(rest))
-                continue
-            found, offset = [], first
-            for line in rest[:whole].split(b"\n"):
-                if offset >= high:
-                    break
-                if line.strip():
-                    found.append(self._document(file, offset, line, shift))
-                offset += len(line) + 1
-            yield found
-            first, rest = first + whole, rest[whole:]
+    def _documents(self, file: File, offset: int, high: int, content: bytes, shift: int) -> Iterator[Raw]:
+        """Of the lines that begin before `high`; `content` stands at `offset`. `shift` makes places of offsets."""
+        for line in content.split(b"\n"):
+            if offset >= high:
+                return
+            if line.strip():
+                yield self._document(file, offset, line, shift)
+            offset += len(line) + 1
 
     def _document(self, file: File, offset: int, line: bytes, shift: int) -> Raw:
         try:
@@ -143,6 +145,22 @@ class _Line:
         return f"line {number}"
 
 
+def _lines(file: File, first: int) -> bytes:
+    """Whole lines, the first of which begins at `first`. Raises DataError where one is too long."""
+    found = b""
+    while True:
+        num_bytes = min(max(_CHUNK_BYTES, len(found)), file.num_bytes - first - len(found))
+        found += file.read(first + len(found), num_bytes)
+        if first + len(found) == file.num_bytes:
+            return found
+        end = found.rfind(b"\n") + 1
+        if end:
+            return found[:end]
+        if len(found) > _LONGEST_LINE_BYTES:
+            problem = f"have no line end: a line may have {_LONGEST_LINE_BYTES}"
+            raise DataError(file.name, str(_Line(file, first)), f"{len(found)} bytes", problem)
+
+
 def _next_line(file: File, low: int, high: int) -> int:
     """Where the first line begins that begins in [low, high); `high` if there is none."""
     if low == 0:
@@ -157,10 +175,10 @@ def _next_line(file: File, low: int, high: int) -> int:
     return high
 
 
-def _check_length(file: File, offset: int, num_bytes: int) -> None:
-    if num_bytes > _LONGEST_LINE_BYTES:
-        problem = f"have no line end: a line may have {_LONGEST_LINE_BYTES}"
-        raise DataError(file.name, str(_Line(file, offset)), f"{num_bytes} bytes", problem)
+def _before(file: File, position: int) -> str:
+    """The last characters before it."""
+    first = max(0, position - _CONTEXT_BYTES)
+    return file.read(first, position - first).decode("utf-8", "ignore") if position else ""
 
 
 def _cut(file: File, position: int) -> int:

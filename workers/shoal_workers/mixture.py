@@ -7,7 +7,7 @@ came before is computed from sums over one round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -83,9 +83,13 @@ class Mixture:
         for index, (samples, _) in enumerate(self._parts):
             samples.learn([rest for source, *rest in marks if source == index])
 
-    def marks(self) -> list[Row]:
+    def marks(self, undone: Callable[[int], int]) -> list[Row]:
         """See `Samples`."""
-        return [[index, *row] for index, (samples, _) in enumerate(self._parts) for row in samples.marks()]
+
+        def own(source: int) -> Callable[[int], int]:
+            return lambda slot: self._own(source, undone(slot))
+
+        return [[index, *row] for index, (samples, _) in enumerate(self._parts) for row in samples.marks(own(index))]
 
     def _own(self, source: int, number: int) -> int:
         """The number of the sample in its source."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from shoal_workers.data_files import File
 from shoal_workers.errors import DataError
+from shoal_workers.file_ranges import File
 from shoal_workers.permutation import Permutation, mixed
 from shoal_workers.samples import Row
 
@@ -108,7 +108,7 @@ class NumberedSamples:
     def learn(self, marks: Sequence[Row]) -> None:
         """Nothing: where a sequence stands is computed."""
 
-    def marks(self) -> list[Row]:
+    def marks(self, undone: Callable[[int], int]) -> list[Row]:
         return []
 
     def _place(self, number: int) -> int:

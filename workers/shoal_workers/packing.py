@@ -7,7 +7,7 @@ within a sequence; what a document begins with is no target, for nothing before 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shoal_workers.documents import Encoded
 
 Sequence = npt.NDArray[np.int64]
+_Tokens = npt.NDArray[np.int32]  # hundreds of streams hold some that wait: half of the room is enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +29,55 @@ class Packed:
     skip: int
 
 
-def pack(documents: Iterable[Encoded], seq_len: int, skip: int, pad: int, *, whole: bool) -> Iterator[Packed]:
-    """Sequences of seq_len + 1 tokens, from behind the first `skip` tokens on. What is left at the end is dropped; but
-    where there is nothing else, and these are all (`whole`) documents of a block, it is filled up, if there is anything
-    to learn from it."""
-    left = _Left()
-    packed_any = False
-    for document in documents:
-        left.add(document, skip)
-        skip = max(0, skip - len(document.ids))
-        while left.num_tokens > seq_len:
-            tokens = left.first(seq_len + 1)
-            left.drop(seq_len)
-            packed_any = True
-            yield Packed(tokens, *left.begin)
-    if whole and not packed_any and left.num_tokens > 1:
-        tokens = left.first(left.num_tokens)
-        if (tokens[1:] >= 0).any():
-            filled = np.full(seq_len + 1, ~pad, dtype=np.int64)
-            filled[: len(tokens)] = tokens
-            left.drop(left.num_tokens - 1)
-            yield Packed(filled, *left.begin)
+class Packer:
+    """Sequences of seq_len + 1 tokens of the documents that are added, from behind the first `skip` tokens on. What is
+    left at the end is dropped; but where there is nothing else, and these are all (`whole`) documents of a block, it is
+    filled up with `pad`, if there is anything to learn from it."""
+
+    def __init__(self, seq_len: int, skip: int, pad: int, *, whole: bool) -> None:
+        self._seq_len = seq_len
+        self._skip = skip
+        self._pad = pad
+        self._fills_up = whole
+        self._left = _Left()
+
+    def add(self, documents: Iterable[Encoded]) -> None:
+        for document in documents:
+            self._left.add(document, self._skip)
+            self._skip = max(0, self._skip - len(document.ids))
+
+    def next(self) -> Packed | None:
+        """None: more documents are needed."""
+        if self._left.num_tokens <= self._seq_len:
+            return None
+        tokens = self._left.first(self._seq_len + 1)
+        self._left.drop(self._seq_len)
+        self._fills_up = False
+        return Packed(tokens, *self._left.begin)
+
+    def end(self) -> Packed | None:
+        """What is left, when there are no more documents."""
+        if not self._fills_up or self._left.num_tokens < 2:
+            return None
+        self._fills_up = False
+        tokens = self._left.first(self._left.num_tokens)
+        if not (tokens[1:] >= 0).any():
+            return None
+        filled = np.full(self._seq_len + 1, ~self._pad, dtype=np.int64)
+        filled[: len(tokens)] = tokens
+        self._left.drop(self._left.num_tokens - 1)
+        return Packed(filled, *self._left.begin)
 
 
 class _Left:
     """Tokens that are in no sequence yet."""
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[Sequence, int, int]] = deque()  # with the place and how many tokens stand before
+        self._parts: deque[tuple[_Tokens, int, int]] = deque()  # with the place and how many tokens stand before
         self.num_tokens = 0
 
     def add(self, document: Encoded, skip: int) -> None:
-        ids = document.ids.astype(np.int64)
+        ids = document.ids.astype(np.int32)
         tokens = np.where(document.learnt, ids, ~ids)[skip:]
         if len(tokens):
             self._parts.append((tokens, document.place, skip))
@@ -72,7 +90,7 @@ class _Left:
             missing -= len(found[-1])
             if not missing:
                 break
-        return np.concatenate(found)
+        return np.concatenate(found).astype(np.int64)
 
     def drop(self, num_tokens: int) -> None:
         self.num_tokens -= num_tokens

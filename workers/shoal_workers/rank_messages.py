@@ -77,6 +77,7 @@ class Stepped:
     computed_s: float  # by this rank, without its waits
     skipped: str | None = None
     marks: list[Row] = field(default_factory=list)  # where samples begin in the data, as far as this rank found out
+    files: list[Row] = field(default_factory=list)  # which data that is, with the first step of an epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class Assign:
     `num_threads`: None unless this device is a CPU; `accelerated`: none of the plan is. `backups` are rows of (node,
     host, port) of agents that are sent all that the rank vouches for, with rows of spans behind them of those that are
     sent only these; of the spans in `mirrors`, which other ranks vouch for, it takes snapshots of its own memory.
-    `marks` are those that ranks told with steps before."""
+    `marks` are those that ranks told with steps before, and `files` tell which data these are of."""
 
     epoch: int
     job: str
@@ -148,6 +149,7 @@ class Assign:
     accelerated: bool
     mirrors: list[Row] = field(default_factory=list)
     marks: list[Row] = field(default_factory=list)
+    files: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

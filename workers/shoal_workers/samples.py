@@ -7,7 +7,7 @@ holds both. Sample numbers count through the whole training: step s takes [(s - 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,8 +34,9 @@ class Samples(Protocol):
     def learn(self, marks: Sequence[Row]) -> None:
         """Where samples begin, as `marks` of another rank told it: so nothing is read that was trained on before."""
 
-    def marks(self) -> list[Row]:
-        """What was found out since this was last asked."""
+    def marks(self, undone: Callable[[int], int]) -> list[Row]:
+        """What was found out since this was last asked, and lies before what was not yet trained on: of each slot of
+        the batch, `undone` gives the first such number. (More may have been read, for a step that was abandoned.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

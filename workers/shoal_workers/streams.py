@@ -10,31 +10,28 @@ even this is quick where it was read before.
 
 from __future__ import annotations
 
-import os
-import struct
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Lock
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal_workers.documents import Blocks, Encoded, Encoder
+from shoal_workers.block_counts import Counts
+from shoal_workers.documents import Blocks, Encoder
 from shoal_workers.errors import DataError
-from shoal_workers.packing import Packed, pack
+from shoal_workers.packing import Packed, Packer
 from shoal_workers.packing import Sequence as Tokens
 from shoal_workers.permutation import Permutation, mixed
 from shoal_workers.samples import Row
 
 _SPLIT = -1  # in the place of a pass: the order of blocks of which the first are held out
 _KEPT_STEPS = 2  # the same samples are read again by a step's second attempt, and by its last stage
-_KEPT_MARKS = 256
+_KEPT_MARKS = 32
 _TOLD_AFTER_TOKENS = 2**14  # what whoever goes on from a mark may have to tokenise once more
-_COUNT = struct.Struct("<QI")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,6 +68,10 @@ class BlockOrder:
         most = self.num_read if self.evaluation else self.num_read // 2
         return max(1, min(self.global_batch, most))
 
+    def blocks(self) -> Iterator[int]:
+        """All that are ever read."""
+        return (self.block(place % self.num_streams, place // self.num_streams) for place in range(self.num_read))
+
     def block(self, stream: int, turn: int) -> int:
         time, within = divmod(stream + turn * self.num_streams, self.num_read)
         if self.evaluation:  # turned by one each time, or a stream might have nothing but a block without documents
@@ -82,48 +83,16 @@ class BlockOrder:
         return Permutation(self.num_blocks, mixed(self.seed, _SPLIT))(place)
 
 
-class Counts:
-    """How many samples each block gives, as far as this node knows. In a file that any number of processes append to;
-    without one, or where the disk takes nothing, in memory alone."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._known: dict[int, int] = {}
-        try:
-            content = b"" if path is None else path.read_bytes()
-        except OSError:
-            content = b""
-        for offset in range(0, len(content) - _COUNT.size + 1, _COUNT.size):
-            block, count = _COUNT.unpack_from(content, offset)
-            self._known[block] = count
-
-    def get(self, block: int) -> int | None:
-        return self._known.get(block)
-
-    def put(self, block: int, count: int) -> None:
-        if self._known.get(block) == count:
-            return
-        self._known[block] = count
-        if self._path is None:
-            return
-        try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(descriptor, _COUNT.pack(block, count))
-            finally:
-                os.close(descriptor)
-        except OSError:
-            self._path = None  # a replay would be slower for it, and nothing else
-
-
 @dataclass(slots=True)
 class _Stream:
-    """`coming` gives the samples from `mark` on; `begun` is the index of the first of its block, if it is known."""
+    """`packer` gives the samples from `mark` on, of documents up to `place` in their block (None: all of them); `begun`
+    is the index of the first of its block, if it is known."""
 
     kept: deque[tuple[int, Tokens]]
     mark: Mark = _BEGIN
     begun: int | None = 0
-    coming: Iterator[Packed] | None = None
+    packer: Packer | None = None
+    place: int | None = None
     marks: list[Mark] = field(default_factory=lambda: [_BEGIN])
     told: Mark = _BEGIN
 
@@ -160,18 +129,24 @@ class Streams:
             for stream, *mark in marks:
                 _remember(self._stream(stream).marks, Mark(*mark))
 
-    def marks(self) -> list[Row]:
+    def marks(self, undone: Callable[[int], int]) -> list[Row]:
         """Of streams that got on by a block or many tokens since they were last told of."""
         found: list[Row] = []
         with self._lock:
             for number in sorted(self._touched):
                 stream = self._streams[number]
-                mark, told = stream.mark, stream.told
-                if mark.turn != told.turn or (mark.index - told.index) * self._seq_len >= _TOLD_AFTER_TOKENS:
+                mark, told = _newest(stream.marks, self._first_undone(number, undone)), stream.told
+                if mark.turn > told.turn or (mark.index - told.index) * self._seq_len >= _TOLD_AFTER_TOKENS:
                     stream.told = mark
                     found.append([number, mark.index, mark.turn, mark.place, mark.skip])
             self._touched.clear()
         return found
+
+    def _first_undone(self, stream: int, undone: Callable[[int], int]) -> int:
+        """The index of a sample of the stream; or where slots share streams, of one before it, if need be."""
+        if self._order.num_streams == self._order.global_batch:
+            return undone(stream) // self._order.num_streams
+        return min(map(undone, range(self._order.global_batch))) // self._order.num_streams
 
     def _stream(self, number: int) -> _Stream:
         if number not in self._streams:
@@ -181,6 +156,7 @@ class Streams:
 
     def _sample(self, number: int, index: int) -> Tokens:
         stream = self._stream(number)
+        self._touched.add(number)
         for kept, tokens in stream.kept:
             if kept == index:
                 return tokens
@@ -188,24 +164,25 @@ class Streams:
         while True:
             at, tokens = self._next(number, stream)
             if at == index:
-                self._touched.add(number)
                 return tokens
 
     def _place(self, number: int, stream: _Stream, index: int) -> None:
         """Takes the stream to the nearest known place from which it reaches this sample."""
-        best = stream.marks[bisect_right(stream.marks, index, key=lambda mark: mark.index) - 1]
-        best = self._passed_over(number, best, index)
+        best = self._passed_over(number, _newest(stream.marks, index), index)
         if stream.mark.index <= index and best.index <= stream.mark.index:
             return
-        stream.mark, stream.coming = best, None
+        stream.mark, stream.packer = best, None
         stream.begun = best.index if (best.place, best.skip) == (0, 0) else None
 
     def _passed_over(self, number: int, mark: Mark, index: int) -> Mark:
-        """By as many whole blocks as are known not to reach the sample."""
+        """By as many whole blocks as are known not to reach the sample. Raises DataError where none ever would."""
+        num_empty = 0
         while (mark.place, mark.skip) == (0, 0):
             count = self._counts.get(self._order.block(number, mark.turn))
             if count is None or mark.index + count > index:
                 break
+            num_empty = 0 if count else num_empty + 1
+            self._check_patience(num_empty)
             mark = Mark(mark.index + count, mark.turn + 1, 0, 0)
         return mark
 
@@ -214,14 +191,7 @@ class Streams:
         num_empty = 0
         while True:
             mark = stream.mark
-            if stream.coming is None:
-                block = self._order.block(number, mark.turn)
-                stream.coming = self._packed(block, mark)
-            try:
-                packed = next(stream.coming, None)
-            except BaseException:
-                stream.coming = None  # or it would look as if the block had ended there
-                raise
+            packed = self._packed(stream, self._order.block(number, mark.turn))
             if packed is not None:
                 stream.mark = Mark(mark.index + 1, mark.turn, packed.place, packed.skip)
                 stream.kept.append((mark.index, packed.tokens))
@@ -231,24 +201,36 @@ class Streams:
                 count = mark.index - stream.begun
                 self._counts.put(self._order.block(number, mark.turn), count)
                 num_empty = 0 if count else num_empty + 1
-            if num_empty > self._patience:
-                raise DataError(self._name, "", "all documents together", "have nothing to learn from")
-            stream.mark, stream.begun, stream.coming = Mark(mark.index, mark.turn + 1, 0, 0), mark.index, None
+                self._check_patience(num_empty)
+            stream.mark, stream.begun, stream.packer = Mark(mark.index, mark.turn + 1, 0, 0), mark.index, None
 
-    @property
-    def _patience(self) -> int:
+    def _check_patience(self, num_empty: int) -> None:
         """After how many blocks without a sample there is none anywhere: a stream comes by each block in a while, but
-        by the only one that has something perhaps not for several passes, as each is in another order."""
-        known = all(self._counts.get(block) == 0 for block in range(self._order.num_blocks))
-        return (2 if known else 64) * self._order.num_read
+        by the only one that has something perhaps not for several passes, as each is in another order. Raises
+        DataError."""
+        if num_empty <= 2 * self._order.num_read:
+            return
+        if num_empty > 64 * self._order.num_read or all(self._counts.get(block) == 0 for block in self._order.blocks()):
+            raise DataError(self._name, "", "all documents together", "have nothing to learn from")
 
-    def _packed(self, block: int, mark: Mark) -> Iterator[Packed]:
-        whole = (mark.place, mark.skip) == (0, 0)
-        return pack(self._documents(block, mark.place), self._seq_len, mark.skip, self._encoder.end, whole=whole)
+    def _packed(self, stream: _Stream, block: int) -> Packed | None:
+        """The sample at the stream's mark, which is in this block; None where that ends."""
+        packer = stream.packer
+        if packer is None:
+            mark = stream.mark
+            whole = (mark.place, mark.skip) == (0, 0)
+            packer = stream.packer = Packer(self._seq_len, mark.skip, self._encoder.end, whole=whole)
+            stream.place = mark.place
+        while (packed := packer.next()) is None and stream.place is not None:
+            chunk = self._blocks.read(block, stream.place)  # what raises leaves all as it was
+            packer.add(self._encoder.encode(chunk.documents))
+            stream.place = chunk.end
+        return packed or packer.end()
 
-    def _documents(self, block: int, place: int) -> Iterator[Encoded]:
-        for chunk in self._blocks.chunks(block, place):
-            yield from self._encoder.encode(chunk)
+
+def _newest(marks: list[Mark], index: int) -> Mark:
+    """Of which the sample is no later than this one."""
+    return marks[bisect_right(marks, index, key=lambda mark: mark.index) - 1]
 
 
 def _remember(marks: list[Mark], mark: Mark) -> None:

@@ -322,6 +322,7 @@ class Supervisor:
         epoch = self._changer.epoch
         if epoch is not None:
             self._stragglers.heard(epoch, contact.device, message)
+            epoch.compare(contact.device, message, self._commits.marks.hear_files(message.files), self._clock())
         self._commits.marks.hear(message.step, message.marks)
         if epoch is None or message.epoch != epoch.number or message.step <= epoch.last_step:
             return

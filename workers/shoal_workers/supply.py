@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -86,6 +87,11 @@ class Supply:
         """That the manifest of the chosen step holds, if it was read."""
         found = (manifest.marks for manifest in self._manifests or () if manifest.step == self._step)
         return next(found, ())
+
+    @property
+    def files(self) -> tuple[Any, ...]:
+        """The same of which data the job began with."""
+        return next((manifest.files for manifest in self._manifests or () if manifest.files), ())
 
     def hear(self, contact: Contact, message: m.Lacking) -> None:
         if message.epoch == self._epoch:

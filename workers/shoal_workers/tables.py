@@ -7,7 +7,10 @@ Arrow's streams (`arrow_streams`).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,11 +20,17 @@ from typing import Any, Protocol
 from shoal_planner.errors import InvalidField, show
 from shoal_workers.arrow_streams import BATCH, Message, messages_of
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import File
-from shoal_workers.documents import Raw
+from shoal_workers.data_files import chosen
+from shoal_workers.documents import Chunk, Raw, shown
 from shoal_workers.errors import DataError
+from shoal_workers.file_ranges import File
+from shoal_workers.held_rows import HeldRows
+from shoal_workers.tokenizing import hash_of
 
-_CHUNK_ROWS = 64
+_PARTS = 64  # of a large unit: each is found by reading all before it
+_FOOTERS = 4
+_BATCH_ROWS, _BATCH_BYTES = 2**10, 2**18  # that are taken out of a row group at once, at most and about
+_COPIED_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,106 +46,156 @@ class Unit:
 
 class _Table(Protocol):
     files: Sequence[File]
+    column: str
 
-    def values(self, unit: Unit, first: int, last: int) -> Iterator[list[Any]]:
-        """Of the column, for rows [first, last) of a unit, some at a time."""
+    def arrays(self, unit: Unit, first: int, last: int) -> Iterator[Any]:
+        """The column, for rows [first, last) of a unit, some at a time."""
 
 
 class RowBlocks:
-    """About `block_bytes` each: several units of a file that follow each other, or a part of the rows of one."""
+    """About `block_bytes` each: several units of a file that follow each other, or a part of the rows of one. As a unit
+    can only be read from its beginning, parts of large ones have more, up to `most_bytes`."""
 
-    def __init__(self, table: _Table, units: Sequence[Unit], block_bytes: int, digest: str) -> None:
+    def __init__(
+        self, table: _Table, units: Sequence[Unit], block_bytes: int, most_bytes: int, cache: DataCache | None
+    ) -> None:
         self._table = table
         self._groups = _grouped(units, block_bytes)
-        parts = [max(1, min(_rows(group), round(_bytes(group) / block_bytes))) for group in self._groups]
+        parts = [_num_parts(group, block_bytes, most_bytes) for group in self._groups]
         self._starts = tuple(accumulate(parts, initial=0))
-        self.digest = f"{digest} {block_bytes}"
+        self.files = tuple(table.files)
+        known = " ".join(f"{file.relative}:{file.num_bytes}:{file.version}" for file in self.files)
+        self.digest = f"{known} {block_bytes} {most_bytes}"
+        where = hash_of(f"{[file.name for file in self.files]} {table.column} {self.digest}")
+        self._held = HeldRows(where, cache)
 
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def chunks(self, block: int, place: int) -> Iterator[list[Raw]]:
+    def read(self, block: int, place: int) -> Chunk:
         """See `Blocks`. Places are rows of the block."""
+        found = self._held.chunk(block, place)
+        if found is None:
+            self._held.hold(block, self._arrays(block))
+            found = self._held.chunk(block, place)
+            assert found is not None, block
+        array, is_end = found
+        documents = []
+        for at, (unit, row) in enumerate(self._rows(block, place, len(array))):
+            name, where = self._table.files[unit.file].name, f"row {unit.first_row + row + 1}"
+            documents.append(Raw(_value(array[at], name, where), place + at, name, where))
+        if is_end:
+            self._held.let_go(block)
+        return Chunk(documents, None if is_end else place + len(array))
+
+    def _arrays(self, block: int) -> Iterator[Any]:
+        """Raises DataError, OSError, StoreError."""
+        for unit, first, last in self._ranges(block):
+            file = self._table.files[unit.file]
+            try:
+                yield from self._table.arrays(unit, first, last)
+            except (ValueError, NotImplementedError, OSError) as error:  # what pyarrow raises is one of these
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # the node's trouble, not the file's
+                where = f"rows {unit.first_row + 1} to {unit.first_row + unit.num_rows}"
+                raise DataError(file.name, where, f"block {unit.number}", f"cannot be read: {error}") from error
+
+    def _ranges(self, block: int) -> Iterator[tuple[Unit, int, int]]:
+        """Rows [first, last) of each of its units."""
         index = bisect_right(self._starts, block) - 1
         group, part = self._groups[index], block - self._starts[index]
         num_rows, num_parts = _rows(group), self._starts[index + 1] - self._starts[index]
         low, high = num_rows * part // num_parts, num_rows * (part + 1) // num_parts
         before = 0
         for unit in group:
-            first, last = max(low + place - before, 0), min(high - before, unit.num_rows)
+            first, last = max(low - before, 0), min(high - before, unit.num_rows)
             if first < last:
-                yield from self._unit_chunks(unit, first, last, before - low)
+                yield unit, first, last
             before += unit.num_rows
 
-    def _unit_chunks(self, unit: Unit, row: int, last: int, shift: int) -> Iterator[list[Raw]]:
-        """Rows [row, last) of a unit. `shift` makes places of them."""
-        file = self._table.files[unit.file]
-        try:
-            for values in self._table.values(unit, row, last):
-                yield [
-                    Raw(value, row + index + shift, file.name, f"row {unit.first_row + row + index + 1}")
-                    for index, value in enumerate(values)
-                ]
-                row += len(values)
-        except (ValueError, OSError) as error:  # what pyarrow raises is one of these
-            where = f"rows {unit.first_row + 1} to {unit.first_row + unit.num_rows}"
-            raise DataError(file.name, where, f"block {unit.number}", f"cannot be read: {error}") from error
+    def _rows(self, block: int, place: int, count: int) -> Iterator[tuple[Unit, int]]:
+        """Of rows [place, place + count) of the block: in which unit, and which of it."""
+        before = 0
+        for unit, first, last in self._ranges(block):
+            low, high = max(place - before, 0), min(place + count - before, last - first)
+            for row in range(low, high):
+                yield unit, first + row
+            before += last - first
+
+
+def _value(cell: Any, name: str, where: str) -> Any:
+    """Raises DataError."""
+    try:
+        return cell.as_py()
+    except ValueError as error:  # what calls itself text need not be any
+        content = cell.as_buffer().to_pybytes() if hasattr(cell, "as_buffer") else str(cell.type)
+        raise DataError(name, where, shown(content), f"cannot be read: {error}") from error
 
 
 def _grouped(units: Sequence[Unit], block_bytes: int) -> list[list[Unit]]:
     """Small ones of one file together: the end of each block is lost."""
     groups: list[list[Unit]] = []
+    num_bytes = 0
     for unit in units:
-        if groups and groups[-1][0].file == unit.file and _bytes(groups[-1]) + unit.num_bytes <= block_bytes:
+        if groups and groups[-1][0].file == unit.file and num_bytes + unit.num_bytes <= block_bytes:
             groups[-1].append(unit)
+            num_bytes += unit.num_bytes
         else:
             groups.append([unit])
+            num_bytes = unit.num_bytes
     return groups
+
+
+def _num_parts(group: Sequence[Unit], block_bytes: int, most_bytes: int) -> int:
+    num_bytes = sum(unit.num_bytes for unit in group)
+    part_bytes = min(max(block_bytes, num_bytes // _PARTS), most_bytes)
+    return max(1, min(_rows(group), round(num_bytes / part_bytes)))
 
 
 def _rows(group: Sequence[Unit]) -> int:
     return sum(unit.num_rows for unit in group)
 
 
-def _bytes(group: Sequence[Unit]) -> int:
-    return sum(unit.num_bytes for unit in group)
-
-
 class _Parquet:
-    """Footers are kept: they are read once, not with each block."""
+    """Files are opened anew for each block; of their footers, which may have megabytes, the last few are kept."""
 
-    def __init__(self, files: Sequence[File], column: str, footers: Sequence[Any]) -> None:
+    def __init__(self, files: Sequence[File], column: str) -> None:
         self.files = files
-        self._column = column
-        self._footers = footers
+        self.column = column
+        self._footer = functools.lru_cache(maxsize=_FOOTERS)(self._read_footer)
 
-    def values(self, unit: Unit, first: int, last: int) -> Iterator[list[Any]]:
+    def arrays(self, unit: Unit, first: int, last: int) -> Iterator[Any]:
         import pyarrow.parquet as pq
 
+        source, footer = self.files[unit.file].open(), self._footer(unit.file)
+        num_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * unit.num_rows // max(1, unit.num_bytes)))
         # A buffer of its own instead of whole column chunks, which may have any size.
-        source, footer = self.files[unit.file].open(), self._footers[unit.file]
         with pq.ParquetFile(source, metadata=footer, buffer_size=2**20, pre_buffer=False) as file:
             row = 0
-            batches = file.iter_batches(
-                _CHUNK_ROWS, row_groups=[unit.number], columns=[self._column], use_threads=False
-            )
-            for batch in batches:
+            for batch in file.iter_batches(
+                num_rows, row_groups=[unit.number], columns=[self.column], use_threads=False
+            ):
                 low, high = max(first - row, 0), min(last - row, batch.num_rows)
                 row += batch.num_rows
                 if low < high:
-                    yield batch.column(0).slice(low, high - low).to_pylist()
+                    yield batch.column(0).slice(low, high - low)
                 if row >= last:
                     return
 
+    def _read_footer(self, index: int) -> Any:
+        import pyarrow.parquet as pq
 
-def parquet_blocks(field: str, uri: str, files: Sequence[File], column: str, block_bytes: int) -> RowBlocks:
-    """Raises InvalidField, DataError."""
+        return pq.read_metadata(self.files[index].open())
+
+
+def parquet_blocks(
+    field: str, uri: str, files: Sequence[File], column: str, sizes: tuple[int, int], cache: DataCache | None
+) -> RowBlocks:
+    """`sizes`: bytes of a block, and the most that one may have. Raises InvalidField, DataError."""
     import pyarrow.parquet as pq
 
-    files = [file for file in files if file.relative.endswith(".parquet")] if len(files) > 1 else list(files)
-    if not files:
-        raise InvalidField(field, uri, "has no file that ends in .parquet")
-    units, footers = [], []
+    files = chosen(field, uri, files, ".parquet")
+    units = []
     for index, file in enumerate(files):
         try:
             with pq.ParquetFile(file.open()) as opened:
@@ -144,45 +203,73 @@ def parquet_blocks(field: str, uri: str, files: Sequence[File], column: str, blo
         except (ValueError, OSError) as error:
             raise InvalidField(field, uri, f"cannot be read: {file.name} is no whole Parquet file: {error}") from error
         _check_column(field, uri, file, column, names)
-        footers.append(metadata)
         first = 0
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             num_bytes = sum(
                 group.column(at).total_uncompressed_size
                 for at in range(group.num_columns)
-                if group.column(at).path_in_schema.split(".")[0] == column
+                if _is_of(group.column(at).path_in_schema, column)
             )
             if group.num_rows:
                 units.append(Unit(index, number, first, group.num_rows, num_bytes))
             first += group.num_rows
-    return RowBlocks(_Parquet(files, column, footers), units, block_bytes, _digest(files))
+    return RowBlocks(_Parquet(files, column), units, *sizes, cache)
+
+
+def _is_of(path: str, column: str) -> bool:
+    """Whether a leaf of a schema belongs to the column, in whose name there may be dots."""
+    return path == column or path.startswith(f"{column}.")
 
 
 class _Arrow:
-    def __init__(self, files: Sequence[File], column: str, messages: Sequence[Sequence[Message]]) -> None:
+    def __init__(
+        self, files: Sequence[File], column: str, messages: Sequence[Sequence[Message]], cache: DataCache | None
+    ) -> None:
         self.files = files
-        self._column = column
+        self.column = column
         self._messages = messages
+        self._cache = cache
 
-    def values(self, unit: Unit, first: int, last: int) -> Iterator[list[Any]]:
+    def arrays(self, unit: Unit, first: int, last: int) -> Iterator[Any]:
         import pyarrow as pa
 
         file, messages = self.files[unit.file], self._messages[unit.file]
         batches = [message for message in messages if message.kind == BATCH]
         # A stream of its own: what every batch needs, and this one.
         wanted = [message for message in messages if message.kind != BATCH] + [batches[unit.number]]
-        content = b"".join(file.read(message.offset, message.num_bytes) for message in wanted)
-        with pa.ipc.open_stream(content) as stream:
-            column = stream.read_next_batch().column(self._column)
-        for row in range(first, last, _CHUNK_ROWS):
-            yield column.slice(row, min(_CHUNK_ROWS, last - row)).to_pylist()
+        schema = pa.ipc.read_schema(pa.py_buffer(file.read(messages[0].offset, messages[0].num_bytes)))
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(self.column)], use_threads=False)
+        with self._source(file, wanted) as source, pa.ipc.open_stream(source, options=options) as stream:
+            yield stream.read_next_batch().column(0).slice(first, last - first)
+
+    @contextlib.contextmanager
+    def _source(self, file: File, wanted: Sequence[Message]) -> Iterator[Any]:
+        """The messages, one behind the other. Large ones lie on disk and are mapped, so only what is looked at takes
+        memory."""
+        import pyarrow as pa
+
+        parts = (
+            file.read(first, min(_COPIED_BYTES, message.offset + message.num_bytes - first))
+            for message in wanted
+            for first in range(message.offset, message.offset + message.num_bytes, _COPIED_BYTES)
+        )
+        if sum(message.num_bytes for message in wanted) <= 2 * _COPIED_BYTES:
+            yield pa.BufferReader(b"".join(parts))
+            return
+        folder = None if self._cache is None else self._cache.room_for_a_while()
+        with tempfile.NamedTemporaryFile(dir=folder) as copy:
+            for part in parts:
+                copy.write(part)
+            copy.flush()
+            with pa.memory_map(copy.name) as mapped:
+                yield mapped
 
 
 def arrow_blocks(
-    field: str, uri: str, files: Sequence[File], column: str, block_bytes: int, cache: DataCache | None
+    field: str, uri: str, files: Sequence[File], column: str, sizes: tuple[int, int], cache: DataCache | None
 ) -> RowBlocks:
-    """Raises InvalidField, DataError."""
+    """As for Parquet. Raises InvalidField, DataError."""
     import pyarrow as pa
 
     files = _saved(field, uri, files)
@@ -201,7 +288,7 @@ def arrow_blocks(
             if num_rows:
                 units.append(Unit(index, number, first, num_rows, message.num_bytes))
             first += num_rows
-    return RowBlocks(_Arrow(files, column, found), units, block_bytes, _digest(files))
+    return RowBlocks(_Arrow(files, column, found, cache), units, *sizes, cache)
 
 
 def _saved(field: str, uri: str, files: Sequence[File]) -> list[File]:
@@ -233,10 +320,6 @@ def _saved(field: str, uri: str, files: Sequence[File]) -> list[File]:
 def _check_column(field: str, uri: str, file: File, column: str, names: Sequence[str]) -> None:
     if column not in names:
         raise InvalidField(field, uri, f"has no column {show(column)}: {file.name} has {', '.join(names)}")
-
-
-def _digest(files: Sequence[File]) -> str:
-    return " ".join(f"{file.relative}:{file.num_bytes}:{file.version}" for file in files)
 
 
 def _text(file: File) -> str:

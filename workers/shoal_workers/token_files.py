@@ -10,7 +10,8 @@ import struct
 
 from shoal_planner.errors import InvalidField
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import File, find
+from shoal_workers.data_files import chosen, find
+from shoal_workers.file_ranges import File
 from shoal_workers.numbered import KINDS, TokenFile
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -26,15 +27,12 @@ def byte_files(field: str, uri: str, cache: DataCache | None) -> list[TokenFile]
 def id_files(field: str, uri: str, token_type: str, cache: DataCache | None) -> list[TokenFile]:
     """Files of ids alone; of a folder, all that end in `.bin`. Raises InvalidField."""
     kind = KINDS[token_type]
-    files = find(field, uri, cache)
-    chosen = [file for file in files if file.relative.endswith(".bin")] if len(files) > 1 else files
-    if not chosen:
-        raise InvalidField(field, uri, "has no file that ends in .bin")
-    for file in chosen:
+    files = chosen(field, uri, find(field, uri, cache), ".bin")
+    for file in files:
         if file.num_bytes % kind.num_bytes:
             problem = f"is no file of {token_type}: {file.name} has {file.num_bytes} bytes, and may be cut short"
             raise InvalidField(field, uri, problem)
-    return [TokenFile(file, kind, file.num_bytes // kind.num_bytes) for file in chosen]
+    return [TokenFile(file, kind, file.num_bytes // kind.num_bytes) for file in files]
 
 
 def indexed_files(field: str, uri: str, cache: DataCache | None) -> list[TokenFile]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,10 +20,12 @@ from shoal_planner.data_spec import BYTES, NUM_BYTE_TOKENS
 from shoal_planner.errors import InvalidField
 
 Ids = npt.NDArray[np.uint32]
+Places = npt.NDArray[np.int64]
 
 BYTE_END = 0  # never in text that people write
 _PART_CHARS = 2**16
 _CHARS_AT_ONCE = 2**18
+_CONTEXT_CHARS = 64  # before a part: enough to see that it is no begin
 # Names of the token between documents that tokenizers use which do not say it, most usual first.
 _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
@@ -44,8 +46,11 @@ class Tokenizer(Protocol):
     def settings(self) -> Mapping[str, Any]:
         """What a Hugging Face folder says besides: names of special tokens, the chat template."""
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, nothing added."""
+    def encode(self, texts: Sequence[str], before: Sequence[str] | None = None) -> list[Ids]:
+        """The ids of each text, nothing added; `before` is the end of what stands before each. Raises ValueError."""
+
+    def encode_with_places(self, text: str) -> tuple[Ids, Places]:
+        """The same of one text, and the character of it at which each id begins. Raises ValueError."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Their text; U+FFFD for what is no whole character."""
@@ -63,11 +68,15 @@ class ByteTokenizer:
     def settings(self) -> Mapping[str, Any]:
         return {}
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
+    def encode(self, texts: Sequence[str], before: Sequence[str] | None = None) -> list[Ids]:
         # What JSON may hold and UTF-8 may not, half a character, is kept as the bytes that it would have.
         return [
             np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.uint32) for text in texts
         ]
+
+    def encode_with_places(self, text: str) -> tuple[Ids, Places]:
+        lengths = [len(one.encode("utf-8", "surrogatepass")) for one in text]
+        return self.encode([text])[0], np.repeat(np.arange(len(text)), lengths)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(one for one in ids if one < NUM_BYTE_TOKENS).decode("utf-8", "replace")
@@ -83,17 +92,47 @@ class FileTokenizer:
         self.digest = digest
         # Ids need not be dense.
         self.vocab = 1 + max(inner.get_vocab(with_added_tokens=True).values())
+        self._marks_begins = _marks_begins(inner)
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
-        parts = [list(_parts(text)) for text in texts]
+    def encode(self, texts: Sequence[str], before: Sequence[str] | None = None) -> list[Ids]:
+        """See `Tokenizer`."""
+        parts = [
+            [(context, part) for _, context, part in self._parts(_paired(text), _paired(context))]
+            for text, context in zip(texts, before or [""] * len(texts), strict=True)
+        ]
         encoded = self._encoded(itertools.chain(*parts))
         return [_joined(list(itertools.islice(encoded, len(own)))) for own in parts]
 
-    def _encoded(self, parts: Iterator[str]) -> Iterator[Ids]:
+    def encode_with_places(self, text: str) -> tuple[Ids, Places]:
+        """See `Tokenizer`."""
+        found = []
+        for first, context, part in self._parts(_paired(text), ""):
+            (one,) = self._asked(self._inner.encode_batch, [context + part])
+            ids, places = _behind(one, len(context))
+            found.append((ids, places + first))
+        return np.concatenate([ids for ids, _ in found]), np.concatenate([places for _, places in found])
+
+    def _parts(self, text: str, before: str) -> Iterator[tuple[int, str, str]]:
+        """Parts of a text: where each begins, and what stands before it, if that matters."""
+        for first, part in _parts(text):
+            context = (text[max(0, first - _CONTEXT_CHARS) : first] if first else before) if self._marks_begins else ""
+            yield first, context, part
+
+    def _encoded(self, parts: Iterator[tuple[str, str]]) -> Iterator[Ids]:
         """A few at once: what the library keeps of a token takes a hundred times as much memory as its id."""
         while group := list(_first(parts, _CHARS_AT_ONCE)):
-            for one in self._inner.encode_batch_fast(group, add_special_tokens=False):
-                yield np.array(one.ids, dtype=np.uint32)
+            if any(context for context, _ in group):  # only then is it of interest where tokens stand
+                found = self._asked(self._inner.encode_batch, [context + part for context, part in group])
+                yield from (_behind(one, len(context))[0] for one, (context, _) in zip(found, group, strict=True))
+            else:
+                found = self._asked(self._inner.encode_batch_fast, [part for _, part in group])
+                yield from (np.array(one.ids, dtype=np.uint32) for one in found)
+
+    def _asked(self, encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
+        try:
+            return encode(texts, add_special_tokens=False)
+        except Exception as error:  # tokenizers raises Exception itself
+            raise ValueError(f"cannot be tokenised: {error}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
@@ -167,21 +206,46 @@ def _end(inner: Any, path: str, end_token: str | None, settings: Mapping[str, An
     raise InvalidField("data.tokenizer", path, "does not say which token ends a document: name it as data.end_token")
 
 
-def _parts(text: str) -> Iterator[str]:
+def _paired(text: str) -> str:
+    """With U+FFFD for what JSON may hold and UTF-8 may not, half a character: tokenizers take none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _marks_begins(inner: Any) -> bool:
+    """Whether a text has other ids where it begins, as with tokenizers in the manner of SentencePiece."""
+    try:
+        alone, behind = (inner.encode(text, add_special_tokens=False).ids for text in ("x", "\nx"))
+    except Exception:  # it knows neither, which tells nothing: to suppose so is only slower
+        return True
+    return bool(behind[len(behind) - len(alone) :] != alone)
+
+
+def _behind(encoded: Any, num_chars: int) -> tuple[Ids, Places]:
+    """The ids of what begins behind these characters, and where it does, counted from there."""
+    ids = np.array(encoded.ids, dtype=np.uint32)
+    places = np.array([begin for begin, _ in encoded.offsets], dtype=np.int64)
+    return (ids[places >= num_chars], places[places >= num_chars] - num_chars) if num_chars else (ids, places)
+
+
+def _parts(text: str) -> Iterator[tuple[int, str]]:
     first = 0
     while len(text) - first > _PART_CHARS:
         limit = first + _PART_CHARS
         cut = text.rfind("\n", first, limit) + 1 or text.rfind(" ", first, limit) or limit
         cut = cut if cut > first else limit
-        yield text[first:cut]
+        yield first, text[first:cut]
         first = cut
-    yield text[first:]
+    yield first, text[first:]
 
 
-def _first(parts: Iterator[str], num_chars: int) -> Iterator[str]:
+def _first(parts: Iterator[tuple[str, str]], num_chars: int) -> Iterator[tuple[str, str]]:
     """The next ones, until they have so many characters."""
     while num_chars > 0 and (part := next(parts, None)) is not None:
-        num_chars -= len(part)
+        num_chars -= len(part[1])
         yield part
 
 
