@@ -27,7 +27,8 @@ class Rules(Patience):
     is not believed, for the others may be about to say the same; a node is taken in when the step gets faster by
     `join_gain`, and a plan is made for other speeds of its nodes when the step gets faster by `pace_gain`. After an
     attempt to change the plan was interrupted twice, the next waits `retry_s`, then twice as long, up to
-    `longest_retry_s`: what interrupts it may be something that nobody is lost by."""
+    `longest_retry_s`: what interrupts it may be something that nobody is lost by. Where ranks that run code of the
+    user's end by themselves in `most_ended_ranks` epochs in a row without a step, that is the code's doing."""
 
     start_wait_s: float = 60.0
     broken_group_s: float = 3.0
@@ -36,6 +37,7 @@ class Rules(Patience):
     pace_gain: float = 1.1
     retry_s: float = 0.2
     longest_retry_s: float = 5.0
+    most_ended_ranks: int = 3
 
     def pause_s(self, interrupted: int) -> float:
         """Before the next attempt, when so many in a row were interrupted."""
@@ -82,7 +84,9 @@ class Observation:
     `leave_fits`: whether a plan fits without them (None: not known). `rescue`: state would go with them, and is not on
     its way to the object store. `repaced` are ready nodes that are slower or faster than the plan takes them for, and
     what is said of each; `join_gain` is how many times faster a step would be with all nodes that are ready, as fast as
-    they are. `begun`: the job has had a plan before. `pause`: whether the user wants it to rest."""
+    they are. `begun`: the job has had a plan before. `pause`: whether the user wants it to rest.
+    `ended_ranks` are nodes whose ranks ended by themselves, one in each epoch since a step was last done that never was
+    before, and that answer; `own_code`: these run code of the user's."""
 
     state: JobState
     cancel_wanted: bool
@@ -114,6 +118,8 @@ class Observation:
     since_step_s: float = math.inf
     begun: bool = False
     pause: PauseSeen | None = None
+    ended_ranks: tuple[str, ...] = ()
+    own_code: bool = False
 
     @property
     def sight(self) -> Sight:
@@ -221,6 +227,8 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
             return End(
                 state=JobState.FAILED, code=trouble.code, reason=f"{trouble.name} cannot go on: {trouble.problem}"
             )
+    if seen.own_code and len(seen.ended_ranks) >= rules.most_ended_ranks:
+        return _kept_ending(seen)
     if seen.ended == "finished" and seen.last_step in ("safe", "never"):
         return _finish(seen)
     lost, faults = losses(seen.sight, rules), _faults(seen)
@@ -307,6 +315,15 @@ def _replace(seen: Observation, lost: dict[str, str], faults: dict[str, TroubleS
         lost=tuple(sorted(known.items())),
         at_fault=frozenset(faults.keys() - lost.keys()),
     )
+
+
+def _kept_ending(seen: Observation) -> End:
+    where = names(frozenset(seen.ended_ranks))
+    reason = (
+        f"Ranks ended {len(seen.ended_ranks)} times in a row without a step, on {where}, while their nodes answered: "
+        "the job's code, or a library that it calls, ends its process (os._exit, a crash)."
+    )
+    return End(state=JobState.FAILED, code="user_code_failed", reason=reason)
 
 
 def _begin(seen: Observation, rules: Rules) -> Decision:

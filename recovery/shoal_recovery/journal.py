@@ -134,10 +134,13 @@ class EvaluationDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
+    """`ranks_alone`: its agent answered all the same, so what is lost are its ranks."""
+
     kind: ClassVar[str] = "node_lost"
     node: str
     evidence: str
     detect_s: float
+    ranks_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,9 @@ def build(layers):
 """
 
 
+ENDS = LATE.replace('raise RuntimeError("the mix has gone too far")', "__import__('os')._exit(3)")
+
+
 @pytest.mark.parametrize(
     ("text", "entrypoint", "around", "code_word", "said"),
     [
@@ -190,3 +193,13 @@ def test_a_folder_that_is_not_there_is_named(running: Running, code: Path) -> No
     status = running.client.wait(running.submit(job), timeout_s=60)["status"]
     assert (status["state"], status["code"]) == ("failed", "environment_failed")
     assert f"there is no folder {code}/nowhere where the job is supervised" in status["reason"]
+
+
+@pytest.mark.long
+def test_code_that_ends_its_process_is_no_preemption_for_ever(running: Running, code: Path) -> None:
+    (code / "model.py").write_text(ENDS)
+    job_id = running.submit(own_job(code))
+    status = running.client.wait(job_id, timeout_s=300)["status"]
+    assert (status["state"], status["code"]) == ("failed", "user_code_failed"), status
+    assert "Ranks ended 3 times in a row without a step" in status["reason"]
+    assert {event["ranks_alone"] for event in running.events(job_id, "node_lost")} == {True}

@@ -509,3 +509,12 @@ def test_only_a_fatal_trouble_fails_a_job_or_a_store_that_takes_nothing(observat
 @given(st.integers(0, 200))
 def test_pauses_grow_up_to_a_limit(interrupted: int) -> None:
     assert RULES.pause_s(interrupted) <= RULES.pause_s(interrupted + 1) <= RULES.longest_retry_s
+
+
+def test_ranks_of_the_users_code_that_end_again_and_again_end_the_job() -> None:
+    ended = ("a", "b", "a")
+    decision = decide(seen(own_code=True, ended_ranks=ended))
+    assert isinstance(decision, End) and (decision.state, decision.code) == (JobState.FAILED, "user_code_failed")
+    assert decision.reason.startswith("Ranks ended 3 times in a row without a step, on a, b, while their nodes")
+    assert decide(seen(own_code=True, ended_ranks=ended[:2])) == Keep()
+    assert decide(seen(ended_ranks=ended)) == Keep(), "what ends ranks of ours is a node's affair"

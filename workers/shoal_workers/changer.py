@@ -232,8 +232,11 @@ class Changer:
         self._pending.doomed = decision.doomed
         active = bool(self._record.plans)
         self._record.enter(JobState.RECOVERING if active else JobState.STARTING, decision.cause, decision.reason)
+        answering = {agent.node for agent in self._roster.living_agents(now_s, self._settings.silence_s)}
         for node, evidence in decision.lost:
-            self._record.append(NodeLost(node=node, evidence=evidence, detect_s=now_s - blow_s))
+            alone = node in answering and node not in decision.at_fault
+            lost = NodeLost(node=node, evidence=evidence, detect_s=now_s - blow_s, ranks_alone=alone)
+            self._record.append(lost)
             if node not in decision.at_fault:
                 self._roster.forget(node)
             elif self._left_out is not None:  # it is connected and well, only of no use to this job

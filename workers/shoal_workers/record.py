@@ -63,6 +63,9 @@ class JobRecord:
         self.checkpoints: set[int] = set()
         self.store_failed: StoreFailed | None = None
         self.rooms: dict[str, RoomShort] = {}
+        # By epoch, of those since a step was last done that never was before: one whose ranks ended and nothing else.
+        self.ended_ranks: dict[int, str] = {}
+        self._furthest_step = 0
         self.evaluated_steps: set[int] = set()
         self.present: set[str] = set()
         self.had: set[str] = set()  # every node of this cluster that a plan was made with
@@ -166,6 +169,9 @@ class JobRecord:
                 self.starts[event.epoch] = event.step
                 self.done_step = event.step  # what was done beyond it is void, and no later change can lose it again
             case StepDone():
+                if event.step > self._furthest_step:
+                    self._furthest_step = event.step
+                    self.ended_ranks.clear()
                 self.done_step = max(self.done_step, event.step)
                 self.last_steps[event.epoch] = max(self.last_steps.get(event.epoch, 0), event.step)
                 self.recent_steps_s.append(event.duration_s)
@@ -178,6 +184,8 @@ class JobRecord:
             case NodeRecovered():
                 self.slow.pop(event.node, None)
             case NodeLost():
+                if event.ranks_alone:
+                    self.ended_ranks.setdefault(self.epoch, event.node)
                 self.present.discard(event.node)
                 self._gone(event.node)
             case NodeNoticed():

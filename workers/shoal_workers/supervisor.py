@@ -353,6 +353,7 @@ class Supervisor:
         going = frozenset(node for node, _ in doomed)
         repaced = self._stragglers.repaced(epoch, ready - going)
         leave_fits = self._changer.prospects.leave_fits(epoch, ready, going)
+        agents = frozenset(agent.node for agent in self._agents())
         return Observation(
             state=self._record.state,
             cancel_wanted=self._cancel.is_set(),
@@ -363,7 +364,7 @@ class Supervisor:
             left_out=tuple(left_out.items()),
             away=frozenset(self._record.had) - self._roster.expected,
             tried=self._changer.tried,
-            agents=frozenset(agent.node for agent in self._agents()),
+            agents=agents,
             tried_agents=self._changer.tried_agents,
             in_state_s=now_s - self._record.state_since_s,
             troubles=() if epoch is None else epoch.troubles_seen(now_s),
@@ -383,6 +384,8 @@ class Supervisor:
             computing=frozenset() if epoch is None else epoch.computing,
             since_step_s=math.inf if epoch is None else now_s - epoch.stepped_s,
             begun=bool(self._record.plans),
+            ended_ranks=tuple(node for node in self._record.ended_ranks.values() if node in agents),
+            own_code=self._spec.model.module is not None,
             pause=self._pausing.seen(epoch),
         )
 
