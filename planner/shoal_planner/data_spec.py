@@ -24,6 +24,7 @@ _OF_IDS = ("tokens", "megatron")
 _WITH_FIELDS = ("jsonl", "parquet", "arrow")
 # What would be read as text without complaint, and never is any.
 _NO_TEXT = {".parquet": "parquet", ".arrow": "arrow", ".idx": "megatron"}
+LEAST_SHARE = 0.0002  # of a source in a mixture, whose order is a round of some ten thousand samples
 _S3 = re.compile(r"s3://[^/]+/.+")
 
 
@@ -94,8 +95,12 @@ class DataSpec:
             raise InvalidField("end_token", self.end_token, "needs a tokenizer: bytes end a document with 0")
         if self.uri is not None:
             self._check_source(_as_source(self, self.uri), "")
+        total = sum(source.weight for source in self.mix)
         for index, source in enumerate(self.mix):
             self._check_source(source, f"mix[{index}].")
+            if source.weight < total * LEAST_SHARE:
+                problem = f"must be at least {LEAST_SHARE} of all weights together ({total:g}): it would not be read"
+                raise InvalidField(f"mix[{index}].weight", source.weight, problem)
         if self.eval_uri is not None:
             try:
                 self._check_source(_as_source(self, self.eval_uri), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -203,3 +204,18 @@ def test_text_that_a_tokenizer_refuses_is_named(tmp_path: Path) -> None:
     data = DataSpec(uri=path.as_uri(), format="jsonl", tokenizer=str(tmp_path / "tokenizer.json"))
     with pytest.raises(DataError, match=r"line 6: 'strange' cannot be tokenised: .*UNK"):
         training_samples(job(data, batch=1, seq_len=4)).read(range(40))
+
+
+def test_a_negative_id_is_named_as_it_stands(tmp_path: Path) -> None:
+    data = WRITERS["megatron"](tmp_path / "data", documents(30))
+    wide = np.fromfile(tmp_path / "data" / "a.bin", dtype=np.uint16).astype(np.int32)
+    wide[55] = -1
+    wide.tofile(tmp_path / "data" / "a.bin")
+    index = bytearray((tmp_path / "data" / "a.idx").read_bytes())
+    index[17] = 4  # int32
+    (count,) = struct.unpack_from("<Q", index, 18)
+    starts = np.frombuffer(bytes(index), np.int64, count, 34 + 4 * count) * 2
+    index[34 + 4 * count : 34 + 12 * count] = starts.tobytes()
+    (tmp_path / "data" / "a.idx").write_bytes(index)
+    with pytest.raises(DataError, match="token 55: -1 is not below"):
+        training_samples(job(data)).read(range(4000))

@@ -131,3 +131,14 @@ def test_data_of_ids_needs_no_room_for_bytes() -> None:
     assert job(DataSpec(uri="file:///a.bin", format="tokens"), vocab=50).model.vocab == 50
     with pytest.raises(InvalidField, match="must be at least 256"):
         job(DataSpec(uri="file:///a.bin"), vocab=50)
+
+
+def test_a_source_that_would_never_be_read_is_refused() -> None:
+    uris = ("file:///a", "file:///b")
+    with pytest.raises(InvalidField, match=r"mix\[1\].weight = 0.3: must be at least 0.0002 of all weights"):
+        DataSpec(mix=tuple(SourceSpec(uri=uri, weight=weight) for uri, weight in zip(uris, (8e3, 0.3), strict=True)))
+    least = DataSpec(
+        mix=tuple(SourceSpec(uri=uri, weight=weight) for uri, weight in zip(uris, (4999.0, 1.0), strict=True))
+    )
+    turns = Round([source.weight for source in least.mix], 8, 5)
+    assert turns.before(10_007, 1) >= 1

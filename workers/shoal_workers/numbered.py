@@ -31,19 +31,20 @@ class TokenKind:
 
     dtype: torch.dtype
     top: int
+    signed: bool = False
 
     @property
     def num_bytes(self) -> int:
         return self.dtype.itemsize
 
 
-# torch cannot do much with unsigned types of more than a byte: signs are taken off after reading.
+# torch cannot do much with unsigned types of more than a byte: what looks like a sign is taken off after reading.
 KINDS = {
     "uint8": TokenKind(torch.uint8, 2**8),
     "uint16": TokenKind(torch.int16, 2**16),
     "uint32": TokenKind(torch.int32, 2**32),
-    "int32": TokenKind(torch.int32, 2**32),
-    "int64": TokenKind(torch.int64, 2**63),
+    "int32": TokenKind(torch.int32, 2**31, signed=True),
+    "int64": TokenKind(torch.int64, 2**63, signed=True),
 }
 
 
@@ -60,7 +61,7 @@ class TokenFile:
         size = self.kind.num_bytes
         found = self.file.read(first * size, (last - first) * size)
         tokens = torch.frombuffer(bytearray(found), dtype=self.kind.dtype).long()
-        return tokens & (self.kind.top - 1) if size in (2, 4) else tokens
+        return tokens if self.kind.signed else tokens & (self.kind.top - 1)
 
 
 class NumberedSamples:
