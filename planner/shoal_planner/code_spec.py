@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from shoal_planner.errors import InvalidField
 
-_ARCHIVES = ("s3", "gs", "https")  # whence each node fetches a .zip
+_PACKAGES = ("s3", "gs", "https")  # whence each node fetches a .zip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class CodeSpec:
 
     def __post_init__(self) -> None:
         if self.working_dir is not None:
-            check_archive("working_dir", self.working_dir)
+            _check_package("working_dir", self.working_dir)
         for index, module in enumerate(self.py_modules):
-            check_archive(f"py_modules[{index}]", module)
+            _check_package(f"py_modules[{index}]", module)
         for index, requirement in enumerate(self.pip):
             if not requirement.strip():
                 raise InvalidField(f"pip[{index}]", requirement, "must be a requirement, as in 'einops==0.8.1'")
@@ -40,13 +40,10 @@ class CodeSpec:
 NO_CODE = CodeSpec()
 
 
-def check_archive(field: str, uri: str) -> None:
-    """Raises InvalidField unless it is a folder or an archive that nodes can fetch."""
+def _check_package(field: str, uri: str) -> None:
     parts = urlsplit(uri)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise InvalidField(field, uri, "must be file:// and an absolute path, as in file:///home/me/model")
-    elif parts.scheme not in _ARCHIVES:
-        raise InvalidField(field, uri, f"must begin with file:// or {', '.join(f'{each}://' for each in _ARCHIVES)}")
-    elif not parts.path.endswith(".zip"):
-        raise InvalidField(field, uri, "must be a .zip, whose root holds the code")
+            raise InvalidField(field, uri, "must be file:// and an absolute path, as in file:///home/me/project")
+    elif parts.scheme not in _PACKAGES or not parts.path.endswith((".zip", ".whl")):
+        raise InvalidField(field, uri, "must be a folder (file:///folder) or a .zip at s3://, gs:// or https://")

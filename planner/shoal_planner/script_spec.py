@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
+from shoal_planner.code_spec import CodeSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, job_to_mapping, parse_job
 from shoal_planner.ranges import check_range
@@ -22,7 +23,6 @@ from shoal_planner.strict import check_document, check_known, read
 Kind = Literal["train", "ray_train"]
 _MOST_WORKERS = 100_000
 _MOST_KEPT = 1_000_000_000
-_PACKAGES = ("s3", "gs", "https")  # whence Ray fetches a .zip for the nodes
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 _NOT_HERE = "is of no use with kind 'ray_train': the script says it itself"
 
@@ -32,9 +32,7 @@ class ProgramSpec:
     """What is run: the file `path`, absolute on the nodes or relative to `working_dir`, or the `entrypoint`, a module
     as `python -m` runs it, or `package.module:function`, which is called without arguments.
 
-    `working_dir` is what the script has around it: a folder (`file:///folder`) that is sent to the nodes, or a .zip
-    that each fetches from `s3://`, `gs://` or `https://`; `py_modules` are more of these, on the import path. `pip`
-    are requirements, installed for this job alone. `env` is what the script and its workers find in the environment.
+    What it has around it (`working_dir`, `py_modules`, `pip`, `env`) is as in a CodeSpec.
     """
 
     path: str | None = None
@@ -56,16 +54,12 @@ class ProgramSpec:
         if self.entrypoint is not None and not _MODULE.fullmatch(self.entrypoint):
             problem = "must be a module, as in package.module, or package.module:function"
             raise InvalidField("entrypoint", self.entrypoint, problem)
-        if self.working_dir is not None:
-            _check_package("working_dir", self.working_dir)
-        for index, module in enumerate(self.py_modules):
-            _check_package(f"py_modules[{index}]", module)
-        for index, requirement in enumerate(self.pip):
-            if not requirement.strip():
-                raise InvalidField(f"pip[{index}]", requirement, "must be a requirement, as in torchvision==0.28.0")
-        for name in self.env:
-            if not name or "=" in name or "\0" in name:
-                raise InvalidField("env", name, "is no name of an environment variable")
+        _ = self.code  # which checks itself
+
+    @property
+    def code(self) -> CodeSpec:
+        """What is around it."""
+        return CodeSpec(working_dir=self.working_dir, py_modules=self.py_modules, pip=self.pip, env=self.env)
 
     def _check_path(self, path: str) -> None:
         given = PurePosixPath(path)
@@ -166,12 +160,3 @@ def any_job_to_mapping(job: AnyJob) -> dict[str, object]:
     if isinstance(job, JobSpec):
         return job_to_mapping(job)
     return {"kind": "ray_train", **dataclasses.asdict(job)}
-
-
-def _check_package(name: str, uri: str) -> None:
-    parts = urlsplit(uri)
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise InvalidField(name, uri, "must be file:// and an absolute path, as in file:///home/me/project")
-    elif parts.scheme not in _PACKAGES or not parts.path.endswith((".zip", ".whl")):
-        raise InvalidField(name, uri, "must be a folder (file:///folder) or a .zip at s3://, gs:// or https://")

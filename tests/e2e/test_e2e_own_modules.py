@@ -192,7 +192,7 @@ def test_a_folder_that_is_not_there_is_named(running: Running, code: Path) -> No
     job = own_job(code / "nowhere")
     status = running.client.wait(running.submit(job), timeout_s=60)["status"]
     assert (status["state"], status["code"]) == ("failed", "environment_failed")
-    assert f"there is no folder {code}/nowhere where the job is supervised" in status["reason"]
+    assert f"there is no {code}/nowhere where the job is supervised" in status["reason"]
 
 
 @pytest.mark.long

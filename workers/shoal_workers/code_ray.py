@@ -56,8 +56,8 @@ def _sent(code: CodeSpec) -> dict[str, Any]:
     from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
     from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
 
-    working_dir = () if code.working_dir is None else (_place("working_dir", code.working_dir),)
-    made = _environment(code, working_dir, tuple(_place("py_modules", module) for module in code.py_modules))
+    working_dir = () if code.working_dir is None else (_place(code.working_dir),)
+    made = _environment(code, working_dir, tuple(map(_place, code.py_modules)))
     try:
         with tempfile.TemporaryDirectory(prefix="shoal-code-") as scratch:
             if working_dir:
@@ -88,14 +88,13 @@ def _is_there(package: str) -> bool:
     return not package.startswith("gcs://") or package_exists(package)
 
 
-def _place(field: str, uri: str) -> str:
+def _place(uri: str) -> str:
     parts = urlsplit(uri)
     if parts.scheme != "file":
         return uri
     path = unquote(parts.path)
-    if not os.path.isdir(path):
-        problem = f"code.{field} = {uri!r}: there is no folder {path} where the job is supervised"
-        raise CodeRefused("environment_failed", problem)
+    if not os.path.exists(path):
+        raise CodeRefused("environment_failed", f"{uri}: there is no {path} where the job is supervised")
     return path
 
 

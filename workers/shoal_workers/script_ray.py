@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import ray
 import structlog
@@ -13,6 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.script_spec import ProgramSpec
 from shoal_workers.cluster_ray import NAMESPACE
+from shoal_workers.code_ray import CodeRefused, environment_of
 from shoal_workers.script_actor import ScriptActor
 from shoal_workers.script_words import NODE_DIED
 from shoal_workers.scripts import Looked, ScriptGone, ScriptUnanswered
@@ -50,9 +49,11 @@ class RayScripts:
                 num_cpus=0,
                 max_restarts=0,
                 max_concurrency=4,
-                runtime_env=_runtime_env(program),
+                runtime_env=environment_of(program.code),
                 scheduling_strategy=NodeAffinitySchedulingStrategy(raylet, soft=False),
             ).remote(order, list(program.args))
+        except CodeRefused as error:
+            raise ScriptGone(error.code, error.problem, node_lost=False) from error
         except (RuntimeError, ValueError, OSError) as error:
             raise ScriptGone("environment_failed", str(error), node_lost=False) from error
 
@@ -95,31 +96,3 @@ class RayScripts:
 
 def _why(error: BaseException) -> str:
     return " ".join(str(error).split())[:500]
-
-
-def _runtime_env(program: ProgramSpec) -> dict[str, Any]:
-    """As Ray takes it, with folders sent to where the nodes fetch them. Raises OSError, ValueError or RuntimeError."""
-    from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
-    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
-
-    made: dict[str, Any] = {"env_vars": dict(program.env)} if program.env else {}
-    if program.pip:
-        made["pip"] = list(program.pip)
-    if program.working_dir is not None:
-        made["working_dir"] = _place(program.working_dir)
-        made = upload_working_dir_if_needed(made, include_gitignore=True, logger=None)
-    if program.py_modules:
-        made["py_modules"] = [_place(module) for module in program.py_modules]
-        made = upload_py_modules_if_needed(made, include_gitignore=True, logger=None)
-    return made
-
-
-def _place(uri: str) -> str:
-    """Raises FileNotFoundError."""
-    parts = urlsplit(uri)
-    if parts.scheme != "file":
-        return uri
-    path = unquote(parts.path)
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"{uri}: there is no {path} where the job is supervised")
-    return path
