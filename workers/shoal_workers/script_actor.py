@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ class ScriptActor:
         self._num_lines = 0
         self._lock = threading.Lock()
         self._report = Path(tempfile.mkdtemp(prefix="shoal-script-")) / "failed.json"
+        self._told: dict[str, str] | None = None
         ends, self._lifeline = os.pipe()
         context = ray.get_runtime_context()
         full = {**order, "lifeline": ends, "report": str(self._report), "raylet": context.get_node_id()}
@@ -96,11 +98,11 @@ class ScriptActor:
                 self._num_lines += 1
 
     def _failed(self) -> dict[str, str] | None:
-        try:
-            found: dict[str, str] = json.loads(self._report.read_text())
-        except (OSError, ValueError):
-            return None
-        return found
+        """Read once; nothing of it stays behind."""
+        with contextlib.suppress(OSError, ValueError):
+            self._told = json.loads(self._report.read_text())
+        shutil.rmtree(self._report.parent, ignore_errors=True)
+        return self._told
 
 
 def _environment(context: Any) -> dict[str, str]:
