@@ -108,9 +108,10 @@ def _long() -> list[str]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_shape_of_files_is_read_with_less_than_300_mb(tmp_path: Path, shape: str) -> None:
     form, batch, write = SHAPES[shape]
-    write(tmp_path / "data")
+    path = tmp_path / f"data.{form}"
+    write(path)
     tokenizer = str(write_tokenizer(tmp_path / "tokenizer"))
-    data = DataSpec(uri=(tmp_path / "data").as_uri(), format=form, tokenizer=tokenizer)
+    data = DataSpec(uri=path.as_uri(), format=form, tokenizer=tokenizer)
     assert most_bytes(data, 4, tmp_path / "cache", batch)["read"] < _LIMIT_BYTES
 
 

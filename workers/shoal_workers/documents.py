@@ -78,6 +78,8 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._end = np.array([tokenizer.end], dtype=np.uint32)
+        self._end_learnt = np.array([template is None])
 
     @property
     def end(self) -> int:
@@ -110,8 +112,8 @@ class Encoder:
         """What comes first in a document cannot be known from the document before it, so it is not to be learnt; its
         end is, unless it follows what is not."""
         if raw.ends:
-            ids = np.append(ids, np.uint32(self.end))
-            learnt = np.append(learnt, self._template is None)
+            ids = np.concatenate((ids, self._end))
+            learnt = np.concatenate((learnt, self._end_learnt))
         if raw.begins:
             learnt[:1] = False
         return Encoded(ids, learnt, raw.place)

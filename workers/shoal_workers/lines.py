@@ -20,6 +20,7 @@ from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 
 _CHUNK_BYTES = 2**16
+_LINES_BYTES = 2**15  # of which hundreds of streams keep the tokens that are left over
 _LONGEST_LINE_BYTES = 64 * 2**20
 _COUNTED_BYTES = 2**20
 _CONTEXT_BYTES = 64
@@ -99,7 +100,7 @@ class JsonLines(_Ranges):
             if first <= low:
                 first = _next_line(file, low, high)
             while first < high:
-                if num_bytes >= _CHUNK_BYTES:
+                if num_bytes >= _LINES_BYTES:
                     return Chunk(found, start + first - base)
                 content = _lines(file, first)
                 found += self._documents(file, first, high, content, start - base)
@@ -149,7 +150,7 @@ def _lines(file: File, first: int) -> bytes:
     """Whole lines, the first of which begins at `first`. Raises DataError where one is too long."""
     found = b""
     while True:
-        num_bytes = min(max(_CHUNK_BYTES, len(found)), file.num_bytes - first - len(found))
+        num_bytes = min(max(_LINES_BYTES, len(found)), file.num_bytes - first - len(found))
         found += file.read(first + len(found), num_bytes)
         if first + len(found) == file.num_bytes:
             return found

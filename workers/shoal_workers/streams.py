@@ -85,13 +85,14 @@ class BlockOrder:
 
 @dataclass(slots=True)
 class _Stream:
-    """`packer` gives the samples from `mark` on, of documents up to `place` in their block (None: all of them); `begun`
-    is the index of the first of its block, if it is known."""
+    """`packer` gives the samples from `mark` on, of documents up to `place` in their `block` (None: all of them);
+    `begun` is the index of the first of its block, if it is known."""
 
     kept: deque[tuple[int, Tokens]]
     mark: Mark = _BEGIN
     begun: int | None = 0
     packer: Packer | None = None
+    block: int = 0
     place: int | None = None
     marks: list[Mark] = field(default_factory=lambda: [_BEGIN])
     told: Mark = _BEGIN
@@ -191,7 +192,7 @@ class Streams:
         num_empty = 0
         while True:
             mark = stream.mark
-            packed = self._packed(stream, self._order.block(number, mark.turn))
+            packed = self._packed(number, stream)
             if packed is not None:
                 stream.mark = Mark(mark.index + 1, mark.turn, packed.place, packed.skip)
                 stream.kept.append((mark.index, packed.tokens))
@@ -199,7 +200,7 @@ class Streams:
                 return mark.index, packed.tokens
             if stream.begun is not None:
                 count = mark.index - stream.begun
-                self._counts.put(self._order.block(number, mark.turn), count)
+                self._counts.put(stream.block, count)
                 num_empty = 0 if count else num_empty + 1
                 self._check_patience(num_empty)
             stream.mark, stream.begun, stream.packer = Mark(mark.index, mark.turn + 1, 0, 0), mark.index, None
@@ -213,16 +214,16 @@ class Streams:
         if num_empty > 64 * self._order.num_read or all(self._counts.get(block) == 0 for block in self._order.blocks()):
             raise DataError(self._name, "", "all documents together", "have nothing to learn from")
 
-    def _packed(self, stream: _Stream, block: int) -> Packed | None:
-        """The sample at the stream's mark, which is in this block; None where that ends."""
+    def _packed(self, number: int, stream: _Stream) -> Packed | None:
+        """The sample at the stream's mark; None where the block of that ends."""
         packer = stream.packer
         if packer is None:
             mark = stream.mark
             whole = (mark.place, mark.skip) == (0, 0)
             packer = stream.packer = Packer(self._seq_len, mark.skip, self._encoder.end, whole=whole)
-            stream.place = mark.place
+            stream.block, stream.place = self._order.block(number, mark.turn), mark.place
         while (packed := packer.next()) is None and stream.place is not None:
-            chunk = self._blocks.read(block, stream.place)  # what raises leaves all as it was
+            chunk = self._blocks.read(stream.block, stream.place)  # what raises leaves all as it was
             packer.add(self._encoder.encode(chunk.documents))
             stream.place = chunk.end
         return packed or packer.end()
