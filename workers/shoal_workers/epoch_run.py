@@ -6,21 +6,19 @@ leaves behind is told in `whole` and by the messages it says.
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
-import torch
 
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, parse_plan
-from shoal_recovery.errors import BaseChanged, StoreError
 from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import RankState, ShardMap, Transfer
@@ -32,8 +30,9 @@ from shoal_workers.beside import beside
 from shoal_workers.data import samples_of
 from shoal_workers.data_cache import DataCache
 from shoal_workers.data_identity import difference
+from shoal_workers.endings import ending_of
 from shoal_workers.engine import Engine, Finished, StepReport
-from shoal_workers.errors import DataDiffers, DataError, EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
+from shoal_workers.errors import EpochAbandoned
 from shoal_workers.evaluation import EvaluationReport
 from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
@@ -55,25 +54,12 @@ from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.slots import slots_of
 from shoal_workers.snapshots import AgentSnapshots
 from shoal_workers.tensor_parallel import tp_groups
-from shoal_workers.user_code import chain_of, users_own
-from shoal_workers.wire import ConnectionClosed, connect
+from shoal_workers.wire import connect
 
 log = structlog.get_logger()
 
 _LEAST_WAIT_S = 1e-4  # to ask an exchange that has nothing to do takes less
 _PATIENCE_STEPS = 10  # a peer may be busy for that many steps before it is given up
-_OURS = (
-    EpochAbandoned,
-    BaseChanged,
-    PeerLost,
-    FetchFailed,
-    ConnectionClosed,
-    StoreError,
-    StepRefused,
-    DataError,
-    OutOfDeviceMemory,
-    torch.OutOfMemoryError,
-)
 _HAND_OVER_S = 0.5  # at most the next epoch waits so long for what this one leaves with its agent
 
 
@@ -201,38 +187,11 @@ class EpochRun:
             with devices.current(self._computes_on):
                 self._live_through()
         except BaseException as error:
-            # What was raised by us may have passed through modules of the user's, and come out as something else.
-            self._ended_by(next((each for each in chain_of(error) if isinstance(each, _OURS)), error))
+            ending = ending_of(error, parse_job(self._order.spec).model, self._shortage)
+            if ending is not None and not self._abandoned.is_set():
+                self._say(m.Trouble(epoch=self.epoch, **dataclasses.asdict(ending)))
 
-    def _ended_by(self, error: BaseException) -> None:
-        match error:
-            case EpochAbandoned():
-                pass  # the supervisor knows: it gave the order
-            case BaseChanged():
-                self._trouble(str(error), fatal=True, code="base_changed")  # no plan brings the old one back
-            case PeerLost() | FetchFailed() | ConnectionClosed() | StoreError():
-                self._trouble(str(error))
-            case StepRefused():
-                self._trouble(str(error), fatal=True, code="step_refused")
-            case DataDiffers():
-                self._trouble(str(error), local=True, code="data_broken")
-            case DataError():
-                self._trouble(str(error), fatal=True, code="data_broken")  # it reads the same on every node
-            case OutOfDeviceMemory() | torch.OutOfMemoryError():
-                self._trouble(self._shortage(error), local=True)  # another plan may ask less of this node
-            case _ if (theirs := users_own(error, parse_job(self._order.spec).model)) is not None:
-                self._trouble(theirs, fatal=True, code="user_code_failed")
-            case _:
-                # Missing data, a full disk, or an error of ours: nothing that a peer did. If it is the job's fault it
-                # shows on every node; the user must see where.
-                lines = "".join(traceback.format_exception(error, limit=8))
-                self._trouble(f"{type(error).__name__}: {error}\n{lines}", local=True)
-
-    def _trouble(self, problem: str, *, fatal: bool = False, local: bool = False, code: str = "rank_failed") -> None:
-        if not self._abandoned.is_set():
-            self._say(m.Trouble(epoch=self.epoch, problem=problem, fatal=fatal, local=local, code=code))
-
-    def _shortage(self, error: Exception) -> str:
+    def _shortage(self, error: BaseException) -> str:
         plan = parse_plan(self._order.plan)
         return shortage(error, self._memory, plan, self._order.rank, self._order.plan.get("predicted", {}))
 

@@ -16,7 +16,7 @@ from shoal_workers.memory import DeviceMemory
 _MIB = 2**20
 
 
-def shortage(error: Exception, memory: DeviceMemory, plan: Plan, rank: int, predicted: Mapping[str, Any]) -> str:
+def shortage(error: BaseException, memory: DeviceMemory, plan: Plan, rank: int, predicted: Mapping[str, Any]) -> str:
     """`error` is that of a ledger, or what the device's own allocator raised; `predicted` what was published of the
     plan's prediction."""
     place = next(place for place in plan.places() if place.rank == rank)
@@ -32,7 +32,7 @@ def shortage(error: Exception, memory: DeviceMemory, plan: Plan, rank: int, pred
     )
 
 
-def _lack(error: Exception, memory: DeviceMemory) -> str:
+def _lack(error: BaseException, memory: DeviceMemory) -> str:
     if not isinstance(error, OutOfDeviceMemory):
         first = str(error).partition("\n")[0].rstrip(".")
         return f"{first}; the buffers of the engine alone are {_sum(dict(memory.in_use))}"
