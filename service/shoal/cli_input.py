@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
+from shoal.cli_own import seen_here
 from shoal_planner.cluster import ClusterSnapshot, DeviceOverride, parse_cluster
 from shoal_planner.documents import MalformedDocument, read_document
 from shoal_planner.errors import InvalidField
@@ -33,9 +34,9 @@ def read_job(name: str) -> JobSpec:
 
 
 def _parse_job(value: object) -> JobSpec:
-    """A model of Hugging Face's is looked up from here. Raises InvalidField."""
+    """A model of Hugging Face's, or of the user's own, is looked at from here. Raises InvalidField."""
     if not _names_hf(value):
-        return parse_job(value)
+        return seen_here(parse_job(value))
     try:
         from shoal_recovery.hf_jobs import with_hf_model
 
