@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from data_ground import documents, job, write_chats
 from engine_runs import on_nodes, part, plan, worst_difference
 
+from shoal_planner.data_spec import DataSpec
 from shoal_planner.plan import Plan
 from shoal_recovery.state import Kind
 from shoal_workers.data import training_samples
@@ -80,6 +83,21 @@ def test_gradients_are_those_of_the_mean(tmp_path: Path) -> None:
     once, twice = (run_plan(spec, _placed(layout), 1).ranks[0].reports[0] for layout in (LAYOUTS["tp 2"], _SOLO))
     assert once.grad_norm == pytest.approx(twice.grad_norm, rel=1e-4)
     assert once.loss == pytest.approx(twice.loss, rel=1e-5)
+
+
+def test_a_step_without_a_target_is_left_alone(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "why? " * 800}, {"role": "assistant", "content": "because"}]}
+    (tmp_path / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 40))
+    data = DataSpec(uri=(tmp_path / "chats.jsonl").as_uri(), format="jsonl", template="chatml")
+    spec = job(data, seq_len=16, eval_every=2, eval_batches=1)
+    first, run = run_plan(spec, _SOLO, 0), run_plan(spec, _placed(LAYOUTS["tp 2"]), 2)
+    for rank in run.ranks:
+        assert [report.skipped for report in rank.reports] == [
+            "none of its samples has a target: nothing is learnt of it"
+        ] * 2
+        assert all(math.isnan(loss) for loss in rank.losses)
+        assert [math.isnan(evaluation.loss) for evaluation in rank.evaluations] == [True]
+    assert worst_difference(run.weights, first.weights) == 0.0, "nor do weights decay"
 
 
 _SOLO = plan((5, (part(2, (1, 2)),)))

@@ -73,10 +73,11 @@ class Exposure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Of the whole step, the same on every rank. `not_finite` are the ranks whose loss or gradients are no finite
-    numbers: where there are any, nobody applies the step. `loss` and `grad_norm` are means over targets; gradients
-    become that when they are multiplied with `scale`."""
+    numbers: where there are any, nobody applies the step. `loss` and `grad_norm` are means over `num_targets` targets
+    (without any, `loss` is none); gradients become that when they are multiplied with `scale`."""
 
     loss: float
+    num_targets: int
     grad_norm: float
     scale: float
     stop_after: float
@@ -101,9 +102,11 @@ def count(ballots: Tensor, step: int, epoch: int, num_tokens: int) -> Verdict:
     rest = ballots[:, _NUM_COUNTS:]
     sizes = [len(Link), 1, len(Wait)]
     sent, elapsed, waited, fed = torch.split(rest, [*sizes, rest.shape[1] - sum(sizes)], dim=1)
-    scale = per_target(num_tokens, int(targets.sum()))
+    num_targets = int(targets.sum())
+    scale = per_target(num_tokens, num_targets)
     return Verdict(
-        loss=float(losses.sum()) * scale,
+        loss=float(losses.sum()) * scale if num_targets else math.nan,
+        num_targets=num_targets,
         grad_norm=math.sqrt(float(squares.sum())) * scale,
         scale=scale,
         stop_after=float(stops.min()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal_planner.errors import InvalidField
+from shoal_planner.errors import InvalidField, show
 from shoal_workers.tokenizing import Tokenizer, hash_of, token_text
 
 CHATML = (
@@ -125,7 +125,7 @@ def _checked(messages: object) -> list[dict[str, Any]]:
             raise ValueError(f"has as message {index} no mapping of role and content")
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                raise ValueError(f"has a message {index} whose {key} is no text: {message.get(key)!r}")
+                raise ValueError(f"has a message {index} whose {key} is no text: {show(message.get(key))}")
     return [dict(message) for message in messages]
 
 

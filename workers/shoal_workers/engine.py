@@ -222,6 +222,8 @@ class Engine:
         skip the step or refuse it, or none does."""
         for _ in range(_ATTEMPTS):
             verdict = self._attempt(step, stop_after)
+            if not verdict.not_finite and not verdict.num_targets:
+                return self._left_alone(step, verdict, "none of its samples has a target: nothing is learnt of it")
             if not verdict.not_finite:
                 self._num_skipped = 0
                 return verdict, None
@@ -231,6 +233,9 @@ class Engine:
             raise StepRefused(step, problem)
         if self._num_skipped == _MOST_SKIPPED:
             raise StepRefused(step, f"{problem}; it would be the step number {_MOST_SKIPPED} in a row to be skipped")
+        return self._left_alone(step, verdict, problem)
+
+    def _left_alone(self, step: int, verdict: Verdict, problem: str) -> tuple[Verdict, str]:
         with self._exchange.commit():
             self._live.tag = step  # the state of the step before, as nothing was written
         return verdict, problem
@@ -242,7 +247,7 @@ class Engine:
         return told(answers, verdict.not_finite, self._devices, layers)
 
     def _attempt(self, step: int, stop_after: Callable[[], int | None]) -> Verdict:
-        """Leaves the state as it is if the verdict says that something is not finite."""
+        """Leaves the state as it is if the verdict says that something is not finite, or that nothing was to learn."""
         self._live.zero_gradients()
         self._circulation.begin(self._uses)
         self._sharing.begin()
@@ -253,7 +258,7 @@ class Engine:
             self._leave_if_abandoned()
             if isinstance(instruction, Vote):
                 self._verdict = self._vote(step, stop_after)
-                if self._verdict.not_finite:
+                if self._verdict.not_finite or not self._verdict.num_targets:
                     return self._verdict
             else:
                 self._execute(instruction, step)

@@ -6,6 +6,7 @@ epoch that begins at a step after which one is due has it too, unless it was tol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -67,7 +68,7 @@ class Evaluation:
         scale = per_target(len(batches) * self._train.tokens_per_step, num_targets)
         return EvaluationReport(
             step=step,
-            loss=float(losses.sum()) / len(batches) * scale,
+            loss=float(losses.sum()) / len(batches) * scale if num_targets else math.nan,
             tokens=num_targets,
             duration_s=self._clock() - began_s,
         )
