@@ -100,6 +100,7 @@ def test_a_holder_that_dies_at_any_moment_costs_no_step(
         evaluated=False,
         agents={node: agent.address for node, agent in agents.items()},
         marks=[],
+        files=[],
     )
     request = RunRequest(job=spec, plan=made, until_step=20)
     undisturbed = processes.run(dataclasses.replace(request, until_step=expected)).state
