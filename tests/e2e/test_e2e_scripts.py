@@ -251,6 +251,7 @@ def data_of_the_quick_start() -> Iterator[None]:
     shutil.rmtree(root)
 
 
+@pytest.mark.long
 def test_the_quick_start_of_ray_train_finishes_after_the_loss_of_a_node(
     running: Running, torchvision: str, data_of_the_quick_start: None
 ) -> None:

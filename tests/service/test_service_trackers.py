@@ -124,6 +124,7 @@ def test_readers_find_what_rest_says_across_recoveries(plane: ControlPlane, http
     assert "step 39: node spot-1 joined" in made[-1].notes
 
 
+@pytest.mark.long
 def test_safe_steps_that_are_done_again_all_the_same_are_written_anew(http: httpx.Client, tmp_path: Path) -> None:
     job_id, connector = begin(http, track=tracked(tmp_path), train={"steps": 30})
     told = Story(job=parse_job(job_mapping(train={"steps": 30})), cluster=snapshot(), now_s=time.time())
@@ -154,6 +155,7 @@ def test_safe_steps_that_are_done_again_all_the_same_are_written_anew(http: http
     assert old.data.tags["shoal.replaced_by"] == new.data.tags["shoal.run"] == f"{job_id}-2"
 
 
+@pytest.mark.long
 def test_a_killed_control_plane_leaves_no_step_out_and_none_double(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
