@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
+import json.decoder
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +233,9 @@ def test_a_long_text_has_the_ids_that_the_library_gives_it(any_folder: Path, tmp
     ids, places = tokenizer.encode_with_places(text)
     assert ids.tolist() == wanted
     assert places.tolist() == [begin for begin, _ in inner.encode(text, add_special_tokens=False).offsets]
+    code = "".join(Path(module.__file__).read_text() for module in (argparse, json.decoder, typing))
+    assert len(code) > 2**17, "with lines that are indented, empty, and long"
+    assert tokenizer.encode([code])[0].tolist() == inner.encode(code, add_special_tokens=False).ids
     blocks, encoder = TextBlocks([_Memory(text.encode())], 100_000), Encoder(tokenizer, None)
     read = [encoded for block in range(len(blocks)) for encoded in encoder.encode(every(blocks, block))]
     assert len(read) > 5
