@@ -6,6 +6,7 @@ import ctypes
 import threading
 import time
 from contextlib import nullcontext
+from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
@@ -63,13 +64,18 @@ def run_over_nccl(seat: Seat, library: str, request: RunRequest) -> RankRun:
 
 
 def send_what_nobody_takes(seat: Seat, library: str) -> float:
-    """Rank 0's message is more than sockets keep, and rank 1 has not asked for it when both abandon the epoch: how long
-    that and waking took."""
+    """Rank 0's message is more than sockets keep, and rank 1 has not asked for it when rank 0 abandons the epoch: how
+    long that and waking took."""
     exchange = over_nccl(seat, library)
-    exchange.all_gather(torch.zeros(1))
-    pending = exchange.irecv(torch.zeros(4), 1 - seat.rank, 1)
-    if seat.rank == 0:
-        exchange.isend(torch.zeros(1 << 24), 1, 2)
+    first = exchange.irecv(torch.zeros(4), 1 - seat.rank, 0)
+    exchange.isend(torch.zeros(4), 1 - seat.rank, 0).wait()
+    first.wait()
+    if seat.rank == 1:  # it must be there, or its going would wake rank 0
+        seat.store.wait(["woken"], timedelta(seconds=seat.timeout_s))
+        exchange.abandon()
+        return 0.0
+    pending = exchange.irecv(torch.zeros(4), 1, 1)
+    exchange.isend(torch.zeros(1 << 24), 1, 2)
     began_s: list[float] = []
 
     def abandon() -> None:
@@ -81,4 +87,6 @@ def send_what_nobody_takes(seat: Seat, library: str) -> float:
         pending.wait()
     except EpochAbandoned:
         return time.perf_counter() - began_s[0]
+    finally:
+        seat.store.set("woken", b"")
     raise AssertionError("nothing was sent, yet something arrived")

@@ -82,12 +82,3 @@ def check_exported(tmp_path: Path, job_id: str) -> None:
     assert before.keys() == after.keys()
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert same == {name for name in before if "norm" in name or "gate" in name or "embed" in name or "head" in name}
-
-
-def test_adapters_are_trained_on_unequal_nodes_of_which_one_dies(running: Running, tmp_path: Path) -> None:
-    """As above, in short."""
-    steps = 20
-    save_llama(tmp_path / "base", **SHAPE)
-    spec = lora_job(tmp_path / "base", LORA, {"limits": {"min_devices": 3}}, steps=steps, seq_len=64, lr=1e-3)
-    _, events = run_and_lose_a_node(running, job_to_mapping(spec), steps)
-    check_losses(events, train_plainly(theirs(tmp_path / "base", spec), spec, steps))

@@ -194,6 +194,7 @@ def test_a_script_that_is_not_there_is_named(running: Running) -> None:
     assert "script.entrypoint = 'figures:nothing': module 'figures' has no function 'nothing'" in status["reason"]
 
 
+@pytest.mark.long
 def test_a_cancelled_script_ends_with_its_workers(running: Running, tmp_path: Path) -> None:
     job_id = running.submit(script_job("--epochs=3", "--hold=2", f"--go={tmp_path / 'never'}"))
     running.until_step(job_id, 1)

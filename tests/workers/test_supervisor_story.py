@@ -288,6 +288,7 @@ def test_a_stopped_rank_is_left_out_and_cannot_spoil_anything(cluster: ProcessCl
         assert all(abs(losses[step] - reference[step - 1]) < 1e-4 * reference[step - 1] for step in losses)
 
 
+@pytest.mark.long
 def test_a_stopped_rank_that_is_needed_is_waited_for(cluster: ProcessCluster, text: str) -> None:
     """No plan fits without it. Nobody but its own process has to be started, or lost, for the job to go on."""
     spec = tiny_job(text, steps=100, min_devices=5)
