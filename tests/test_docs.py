@@ -152,7 +152,7 @@ def test_the_options_of_the_handbook_are_those_of_the_program() -> None:
 def test_the_routes_of_the_handbook_are_those_of_the_server(tmp_path: Path) -> None:
     paths = create_app(Settings(data_dir=tmp_path)).openapi()["paths"]
     real = {f"{method.upper()} {path}" for path, operations in paths.items() for method in operations}
-    named = set(re.findall(r"`((?:GET|POST|PUT) /\S+)`", read("docs/rest.md").partition("## Jobs")[0]))
+    named = set(re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /\S+)`", read("docs/rest.md").partition("## Jobs")[0]))
     assert named - {"GET /openapi.json"} == real
 
 

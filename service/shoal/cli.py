@@ -197,11 +197,22 @@ def serve(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on (default 8700).")] = None,
     database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL (default: SQLite in the data dir).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where token and database are (default ~/.shoal).")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain to serve HTTPS with.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key.")] = None,
+    behind_proxy: Annotated[
+        bool | None, typer.Option("--behind-proxy", help="A proxy in front of this speaks TLS.")
+    ] = None,
+    file_roots: Annotated[
+        str | None, typer.Option(metavar="DIR[:DIR]", help="Below which folders jobs may name places (default none).")
+    ] = None,
 ) -> None:
     """Run the control plane alone. SHOAL_ variables set what options do not."""
     server = _optional("shoal_service.server", "serve", "shoal[server]")
     settings = _optional("shoal_service.settings", "serve", "shoal[server]")
     given = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
+    given |= {"tls_cert": tls_cert, "tls_key": tls_key, "behind_proxy": behind_proxy, "file_roots": file_roots}
     try:
         server.run(settings.Settings(**{name: value for name, value in given.items() if value is not None}))
     except ValueError as error:

@@ -114,7 +114,13 @@ class LocalShoal:
             self._server.wait(_STOP_S)
         command = [sys.executable, "-m", "shoal_service"]
         port = self.url.rpartition(":")[2]
-        environment = {"SHOAL_DATA_DIR": str(self._options.data_dir), "SHOAL_HOST": "127.0.0.1", "SHOAL_PORT": port}
+        # Alone on its machine, for the user who started it: whatever that user may read and write, jobs may name.
+        environment = {
+            "SHOAL_DATA_DIR": str(self._options.data_dir),
+            "SHOAL_HOST": "127.0.0.1",
+            "SHOAL_PORT": port,
+            "SHOAL_FILE_ROOTS": "/",
+        }
         with self._log("server").open("ab") as log:
             self._server = subprocess.Popen(
                 command, env=_environment(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log
