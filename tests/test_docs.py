@@ -144,7 +144,9 @@ def test_the_options_of_the_handbook_are_those_of_the_program() -> None:
     usages = re.findall(r"^shoal ([a-z-]+)(.*)$", read("docs/cli.md"), flags=re.MULTILINE)
     assert len(usages) >= 13
     for command, rest in usages:
-        known = {option for parameter in commands[command].params for option in parameter.opts}
+        group = getattr(commands[command], "commands", {})
+        described = (commands[command], *group.values())
+        known = {option for each in described for parameter in each.params for option in parameter.opts}
         named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))
         assert named <= known, f"shoal {command}"
 

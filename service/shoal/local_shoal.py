@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from shoal.client import Client
+from shoal.connect import connector_token
 from shoal.errors import ShoalError
 
 CLUSTER_ID = "local"
@@ -193,7 +194,7 @@ class LocalShoal:
             "memory_dir": str(self.memory_dir),
             "later": list(self._options.later),
             "server": self.url,
-            "token": self.token,
+            "token": self._connector_token(),
         }
         self._write(start)
         timer = threading.Timer(_CLUSTER_START_S, self._cluster.kill)
@@ -203,6 +204,14 @@ class LocalShoal:
                 self._say(f"node started   {answer['node']}")
         finally:
             timer.cancel()
+
+    def _connector_token(self) -> str:
+        """A new one for each cluster; those of clusters before it in this data folder are refused from now on."""
+        with self.client() as client:
+            for token in client.people.tokens():
+                if token["cluster_id"] == CLUSTER_ID and token["valid"]:
+                    client.people.revoke_token(token["id"])
+            return connector_token(client, CLUSTER_ID)
 
     def _command(self, command: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:

@@ -6,9 +6,7 @@ Times are wall-clock seconds (`_at_s`). Of secrets only a SHA-256 is kept.
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import JSON, Float, ForeignKey, Index, String, Text, UniqueConstraint, false
+from sqlalchemy import Float, ForeignKey, Index, String, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from shoal_service.models import Base
@@ -89,17 +87,3 @@ class AuditRow(Base):
     address: Mapped[str | None] = mapped_column(String(64))
     status: Mapped[int]
     code: Mapped[str | None] = mapped_column(String(80))
-
-
-class StorageProfileRow(Base):
-    """How a project's jobs reach an object store: where it is, and where keys are found (`credentials`: references,
-    never the keys)."""
-
-    __tablename__ = "storage_profiles"
-
-    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
-    name: Mapped[str] = mapped_column(String(40), primary_key=True)
-    endpoint: Mapped[str | None] = mapped_column(Text)
-    region: Mapped[str | None] = mapped_column(String(60))
-    credentials: Mapped[dict[str, Any]] = mapped_column(JSON)
-    created_at_s: Mapped[float] = mapped_column(Float)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from shoal_planner.code_spec import check_no_secrets
 from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
@@ -39,13 +40,24 @@ async def read_any_job(value: object, store_check_s: float, places: Places) -> A
         if isinstance(model, Mapping) and "hf" in model:
             async with asyncio.timeout(store_check_s):
                 value = await asyncio.to_thread(with_hf_model, value)
-        return parse_any_job(unseen(value) if isinstance(value, Mapping) else value)
+        job = parse_any_job(unseen(value) if isinstance(value, Mapping) else value)
+        check_code(job)
+        return job
     except InvalidField as error:
         raise invalid_field(error) from error
     except TimeoutError as error:
         assert isinstance(model, Mapping)
         slow = InvalidField("model.hf", model["hf"], f"did not answer within {store_check_s:g} s")
         raise invalid_field(slow) from error
+
+
+def check_code(job: AnyJob) -> None:
+    """Raises InvalidField where a new job holds what looks like a secret."""
+    section, code = ("script", job.script.code) if isinstance(job, ScriptSpec) else ("code", job.code)
+    try:
+        check_no_secrets(code)
+    except InvalidField as error:
+        raise type(error)(f"{section}.{error.field}", error.value, error.problem) from error
 
 
 async def read_job(value: object, store_check_s: float, places: Places) -> JobSpec:

@@ -32,7 +32,7 @@ async def test_migrations_give_the_tables_of_the_models(tmp_path: Path) -> None:
         names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
     await database.close()
     jobs = {"jobs", "journal", "step_points", "clusters", "trackers"}
-    people = {"secrets", "projects", "users", "members", "tokens", "audit_events", "storage_profiles"}
+    people = {"secrets", "projects", "users", "members", "tokens", "audit_events"}
     assert set(names) == {"alembic_version"} | jobs | people
 
 
@@ -84,7 +84,7 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "tracker_timeout_s",
         "trusted_proxies",
     ]
-    assert sorted(ClientSettings.model_fields) == ["data_dir", "server", "token"]
+    assert sorted(ClientSettings.model_fields) == ["data_dir", "project", "server", "token"]
     for kind in (Settings, ClientSettings):
         assert all(field.description for field in kind.model_fields.values())
     monkeypatch.setenv("SHOAL_PORT", "1234")

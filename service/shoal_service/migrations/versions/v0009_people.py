@@ -26,17 +26,6 @@ def upgrade() -> None:
     _create_users()
     _create_tokens()
     _create_audit_events()
-    op.create_table(
-        "storage_profiles",
-        sa.Column("project_id", sa.String(40), nullable=False),
-        sa.Column("name", sa.String(40), nullable=False),
-        sa.Column("endpoint", sa.Text(), nullable=True),
-        sa.Column("region", sa.String(60), nullable=True),
-        sa.Column("credentials", sa.JSON(), nullable=False),
-        sa.Column("created_at_s", sa.Float(), nullable=False),
-        sa.ForeignKeyConstraint(["project_id"], ["projects.id"]),
-        sa.PrimaryKeyConstraint("project_id", "name"),
-    )
     op.add_column("jobs", sa.Column("project_id", sa.String(40), nullable=False, server_default="default"))
     op.create_index("ix_jobs_project_id", "jobs", ["project_id", "id"])
     op.add_column("secrets", sa.Column("subject", sa.String(40), nullable=False, server_default="admin"))
