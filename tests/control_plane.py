@@ -292,7 +292,8 @@ class ControlPlane:
 def start_control_plane(data_dir: Path, port: int | None = None) -> ControlPlane:
     """Returns once it answers."""
     port = port or free_ports(1)[0]
-    environment = {**os.environ, "SHOAL_DATA_DIR": str(data_dir), "SHOAL_PORT": str(port), "SHOAL_POLL_S": "0.2"}
+    given = {"SHOAL_DATA_DIR": str(data_dir), "SHOAL_PORT": str(port), "SHOAL_POLL_S": "0.2", "SHOAL_FILE_ROOTS": "/"}
+    environment = {**os.environ, **given}
     data_dir.mkdir(parents=True, exist_ok=True)
     with (data_dir / "log").open("ab") as log:
         process = subprocess.Popen([sys.executable, "-m", "shoal_service"], env=environment, stdout=log, stderr=log)

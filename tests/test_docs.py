@@ -144,7 +144,9 @@ def test_the_options_of_the_handbook_are_those_of_the_program() -> None:
     usages = re.findall(r"^shoal ([a-z-]+)(.*)$", read("docs/cli.md"), flags=re.MULTILINE)
     assert len(usages) >= 13
     for command, rest in usages:
-        known = {option for parameter in commands[command].params for option in parameter.opts}
+        group = getattr(commands[command], "commands", {})
+        described = (commands[command], *group.values())
+        known = {option for each in described for parameter in each.params for option in parameter.opts}
         named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))
         assert named <= known, f"shoal {command}"
 
@@ -152,7 +154,7 @@ def test_the_options_of_the_handbook_are_those_of_the_program() -> None:
 def test_the_routes_of_the_handbook_are_those_of_the_server(tmp_path: Path) -> None:
     paths = create_app(Settings(data_dir=tmp_path)).openapi()["paths"]
     real = {f"{method.upper()} {path}" for path, operations in paths.items() for method in operations}
-    named = set(re.findall(r"`((?:GET|POST|PUT) /\S+)`", read("docs/rest.md").partition("## Jobs")[0]))
+    named = set(re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /\S+)`", read("docs/rest.md").partition("## Jobs")[0]))
     assert named - {"GET /openapi.json"} == real
 
 

@@ -32,7 +32,7 @@ class ProgramSpec:
     """What is run: the file `path`, absolute on the nodes or relative to `working_dir`, or the `entrypoint`, a module
     as `python -m` runs it, or `package.module:function`, which is called without arguments.
 
-    What it has around it (`working_dir`, `py_modules`, `pip`, `env`) is as in a CodeSpec.
+    What it has around it (`working_dir`, `py_modules`, `pip`, `env`, `secrets`) is as in a CodeSpec.
     """
 
     path: str | None = None
@@ -42,6 +42,7 @@ class ProgramSpec:
     py_modules: tuple[str, ...] = ()
     pip: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.entrypoint is None):
@@ -59,7 +60,9 @@ class ProgramSpec:
     @property
     def code(self) -> CodeSpec:
         """What is around it."""
-        return CodeSpec(working_dir=self.working_dir, py_modules=self.py_modules, pip=self.pip, env=self.env)
+        return CodeSpec(
+            working_dir=self.working_dir, py_modules=self.py_modules, pip=self.pip, env=self.env, secrets=self.secrets
+        )
 
     def _check_path(self, path: str) -> None:
         given = PurePosixPath(path)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal import cli_calibrate, cli_checkpoints, cli_generate, cli_plan, cli_rent
+from shoal import cli_calibrate, cli_checkpoints, cli_generate, cli_people, cli_plan, cli_rent
 from shoal.cli_input import BadUsage, read_submission
 from shoal.cli_show import event_line, printed_lines, say, show_job, show_jobs, show_json, show_nodes
 from shoal.client import ENDED, Client
@@ -27,6 +27,9 @@ app.registered_commands.extend(cli_rent.app.registered_commands)
 app.registered_commands.extend(cli_calibrate.app.registered_commands)
 app.registered_commands.extend(cli_checkpoints.app.registered_commands)
 app.registered_commands.extend(cli_generate.app.registered_commands)
+app.registered_commands.extend(cli_people.app.registered_commands)
+app.add_typer(cli_people.token_app, name="token")
+app.add_typer(cli_people.project_app, name="project")
 AsJson = cli_plan.AsJson
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer carries a click of its own and does not export this class
 JobId = Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")]
@@ -36,12 +39,13 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_
 def submit(
     job: cli_plan.Job,
     follow: Annotated[bool, typer.Option("--follow", help="Print its events until it has ended.")] = False,
+    project: Annotated[str | None, typer.Option(help="Whose it is (default SHOAL_PROJECT, or your only one).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a job."""
     spec = read_submission(job)
     with Client() as client:
-        created = client.submit(spec)
+        created = client.submit(spec, project=project)
         if not as_json:
             print(created["id"])
         if follow:
@@ -57,11 +61,12 @@ def submit(
 def list_jobs(
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 50,
+    project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
     with Client() as client:
-        found = list(client.list(state=state, limit=limit))
+        found = list(client.list(state=state, limit=limit, project=project))
     if as_json:
         show_json({"items": found})
     else:
@@ -197,11 +202,22 @@ def serve(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on (default 8700).")] = None,
     database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL (default: SQLite in the data dir).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where token and database are (default ~/.shoal).")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain to serve HTTPS with.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key.")] = None,
+    behind_proxy: Annotated[
+        bool | None, typer.Option("--behind-proxy", help="A proxy in front of this speaks TLS.")
+    ] = None,
+    file_roots: Annotated[
+        str | None, typer.Option(metavar="DIR[:DIR]", help="Below which folders jobs may name places (default none).")
+    ] = None,
 ) -> None:
     """Run the control plane alone. SHOAL_ variables set what options do not."""
     server = _optional("shoal_service.server", "serve", "shoal[server]")
     settings = _optional("shoal_service.settings", "serve", "shoal[server]")
     given = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
+    given |= {"tls_cert": tls_cert, "tls_key": tls_key, "behind_proxy": behind_proxy, "file_roots": file_roots}
     try:
         server.run(settings.Settings(**{name: value for name, value in given.items() if value is not None}))
     except ValueError as error:

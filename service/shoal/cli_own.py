@@ -32,7 +32,8 @@ def seen_here(job: JobSpec) -> JobSpec:
         "paths": [_folder(uri) for uri in (code.working_dir, *code.py_modules) if uri is not None] or [os.getcwd()],
     }
     command = [sys.executable, "-m", "shoal_workers.own_looking"]
-    environment = {**os.environ, **code.env}
+    held = {name: os.environ[held_as] for name, held_as in code.secrets.items() if held_as in os.environ}
+    environment = {**os.environ, **code.env, **held}
     done = subprocess.run(
         command, input=json.dumps(order), capture_output=True, text=True, env=environment, check=False
     )

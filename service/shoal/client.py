@@ -13,9 +13,12 @@ from httpx_sse import EventSource, ServerSentEvent, SSEError, connect_sse
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 from ulid import ULID
 
+from shoal.client_people import People
+from shoal.client_text import given, path_part
 from shoal.errors import (
     Conflict,
     InvalidRequest,
+    NotAllowed,
     NotFound,
     NotSignedIn,
     RequestRefused,
@@ -30,6 +33,7 @@ ENDED = ("succeeded", "failed", "cancelled")
 _REFUSALS: Mapping[int, type[RequestRefused]] = {
     400: InvalidRequest,
     401: NotSignedIn,
+    403: NotAllowed,
     404: NotFound,
     409: Conflict,
     413: InvalidRequest,
@@ -50,13 +54,20 @@ class Client:
 
     def __init__(self, server: str | None = None, token: str | None = None) -> None:
         settings = ClientSettings()
-        self.server = (server or settings.server).rstrip("/")
-        token = token or settings.find_token()
+        self.server = (server or settings.find_server()).rstrip("/")
+        self._project = settings.project
+        token = token or settings.find_token(self.server)
+        self.token = token or ""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._http = httpx.Client(base_url=self.server, headers=headers, timeout=httpx.Timeout(60.0, connect=5.0))
         except (httpx.InvalidURL, ValueError) as error:
             raise ServerUnreachable(self.server, f"is not a URL: {error}") from error
+
+    @property
+    def people(self) -> People:
+        """Projects, roles, tokens, and what was done by whom."""
+        return People(self._call)
 
     def __enter__(self) -> Self:
         return self
@@ -69,18 +80,25 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    def submit(self, job: AnyJob | Mapping[str, Any], *, idempotency_key: str | None = None) -> dict[str, Any]:
-        """Creates a job and returns it. Sending again under the same key returns the same job."""
+    def submit(
+        self, job: AnyJob | Mapping[str, Any], *, idempotency_key: str | None = None, project: str | None = None
+    ) -> dict[str, Any]:
+        """Creates a job and returns it, in `project`, or that of SHOAL_PROJECT, or the only one that you have a role
+        in. Sending again under the same key returns the same job."""
         body = any_job_to_mapping(job) if isinstance(job, JobSpec | ScriptSpec) else dict(job)
-        return self._call("POST", "/v1/jobs", json=body, headers={"Idempotency-Key": idempotency_key or str(ULID())})
+        params = given(project=project or self._project)
+        headers = {"Idempotency-Key": idempotency_key or str(ULID())}
+        return self._call("POST", "/v1/jobs", json=body, params=params, headers=headers)
 
-    def list(self, *, state: str | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """Jobs, newest first; pages are fetched as they are needed."""
+    def list(
+        self, *, state: str | None = None, limit: int | None = None, project: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Jobs, newest first, of all your projects or of one; pages are fetched as they are needed."""
         left = limit
         cursor: str | None = None
         while left is None or left > 0:
             size = 200 if left is None else min(left, 200)
-            page = self._call("GET", "/v1/jobs", params=_given(state=state, limit=size, cursor=cursor))
+            page = self._call("GET", "/v1/jobs", params=given(state=state, limit=size, cursor=cursor, project=project))
             yield from page["items"]
             left = None if left is None else left - len(page["items"])
             cursor = page["next_cursor"]
@@ -88,45 +106,45 @@ class Client:
                 return
 
     def get(self, job_id: str) -> dict[str, Any]:
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}")
+        return self._call("GET", f"/v1/jobs/{path_part(job_id)}")
 
     def cancel(self, job_id: str) -> dict[str, Any]:
         """Wishes the job to stop; it has stopped when its state is `cancelled`."""
-        return self._call("POST", f"/v1/jobs/{_part(job_id)}/cancel")
+        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/cancel")
 
     def pause(self, job_id: str) -> dict[str, Any]:
         """Wishes the job to rest; its state is `paused` once its newest step stands in its object store: then it has no
         nodes. Raises Conflict where it has no store, has ended, or is wished to rest already."""
-        return self._call("POST", f"/v1/jobs/{_part(job_id)}/pause")
+        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/pause")
 
     def resume(self, job_id: str) -> dict[str, Any]:
         """Lets a job that rests go on, on whatever cluster suits it best now; or calls a pause off that has not come
         about yet. Raises Conflict where it is not wished to rest."""
-        return self._call("POST", f"/v1/jobs/{_part(job_id)}/resume")
+        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/resume")
 
     def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/metrics", params=_given(max_points=max_points))
+        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/metrics", params=given(max_points=max_points))
 
     def plan(self, job_id: str, *, epoch: int | None = None) -> dict[str, Any]:
         """The plan that the job runs by, or ran by in `epoch`."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/plan", params=_given(epoch=epoch))
+        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/plan", params=given(epoch=epoch))
 
     def recoveries(self, job_id: str) -> dict[str, Any]:
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/recoveries")
+        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/recoveries")
 
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         """What stands whole in the job's object store now, newest first."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/checkpoints")
+        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/checkpoints")
 
     def bulk_losses(self, job_id: str) -> dict[str, Any]:
         """What of the job's state only its object store would hold, by what could be lost at once: each node, pool and
         zone, the costliest first."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/bulk-losses")
+        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/bulk-losses")
 
     def cost(self, job_id: str) -> dict[str, Any]:
         """What the nodes that the job has had cost so far and cost now, in dollars, by type of node; None where nobody
         stated a price."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/cost")
+        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/cost")
 
     def nodes(self) -> builtins.list[dict[str, Any]]:
         items: builtins.list[dict[str, Any]] = self._call("GET", "/v1/nodes")["items"]
@@ -135,15 +153,15 @@ class Client:
     def preempt(self, node: str, *, notice_s: float = 120.0, cluster_id: str | None = None) -> dict[str, Any]:
         """A drill: the node is told that it goes away, and jobs leave it; nothing ends it. `cluster_id` says whose it
         is where several clusters have one of that name."""
-        body = _given(notice_s=notice_s, cluster_id=cluster_id)
-        return self._call("POST", f"/v1/nodes/{_part(node)}/preempt", json=body)
+        body = given(notice_s=notice_s, cluster_id=cluster_id)
+        return self._call("POST", f"/v1/nodes/{path_part(node)}/preempt", json=body)
 
     def preview(
         self, job: JobSpec | Mapping[str, Any], cluster: Mapping[str, Any] | None = None, *, seed: int = 0
     ) -> dict[str, Any]:
         """The plan of a job on a CLUSTER, or on the connected one. Creates nothing."""
         body = job_to_mapping(job) if isinstance(job, JobSpec) else dict(job)
-        return self._call("POST", "/v1/plans", json=_given(job=body, cluster=cluster, seed=seed))
+        return self._call("POST", "/v1/plans", json=given(job=body, cluster=cluster, seed=seed))
 
     def login_link(self) -> dict[str, Any]:
         """A link that signs one browser in, once."""
@@ -156,7 +174,7 @@ class Client:
             return
         more = True
         while more:
-            page = self._call("GET", f"/v1/jobs/{_part(job_id)}/events", params={"after": after, "limit": 1000})
+            page = self._call("GET", f"/v1/jobs/{path_part(job_id)}/events", params={"after": after, "limit": 1000})
             yield from page["items"]
             after, more = page["next_after"], page["more"]
 
@@ -198,7 +216,7 @@ class Client:
 
     def _stream(self, job_id: str, after: int, deadline: float | None) -> Iterator[ServerSentEvent]:
         """One connection's events; ends quietly when the server closes it or the deadline passes."""
-        url = f"/v1/jobs/{_part(job_id)}/events"
+        url = f"/v1/jobs/{path_part(job_id)}/events"
         read_s = _SILENCE_S if deadline is None else min(_SILENCE_S, max(deadline - time.monotonic(), 0.05))
         try:
             with connect_sse(
@@ -231,16 +249,9 @@ class Client:
         return _read(answer, self.server)
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _part(job_id: str) -> str:
-    """A path segment; an id with a slash must not become another path."""
-    return job_id.replace("%", "%25").replace("/", "%2F").replace("?", "%3F") or "%20"
-
-
 def _read(answer: httpx.Response, server: str) -> dict[str, Any]:
+    if answer.status_code == httpx.codes.NO_CONTENT:
+        return {}
     try:
         value = answer.json()
     except ValueError as error:

@@ -9,20 +9,27 @@ import sys
 from shoal.cli_show import say
 from shoal.client import Client
 from shoal.errors import ShoalError
-from shoal.settings import ClientSettings
 
 
 class NotConnected(ShoalError):
     pass
 
 
+def connector_token(client: Client, cluster_id: str) -> str:
+    """A token that may speak for this cluster and do nothing else: the client's own, if it is such a one, or a new one,
+    which only an administrator of the server can make. Raises ShoalError."""
+    if client.people.me()["kind"] == "connector":
+        return client.token
+    made = client.people.create_token(f"connector of {cluster_id}", role="connector", cluster_id=cluster_id)
+    return str(made["secret"])
+
+
 def run_connect(*, server: str, cluster_id: str, address: str) -> None:
     """Returns when the connector runs in the cluster, where it stays. Raises ShoalError."""
     with Client(server) as client:
-        client.nodes()  # it answers, and takes our token
         order = {
             "server": client.server,
-            "token": ClientSettings().find_token() or "",
+            "token": connector_token(client, cluster_id),
             "cluster_id": cluster_id,
             "address": address,
         }

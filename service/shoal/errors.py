@@ -5,6 +5,7 @@ Exception
     ServerUnreachable     nobody answers there, or not in our language
     RequestRefused        the control plane refused, and says why (status, code, detail, param)
       NotSignedIn         401: the token is missing or wrong
+      NotAllowed            403: the token is known, and may not do that
       NotFound            404
       Conflict            409
       InvalidRequest      400, 413, 415, 422: something that was sent cannot be used
@@ -45,7 +46,14 @@ class RequestRefused(ShoalError):
 
 class NotSignedIn(RequestRefused):
     def __str__(self) -> str:
-        return f"{self.detail}: set SHOAL_TOKEN, or SHOAL_DATA_DIR to the folder with the server's admin.token"
+        return (
+            f"{self.detail}: use 'shoal login', or set SHOAL_TOKEN, or SHOAL_DATA_DIR to the folder with the server's "
+            "admin.token"
+        )
+
+
+class NotAllowed(RequestRefused):
+    pass
 
 
 class NotFound(RequestRefused):

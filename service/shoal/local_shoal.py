@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from shoal.client import Client
+from shoal.connect import connector_token
 from shoal.errors import ShoalError
 
 CLUSTER_ID = "local"
@@ -114,7 +115,13 @@ class LocalShoal:
             self._server.wait(_STOP_S)
         command = [sys.executable, "-m", "shoal_service"]
         port = self.url.rpartition(":")[2]
-        environment = {"SHOAL_DATA_DIR": str(self._options.data_dir), "SHOAL_HOST": "127.0.0.1", "SHOAL_PORT": port}
+        # Alone on its machine, for the user who started it: whatever that user may read and write, jobs may name.
+        environment = {
+            "SHOAL_DATA_DIR": str(self._options.data_dir),
+            "SHOAL_HOST": "127.0.0.1",
+            "SHOAL_PORT": port,
+            "SHOAL_FILE_ROOTS": "/",
+        }
         with self._log("server").open("ab") as log:
             self._server = subprocess.Popen(
                 command, env=_environment(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -187,7 +194,7 @@ class LocalShoal:
             "memory_dir": str(self.memory_dir),
             "later": list(self._options.later),
             "server": self.url,
-            "token": self.token,
+            "token": self._connector_token(),
         }
         self._write(start)
         timer = threading.Timer(_CLUSTER_START_S, self._cluster.kill)
@@ -197,6 +204,14 @@ class LocalShoal:
                 self._say(f"node started   {answer['node']}")
         finally:
             timer.cancel()
+
+    def _connector_token(self) -> str:
+        """A new one for each cluster; those of clusters before it in this data folder are refused from now on."""
+        with self.client() as client:
+            for token in client.people.tokens():
+                if token["cluster_id"] == CLUSTER_ID and token["valid"]:
+                    client.people.revoke_token(token["id"])
+            return connector_token(client, CLUSTER_ID)
 
     def _command(self, command: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:

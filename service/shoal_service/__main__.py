@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from shoal_service.server import run
 from shoal_service.settings import Settings
 
 if __name__ == "__main__":
-    run(Settings())
+    try:
+        run(Settings())
+    except ValueError as error:
+        sys.exit(f"shoal_service: {error}")

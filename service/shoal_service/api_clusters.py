@@ -17,6 +17,7 @@ from shoal_service import clusters, drills, jobs, journal
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import ClusterReport, Identifier, JournalBatch, Preemption
 from shoal_service.errors import Conflict, invalid_field
+from shoal_service.gate import Caller
 from shoal_service.measured import MeasuredNodes
 from shoal_service.problems import documented
 from shoal_service.services import Deps
@@ -119,12 +120,13 @@ async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[s
 
 
 @router.get("/nodes", tags=["nodes"], responses=documented())
-async def list_nodes(deps: Deps) -> dict[str, Any]:
-    """The nodes of every cluster that came to us, which jobs' plans use them, and what of them was `measured`, each
-    figure with its source; `reclaim_at_s` while a drill says that a node goes away. Not connected: as last seen."""
+async def list_nodes(deps: Deps, caller: Caller) -> dict[str, Any]:
+    """The nodes of every cluster that came to us, which jobs' plans use them (of those that you may see), and what of
+    them was `measured`, each figure with its source; `reclaim_at_s` while a drill says that a node goes away. Not
+    connected: as last seen."""
     async with deps.database.read() as session:
         rows = await clusters.all_clusters(session)
-        users = await _users(session)
+        users = await _users(session, caller.projects())
     figures = {row.id: MeasuredNodes(row.snapshot, row.profile) for row in rows}
     ends_at_s = {
         (row.id, drill["node"]): drill["ends_at_s"] for row in rows for drill in drills.current(row, time.time())
@@ -164,15 +166,20 @@ async def preempt_node(
     }
 
 
-async def _users(session: Any) -> Mapping[tuple[str, str], list[str]]:
-    """(cluster, node) to the ids of jobs whose current plan, or newest workers, have a place there."""
+async def _users(session: Any, projects: frozenset[str] | None) -> Mapping[tuple[str, str], list[str]]:
+    """(cluster, node) to the ids of jobs of these projects (None: of all) whose current plan, or newest workers, have a
+    place there."""
     users: dict[tuple[str, str], list[str]] = {}
     for row in await clusters.active_jobs(session):
+        if projects is not None and row.project_id not in projects:
+            continue
         assert row.plan_seq is not None and row.cluster_id is not None
         entries = await journal.entries_after(session, row.id, row.plan_seq - 1, 1)
         for node in sorted(plan_nodes(entries[0].payload["plan"])):
             users.setdefault((row.cluster_id, node), []).append(row.id)
     for row in await clusters.active_scripts(session):
+        if projects is not None and row.project_id not in projects:
+            continue
         started = await journal.newest(session, row.id, 1, (WorkersStarted.kind,))
         for node in sorted(set(started[0].payload["nodes"] if started else ())):
             users.setdefault((str(row.cluster_id), node), []).append(row.id)

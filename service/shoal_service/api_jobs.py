@@ -13,9 +13,11 @@ from shoal_planner.job import JobSpec
 from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import JobState
 from shoal_service import clusters, jobs, trackers
+from shoal_service.access import seen_projects
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import read_body
 from shoal_service.errors import BadInput
+from shoal_service.gate import Caller, ChosenProject, did
 from shoal_service.jobs import NewJob
 from shoal_service.models import ClusterRow, JobRow
 from shoal_service.problems import documented
@@ -37,15 +39,19 @@ _JOB_BODY = {
 async def submit_job(
     request: Request,
     deps: Deps,
+    chosen: ChosenProject,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+    project: Annotated[str | None, Query(max_length=40)] = None,
 ) -> Response:
-    """Creates a job if every check holds. The same Idempotency-Key with the same job answers with the first one."""
+    """Creates a job in `project` (by default the only one that you have a role in, or `default`) if every check holds.
+    The same Idempotency-Key with the same job answers with the first one."""
     body = await read_body(request, deps.settings.max_body_bytes)
-    spec = await read_any_job(body, deps.settings.store_check_s)
-    wanted_hash = jobs.body_hash(spec)
-    row = await _known(deps, idempotency_key, wanted_hash)
+    spec = await read_any_job(body, deps.settings.store_check_s, deps.settings.places)
+    wanted_hash, key = jobs.body_hash(spec), jobs.stored_key(chosen, idempotency_key)
+    row = await _known(deps, key, wanted_hash)
     if row is None:
-        row = await _create(deps, spec, wanted_hash, idempotency_key)
+        row = await _create(deps, chosen, spec, wanted_hash, key)
+    did(request, row.id)
     return JSONResponse(jobs.resource(row), status_code=201, headers={"Location": f"/v1/jobs/{row.id}"})
 
 
@@ -56,12 +62,12 @@ async def _known(deps: Services, key: str | None, wanted_hash: str) -> JobRow | 
         return await jobs.find_by_key(session, key, wanted_hash)
 
 
-async def _create(deps: Services, spec: AnyJob, wanted_hash: str, key: str | None) -> JobRow:
+async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, key: str | None) -> JobRow:
     spec = await check_surroundings(spec, deps.settings.store_check_s)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
     cluster_id = await deps.planner.choose_cluster(spec, candidates)
-    new = NewJob(spec=spec, body_hash=wanted_hash, idempotency_key=key, cluster_id=cluster_id)
+    new = NewJob(project=project, spec=spec, body_hash=wanted_hash, idempotency_key=key, cluster_id=cluster_id)
     try:
         async with deps.database.write() as session:
             if key is not None and (known := await jobs.find_by_key(session, key, wanted_hash)) is not None:
@@ -82,13 +88,17 @@ async def _create(deps: Services, spec: AnyJob, wanted_hash: str, key: str | Non
 @router.get("", responses=documented())
 async def list_jobs(
     deps: Deps,
+    caller: Caller,
     state: JobState | None = None,
+    project: Annotated[str | None, Query(max_length=40)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> dict[str, Any]:
-    """Newest first; `next_cursor` is null on the last page."""
+    """Those of your projects (or of one `project` of them), newest first; `next_cursor` is null on the last page."""
     async with deps.database.read() as session:
-        rows, following = await jobs.list_page(session, state=state, limit=limit, cursor=cursor)
+        rows, following = await jobs.list_page(
+            session, state=state, limit=limit, cursor=cursor, projects=seen_projects(caller, project)
+        )
     return {"items": [jobs.resource(row) for row in rows], "next_cursor": following}
 
 

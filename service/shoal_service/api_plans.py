@@ -14,6 +14,7 @@ from shoal_planner.profile import Profile, profile_from_mapping
 from shoal_service import clusters, jobs
 from shoal_service.bodies import PlanRequest
 from shoal_service.errors import Conflict, invalid_field
+from shoal_service.gate import Caller
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 from shoal_service.submission import read_job
@@ -24,7 +25,7 @@ router = APIRouter()
 @router.post("/v1/plans", tags=["plans"], responses=documented(400, 409))
 async def preview_plan(deps: Deps, body: PlanRequest) -> dict[str, Any]:
     """The plan of a JOB on a CLUSTER, or on the connected cluster where it would go. Creates nothing."""
-    job = await read_job(body.job, deps.settings.store_check_s)
+    job = await read_job(body.job, deps.settings.store_check_s, deps.settings.places)
     if body.cluster is not None:
         snapshot, profile = _read_cluster(body.cluster), Profile()
     else:
@@ -59,8 +60,8 @@ async def health(deps: Deps) -> dict[str, str]:
 
 
 @router.post("/v1/login-links", status_code=201, tags=["sign-in"], responses=documented())
-async def make_login_link(request: Request, deps: Deps) -> dict[str, str]:
-    """A link that signs one browser in, once."""
-    code, expires_at_s = await deps.auth.mint_login_code()
+async def make_login_link(request: Request, deps: Deps, caller: Caller) -> dict[str, str]:
+    """A link that signs one browser in, once, as whoever asks for it."""
+    code, expires_at_s = await deps.auth.mint_login_code(caller.subject)
     base = deps.settings.public_url or str(request.base_url)
     return {"url": f"{base.rstrip('/')}/login?code={code}", "expires_at": jobs.rfc3339(expires_at_s)}

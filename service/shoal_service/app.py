@@ -7,19 +7,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from shoal_service import api_clusters, api_history, api_jobs, api_plans, pages, problems
-from shoal_service.auth import Auth, Gate, admin_token
+from shoal_service import api_clusters, api_history, api_jobs, api_people, api_plans, pages, problems, sign_in
+from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.errors import Problem
+from shoal_service.exposure import check_exposure
 from shoal_service.followers import Followers
+from shoal_service.gate import Gate, authorize
+from shoal_service.identity import Identity
 from shoal_service.planning import Planner
+from shoal_service.providers import open_provider
 from shoal_service.services import Services
 from shoal_service.settings import Settings
 from shoal_service.takeover import Takeover
@@ -31,11 +35,17 @@ def create_app(settings: Settings) -> FastAPI:
     """The application. Makes the data folder and the administrator's token; the database opens when it starts."""
     database = Database(settings.resolved_database_url)
     token = admin_token(settings.data_path)
+    check_exposure(settings, token)
     bell, planner, awake = Bell(), Planner(settings.plan_time_limit_s), Awake()
     services = Services(
         settings=settings,
         database=database,
-        auth=Auth(database, token, session_s=settings.session_s, login_code_s=settings.login_code_s),
+        auth=Auth(
+            database,
+            Identity(database, token, open_provider(settings), settings.admin_addresses),
+            session_s=settings.session_s,
+            login_code_s=settings.login_code_s,
+        ),
         bell=bell,
         planner=planner,
         awake=awake,
@@ -43,11 +53,19 @@ def create_app(settings: Settings) -> FastAPI:
         followers=Followers(database, bell, settings),
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
-    app = FastAPI(title="Shoal", version="1", lifespan=_lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Shoal",
+        version="1",
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(authorize)],
+    )
     app.state.services = services
-    for module in (api_jobs, api_history, api_clusters, api_plans):
+    for module in (api_jobs, api_history, api_clusters, api_plans, api_people):
         app.include_router(module.router)
-    app.include_router(pages.router, include_in_schema=False)
+    for module in (pages, sign_in):
+        app.include_router(module.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     problems.install(app, _refuse)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
@@ -71,4 +89,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _refuse(request: Request, problem: Problem) -> Response:
     if request.url.path.startswith("/v1") or "text/html" not in request.headers.get("accept", ""):
         return problems.response(problem)
+    if problem.status == 401:
+        return sign_in.form(request, request.app.state.services, sign_in.way_back_to(request), problem)
     return pages.refused(request, problem)

@@ -1,36 +1,33 @@
-"""Who may ask: the administrator's token, sign-in links, browser sessions, and the token of a page's forms.
+"""What shows who asks: tokens, sign-in links, browser sessions, and the token of a page's forms. Who that is,
+identity.py says; what they may do, access.py.
 
-Secrets are 256 random bits; the database keeps only their SHA-256. Nothing but health, sign-in and the page's own
-files is answered without one (`Gate`), so no new route can forget to ask.
+Secrets are 256 random bits; the database keeps only their SHA-256.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import secrets
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 
 from sqlalchemy import delete, update
 from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
+from shoal_service.access import Principal
 from shoal_service.database import Database
-from shoal_service.errors import BadInput, Forbidden, Problem, Unauthorized
+from shoal_service.errors import Forbidden, Unauthorized
+from shoal_service.guesses import Guesses
+from shoal_service.identity import Identity, sha256
 from shoal_service.models import SecretRow
 
 COOKIE = "shoal_session"
 CSRF_HEADER = "X-CSRF-Token"
 _LOGIN = "login"
 _SESSION = "session"
-_OPEN_PATHS = frozenset({"/healthz", "/v1/health", "/login", "/openapi.json", "/favicon.ico"})
-_OPEN_FOLDERS = ("/static/",)
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -52,86 +49,123 @@ def admin_token(data_dir: Path) -> str:
     return token
 
 
-def _hash(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
 def csrf_token(session: str) -> str:
     """What forms of this session's pages must carry; another site cannot know it, since the cookie is HttpOnly."""
-    return hashlib.sha256(f"csrf:{session}".encode()).hexdigest()
+    return sha256(f"csrf:{session}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """Who asks, and by which browser session, if by one."""
+
+    principal: Principal
+    session: str | None = None
 
 
 class Auth:
-    def __init__(self, database: Database, token: str, *, session_s: float, login_code_s: float) -> None:
+    def __init__(self, database: Database, identity: Identity, *, session_s: float, login_code_s: float) -> None:
         self._database = database
-        self._token_hash = _hash(token)
+        self.identity = identity
+        self.guesses = Guesses()
         self.session_s = session_s
         self.login_code_s = login_code_s
 
-    def is_admin(self, token: str) -> bool:
-        return hmac.compare_digest(_hash(token), self._token_hash)
+    async def mint_login_code(self, subject: str) -> tuple[str, float]:
+        """A code that signs one browser in once, as this subject, and until when it is valid."""
+        return await self._mint(_LOGIN, subject, self.login_code_s)
 
-    async def mint_login_code(self) -> tuple[str, float]:
-        """A code that signs one browser in once, and until when it is valid."""
-        return await self._mint(_LOGIN, self.login_code_s)
+    async def mint_session(self, subject: str) -> str:
+        secret, _ = await self._mint(_SESSION, subject, self.session_s)
+        return secret
 
-    async def _mint(self, purpose: str, valid_s: float) -> tuple[str, float]:
+    async def _mint(self, purpose: str, subject: str, valid_s: float) -> tuple[str, float]:
         secret, now = secrets.token_urlsafe(32), time.time()
         async with self._database.write() as session:
             await session.execute(delete(SecretRow).where(SecretRow.expires_at_s < now))
             session.add(
                 SecretRow(
-                    hash=_hash(secret), purpose=purpose, created_at_s=now, expires_at_s=now + valid_s, used_at_s=None
+                    hash=sha256(secret),
+                    purpose=purpose,
+                    subject=subject,
+                    created_at_s=now,
+                    expires_at_s=now + valid_s,
+                    used_at_s=None,
                 )
             )
         return secret, now + valid_s
 
-    async def sign_in(self, code: str) -> str:
-        """Uses up the code and returns a session's secret. Raises Unauthorized."""
-        now = time.time()
+    async def sign_in(self, code: str, address: str) -> tuple[str, Principal]:
+        """Uses up the code; a session's secret, and whose it is. Raises Unauthorized and TooManyGuesses."""
+        now, hashed = time.time(), sha256(code)
+        self.guesses.check(_LOGIN, address, hashed)
         async with self._database.write() as session:
             used = await session.execute(
                 update(SecretRow)
                 .where(
-                    SecretRow.hash == _hash(code),
+                    SecretRow.hash == hashed,
                     SecretRow.purpose == _LOGIN,
                     SecretRow.used_at_s.is_(None),
                     SecretRow.expires_at_s > now,
                 )
                 .values(used_at_s=now)
             )
-        if not used.rowcount:  # type: ignore[attr-defined]
+            row = await session.get(SecretRow, hashed)
+        is_good = row is not None and used.rowcount  # type: ignore[attr-defined]
+        principal = await self.identity.of_subject(row.subject) if row is not None and is_good else None
+        if principal is None:
+            self.guesses.wrong(_LOGIN, address, hashed)
             raise Unauthorized("this sign-in link was used already or has expired; make a new one")
-        secret, _ = await self._mint(_SESSION, self.session_s)
-        return secret
+        return await self.mint_session(principal.subject), principal
+
+    async def sign_in_with_token(self, token: str, address: str) -> tuple[str, Principal]:
+        """A session's secret, and whose it is. Raises Unauthorized and TooManyGuesses."""
+        principal = await self._of_token(token.strip(), address)
+        return await self.mint_session(principal.subject), principal
 
     async def sign_out(self, secret: str) -> None:
         async with self._database.write() as session:
-            await session.execute(delete(SecretRow).where(SecretRow.hash == _hash(secret)))
+            await session.execute(delete(SecretRow).where(SecretRow.hash == sha256(secret)))
 
-    async def is_session(self, secret: str) -> bool:
-        async with self._database.read() as session:
-            row = await session.get(SecretRow, _hash(secret))
-            return row is not None and row.purpose == _SESSION and row.expires_at_s > time.time()
-
-    async def check(self, method: str, headers: Headers, form_token: str | None = None) -> str | None:
-        """Lets the administrator's token through, or a signed-in browser, whose session is returned.
-
-        A browser's changes need the CSRF token too, as header or `form_token`. Raises Unauthorized or Forbidden.
-        """
+    async def check(self, method: str, headers: Headers, address: str = "", form_token: str | None = None) -> Asker:
+        """Lets a bearer token through, or a signed-in browser. A browser's changes need the CSRF token too, as header
+        or `form_token`. Raises Unauthorized, Forbidden and TooManyGuesses."""
         authorization = headers.get("authorization")
         if authorization is not None:
             scheme, _, token = authorization.partition(" ")
-            if scheme.lower() != "bearer" or not self.is_admin(token.strip()):
-                raise Unauthorized("the bearer token is not the one of this server (see admin.token in its data dir)")
-            return None
+            if scheme.lower() != "bearer":
+                raise Unauthorized("send a token as 'Authorization: Bearer ...'")
+            return Asker(principal=await self._of_token(token.strip(), address))
         session = _cookie(headers)
-        if session is None or not await self.is_session(session):
-            raise Unauthorized("send the administrator's token as 'Authorization: Bearer ...', or sign in")
+        if session is None:
+            raise Unauthorized("send a token as 'Authorization: Bearer ...', or sign in")
+        principal = await self._of_session(session, address)
         given = form_token if form_token is not None else headers.get(CSRF_HEADER.lower(), "")
-        if method not in _SAFE_METHODS and not hmac.compare_digest(given, csrf_token(session)):
+        if method not in _SAFE_METHODS and not hmac.compare_digest(given.encode(), csrf_token(session).encode()):
             raise Forbidden("csrf", "the page is out of date: reload it and try again")
-        return session
+        return Asker(principal=principal, session=session)
+
+    async def _of_token(self, token: str, address: str) -> Principal:
+        hashed = sha256(token)
+        self.guesses.check("token", address, hashed)
+        principal = await self.identity.of_token(token)
+        if principal is None:
+            self.guesses.wrong("token", address, hashed)
+            raise Unauthorized("the token is not known here, has expired or was revoked")
+        self.guesses.right(hashed)
+        return principal
+
+    async def _of_session(self, secret: str, address: str) -> Principal:
+        hashed = sha256(secret)
+        self.guesses.check(_SESSION, address, hashed)
+        async with self._database.read() as session:
+            row = await session.get(SecretRow, hashed)
+        is_there = row is not None and row.purpose == _SESSION and row.expires_at_s > time.time()
+        principal = await self.identity.of_subject(row.subject) if row is not None and is_there else None
+        if principal is None:
+            self.guesses.wrong(_SESSION, address, hashed)
+            raise Unauthorized("your session has ended: sign in again")
+        self.guesses.right(hashed)
+        return principal
 
 
 def _cookie(headers: Headers) -> str | None:
@@ -140,38 +174,3 @@ def _cookie(headers: Headers) -> str | None:
     except CookieError:
         return None
     return None if found is None else found.value
-
-
-class Gate:
-    """ASGI middleware: asks `Auth` about everything that is not open to all. Form posts of pages check their own token
-    once the form is read (`pages.py`), since a middleware must not eat the body. Announced bodies that are too large
-    are refused before anything of them is read."""
-
-    def __init__(self, app: ASGIApp, refuse: Callable[[Request, Problem], Response], max_body_bytes: int) -> None:
-        self._app = app
-        self._refuse = refuse
-        self._max_body_bytes = max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope)
-        length = request.headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self._max_body_bytes:
-            too_large = BadInput("body_too_large", f"at most {self._max_body_bytes} bytes are read", status=413)
-            await self._refuse(request, too_large)(scope, receive, send)
-            return
-        auth: Auth = scope["app"].state.services.auth
-        is_form = request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
-        try:
-            method = "GET" if is_form and not scope["path"].startswith("/v1") else scope["method"]
-            scope.setdefault("state", {})["session"] = await auth.check(method, request.headers)
-        except Problem as problem:
-            await self._refuse(request, problem)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-def is_open(path: str) -> bool:
-    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS)

@@ -8,10 +8,12 @@ Exception
     Conflict         409, it contradicts what is recorded; `extra` says what is
     Unavailable      503, something that this needs does not answer
     BadInput         422, a field has a value that cannot be used
+    TooManyGuesses   429, too many wrong secrets came from there
 """
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 
 from shoal_planner.errors import InvalidField
@@ -68,6 +70,12 @@ class Conflict(Problem):
 class Unavailable(Problem):
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(503, code, detail)
+
+
+class TooManyGuesses(Problem):
+    def __init__(self, wait_s: float) -> None:
+        detail = f"too many wrong secrets came from your address: ask again in {wait_s:.0f} s"
+        super().__init__(429, "too_many_guesses", detail, None, {"retry_after_s": math.ceil(wait_s)})
 
 
 class BadInput(Problem):

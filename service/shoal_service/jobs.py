@@ -35,8 +35,10 @@ _STATUS_FIELDS = tuple(field.name for field in dataclasses.fields(Status))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A job that passed all checks. No `cluster_id` means that it waits for a cluster to connect."""
+    """A job that passed all checks, and the key of its request as it is stored. No `cluster_id` means that it waits for
+    a cluster to connect."""
 
+    project: str
     spec: AnyJob
     body_hash: str
     idempotency_key: str | None
@@ -64,13 +66,16 @@ async def put_status(session: AsyncSession, row: JobRow, status: Status, **other
     return bool(changed.rowcount)  # type: ignore[attr-defined]
 
 
+def stored_key(project: str, key: str | None) -> str | None:
+    """An Idempotency-Key as it is kept: another one in each project."""
+    return None if key is None else f"{project}/{hashlib.sha256(key.encode()).hexdigest()}"
+
+
 async def find_by_key(session: AsyncSession, key: str, wanted_hash: str) -> JobRow | None:
-    """The job that was created under this Idempotency-Key. Raises Conflict if it was another job."""
+    """The job that was created under this stored key. Raises Conflict if it was another job."""
     row = await session.scalar(select(JobRow).where(JobRow.idempotency_key == key))
     if row is not None and row.body_hash != wanted_hash:
-        raise Conflict(
-            "idempotency_key_reused", f"Idempotency-Key = {key!r}: was used for another job, {row.id}", job_id=row.id
-        )
+        raise Conflict("idempotency_key_reused", f"Idempotency-Key: was used for another job, {row.id}", job_id=row.id)
     return row
 
 
@@ -79,6 +84,7 @@ def create(session: AsyncSession, new: NewJob) -> JobRow:
     waits = "waits for a cluster to connect" if new.cluster_id is None else f"waits for cluster {new.cluster_id}"
     row = JobRow(
         id=f"job_{ULID()}",
+        project_id=new.project,
         name=new.spec.name,
         spec=any_job_to_mapping(new.spec),
         wish=WISH_RUN,
@@ -178,10 +184,18 @@ async def _wish(session: AsyncSession, row: JobRow, status: Status, wish: str, *
 
 
 async def list_page(
-    session: AsyncSession, *, state: JobState | None, limit: int, cursor: str | None
+    session: AsyncSession,
+    *,
+    state: JobState | None,
+    limit: int,
+    cursor: str | None,
+    projects: frozenset[str] | None = None,
 ) -> tuple[Sequence[JobRow], str | None]:
-    """Newest first, and the cursor of the next page if there is one. Raises BadInput."""
+    """Of these projects (None: of all), newest first, and the cursor of the next page if there is one. Raises
+    BadInput."""
     query = select(JobRow).order_by(JobRow.id.desc()).limit(limit + 1)
+    if projects is not None:
+        query = query.where(JobRow.project_id.in_(projects))
     if state is not None:
         query = query.where(JobRow.state == state.value)
     if cursor is not None:
@@ -270,6 +284,7 @@ def resource(row: JobRow) -> dict[str, Any]:
     """The job as REST shows it: `spec` and `wish` are the user's, `status` is ours."""
     return {
         "id": row.id,
+        "project": row.project_id,
         "name": row.name,
         "kind": kind_of(row.spec),
         "spec": row.spec,

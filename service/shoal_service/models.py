@@ -19,9 +19,13 @@ class JobRow(Base):
     """One job: the user's wish, and what its journal says so far (`version` counts every change of the row)."""
 
     __tablename__ = "jobs"
-    __table_args__ = (UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),)
+    __table_args__ = (
+        UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),
+        Index("ix_jobs_project_id", "project_id", "id"),
+    )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    project_id: Mapped[str] = mapped_column(String(40), server_default="default")
     name: Mapped[str] = mapped_column(String(100))
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     wish: Mapped[str] = mapped_column(String(20))
@@ -134,12 +138,14 @@ class ClusterRow(Base):
 
 
 class SecretRow(Base):
-    """A sign-in code or a browser session. Only its SHA-256 is kept; `used_at_s` ends a code for good."""
+    """A sign-in code or a browser session, and whose it is (`subject`, as principals have it). Only its SHA-256 is
+    kept; `used_at_s` ends a code for good."""
 
     __tablename__ = "secrets"
 
     hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     purpose: Mapped[str] = mapped_column(String(20))
+    subject: Mapped[str] = mapped_column(String(40), server_default="admin")
     created_at_s: Mapped[float] = mapped_column(Float)
     expires_at_s: Mapped[float] = mapped_column(Float, index=True)
     used_at_s: Mapped[float | None] = mapped_column(Float)

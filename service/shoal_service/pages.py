@@ -17,6 +17,7 @@ from starlette.templating import Jinja2Templates
 from shoal_service import api_clusters, api_jobs, auth, jobs, views
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.errors import Problem
+from shoal_service.gate import Caller, address_of
 from shoal_service.measured import in_short
 from shoal_service.services import Deps, Services
 from shoal_service.timeline import num_bytes
@@ -36,7 +37,7 @@ HEADERS = {
 }
 
 
-def _page(request: Request, name: str, values: dict[str, Any], status: int = 200) -> Response:
+def page(request: Request, name: str, values: dict[str, Any], status: int = 200) -> Response:
     session = getattr(request.state, "session", None)
     context = {**values, "csrf": None if session is None else auth.csrf_token(session)}
     return templates.TemplateResponse(request, name, context, status_code=status, headers=HEADERS)
@@ -45,91 +46,62 @@ def _page(request: Request, name: str, values: dict[str, Any], status: int = 200
 def refused(request: Request, problem: Problem) -> Response:
     """A refusal as a page, for browsers."""
     title = "Sign in" if problem.status == 401 else problem.body()["title"]
-    return _page(request, "refused.html", {"problem": problem, "title": title}, problem.status)
+    return page(request, "refused.html", {"problem": problem, "title": title}, problem.status)
 
 
 @router.get("/", response_class=HTMLResponse)
 async def jobs_page(
-    request: Request, deps: Deps, cursor: Annotated[str | None, Query(max_length=200)] = None
+    request: Request, deps: Deps, caller: Caller, cursor: Annotated[str | None, Query(max_length=200)] = None
 ) -> Response:
     async with deps.database.read() as session:
-        rows, following = await jobs.list_page(session, state=None, limit=_LIST, cursor=cursor)
+        rows, following = await jobs.list_page(
+            session, state=None, limit=_LIST, cursor=cursor, projects=caller.projects()
+        )
     values = {"jobs": [views.summary(row) for row in rows], "next_cursor": following, "first_page": cursor is None}
-    return _page(request, "jobs.html", values)
+    return page(request, "jobs.html", values)
 
 
 @router.get("/jobs/{job_id}", response_class=HTMLResponse)
 async def job_page(request: Request, deps: Deps, job_id: str, epoch: int | None = None) -> Response:
     async with deps.database.read() as session:
         values = await views.job_view(session, job_id, epoch)
-    return _page(request, "job.html", {**values, "chosen_epoch": epoch})
+    return page(request, "job.html", {**values, "chosen_epoch": epoch})
 
 
 @router.get("/nodes", response_class=HTMLResponse)
-async def nodes_page(request: Request, deps: Deps) -> Response:
-    nodes = (await api_clusters.list_nodes(deps))["items"]
+async def nodes_page(request: Request, deps: Deps, caller: Caller) -> Response:
+    nodes = (await api_clusters.list_nodes(deps, caller))["items"]
     found = (await api_clusters.list_clusters(deps))["items"]
     shown = [{**node, "measured": in_short(node["measured"])} for node in nodes]
-    return _page(request, "nodes.html", {"nodes": shown, "clusters": found})
+    return page(request, "nodes.html", {"nodes": shown, "clusters": found})
 
 
 @router.post("/jobs/{job_id}/cancel")
 async def cancel_from_page(request: Request, deps: Deps, job_id: str) -> Response:
-    await _check_form(request, deps)
+    await check_form(request, deps)
     await api_jobs.cancel(deps, job_id)
     return RedirectResponse(f"/jobs/{job_id}", status_code=303)
 
 
 @router.post("/jobs/{job_id}/pause")
 async def pause_from_page(request: Request, deps: Deps, job_id: str) -> Response:
-    await _check_form(request, deps)
+    await check_form(request, deps)
     await api_jobs.pause(deps, job_id)
     return RedirectResponse(f"/jobs/{job_id}", status_code=303)
 
 
 @router.post("/jobs/{job_id}/resume")
 async def resume_from_page(request: Request, deps: Deps, job_id: str) -> Response:
-    await _check_form(request, deps)
+    await check_form(request, deps)
     await api_jobs.resume(deps, job_id)
     return RedirectResponse(f"/jobs/{job_id}", status_code=303)
 
 
-@router.get("/login")
-async def login(
-    request: Request,
-    deps: Deps,
-    code: str | None = None,
-    then: Annotated[str, Query(alias="next", pattern=r"^/(nodes|jobs/\w+)?$")] = "/",
-) -> Response:
-    """Signs a browser in with the code of a sign-in link, which is used up, and leads to the page `next`."""
-    if code is None:
-        return _page(request, "refused.html", {"problem": None, "title": "Sign in"})
-    try:
-        secret = await deps.auth.sign_in(code)
-    except Problem as problem:
-        return refused(request, problem)
-    answer = RedirectResponse(then, status_code=303, headers={"Cache-Control": "no-store"})
-    secure = request.url.scheme == "https" or (deps.settings.public_url or "").startswith("https")
-    answer.set_cookie(
-        auth.COOKIE, secret, max_age=int(deps.settings.session_s), httponly=True, samesite="lax", secure=secure
-    )
-    return answer
-
-
-@router.post("/sign-out")
-async def sign_out(request: Request, deps: Deps) -> Response:
-    session = await _check_form(request, deps)
-    if session is not None:
-        await deps.auth.sign_out(session)
-    answer = RedirectResponse("/login", status_code=303)
-    answer.delete_cookie(auth.COOKIE)
-    return answer
-
-
-async def _check_form(request: Request, deps: Services) -> str | None:
+async def check_form(request: Request, deps: Services) -> str | None:
     """The session of a form post whose CSRF token is right. Raises Unauthorized or Forbidden."""
     form = parse_qs((await request.body()).decode("utf-8", errors="replace"))
-    return await deps.auth.check("POST", request.headers, form_token=form.get("csrf", [""])[0])
+    asker = await deps.auth.check("POST", request.headers, address_of(request), form_token=form.get("csrf", [""])[0])
+    return asker.session
 
 
 @router.get("/jobs/{job_id}/stream")

@@ -45,6 +45,8 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def response(problem: Problem) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else {}
+    if "retry_after_s" in problem.extra:
+        headers["Retry-After"] = str(problem.extra["retry_after_s"])
     return JSONResponse(problem.body(), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
 
 

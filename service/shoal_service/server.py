@@ -47,6 +47,12 @@ def make_server(settings: Settings) -> Server:
         log_level=settings.log_level,
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        # Whoever is believed says from which address and how a request came: that is in the record, and counts guesses.
+        proxy_headers=settings.behind_proxy,
+        forwarded_allow_ips=settings.trusted_proxies,
+        server_header=False,
     )
     return Server(config)
 

@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shoal_service.places import Places
 
 
 class Settings(BaseSettings):
@@ -51,11 +53,42 @@ class Settings(BaseSettings):
     )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
+    tls_cert: Path | None = Field(default=None, description="PEM file of the certificate chain to serve HTTPS with.")
+    tls_key: Path | None = Field(default=None, description="PEM file of its private key.")
+    behind_proxy: bool = Field(
+        default=False,
+        description="Whether a proxy that speaks TLS is in front: then plain HTTP may leave this machine.",
+    )
+    trusted_proxies: str = Field(
+        default="127.0.0.1", description="Addresses or networks, by commas, whose X-Forwarded- headers are believed."
+    )
+    file_roots: str = Field(
+        default="",
+        description="Folders, by colons, below which jobs may name places (file://); none: nowhere; /: everywhere.",
+    )
+    oidc_issuer: str | None = Field(default=None, description="The OpenID provider that people sign in with.")
+    oidc_client_id: str | None = Field(default=None, description="As whom it knows this server.")
+    oidc_client_secret: SecretStr | None = Field(default=None, description="The secret of that client, if it has one.")
+    oidc_scopes: str = Field(default="openid email profile", description="What it is asked for, by spaces.")
+    oidc_admins: str = Field(
+        default="", description="Verified e-mail addresses, by commas, of those who administer this server."
+    )
+    oidc_audience: str | None = Field(
+        default=None, description="The `aud` of access tokens of that provider that are taken as bearer tokens."
+    )
     max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="Largest request body.")
 
     @property
     def data_path(self) -> Path:
         return self.data_dir.expanduser().absolute()
+
+    @property
+    def admin_addresses(self) -> frozenset[str]:
+        return frozenset(address.strip().lower() for address in self.oidc_admins.split(",") if address.strip())
+
+    @property
+    def places(self) -> Places:
+        return Places(roots=tuple(Path(root).expanduser().absolute() for root in self.file_roots.split(":") if root))
 
     @property
     def resolved_database_url(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from shoal_planner.code_spec import check_no_secrets
 from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
@@ -24,20 +25,24 @@ from shoal_recovery.first_weights import fingerprint, open_weights
 from shoal_recovery.hf_jobs import with_hf_model
 from shoal_recovery.store import open_store, probe
 from shoal_service.errors import invalid_field
+from shoal_service.places import Places
 from shoal_service.sinks import MODULES
 
 _TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 _MANY_FILES = 100_000  # of a larger folder, the first ones show whether it holds enough text
 
 
-async def read_any_job(value: object, store_check_s: float) -> AnyJob:
+async def read_any_job(value: object, store_check_s: float, places: Places) -> AnyJob:
     """A model of Hugging Face's is looked up for it. Raises BadInput."""
     model = value.get("model") if isinstance(value, Mapping) else None
     try:
+        await asyncio.to_thread(places.check, value)
         if isinstance(model, Mapping) and "hf" in model:
             async with asyncio.timeout(store_check_s):
                 value = await asyncio.to_thread(with_hf_model, value)
-        return parse_any_job(unseen(value) if isinstance(value, Mapping) else value)
+        job = parse_any_job(unseen(value) if isinstance(value, Mapping) else value)
+        check_code(job)
+        return job
     except InvalidField as error:
         raise invalid_field(error) from error
     except TimeoutError as error:
@@ -46,9 +51,18 @@ async def read_any_job(value: object, store_check_s: float) -> AnyJob:
         raise invalid_field(slow) from error
 
 
-async def read_job(value: object, store_check_s: float) -> JobSpec:
+def check_code(job: AnyJob) -> None:
+    """Raises InvalidField where a new job holds what looks like a secret."""
+    section, code = ("script", job.script.code) if isinstance(job, ScriptSpec) else ("code", job.code)
+    try:
+        check_no_secrets(code)
+    except InvalidField as error:
+        raise type(error)(f"{section}.{error.field}", error.value, error.problem) from error
+
+
+async def read_job(value: object, store_check_s: float, places: Places) -> JobSpec:
     """One that is planned for. Raises BadInput."""
-    job = await read_any_job(value, store_check_s)
+    job = await read_any_job(value, store_check_s, places)
     if isinstance(job, ScriptSpec):
         problem = "there is no plan of such a job: Ray Train spreads its workers"
         raise invalid_field(InvalidField("kind", "ray_train", problem))

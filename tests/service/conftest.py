@@ -19,7 +19,7 @@ from shoal_service.settings import Settings
 
 @pytest.fixture
 def app(tmp_path: Path) -> FastAPI:
-    return create_app(Settings(data_dir=tmp_path / "data", poll_s=0.1, plan_time_limit_s=3))
+    return create_app(Settings(data_dir=tmp_path / "data", poll_s=0.1, plan_time_limit_s=3, file_roots="/"))
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from control_plane import Connector, job_mapping, ok, story
 from fastapi.routing import APIRoute
 
 from shoal_service import api_clusters, api_history, api_jobs, api_plans, pages
-from shoal_service.auth import admin_token, is_open
+from shoal_service.auth import admin_token
+from shoal_service.gate import is_open
 
 
 @pytest.fixture

@@ -31,7 +31,9 @@ async def test_migrations_give_the_tables_of_the_models(tmp_path: Path) -> None:
         assert await connection.run_sync(differences) == []
         names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
     await database.close()
-    assert set(names) == {"alembic_version", "jobs", "journal", "step_points", "clusters", "secrets", "trackers"}
+    jobs = {"jobs", "journal", "step_points", "clusters", "trackers"}
+    people = {"secrets", "projects", "users", "members", "tokens", "audit_events"}
+    assert set(names) == {"alembic_version"} | jobs | people
 
 
 async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
@@ -53,25 +55,36 @@ async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
 def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new setting is a decision: it changes this list."""
     assert sorted(Settings.model_fields) == [
+        "behind_proxy",
         "cluster_lost_s",
         "data_dir",
         "database_url",
+        "file_roots",
         "host",
         "log_level",
         "login_code_s",
         "max_body_bytes",
         "max_lease_s",
         "max_wait_s",
+        "oidc_admins",
+        "oidc_audience",
+        "oidc_client_id",
+        "oidc_client_secret",
+        "oidc_issuer",
+        "oidc_scopes",
         "plan_time_limit_s",
         "poll_s",
         "port",
         "public_url",
         "session_s",
         "store_check_s",
+        "tls_cert",
+        "tls_key",
         "tracker_lease_s",
         "tracker_timeout_s",
+        "trusted_proxies",
     ]
-    assert sorted(ClientSettings.model_fields) == ["data_dir", "server", "token"]
+    assert sorted(ClientSettings.model_fields) == ["data_dir", "project", "server", "token"]
     for kind in (Settings, ClientSettings):
         assert all(field.description for field in kind.model_fields.values())
     monkeypatch.setenv("SHOAL_PORT", "1234")

@@ -71,7 +71,9 @@ def _sent(code: CodeSpec) -> dict[str, Any]:
 
 
 def _environment(code: CodeSpec, working_dir: tuple[str, ...], modules: tuple[str, ...]) -> dict[str, Any]:
-    made: dict[str, Any] = {"env_vars": dict(code.env)} if code.env else {}
+    # Ray puts in these places what the node's environment has, in the process itself: no table of Ray's has the value.
+    variables = {**code.env, **{name: f"${{{held_as}}}" for name, held_as in code.secrets.items()}}
+    made: dict[str, Any] = {"env_vars": variables} if variables else {}
     if code.pip:
         made["pip"] = list(code.pip)
     if working_dir:
@@ -105,11 +107,12 @@ class LookActor:
     def look(self, spec: dict[str, Any]) -> dict[str, Any]:
         """{shape} or {problem}."""
         from shoal_workers.own_look import look
-        from shoal_workers.user_code import told
+        from shoal_workers.user_code import check_secrets, told
 
         job = parse_job(spec)
         assert job.model.module is not None
         try:
+            check_secrets(job.code.secrets)
             shape = look(job.model.module, job.train.seed, job.train.seq_len, job.train.precision)
         except (Exception, SystemExit) as error:
             return {"problem": told(error) or "".join(traceback.format_exception_only(error)).strip()}

@@ -108,6 +108,8 @@ class ControlPlane:
         response = self._call("GET", f"/v1/jobs/{job}")
         if response.status_code == httpx.codes.NOT_FOUND:
             return True
+        if response.status_code == httpx.codes.CONFLICT:  # it is another cluster's, and none of our business
+            return False
         found = _expect(response)
         at_rest = found["status"]["state"] in ("succeeded", "failed", "cancelled", "paused")
         return found["cluster_id"] == self._cluster and not at_rest

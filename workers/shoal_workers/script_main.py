@@ -43,6 +43,7 @@ class ScriptOrder:
 
     path: str | None
     entrypoint: str | None
+    secrets: dict[str, str]
     lifeline: int
     report: str
     raylet: str
@@ -77,6 +78,9 @@ def read_order(text: str) -> ScriptOrder:
 
 def run(order: ScriptOrder, arguments: list[str]) -> None:
     """Raises BadScript, or whatever the script raises."""
+    for name, held_as in order.secrets.items():
+        if not os.environ.get(name):
+            raise BadScript("secrets", name, f"this node has no environment variable {held_as}")
     if order.path is not None:
         path = Path(order.path).resolve()
         if not path.is_file():

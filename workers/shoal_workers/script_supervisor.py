@@ -269,6 +269,7 @@ class ScriptSupervisor:
         order = {
             "path": program.path,
             "entrypoint": program.entrypoint,
+            "secrets": program.secrets,
             "trainer": {
                 "job": self._job,
                 "attempt": attempt,

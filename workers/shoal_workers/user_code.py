@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -29,6 +30,13 @@ _SENT = re.compile(r".*/_ray_pkg_[0-9a-f]+/")  # where Ray unpacks what it sends
 # Files that are not there are the code's affair; other errors of a system are the node's.
 _OF_FILES = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 _OF_DEVICES = ("CUDA error", "CUBLAS_STATUS", "cuDNN error", "CUDNN_STATUS", "NCCL error", "can't allocate memory")
+
+
+def check_secrets(secrets: Mapping[str, str]) -> None:
+    """Raises UserCodeError where this node does not have what the code is to find in its environment."""
+    missing = [held_as for name, held_as in secrets.items() if not os.environ.get(name)]
+    if missing:
+        raise UserCodeError(f"secrets: node {platform.node()} has no environment variable {', '.join(missing)}")
 
 
 def users_own(error: BaseException, model: ModelSpec) -> str | None:

@@ -1,0 +1,82 @@
+"""Client.people: projects, members, users, tokens and what was done by whom, as Python calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from shoal.client_text import given, path_part
+
+Call = Callable[..., dict[str, Any]]
+_PAGE = 200
+
+
+class People:
+    """What is answered are the JSON objects of the REST interface. Methods raise ShoalError."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def me(self) -> dict[str, Any]:
+        """Who the token is of, and the role in each project."""
+        return self._call("GET", "/v1/me")
+
+    def projects(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self._call("GET", "/v1/projects")["items"]
+        return items
+
+    def create_project(self, project: str) -> dict[str, Any]:
+        return self._call("POST", "/v1/projects", json={"id": project})
+
+    def delete_project(self, project: str) -> None:
+        """Raises Conflict for one that has had jobs."""
+        self._call("DELETE", f"/v1/projects/{path_part(project)}")
+
+    def members(self, project: str) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self._call("GET", f"/v1/projects/{path_part(project)}/members")["items"]
+        return items
+
+    def add_member(self, project: str, who: str, role: str) -> dict[str, Any]:
+        """`who` is a user's id or e-mail address; somebody unknown is invited. Replaces the role that they have."""
+        named = {"user_id": who} if who.startswith("user_") else {"email": who}
+        return self._call("POST", f"/v1/projects/{path_part(project)}/members", json={**named, "role": role})
+
+    def remove_member(self, project: str, user_id: str) -> None:
+        self._call("DELETE", f"/v1/projects/{path_part(project)}/members/{path_part(user_id)}")
+
+    def users(self) -> Iterator[dict[str, Any]]:
+        yield from self._pages("/v1/users")
+
+    def tokens(self) -> Iterator[dict[str, Any]]:
+        """Newest first, without secrets."""
+        yield from self._pages("/v1/tokens")
+
+    def create_token(
+        self,
+        name: str,
+        *,
+        role: str,
+        project: str | None = None,
+        cluster_id: str | None = None,
+        expires_in_s: float | None = None,
+        lasting: bool = False,
+    ) -> dict[str, Any]:
+        """The answer has the `secret`, this once. Without `expires_in_s` the server decides; `lasting`: never."""
+        body = given(name=name, role=role, project=project, cluster_id=cluster_id, expires_in_s=expires_in_s)
+        return self._call("POST", "/v1/tokens", json=body | ({"expires_in_s": None} if lasting else {}))
+
+    def revoke_token(self, token_id: str) -> dict[str, Any]:
+        return self._call("DELETE", f"/v1/tokens/{path_part(token_id)}")
+
+    def audit_events(self, *, project: str | None = None, action: str | None = None) -> Iterator[dict[str, Any]]:
+        """What was done by whom, and what was refused, newest first."""
+        yield from self._pages("/v1/audit-events", project=project, action=action)
+
+    def _pages(self, path: str, **params: Any) -> Iterator[dict[str, Any]]:
+        cursor: str | None = None
+        while True:
+            page = self._call("GET", path, params=given(limit=_PAGE, cursor=cursor, **params))
+            yield from page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return

@@ -1,0 +1,86 @@
+"""What each route asks of whoever calls it: the whole table. A route that is not in it is refused to everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal_service.access import Role, Rule, Scope
+
+_MEMBER, _ADMIN = Role.MEMBER, Role.ADMIN
+
+
+def _read_job(*, connectors: bool = False) -> Rule:
+    return Rule(scope=Scope.JOB, connectors=connectors)
+
+
+def _change_job(action: str) -> Rule:
+    return Rule(scope=Scope.JOB, role=_MEMBER, action=action)
+
+
+def _own(action: str | None = None) -> Rule:
+    return Rule(scope=Scope.SIGNED_IN, action=action)
+
+
+def _server(action: str | None = None) -> Rule:
+    return Rule(scope=Scope.SERVER, role=_ADMIN, action=action)
+
+
+def _administer(action: str) -> Rule:
+    return Rule(scope=Scope.PROJECT, role=_ADMIN, action=action)
+
+
+RULES: Mapping[str, Rule] = {
+    # jobs
+    "POST /v1/jobs": Rule(scope=Scope.CHOSEN, role=_MEMBER, action="job.create"),
+    "GET /v1/jobs": _own(),
+    "GET /v1/jobs/{job_id}": _read_job(connectors=True),
+    "POST /v1/jobs/{job_id}/cancel": _change_job("job.cancel"),
+    "POST /v1/jobs/{job_id}/pause": _change_job("job.pause"),
+    "POST /v1/jobs/{job_id}/resume": _change_job("job.resume"),
+    "GET /v1/jobs/{job_id}/events": _read_job(connectors=True),
+    "GET /v1/jobs/{job_id}/metrics": _read_job(),
+    "GET /v1/jobs/{job_id}/plan": _read_job(),
+    "GET /v1/jobs/{job_id}/plan.svg": _read_job(),
+    "GET /v1/jobs/{job_id}/recoveries": _read_job(),
+    "GET /v1/jobs/{job_id}/bulk-losses": _read_job(),
+    "GET /v1/jobs/{job_id}/checkpoints": _read_job(),
+    "GET /v1/jobs/{job_id}/cost": _read_job(),
+    "POST /v1/plans": Rule(scope=Scope.SOMEWHERE, role=_MEMBER),
+    # clusters and their connectors; what these bring is in journals already
+    "PUT /v1/clusters/{cluster_id}": Rule(scope=Scope.CLUSTER),
+    "GET /v1/clusters/{cluster_id}/wishes": Rule(scope=Scope.CLUSTER),
+    "POST /v1/jobs/{job_id}/journal": Rule(scope=Scope.JOBS_CLUSTER),
+    "GET /v1/clusters": Rule(scope=Scope.SOMEWHERE),
+    "GET /v1/clusters/{cluster_id}": Rule(scope=Scope.SOMEWHERE, connectors=True),
+    "GET /v1/nodes": Rule(scope=Scope.SOMEWHERE),
+    # a node may have jobs of several projects
+    "POST /v1/nodes/{node_id}/preempt": _server("node.preempt"),
+    # people; of tokens, what may be made and revoked by whom is tokens.py's
+    "GET /v1/me": Rule(scope=Scope.SIGNED_IN, connectors=True),
+    "GET /v1/projects": _own(),
+    "POST /v1/projects": _server("project.create"),
+    "GET /v1/projects/{project_id}": Rule(scope=Scope.PROJECT),
+    "DELETE /v1/projects/{project_id}": _server("project.delete"),
+    "GET /v1/projects/{project_id}/members": Rule(scope=Scope.PROJECT),
+    "POST /v1/projects/{project_id}/members": _administer("member.add"),
+    "PUT /v1/projects/{project_id}/members/{user_id}": _administer("member.change"),
+    "DELETE /v1/projects/{project_id}/members/{user_id}": _administer("member.remove"),
+    "GET /v1/users": _server(),
+    "PATCH /v1/users/{user_id}": _server("user.change"),
+    "DELETE /v1/users/{user_id}": _server("user.delete"),
+    "GET /v1/tokens": _own(),
+    "POST /v1/tokens": _own("token.create"),
+    "DELETE /v1/tokens/{token_id}": _own("token.revoke"),
+    "GET /v1/audit-events": Rule(scope=Scope.SOMEWHERE, role=_ADMIN),
+    "POST /v1/login-links": _own("login_link.create"),
+    # pages
+    "GET /": _own(),
+    "GET /stream": _own(),
+    "GET /nodes": Rule(scope=Scope.SOMEWHERE),
+    "GET /jobs/{job_id}": _read_job(),
+    "GET /jobs/{job_id}/stream": _read_job(),
+    "POST /jobs/{job_id}/cancel": _change_job("job.cancel"),
+    "POST /jobs/{job_id}/pause": _change_job("job.pause"),
+    "POST /jobs/{job_id}/resume": _change_job("job.resume"),
+    "POST /sign-out": _own("sign_out"),
+}
