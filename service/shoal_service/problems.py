@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from shoal_planner.errors import InvalidField
-from shoal_service.errors import BadInput, NotFound, Problem
+from shoal_service.errors import BadInput, DatabaseAway, NotFound, Problem, Unavailable
 
 MEDIA_TYPE = "application/problem+json"
 _log = structlog.get_logger(__name__)
@@ -35,16 +35,18 @@ class ProblemBody(BaseModel):
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI's `responses` for these refusals; 401 and 422 go without saying."""
+    """OpenAPI's `responses` for these refusals; what every route may answer goes without saying."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: schema}}
-        for status in sorted({401, 403, 422, *statuses})
+        for status in sorted({401, 403, 422, 503, *statuses})
     }
 
 
 def response(problem: Problem) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else {}
+    if isinstance(problem, Unavailable):
+        headers["Retry-After"] = str(problem.retry_after_s)
     return JSONResponse(problem.body(), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
 
 
@@ -56,6 +58,8 @@ def install(app: FastAPI, answer: Answer) -> None:
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
+        if isinstance(error, DatabaseAway):
+            _log.warning("database_unavailable", method=request.method, path=request.url.path, why=error.why)
         return answer(request, error)
 
     app.add_exception_handler(Problem, on_problem)
