@@ -33,6 +33,7 @@ from shoal_service.spending import spending_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["history"])
 _PAGE = 1000
+_MOST_SEQ = 2**31 - 1
 _STREAMED_AT_ONCE = 100  # what a slow reader keeps in memory here
 _PICTURE: dict[int | str, dict[str, Any]] = {200: {"description": "A picture", "content": {"image/svg+xml": {}}}}
 # A picture has its own style and nothing else; names in it come from users.
@@ -51,7 +52,7 @@ async def get_events(
     request: Request,
     deps: Deps,
     job_id: str,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, le=_MOST_SEQ)] = 0,
     limit: Annotated[int, Query(ge=1, le=_PAGE)] = 200,
     kind: Annotated[list[str] | None, Query()] = None,
     watch: bool = False,
@@ -77,7 +78,7 @@ def _page(rows: Any, after: int, last_seq: int, *, more: bool) -> dict[str, Any]
 
 
 def _read_id(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise BadInput("invalid_field", f"Last-Event-ID = {text!r}: must be a journal number", "Last-Event-ID")
     return int(text)
 
@@ -118,7 +119,9 @@ async def get_metrics(
 
 
 @router.get("/plan", responses=documented(404, 410))
-async def get_plan(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0)] = None) -> dict[str, Any]:
+async def get_plan(
+    deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0, le=_MOST_SEQ)] = None
+) -> dict[str, Any]:
     """The plan that the job runs by (or that of `epoch`), the cluster as it was then, and all plans so far."""
     plans, chosen = await _plans(deps, job_id, epoch)
     generations = [
@@ -133,7 +136,9 @@ async def get_plan(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(g
 
 
 @router.get("/plan.svg", responses={**_PICTURE, **documented(404, 409, 410)}, response_class=Response)
-async def get_plan_picture(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0)] = None) -> Response:
+async def get_plan_picture(
+    deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0, le=_MOST_SEQ)] = None
+) -> Response:
     """The plan that the job runs by (or that of `epoch`) as a picture that needs nothing else."""
     _, chosen = await _plans(deps, job_id, epoch)
     try:

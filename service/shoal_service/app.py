@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from shoal_service import api_clusters, api_history, api_jobs, api_plans, pages, problems
+from shoal_service import api_clusters, api_history, api_jobs, api_plans, openapi, pages, problems
 from shoal_service.auth import Auth, Gate, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.errors import DatabaseAway, Problem
 from shoal_service.followers import Followers
+from shoal_service.limits import Limits
 from shoal_service.planning import Planner
 from shoal_service.relay import Relay
 from shoal_service.retention import Retention
@@ -58,6 +59,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(pages.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     problems.install(app, _refuse)
+    # Within the gate: who may not ask sends no body.
+    app.add_middleware(
+        Limits, refuse=_refuse, max_body_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+    )
+    openapi.describe(app)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
     return app
 

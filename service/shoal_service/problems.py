@@ -13,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from shoal_planner.errors import InvalidField
 from shoal_service.errors import BadInput, DatabaseAway, NotFound, Problem, Unavailable
 
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 MEDIA_TYPE = "application/problem+json"
 _log = structlog.get_logger(__name__)
 
@@ -104,7 +106,16 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     answer = response(problem)
     for name, value in (error.headers or {}).items():
         answer.headers[name] = value
+    if error.status_code == 405:
+        answer.headers["Allow"] = ", ".join(_allowed(request))
     return answer
+
+
+def _allowed(request: Request) -> list[str]:
+    """By all routes of that path, and not by the first alone."""
+    routes = request.app.routes
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    return [name for name, scope in scopes.items() if any(one.matches(scope)[0] is Match.FULL for one in routes)]
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -64,6 +64,9 @@ class Settings(BaseSettings):
     )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
+    body_timeout_s: float = Field(
+        default=30.0, gt=0, description="How long the body of a request may take to come before it is refused."
+    )
     max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="Largest request body.")
 
     @property

@@ -66,7 +66,7 @@ def test_a_database_that_is_away_comes_back(tmp_path: Path, own: RunningPostgres
                     httpx.Client(base_url=plane.url, headers=plane.headers, timeout=120) as watching,
                     connect_sse(watching, "GET", f"/v1/jobs/{job_id}/events", params={"watch": "1"}) as source,
                 ):
-                    seen.extend(int(event.id) for event in source.iter_sse() if event.event != "end")
+                    seen.extend(int(event.id) for event in source.iter_sse() if event.data and event.event != "end")
 
             watcher = threading.Thread(target=watch)
             watcher.start()

@@ -55,7 +55,7 @@ def test_a_watcher_hears_of_what_another_replica_wrote(clients: tuple[httpx.Clie
             connect_sse(http, "GET", f"/v1/jobs/{job_id}/events", params={"watch": "1"}) as source,
         ):
             began.set()
-            seen.extend(int(event.id) for event in source.iter_sse() if event.event != "end")
+            seen.extend(int(event.id) for event in source.iter_sse() if event.data and event.event != "end")
 
     watcher = threading.Thread(target=watch)
     watcher.start()
