@@ -289,11 +289,11 @@ class ControlPlane:
         return self.process.wait(timeout=20)
 
 
-def start_control_plane(data_dir: Path, port: int | None = None) -> ControlPlane:
-    """Returns once it answers."""
+def start_control_plane(data_dir: Path, port: int | None = None, **settings: str) -> ControlPlane:
+    """Returns once it answers. `settings` are those of the environment, in lower case and without SHOAL_."""
     port = port or free_ports(1)[0]
-    given = {"SHOAL_DATA_DIR": str(data_dir), "SHOAL_PORT": str(port), "SHOAL_POLL_S": "0.2", "SHOAL_FILE_ROOTS": "/"}
-    environment = {**os.environ, **given}
+    given = {"data_dir": str(data_dir), "port": str(port), "poll_s": "0.2", "file_roots": "/"} | settings
+    environment = {**os.environ, **{f"SHOAL_{name.upper()}": value for name, value in given.items()}}
     data_dir.mkdir(parents=True, exist_ok=True)
     with (data_dir / "log").open("ab") as log:
         process = subprocess.Popen([sys.executable, "-m", "shoal_service"], env=environment, stdout=log, stderr=log)
@@ -310,8 +310,8 @@ def start_control_plane(data_dir: Path, port: int | None = None) -> ControlPlane
 
 
 @contextlib.contextmanager
-def control_plane(data_dir: Path) -> Iterator[ControlPlane]:
-    plane = start_control_plane(data_dir)
+def control_plane(data_dir: Path, **settings: str) -> Iterator[ControlPlane]:
+    plane = start_control_plane(data_dir, **settings)
     try:
         yield plane
     finally:

@@ -95,7 +95,7 @@ async def get_wishes(
         left_s = deadline - time.monotonic()
         if found["version"] != after or left_s <= 0 or deps.bell.closed:
             return found
-        await deps.bell.wait(CLUSTERS, count, min(left_s, deps.settings.poll_s))
+        await deps.bell.wait(CLUSTERS, count, min(left_s, deps.bell.patience_s(deps.settings.poll_s)))
 
 
 @router.post("/jobs/{job_id}/journal", responses=documented(404, 409))
@@ -103,7 +103,7 @@ async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[s
     """Adds to a job's journal. Entries that are known are skipped; a gap answers 409 with `expected_seq`."""
     entries = journal.parse_entries(batch.entries)
     async with deps.database.write() as session:
-        row = await jobs.get(session, job_id)
+        row = await jobs.get(session, job_id, to_change=True)
         cluster = await clusters.get(session, batch.cluster_id)
         clusters.check_holder(cluster, batch.holder, time.time())
         if row.cluster_id != batch.cluster_id:

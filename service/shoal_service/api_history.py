@@ -20,17 +20,21 @@ from shoal_recovery.checkpoints import list_manifests, manifest_name
 from shoal_recovery.errors import StoreError
 from shoal_recovery.store import open_store
 from shoal_service import jobs, journal
+from shoal_service.answers import fitting
 from shoal_service.bell import job_topic
 from shoal_service.bulk_losses import losses_resource
 from shoal_service.curve import curve
-from shoal_service.errors import BadInput, Conflict, NotFound, Unavailable
+from shoal_service.errors import BadInput, Conflict, DatabaseAway, NotFound, Unavailable
 from shoal_service.models import JournalRow
 from shoal_service.problems import documented
+from shoal_service.retention import check_kept
 from shoal_service.services import Deps, Services
 from shoal_service.spending import spending_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["history"])
 _PAGE = 1000
+_MOST_SEQ = 2**31 - 1
+_STREAMED_AT_ONCE = 100  # what a slow reader keeps in memory here
 _PICTURE: dict[int | str, dict[str, Any]] = {200: {"description": "A picture", "content": {"image/svg+xml": {}}}}
 # A picture has its own style and nothing else; names in it come from users.
 _PICTURE_HEADERS = {
@@ -43,12 +47,12 @@ _STREAMED: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/events", responses={**_STREAMED, **documented(404)})
+@router.get("/events", responses={**_STREAMED, **documented(404, 410)})
 async def get_events(
     request: Request,
     deps: Deps,
     job_id: str,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, le=_MOST_SEQ)] = 0,
     limit: Annotated[int, Query(ge=1, le=_PAGE)] = 200,
     kind: Annotated[list[str] | None, Query()] = None,
     watch: bool = False,
@@ -59,20 +63,22 @@ async def get_events(
     kinds = tuple(kind or ())
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
+        start = after if last_event_id is None else _read_id(last_event_id)
+        check_kept(row, start)
         if not watch and "text/event-stream" not in request.headers.get("accept", ""):
             rows = await journal.entries_after(session, job_id, after, limit + 1, kinds)
             return JSONResponse(_page(rows[:limit], after, row.last_seq, more=len(rows) > limit))
-    start = after if last_event_id is None else _read_id(last_event_id)
     return EventSourceResponse(_follow(deps, job_id, start, kinds), ping=15)
 
 
 def _page(rows: Any, after: int, last_seq: int, *, more: bool) -> dict[str, Any]:
-    items = [journal.event_resource(row) for row in rows]
+    items = fitting([journal.event_resource(row) for row in rows])
+    more = more or len(items) < len(rows)
     return {"items": items, "next_after": items[-1]["seq"] if items else after, "more": more, "last_seq": last_seq}
 
 
 def _read_id(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise BadInput("invalid_field", f"Last-Event-ID = {text!r}: must be a journal number", "Last-Event-ID")
     return int(text)
 
@@ -81,21 +87,25 @@ async def _follow(deps: Services, job_id: str, after: int, kinds: tuple[str, ...
     topic = job_topic(job_id)
     while not deps.bell.closed:
         count = deps.bell.count(topic)
-        async with deps.database.read() as session:
-            row = await jobs.get(session, job_id)
-            rows = await journal.entries_after(session, job_id, after, _PAGE, kinds)
+        try:
+            async with deps.database.read() as session:
+                row = await jobs.get(session, job_id)
+                rows = await journal.entries_after(session, job_id, after, _STREAMED_AT_ONCE, kinds)
+        except DatabaseAway:  # the stream outlives that
+            await asyncio.sleep(deps.settings.poll_s)
+            continue
         for entry in rows:
             after = entry.seq
             yield ServerSentEvent(
                 json.dumps(journal.event_resource(entry)), event=entry.kind, id=str(entry.seq), sep="\n"
             )
-        if len(rows) == _PAGE:
+        if len(rows) == _STREAMED_AT_ONCE:
             continue  # else nothing is left: what comes from here on rings the bell
         if jobs.ended(row):
             end = {"state": row.state, "code": row.state_code, "reason": row.reason}
             yield ServerSentEvent(json.dumps(end), event="end", sep="\n")
             return
-        await deps.bell.wait(topic, count, deps.settings.poll_s)
+        await deps.bell.wait(topic, count, deps.bell.patience_s(deps.settings.poll_s))
 
 
 @router.get("/metrics", responses=documented(404))
@@ -104,12 +114,14 @@ async def get_metrics(
 ) -> dict[str, Any]:
     """The loss curve: the branch that counts, the points that were rolled back, and marks where plans changed."""
     async with deps.database.read() as session:
-        await jobs.get(session, job_id)
-        return await curve(session, job_id, max_points)
+        row = await jobs.get(session, job_id)
+        return {**await curve(session, job_id, max_points), "thinned": row.is_thinned}
 
 
-@router.get("/plan", responses=documented(404))
-async def get_plan(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0)] = None) -> dict[str, Any]:
+@router.get("/plan", responses=documented(404, 410))
+async def get_plan(
+    deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0, le=_MOST_SEQ)] = None
+) -> dict[str, Any]:
     """The plan that the job runs by (or that of `epoch`), the cluster as it was then, and all plans so far."""
     plans, chosen = await _plans(deps, job_id, epoch)
     generations = [
@@ -123,8 +135,10 @@ async def get_plan(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(g
     return {**journal.plan_resource(chosen), "generations": generations}
 
 
-@router.get("/plan.svg", responses={**_PICTURE, **documented(404, 409)}, response_class=Response)
-async def get_plan_picture(deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0)] = None) -> Response:
+@router.get("/plan.svg", responses={**_PICTURE, **documented(404, 409, 410)}, response_class=Response)
+async def get_plan_picture(
+    deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0, le=_MOST_SEQ)] = None
+) -> Response:
     """The plan that the job runs by (or that of `epoch`) as a picture that needs nothing else."""
     _, chosen = await _plans(deps, job_id, epoch)
     try:
@@ -142,7 +156,7 @@ async def _plans(deps: Services, job_id: str, epoch: int | None) -> tuple[list[J
     """All plans of a job, oldest first (at most the newest 1000), and the newest, or newest of `epoch`. Raises
     NotFound."""
     async with deps.database.read() as session:
-        await jobs.get(session, job_id)
+        check_kept(await jobs.get(session, job_id))
         plans = list(reversed(await journal.newest(session, job_id, 1000, (journal.PLAN_KIND,))))
     chosen = [row for row in plans if epoch is None or row.payload["epoch"] == epoch]
     if not chosen:
@@ -151,11 +165,12 @@ async def _plans(deps: Services, job_id: str, epoch: int | None) -> tuple[list[J
     return plans, chosen[-1]
 
 
-@router.get("/recoveries", responses=documented(404))
+@router.get("/recoveries", responses=documented(404, 410))
 async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
     """Every change of plan in flight, oldest first (at most the newest 1000), and bytes by source over all of them."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
+        check_kept(row)
         found = await journal.newest(session, job_id, 1000, (journal.RECOVERY_KIND,))
     items = [journal.recovery_resource(entry) for entry in reversed(found)]
     sources = ("own", "node", "peer", "store")
@@ -211,11 +226,12 @@ def _checkpoint(uri: str, step: int, said: JournalRow | None) -> dict[str, Any]:
     }
 
 
-@router.get("/cost", responses=documented(404))
+@router.get("/cost", responses=documented(404, 410))
 async def get_cost(deps: Deps, job_id: str) -> dict[str, Any]:
     """What the nodes that the job has had cost so far and cost now, in dollars, by type of node (of its newest 5,000
     changes). What nodes without a price cost is unknown (null) and in no sum."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
+        check_kept(row)
         history = await journal.history(session, job_id)
     return dataclasses.asdict(spending_of(row, history))

@@ -14,6 +14,7 @@ from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import JobState
 from shoal_service import clusters, jobs, trackers
 from shoal_service.access import seen_projects
+from shoal_service.answers import fitting
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import read_body
 from shoal_service.errors import BadInput
@@ -35,7 +36,7 @@ _JOB_BODY = {
 }
 
 
-@router.post("", status_code=201, responses=documented(400, 409, 413, 415), openapi_extra=_JOB_BODY)
+@router.post("", status_code=201, responses=documented(400, 404, 409, 413, 415), openapi_extra=_JOB_BODY)
 async def submit_job(
     request: Request,
     deps: Deps,
@@ -94,12 +95,14 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> dict[str, Any]:
-    """Those of your projects (or of one `project` of them), newest first; `next_cursor` is null on the last page."""
+    """Those of your projects (or of one `project` of them), newest first; `next_cursor` is null on the last page.
+    A page ends before it is too large for an answer."""
     async with deps.database.read() as session:
         rows, following = await jobs.list_page(
             session, state=state, limit=limit, cursor=cursor, projects=seen_projects(caller, project)
         )
-    return {"items": [jobs.resource(row) for row in rows], "next_cursor": following}
+    items = fitting([jobs.resource(row) for row in rows])
+    return {"items": items, "next_cursor": following if len(items) == len(rows) else jobs.cursor_after(items[-1]["id"])}
 
 
 @router.get("/{job_id}", responses=documented(404))

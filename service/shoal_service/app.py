@@ -7,36 +7,45 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import structlog
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from shoal_service import api_clusters, api_history, api_jobs, api_people, api_plans, pages, problems, sign_in
+from shoal_service import api_clusters, api_history, api_jobs, api_people, api_plans, openapi, pages, problems, sign_in
 from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
-from shoal_service.errors import Problem
+from shoal_service.errors import DatabaseAway, Problem
 from shoal_service.exposure import check_exposure
 from shoal_service.followers import Followers
 from shoal_service.gate import Gate, authorize
 from shoal_service.identity import Identity
+from shoal_service.limits import Limits
 from shoal_service.planning import Planner
 from shoal_service.providers import open_provider
+from shoal_service.relay import Relay
+from shoal_service.retention import Retention
 from shoal_service.services import Services
 from shoal_service.settings import Settings
 from shoal_service.takeover import Takeover
 
+log = structlog.get_logger()
+
+_AGAIN_S = 1.0
 _STATIC = Path(__file__).parent / "static"
 
 
 def create_app(settings: Settings) -> FastAPI:
     """The application. Makes the data folder and the administrator's token; the database opens when it starts."""
-    database = Database(settings.resolved_database_url)
+    bell, planner, awake = Bell(), Planner(settings.plan_time_limit_s), Awake()
     token = admin_token(settings.data_path)
     check_exposure(settings, token)
-    bell, planner, awake = Bell(), Planner(settings.plan_time_limit_s), Awake()
+    database = Database(
+        settings.resolved_database_url, timeout_s=settings.database_timeout_s, on_away=awake.interrupted
+    )
     services = Services(
         settings=settings,
         database=database,
@@ -68,6 +77,11 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(module.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     problems.install(app, _refuse)
+    # Within the gate: who may not ask sends no body.
+    app.add_middleware(
+        Limits, refuse=_refuse, max_body_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+    )
+    openapi.describe(app)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
     return app
 
@@ -75,15 +89,37 @@ def create_app(settings: Settings) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
-    await services.database.migrate()
+    await _open(services)
+    relay = Relay(services.database.engine, services.bell) if services.database.is_postgres else None
+    if relay is not None:
+        relay.start()
     beat = asyncio.create_task(services.awake.beat(), name="awake")
     services.followers.start()
+    settings = services.settings
+    retention = Retention(services.database, events_kept_s=settings.events_kept_s, points_kept_s=settings.points_kept_s)
+    retention.start()
     yield
     beat.cancel()
     services.bell.close()
     await services.followers.close()
     await services.takeover.close()
+    await retention.close()
+    if relay is not None:
+        await relay.close()
     await services.database.close()
+
+
+async def _open(services: Services) -> None:
+    """A database that is a server may come later than this one. Raises DatabaseAway where it is a file."""
+    while True:
+        try:
+            await services.database.migrate()
+            return
+        except DatabaseAway as error:
+            if not services.database.is_postgres or services.bell.closed:
+                raise
+            log.warning("waits for the database", why=error.why)
+            await asyncio.sleep(_AGAIN_S)
 
 
 def _refuse(request: Request, problem: Problem) -> Response:

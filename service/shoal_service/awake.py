@@ -33,6 +33,10 @@ class Awake:
         self._last_s = now_s
         return now_s - self._since_s
 
+    def interrupted(self) -> None:
+        """Nobody could be heard just now, as nothing could be written down."""
+        self._since_s = self._last_s = self._clock()
+
     async def beat(self) -> None:
         """Until it is cancelled."""
         while True:

@@ -1,15 +1,18 @@
-"""Wakes requests that wait for a change made in this process. Owns no data: who wakes reads the database.
+"""Wakes requests that wait for a change. Owns no data: who wakes reads the database.
 
-Waiting never depends on it alone: changes by other replicas are found by looking again after `timeout_s`.
+Changes by other replicas are told by a relay, where there is one and it is connected. Waiting never depends on it
+alone: whoever waits looks again after a while.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 
 CLUSTERS = "clusters"
 JOBS = "jobs"
+_HEARING_S = 15.0
 
 
 def job_topic(job_id: str) -> str:
@@ -23,15 +26,32 @@ class Bell:
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self.closed = False
+        self.relay: Callable[[tuple[str, ...]], None] | None = None  # to the other replicas
+        self.hears_others = False
 
     def count(self, topic: str) -> int:
         return self._counts[topic]
 
     def ring(self, *topics: str) -> None:
+        """Here, and at every other replica."""
+        self.heard(*topics)
+        if self.relay is not None and topics:
+            self.relay(topics)
+
+    def heard(self, *topics: str) -> None:
+        """Here alone."""
         for topic in topics:
             self._counts[topic] += 1
-            for event in self._waiting[topic]:
+            for event in self._waiting.get(topic, ()):
                 event.set()
+
+    def heard_all(self) -> None:
+        """Nobody knows what other replicas changed."""
+        self.heard(*self._waiting)
+
+    def patience_s(self, poll_s: float) -> float:
+        """How long to wait before looking again: long where others' changes are heard of."""
+        return max(poll_s, _HEARING_S) if self.hears_others else poll_s
 
     def close(self) -> None:
         """Ends every wait, now and later: the server is going down."""

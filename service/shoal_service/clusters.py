@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, JobState
@@ -17,6 +18,8 @@ from shoal_service.errors import Conflict, NotFound
 from shoal_service.models import ClusterRow, JobRow
 
 _AT_REST = tuple(state.value for state in AT_REST)
+_OPEN = tuple(state.value for state in JobState if state not in AT_REST)
+_BEGUN = tuple(state for state in _OPEN if state != JobState.QUEUED.value)
 
 
 async def renew(
@@ -31,7 +34,7 @@ async def renew(
 ) -> ClusterRow:
     """Takes or renews the lease. Raises Conflict while another holder's lasts."""
     now = time.time()
-    row = await session.get(ClusterRow, cluster_id, populate_existing=True)
+    row = await session.get(ClusterRow, cluster_id, populate_existing=True, with_for_update=True)
     if row is not None:
         check_holder(row, holder, now)
     else:
@@ -39,6 +42,10 @@ async def renew(
         session.add(row)
     row.holder, row.lease_until_s, row.updated_at_s = holder, now + lease_s, now
     row.snapshot, row.profile, row.fault_tolerant_head = snapshot, profile, fault_tolerant_head
+    try:
+        await session.flush()
+    except IntegrityError as error:
+        raise Conflict("lease_held", f"cluster {cluster_id} has come through another connector just now") from error
     return row
 
 
@@ -90,7 +97,7 @@ async def adopt_waiting(session: AsyncSession, cluster_id: str) -> list[str]:
 async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """All jobs of this cluster that have not ended and do not rest, and these drills. The version depends on what is
     wished alone, not on progress."""
-    query = select(JobRow).where(JobRow.cluster_id == cluster_id, JobRow.state.not_in(_AT_REST)).order_by(JobRow.id)
+    query = select(JobRow).where(JobRow.cluster_id == cluster_id, JobRow.state.in_(_OPEN)).order_by(JobRow.id)
     rows = (await session.scalars(query)).all()
     listed = [{"id": row.id, "spec": row.spec, "wish": row.wish, "last_seq": row.last_seq} for row in rows]
     essence = json.dumps([[(row.id, row.wish) for row in rows], [drill["id"] for drill in drills]])
@@ -100,15 +107,13 @@ async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[s
 
 async def active_jobs(session: AsyncSession) -> Sequence[JobRow]:
     """Jobs that run by a plan now."""
-    without = (*_AT_REST, JobState.QUEUED.value)
-    query = select(JobRow).where(JobRow.state.not_in(without), JobRow.plan_seq.is_not(None))
+    query = select(JobRow).where(JobRow.state.in_(_BEGUN), JobRow.plan_seq.is_not(None))
     return (await session.scalars(query)).all()
 
 
 async def active_scripts(session: AsyncSession) -> Sequence[JobRow]:
     """Jobs whose scripts run now, or are to."""
-    without = (*_AT_REST, JobState.QUEUED.value)
-    rows = await session.scalars(select(JobRow).where(JobRow.state.not_in(without), JobRow.plan_seq.is_(None)))
+    rows = await session.scalars(select(JobRow).where(JobRow.state.in_(_BEGUN), JobRow.plan_seq.is_(None)))
     return [row for row in rows if jobs.is_script(row)]
 
 

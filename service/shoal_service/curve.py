@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import EvaluationDone, RecoveryDone
 from shoal_recovery.journal_scripts import ScriptReported
-from shoal_service import jobs, journal
+from shoal_service import curve_levels, jobs, journal
+from shoal_service.answers import fitting
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JournalRow, StepRow
 from shoal_service.status import finite
 
-MAX_MARKERS = 500
+# So that all of an answer stays below MAX_ANSWER_BYTES.
+_MOST_LIVE, _MOST_UNDONE, _MOST_OTHERS, _MOST_MARKERS = 450, 100, 100, 100
+_MOST_REPORTED_BYTES = 30_000
 
 
 async def curve(session: AsyncSession, job_id: str, max_points: int) -> dict[str, Any]:
     """`points` is the branch that counts, `rolled_back` what was done and undone, `markers` what happened when, and
-    `evaluations` the newest `max_points` of these. `reported` are, of a job that runs a script, the newest `max_points`
-    of what it reported that count, with all figures under their own names."""
-    live, num_live = await _points(session, job_id, False, max_points)
-    undone, num_undone = await _points(session, job_id, True, max_points)
-    events = await journal.newest(session, job_id, MAX_MARKERS, (RecoveryDone.kind,))
-    evaluations = await journal.newest(session, job_id, max_points, (EvaluationDone.kind,))
-    reported = await journal.newest(session, job_id, max_points, (ScriptReported.kind,))
+    `evaluations` the newest of these. `reported` are, of a job that runs a script, the newest of what it reported that
+    count, with all figures under their own names. There are at most `max_points` points, and no more than an answer may
+    hold."""
+    live, num_live = await _points(session, job_id, False, min(max_points, _MOST_LIVE))
+    undone, num_undone = await _points(session, job_id, True, min(max_points, _MOST_UNDONE))
+    events = await journal.newest(session, job_id, _MOST_MARKERS, (RecoveryDone.kind,))
+    evaluations = await journal.newest(session, job_id, min(max_points, _MOST_OTHERS), (EvaluationDone.kind,))
+    reported = await journal.newest(session, job_id, min(max_points, _MOST_LIVE), (ScriptReported.kind,))
     return {
         "job_id": job_id,
         "points": [point(row) for row in live],
         "rolled_back": [point(row) for row in undone],
         "markers": [_marker(row) for row in reversed(events)],
         "evaluations": [evaluation(row) for row in reversed(evaluations)],
-        "reported": _reported(reported),
+        "reported": fitting(_reported(reported), _MOST_REPORTED_BYTES, from_end=True),
         "num_points": num_live,
         "num_rolled_back": num_undone,
         "downsampled": num_live > len(live) or num_undone > len(undone),
@@ -43,19 +47,24 @@ async def curve(session: AsyncSession, job_id: str, max_points: int) -> dict[str
 async def _points(
     session: AsyncSession, job_id: str, rolled_back: bool, max_points: int
 ) -> tuple[Sequence[StepRow], int]:
+    """The points in order, and how many there are in all. The first and the newest one always stay, so that the curve
+    ends where the job is."""
     mine = (StepRow.job_id == job_id, StepRow.rolled_back.is_(rolled_back))
-    counted = select(func.count(), func.min(StepRow.step), func.max(StepRow.step)).where(*mine)
-    count, first, last = (await session.execute(counted)).one()
-    query = select(StepRow).where(*mine)
-    if count > max_points:
-        # Two points stay of each bucket; the newest one always stays, so that the curve ends where the job is.
-        width = -(-2 * (last - first + 1) // max(max_points - 2, 1))
-        bucket = (StepRow.step - first) // width
-        low = func.row_number().over(partition_by=bucket, order_by=(StepRow.loss, StepRow.seq))
-        high = func.row_number().over(partition_by=bucket, order_by=(StepRow.loss.desc(), StepRow.seq))
-        ranked = select(StepRow.seq, StepRow.step, low.label("low"), high.label("high")).where(*mine).subquery()
-        kept = select(ranked.c.seq).where(or_(ranked.c.low == 1, ranked.c.high == 1, ranked.c.step == last))
-        query = query.where(StepRow.seq.in_(kept))
+    ends_of = select(func.min(StepRow.step), func.max(StepRow.step)).where(*mine)
+    first, last = cast(tuple[int | None, int | None], tuple((await session.execute(ends_of)).one()))
+    if first is None or last is None:
+        return (), 0
+    query, count = select(StepRow).where(*mine), None
+    if rolled_back or last - first < max_points:
+        count = await session.scalar(select(func.count()).select_from(StepRow).where(*mine)) or 0
+    if count is None or count > max_points:
+        # Two points stay of each bucket.
+        width = -(-2 * (last - first + 1) // max(max_points - 4, 1))
+        read = curve_levels.read_undone if rolled_back else curve_levels.read
+        buckets = await read(session, job_id, width, last)
+        count = sum(bucket.num_points for bucket in buckets)
+        ends = StepRow.step.in_((first, last))
+        query = query.where(or_(StepRow.seq.in_(curve_levels.merged(buckets, width, first)), ends))
     rows = (await session.scalars(query.order_by(StepRow.step, StepRow.seq))).all()
     return rows[-max_points:], count
 

@@ -1,53 +1,109 @@
-"""The database connection and its migrations. Owns how transactions begin; not what is in them."""
+"""The database connection and its migrations. Owns how transactions begin, how long anybody waits for the database, and
+what is said when it cannot be used; not what is in transactions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, make_url
+from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from shoal_service.database_errors import refusal
+from shoal_service.errors import DatabaseAway
+
 MIGRATIONS = Path(__file__).parent / "migrations"
+_MIGRATION_LOCK = 0x5348_4F41_4C  # "SHOAL": of replicas that start together one migrates, the others wait for it
+_CONNECTIONS = (10, 20)  # of one process: kept open, and more for a while
 
 
 class Database:
-    """`read()` and `write()` yield sessions; `write()` commits when its block ends without an exception.
+    """`read()` and `write()` yield sessions; `write()` commits when its block ends without an exception. Both raise
+    DatabaseAway where the database does not answer within `timeout_s` (`on_away` is called then), and BadInput for
+    values that it cannot hold.
 
     In SQLite a writing transaction takes the write lock when it begins: two that first read and then write would
-    otherwise both be refused half way.
+    otherwise both be refused half way. In PostgreSQL whoever is to write a row locks it when reading it.
     """
 
-    def __init__(self, url: str) -> None:
-        self.engine = _engine(url)
+    def __init__(self, url: str, *, timeout_s: float = 10.0, on_away: Callable[[], None] = lambda: None) -> None:
+        self.url = with_driver(url)
+        self.engine = _engine(self.url, timeout_s)
+        self._on_away = on_away
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
+
+    @property
+    def is_postgres(self) -> bool:
+        return self.url.get_backend_name() == "postgresql"
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
-        async with self._sessions() as session:
+        async with self._answering(), self._session() as session:
             yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
-        async with self._sessions() as session:
+        async with self._answering(), self._session() as session:
             await session.connection(execution_options={"shoal_write": True})
             yield session
             await session.commit()
 
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[AsyncSession]:
+        async with self._sessions() as session:
+            try:
+                yield session
+            except OSError:  # whoever does not answer is not asked to roll back either
+                await session.invalidate()
+                raise
+
     async def migrate(self) -> None:
-        """Brings the schema to the newest version."""
-        async with self.engine.connect() as connection:
-            await connection.run_sync(_upgrade)
-            await connection.commit()
+        """Brings the schema to the newest version, however long that takes. Raises DatabaseAway."""
+        engine = _engine(self.url, None)
+        try:
+            async with self._answering(), engine.connect() as connection:
+                connection = await connection.execution_options(shoal_write=True)
+                if self.is_postgres:
+                    await connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+                await connection.run_sync(_upgrade)
+                await connection.commit()
+        finally:
+            await engine.dispose()
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+    @asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except Exception as error:
+            refused = refusal(error)
+            if refused is None:
+                raise
+            if isinstance(refused, DatabaseAway):
+                self._on_away()
+            raise refused from error
+
+
+def with_driver(url: str) -> URL:
+    """The URL with the driver that this server uses. Raises ValueError for one of another database."""
+    parsed = make_url(url)
+    match parsed.get_backend_name():
+        case "postgresql" | "postgres":
+            return parsed.set(drivername="postgresql+asyncpg")
+        case "sqlite":
+            return parsed.set(drivername="sqlite+aiosqlite")
+        case other:
+            raise ValueError(f"database_url = {other}://...: must be postgresql:// or sqlite://")
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
@@ -61,10 +117,14 @@ def _upgrade(connection: Connection) -> None:
     command.upgrade(alembic_config(connection), "head")
 
 
-def _engine(url: str) -> AsyncEngine:
-    if not url.startswith("sqlite"):
-        return create_async_engine(url, pool_pre_ping=True)
-    engine = create_async_engine(url, connect_args={"timeout": 30})
+def _engine(url: URL, timeout_s: float | None) -> AsyncEngine:
+    if url.get_backend_name() == "postgresql":
+        size, more = _CONNECTIONS
+        waiting = {"timeout": timeout_s or 60.0, "command_timeout": timeout_s}
+        limits = {"pool_size": size, "max_overflow": more, "pool_timeout": timeout_s or 60.0}
+        named = {"server_settings": {"application_name": "shoal"}}
+        return create_async_engine(url, pool_pre_ping=True, connect_args={**waiting, **named}, **limits)
+    engine = create_async_engine(url, connect_args={"timeout": timeout_s or 60.0})
     event.listen(engine.sync_engine, "connect", _configure_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
@@ -74,6 +134,7 @@ def _configure_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry)
     raw: Any = connection
     raw.isolation_level = None  # the driver would begin transactions at moments of its own choice
     cursor = connection.cursor()
+    # FULL: what was acknowledged is on disk, so it survives the machine as well as the process.
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -7,6 +7,8 @@ Exception
     NotFound         404
     Conflict         409, it contradicts what is recorded; `extra` says what is
     Unavailable      503, something that this needs does not answer
+      DatabaseAway   the database does not, or is too busy
+    Gone             410, it was there; how long it is kept is the operator's choice
     BadInput         422, a field has a value that cannot be used
     TooManyGuesses   429, too many wrong secrets came from there
 """
@@ -68,8 +70,25 @@ class Conflict(Problem):
 
 
 class Unavailable(Problem):
-    def __init__(self, code: str, detail: str) -> None:
+    """`retry_after_s`: when asking again makes sense."""
+
+    def __init__(self, code: str, detail: str, retry_after_s: int = 5) -> None:
         super().__init__(503, code, detail)
+        self.retry_after_s = retry_after_s
+
+
+class DatabaseAway(Unavailable):
+    """`why` is for the log alone."""
+
+    def __init__(self, why: str) -> None:
+        detail = "the database does not answer at present; what was asked may be asked again"
+        super().__init__("database_unavailable", detail)
+        self.why = why
+
+
+class Gone(Problem):
+    def __init__(self, code: str, detail: str, **extra: object) -> None:
+        super().__init__(410, code, detail, None, extra)
 
 
 class TooManyGuesses(Problem):

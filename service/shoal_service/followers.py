@@ -8,9 +8,7 @@ writes it again, which sinks make one. A tracker that fails is tried again, ever
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,9 +20,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from shoal_planner.track_spec import Tool
 from shoal_recovery.journal import JobState
-from shoal_service import trackers
+from shoal_service import duties, trackers
 from shoal_service.bell import JOBS, Bell, job_topic
 from shoal_service.database import Database
+from shoal_service.errors import DatabaseAway
 from shoal_service.models import JobRow, TrackerRow
 from shoal_service.settings import Settings
 from shoal_service.sinks import Lost, Opened, Order, SinkFailed
@@ -46,7 +45,7 @@ class Followers:
         self._database = database
         self._bell = bell
         self._settings = settings
-        self._holder = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._holder = duties.new_holder()
         self._running: dict[trackers.Key, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -62,17 +61,16 @@ class Followers:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         if self._tasks:
-            async with self._database.write() as session:
-                await trackers.release(session, self._holder)
+            with contextlib.suppress(DatabaseAway):  # the leases end by themselves
+                async with self._database.write() as session:
+                    await trackers.release(session, self._holder)
 
     async def _surviving(self, turn: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await turn()
-            except (
-                SQLAlchemyError,
-                OSError,
-            ):  # a database that is away comes back, and nothing else would follow the jobs then
+            except (DatabaseAway, SQLAlchemyError, OSError):
+                # A database that is away comes back, and nothing else would follow the jobs then.
                 log.exception("the trackers' rows cannot be used at present")
             await asyncio.sleep(_PAUSE_S)
 
@@ -146,7 +144,7 @@ class Follower:
             except Lost as lost:
                 await self._anew(str(lost))
                 following = _Next.AT_ONCE
-            except (SinkFailed, SQLAlchemyError, OSError) as error:
+            except (SinkFailed, DatabaseAway, SQLAlchemyError, OSError) as error:
                 await self._fails(error)
                 failures += 1
                 await asyncio.sleep(min(_RETRY_S[1], _RETRY_S[0] * 2 ** min(failures - 1, 10)))
@@ -229,7 +227,7 @@ class Follower:
         """A job says it once, with the newest reason; the database's own troubles are not the tracker's."""
         log.warning("tracker fails", job=self.key[0], tracker=self.key[1], why=str(error))
         await self._close(0.0)
-        if isinstance(error, SQLAlchemyError):
+        if isinstance(error, DatabaseAway | SQLAlchemyError):
             return
         row, _, _ = await self._read()
         if row.problem != str(error):

@@ -108,9 +108,9 @@ def create(session: AsyncSession, new: NewJob) -> JobRow:
     return row
 
 
-async def get(session: AsyncSession, job_id: str) -> JobRow:
-    """Raises NotFound."""
-    row = await session.get(JobRow, job_id, populate_existing=True)
+async def get(session: AsyncSession, job_id: str, *, to_change: bool = False) -> JobRow:
+    """`to_change` holds others up who are to change it, until the transaction ends. Raises NotFound."""
+    row = await session.get(JobRow, job_id, populate_existing=True, with_for_update=to_change or None)
     if row is None:
         raise NotFound("job_not_found", f"id = {job_id!r}: there is no such job", "id")
     return row
@@ -118,7 +118,7 @@ async def get(session: AsyncSession, job_id: str) -> JobRow:
 
 async def cancel(session: AsyncSession, job_id: str) -> JobRow:
     """Writes the wish. A job that no cluster has is cancelled at once, another one when its cluster says so."""
-    row = await get(session, job_id)
+    row = await get(session, job_id, to_change=True)
     status = status_of(row)
     if row.wish == WISH_CANCELLED and status.state in (JobState.CANCELLING, JobState.CANCELLED):
         return row
@@ -136,7 +136,7 @@ async def cancel(session: AsyncSession, job_id: str) -> JobRow:
 async def pause(session: AsyncSession, job_id: str) -> JobRow:
     """Writes the wish. A job that no cluster has begun rests at once, another one when its state stands in the store.
     Raises Conflict where that is not possible, or wished already."""
-    row = await get(session, job_id)
+    row = await get(session, job_id, to_change=True)
     status = status_of(row)
     _check_open(row, status, "paused")
     if row.wish == WISH_PAUSED:
@@ -153,7 +153,7 @@ async def pause(session: AsyncSession, job_id: str) -> JobRow:
 async def resume(session: AsyncSession, job_id: str, cluster_id: str | None) -> JobRow:
     """Calls a pause off. A job that rests goes to this cluster, or, with none, to the first that connects. Raises
     Conflict where it is not wished to rest."""
-    row = await get(session, job_id)
+    row = await get(session, job_id, to_change=True)
     status = status_of(row)
     _check_open(row, status, "resumed")
     if row.wish != WISH_PAUSED:
@@ -202,10 +202,11 @@ async def list_page(
         query = query.where(JobRow.id < _read_cursor(cursor))
     rows = (await session.scalars(query)).all()
     more = len(rows) > limit
-    return rows[:limit], _cursor(rows[limit - 1].id) if more else None
+    return rows[:limit], cursor_after(rows[limit - 1].id) if more else None
 
 
-def _cursor(job_id: str) -> str:
+def cursor_after(job_id: str) -> str:
+    """Of the page that begins behind this job."""
     return base64.urlsafe_b64encode(job_id.encode()).decode().rstrip("=")
 
 

@@ -26,7 +26,7 @@ from shoal_recovery.journal import (
 )
 from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
 from shoal_recovery.journal_scripts import ScriptReported
-from shoal_service import jobs, timeline
+from shoal_service import curve_levels, jobs, timeline
 from shoal_service.errors import BadInput, Conflict
 from shoal_service.models import JobRow, JournalRow, StepRow
 from shoal_service.status import advance, finite
@@ -107,23 +107,26 @@ def _jsonable(value: Any) -> Any:
 async def _add_points(session: AsyncSession, job_id: str, newest_step: int, entries: Sequence[Entry]) -> None:
     """Points of the curve; a step that is done again turns the older points from it on into rolled-back ones."""
     pending: list[dict[str, Any]] = []
-    rolled_back = False
+    redone_from: int | None = None
+    any_steps = False
     for entry in entries:
         event = entry.event
         if not isinstance(event, StepDone | ScriptReported):
             continue
         if event.step <= newest_step:
-            rolled_back = True
+            redone_from = event.step if redone_from is None else min(redone_from, event.step)
             await _flush(session, pending)
             await session.execute(
                 update(StepRow)
                 .where(StepRow.job_id == job_id, StepRow.rolled_back.is_(False), StepRow.step >= event.step)
                 .values(rolled_back=True)
             )
-        newest_step = event.step
+        newest_step, any_steps = event.step, True
         pending.append(_point_values(job_id, entry, event))
     await _flush(session, pending)
-    if rolled_back:
+    if any_steps:
+        await curve_levels.keep_up(session, job_id, redone_from=redone_from, newest_step=newest_step)
+    if redone_from is not None:
         mine = (StepRow.job_id == job_id, StepRow.rolled_back.is_(False), StepRow.skipped.is_(True))
         left = select(func.count()).select_from(StepRow).where(*mine).scalar_subquery()
         await session.execute(update(JobRow).where(JobRow.id == job_id).values(skipped_steps=left))

@@ -22,6 +22,9 @@ class JobRow(Base):
     __table_args__ = (
         UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),
         Index("ix_jobs_project_id", "project_id", "id"),
+        Index("ix_jobs_state_id", "state", "id"),
+        Index("ix_jobs_cluster_state", "cluster_id", "state"),
+        Index("ix_jobs_state_since", "state", "since_at_s"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -29,13 +32,13 @@ class JobRow(Base):
     name: Mapped[str] = mapped_column(String(100))
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     wish: Mapped[str] = mapped_column(String(20))
-    cluster_id: Mapped[str | None] = mapped_column(String(80), index=True)
+    cluster_id: Mapped[str | None] = mapped_column(String(80))
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
     body_hash: Mapped[str] = mapped_column(String(64))
     created_at_s: Mapped[float] = mapped_column(Float)
     updated_at_s: Mapped[float] = mapped_column(Float)
     version: Mapped[int]
-    state: Mapped[str] = mapped_column(String(20), index=True)
+    state: Mapped[str] = mapped_column(String(20))
     state_code: Mapped[str] = mapped_column(String(80))
     reason: Mapped[str] = mapped_column(Text)
     since_at_s: Mapped[float] = mapped_column(Float)
@@ -56,10 +59,16 @@ class JobRow(Base):
     lost_steps: Mapped[int]
     skipped_steps: Mapped[int] = mapped_column(server_default="0")
     store_problem: Mapped[str | None] = mapped_column(Text)
+    # What its retention has taken: the journal up to this number, and most points of its curve.
+    forgotten_seq: Mapped[int] = mapped_column(server_default="0")
+    is_thinned: Mapped[bool] = mapped_column(server_default=false())
 
 
 class JournalRow(Base):
-    """One entry of a job's journal, as its supervisor wrote it. `payload` are the fields of its kind."""
+    """One entry of a job's journal, as its supervisor wrote it. `payload` are the fields of its kind.
+
+    Append-only: triggers refuse changes, and deletions of what is newer than the job's `forgotten_seq`.
+    """
 
     __tablename__ = "journal"
     __table_args__ = (Index("ix_journal_job_kind_seq", "job_id", "kind", "seq"),)
@@ -149,3 +158,32 @@ class SecretRow(Base):
     created_at_s: Mapped[float] = mapped_column(Float)
     expires_at_s: Mapped[float] = mapped_column(Float, index=True)
     used_at_s: Mapped[float | None] = mapped_column(Float)
+
+
+class CurveRow(Base):
+    """What a curve keeps of the steps from `bucket * width` on, `width` of them: the points with the lowest and the
+    highest loss (null where none is a number) of the branch that counts, and how many there are.
+
+    Written when the job is through with all of them, dropped when it does one of them again (`curve_levels.py`).
+    """
+
+    __tablename__ = "curve_buckets"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    width: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    bucket: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    low_seq: Mapped[int]
+    low_loss: Mapped[float | None] = mapped_column(Float)
+    high_seq: Mapped[int]
+    high_loss: Mapped[float | None] = mapped_column(Float)
+    num_points: Mapped[int]
+
+
+class DutyRow(Base):
+    """Something that one replica of this server does for all: who, until `lease_until_s`."""
+
+    __tablename__ = "duties"
+
+    name: Mapped[str] = mapped_column(String(120), primary_key=True)
+    holder: Mapped[str | None] = mapped_column(String(200))
+    lease_until_s: Mapped[float] = mapped_column(Float)

@@ -16,7 +16,7 @@ from starlette.templating import Jinja2Templates
 
 from shoal_service import api_clusters, api_jobs, auth, jobs, views
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
-from shoal_service.errors import Problem
+from shoal_service.errors import DatabaseAway, Problem
 from shoal_service.gate import Caller, address_of
 from shoal_service.measured import in_short
 from shoal_service.services import Deps, Services
@@ -116,8 +116,12 @@ async def _job_changes(deps: Services, job_id: str) -> AsyncIterator[ServerSentE
     topic, told = job_topic(job_id), None
     while not deps.bell.closed:
         count = deps.bell.count(topic)
-        async with deps.database.read() as session:
-            row = await jobs.get(session, job_id)
+        try:
+            async with deps.database.read() as session:
+                row = await jobs.get(session, job_id)
+        except DatabaseAway:  # the stream outlives that
+            await asyncio.sleep(deps.settings.poll_s)
+            continue
         if row.version != told:
             told = row.version
             change = {"version": row.version, "state": row.state, "step": row.step}
@@ -126,7 +130,7 @@ async def _job_changes(deps: Services, job_id: str) -> AsyncIterator[ServerSentE
             yield ServerSentEvent("{}", event="end", sep="\n")
             return
         await asyncio.sleep(_LEAST_PAUSE_S)
-        await deps.bell.wait(topic, count, deps.settings.poll_s)
+        await deps.bell.wait(topic, count, deps.bell.patience_s(deps.settings.poll_s))
 
 
 @router.get("/stream")

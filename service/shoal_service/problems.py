@@ -13,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from shoal_planner.errors import InvalidField
-from shoal_service.errors import BadInput, NotFound, Problem
+from shoal_service.errors import BadInput, DatabaseAway, NotFound, Problem, Unavailable
 
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 MEDIA_TYPE = "application/problem+json"
 _log = structlog.get_logger(__name__)
 
@@ -35,11 +37,11 @@ class ProblemBody(BaseModel):
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI's `responses` for these refusals; 401 and 422 go without saying."""
+    """OpenAPI's `responses` for these refusals; what every route may answer goes without saying."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: schema}}
-        for status in sorted({401, 403, 422, *statuses})
+        for status in sorted({401, 403, 422, 503, *statuses})
     }
 
 
@@ -47,6 +49,8 @@ def response(problem: Problem) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else {}
     if "retry_after_s" in problem.extra:
         headers["Retry-After"] = str(problem.extra["retry_after_s"])
+    if isinstance(problem, Unavailable):
+        headers["Retry-After"] = str(problem.retry_after_s)
     return JSONResponse(problem.body(), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
 
 
@@ -58,6 +62,8 @@ def install(app: FastAPI, answer: Answer) -> None:
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
+        if isinstance(error, DatabaseAway):
+            _log.warning("database_unavailable", method=request.method, path=request.url.path, why=error.why)
         return answer(request, error)
 
     app.add_exception_handler(Problem, on_problem)
@@ -102,7 +108,16 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     answer = response(problem)
     for name, value in (error.headers or {}).items():
         answer.headers[name] = value
+    if error.status_code == 405:
+        answer.headers["Allow"] = ", ".join(_allowed(request))
     return answer
+
+
+def _allowed(request: Request) -> list[str]:
+    """By all routes of that path, and not by the first alone."""
+    routes = request.app.routes
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    return [name for name, scope in scopes.items() if any(one.matches(scope)[0] is Match.FULL for one in routes)]
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

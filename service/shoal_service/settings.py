@@ -21,7 +21,11 @@ class Settings(BaseSettings):
         default=Path("~/.shoal"), description="Folder of the administrator's token and of the default database."
     )
     database_url: str | None = Field(
-        default=None, description="SQLAlchemy URL with an async driver. Default: SQLite in data_dir."
+        default=None,
+        description="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE. Default: SQLite in data_dir.",
+    )
+    database_timeout_s: float = Field(
+        default=10.0, gt=0, description="How long the database may take to answer before a request is refused with 503."
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8700, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
@@ -51,6 +55,15 @@ class Settings(BaseSettings):
     tracker_timeout_s: float = Field(
         default=120.0, gt=0, description="Longest time that a tracker may take to take what a job has done."
     )
+    events_kept_s: float | None = Field(
+        default=None, gt=0, description="How long after a job has ended its journal is kept. Default: for ever."
+    )
+    points_kept_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="How long after a job has ended every point of its curve is kept, and not its outline alone. "
+        "Default: for ever.",
+    )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
     tls_cert: Path | None = Field(default=None, description="PEM file of the certificate chain to serve HTTPS with.")
@@ -75,6 +88,9 @@ class Settings(BaseSettings):
     )
     oidc_audience: str | None = Field(
         default=None, description="The `aud` of access tokens of that provider that are taken as bearer tokens."
+    )
+    body_timeout_s: float = Field(
+        default=30.0, gt=0, description="How long the body of a request may take to come before it is refused."
     )
     max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="Largest request body.")
 

@@ -28,11 +28,11 @@ from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import ScriptSpec, parse_any_job
 from shoal_recovery.journal import AT_REST, CheckpointCommitted, JobState, ModelSeen
 from shoal_recovery.journal_scripts import CheckpointReported
-from shoal_service import clusters, jobs
+from shoal_service import clusters, duties, jobs
 from shoal_service.awake import Awake
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
-from shoal_service.errors import BadInput
+from shoal_service.errors import BadInput, DatabaseAway
 from shoal_service.models import ClusterRow, JobRow, JournalRow
 from shoal_service.planning import Planner, check_place
 from shoal_service.status import moved
@@ -40,7 +40,8 @@ from shoal_service.status import moved
 log = structlog.get_logger()
 
 _STORED = (CheckpointCommitted.kind, CheckpointReported.kind)
-_STAY = tuple(state.value for state in (*AT_REST, JobState.CANCELLING))
+_LEASE_S = 60.0
+_LEAVE = tuple(state.value for state in JobState if state not in (*AT_REST, JobState.CANCELLING))
 
 
 class Takeover:
@@ -54,6 +55,7 @@ class Takeover:
         self._awake = awake
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._no_plan: set[tuple[str, str, str]] = set()
+        self._holder = duties.new_holder()
 
     def look(self, cluster_id: str) -> None:
         """Beside the request that it is called from: a search for plans takes its time."""
@@ -67,12 +69,25 @@ class Takeover:
         await asyncio.gather(*self._looking.values(), return_exceptions=True)
 
     async def _look(self, cluster_id: str) -> None:
+        try:
+            await self._give_what_fits(cluster_id)
+        except DatabaseAway:  # the lease is renewed again, and looked then
+            log.warning("jobs of lost clusters are not known at present", cluster=cluster_id)
+
+    async def _give_what_fits(self, cluster_id: str) -> None:
         async with self._database.read() as session:
             cluster = await clusters.get(session, cluster_id)
             found = await _orphans(session, cluster_id, self._gone())
+        if not found or not await self._claim(cluster_id):
+            return
         for row in found:
             if await self._fits(row, cluster):
                 await self._give(row, cluster_id)
+
+    async def _claim(self, cluster_id: str) -> bool:
+        """Searching for plans takes its time, and another replica may have heard of the cluster just now, too."""
+        async with self._database.write() as session:
+            return await duties.claim(session, f"takeover {cluster_id}", self._holder, _LEASE_S)
 
     def _gone(self) -> ColumnElement[bool]:
         """Of a cluster: it is that late, and this process listened for a whole lease of it and as long again."""
@@ -124,7 +139,7 @@ async def _orphans(session: AsyncSession, cluster_id: str, gone: ColumnElement[b
     query = (
         select(JobRow)
         .join(ClusterRow, ClusterRow.id == JobRow.cluster_id)
-        .where(JobRow.state.not_in(_STAY), ClusterRow.id != cluster_id, gone)
+        .where(JobRow.state.in_(_LEAVE), ClusterRow.id != cluster_id, gone)
         .where(~begun.exists() | stored.exists())
         .order_by(JobRow.id)
     )

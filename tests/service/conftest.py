@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,15 +12,54 @@ import pytest
 import uvicorn
 from control_plane import Connector, ControlPlane, control_plane
 from fastapi import FastAPI
+from postgres import RunningPostgres, start_postgres
 from servers import free_ports
 
 from shoal_service.app import create_app
+from shoal_service.database import Database
 from shoal_service.settings import Settings
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind: who asks for it, or for `app` or `api`, runs on both."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'shoal.db'}"
+    server: RunningPostgres = request.getfixturevalue("postgres")
+    return server.new_database(request.getfixturevalue("migrated"))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[RunningPostgres]:
+    server = start_postgres()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def migrated(postgres: RunningPostgres) -> str:
+    """The name of a database with all tables, of which others are copies."""
+    url = postgres.new_database()
+
+    async def migrate() -> None:
+        database = Database(url)
+        await database.migrate()
+        await database.close()
+
+    asyncio.run(migrate())
+    return url.rpartition("/")[2]
+
+
 @pytest.fixture
-def app(tmp_path: Path) -> FastAPI:
-    return create_app(Settings(data_dir=tmp_path / "data", poll_s=0.1, plan_time_limit_s=3, file_roots="/"))
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    return Settings(
+        data_dir=tmp_path / "data", database_url=database_url, poll_s=0.1, plan_time_limit_s=3, file_roots="/"
+    )
+
+
+@pytest.fixture
+def app(settings: Settings) -> FastAPI:
+    return create_app(settings)
 
 
 @pytest.fixture

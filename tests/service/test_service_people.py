@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
+import asyncio
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,24 @@ import httpx
 import pytest
 from control_plane import Connector, job_mapping, ok
 from fastapi import FastAPI
+from sqlalchemy import update
 
+from shoal_service.database import Database
 from shoal_service.errors import TooManyGuesses
 from shoal_service.guesses import Guesses
+from shoal_service.models_people import TokenRow
 
 
 def make_token(api: httpx.Client, **what: Any) -> dict[str, Any]:
     made: dict[str, Any] = ok(api.post("/v1/tokens", json={"name": "test", "role": "member", **what}))
     return made
+
+
+async def expire(database_url: str, token_id: str) -> None:
+    database = Database(database_url)
+    async with database.write() as session:
+        await session.execute(update(TokenRow).where(TokenRow.id == token_id).values(expires_at_s=1.0))
+    await database.close()
 
 
 @pytest.fixture
@@ -60,14 +69,12 @@ def test_a_token_works_until_it_is_revoked_and_its_secret_is_nowhere(
     assert nobody.get("/v1/me").status_code == 401
 
 
-def test_a_token_ends(api: httpx.Client, nobody: httpx.Client, tmp_path: Path) -> None:
+def test_a_token_ends(api: httpx.Client, nobody: httpx.Client, database_url: str) -> None:
     made = make_token(api)
     assert made["expires_at"] is not None  # after 90 days
     assert make_token(api, expires_in_s=None)["expires_at"] is None
     assert make_token(api, role="connector", cluster_id="x")["expires_at"] is None
-    with closing(sqlite3.connect(tmp_path / "data/shoal.db")) as database:
-        database.execute("UPDATE tokens SET expires_at_s = 1 WHERE id = ?", (made["id"],))
-        database.commit()
+    asyncio.run(expire(database_url, made["id"]))
     assert nobody.get("/v1/me", headers=bearer(made["secret"])).status_code == 401
 
 

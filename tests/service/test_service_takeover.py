@@ -24,10 +24,8 @@ from shoal_service.settings import Settings
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> FastAPI:
-    return create_app(
-        Settings(data_dir=tmp_path / "data", poll_s=0.1, plan_time_limit_s=3, cluster_lost_s=0, file_roots="/")
-    )
+def app(settings: Settings) -> FastAPI:
+    return create_app(settings.model_copy(update={"cluster_lost_s": 0}))
 
 
 def test_a_job_goes_where_nothing_of_it_is_lost(
