@@ -77,8 +77,9 @@ def test_a_far_jump_uses_what_the_node_noted(tmp_path: Path) -> None:
     wanted = samples.read(range(3000))[2990:]
     again = training_samples(spec, cache)
     read: list[int] = []
-    chunk = again._blocks.read  # type: ignore[attr-defined]
-    again._blocks.read = lambda block, place: read.append(block) or chunk(block, place)  # type: ignore[attr-defined]
+    blocks = again._ahead._blocks  # type: ignore[attr-defined]
+    chunk = blocks.read
+    blocks.read = lambda block, place: read.append(block) or chunk(block, place)
     assert torch.equal(again.read(range(2990, 3000)), wanted)
     assert len(read) <= 2 * BATCH, "whole blocks are passed over"
 

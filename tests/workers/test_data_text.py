@@ -38,7 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encoded(ids: list[int], place: int = 0, learnt: bool = True) -> Encoded:
-    return Encoded(np.array(ids, dtype=np.uint32), np.full(len(ids), learnt), place)
+    tokens = np.array(ids, dtype=np.int32)
+    return Encoded(tokens if learnt else ~tokens, place)
 
 
 def every(blocks: Blocks, block: int, place: int | None = 0) -> list[Raw]:

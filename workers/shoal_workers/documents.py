@@ -7,6 +7,7 @@ which blocks are read when, and how documents fill sequences, is `streams`' affa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,13 +64,23 @@ class Blocks(Protocol):
         Nothing is kept open for what comes after. Raises DataError, OSError, StoreError."""
 
 
+Tokens = npt.NDArray[np.int32]  # hundreds of streams hold some that wait: half of the room is enough
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A document as ids, its end among them, and which of them are to be learnt."""
+    """A document as tokens, its end among them; what is not to be learnt is there as its complement."""
 
-    ids: Ids
-    learnt: npt.NDArray[np.bool_]
+    tokens: Tokens
     place: int
+
+    @property
+    def ids(self) -> Tokens:
+        return np.where(self.learnt, self.tokens, ~self.tokens)
+
+    @property
+    def learnt(self) -> npt.NDArray[np.bool_]:
+        return self.tokens >= 0
 
 
 class Encoder:
@@ -79,14 +90,14 @@ class Encoder:
         self._tokenizer = tokenizer
         self._template = template
         self._end = np.array([tokenizer.end], dtype=np.uint32)
-        self._end_learnt = np.array([template is None])
 
     @property
     def end(self) -> int:
         return self._tokenizer.end
 
     def encode(self, chunk: Sequence[Raw]) -> list[Encoded]:
-        """Raises DataError."""
+        """What comes first in a document cannot be known from the document before it, so it is not to be learnt; its
+        end is, unless it follows what is not. Raises DataError."""
         if self._template is not None:
             return [self._chat(raw, self._template) for raw in chunk]
         try:
@@ -95,7 +106,7 @@ class Encoder:
             if len(chunk) == 1:
                 raise _wrong(chunk[0], str(error)) from error
             return [self.encode([raw])[0] for raw in chunk]  # one of them will say so
-        return [self._ended(raw, own, np.full(len(own), True)) for raw, own in zip(chunk, ids, strict=True)]
+        return self._ended(chunk, ids)
 
     def _chat(self, raw: Raw, template: ChatTemplate) -> Encoded:
         """Encoded as a whole, as whoever asks the model has it encoded: what begins within an answer is learnt."""
@@ -106,17 +117,20 @@ class Encoder:
             raise _wrong(raw, str(error)) from error
         ends = np.cumsum([len(text) for text, _ in parts])
         learnt = np.array([learnt for _, learnt in parts])[np.searchsorted(ends[:-1], places, side="right")]
-        return self._ended(raw, ids, learnt)
+        learnt[:1] = False
+        tokens = np.where(learnt, ids, ~ids)
+        return Encoded(np.concatenate((tokens, ~self._end)).view(np.int32), raw.place)
 
-    def _ended(self, raw: Raw, ids: Ids, learnt: npt.NDArray[np.bool_]) -> Encoded:
-        """What comes first in a document cannot be known from the document before it, so it is not to be learnt; its
-        end is, unless it follows what is not."""
-        if raw.ends:
-            ids = np.concatenate((ids, self._end))
-            learnt = np.concatenate((learnt, self._end_learnt))
-        if raw.begins:
-            learnt[:1] = False
-        return Encoded(ids, learnt, raw.place)
+    def _ended(self, chunk: Sequence[Raw], ids: Sequence[Ids]) -> list[Encoded]:
+        """All at once: many documents are short."""
+        ends = [self._end[: raw.ends] for raw in chunk]
+        parts = itertools.chain.from_iterable(zip(ids, ends, strict=True))
+        tokens = np.concatenate([*parts, self._end[:0]]).view(np.int32)
+        lengths = (len(own) + raw.ends for raw, own in zip(chunk, ids, strict=True))
+        bounds = list(itertools.pairwise(itertools.accumulate(lengths, initial=0)))
+        firsts = [first for raw, (first, last) in zip(chunk, bounds, strict=True) if raw.begins and first < last]
+        tokens[firsts] = ~tokens[firsts]
+        return [Encoded(tokens[first:last], raw.place) for raw, (first, last) in zip(chunk, bounds, strict=True)]
 
 
 def _text(raw: Raw) -> str:

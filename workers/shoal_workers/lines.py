@@ -19,8 +19,10 @@ from shoal_workers.documents import Chunk, Raw, shown
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 
-_CHUNK_BYTES = 2**16
-_LINES_BYTES = 2**15  # of which hundreds of streams keep the tokens that are left over
+# Hundreds of streams keep the tokens that are left over of a chunk, and at the end these were made for nothing.
+_CHUNK_BYTES = 2**14
+_LOOK_BYTES = 2**16  # how far for the end of a line
+_FIRST_LOOK_BYTES = 2**10
 _LONGEST_LINE_BYTES = 64 * 2**20
 _COUNTED_BYTES = 2**20
 _CONTEXT_BYTES = 64
@@ -100,7 +102,7 @@ class JsonLines(_Ranges):
             if first <= low:
                 first = _next_line(file, low, high)
             while first < high:
-                if num_bytes >= _LINES_BYTES:
+                if num_bytes >= _CHUNK_BYTES // 2:
                     return Chunk(found, start + first - base)
                 content = _lines(file, first)
                 found += self._documents(file, first, high, content, start - base)
@@ -150,7 +152,7 @@ def _lines(file: File, first: int) -> bytes:
     """Whole lines, the first of which begins at `first`. Raises DataError where one is too long."""
     found = b""
     while True:
-        num_bytes = min(max(_LINES_BYTES, len(found)), file.num_bytes - first - len(found))
+        num_bytes = min(max(_CHUNK_BYTES, len(found)), file.num_bytes - first - len(found))
         found += file.read(first + len(found), num_bytes)
         if first + len(found) == file.num_bytes:
             return found
@@ -168,7 +170,7 @@ def _next_line(file: File, low: int, high: int) -> int:
         return 0
     position = low - 1  # the line begins at `low` if this ends one
     while position < high - 1:
-        found = file.read(position, min(_CHUNK_BYTES, high - 1 - position))
+        found = file.read(position, min(_LOOK_BYTES, high - 1 - position))
         at = found.find(b"\n")
         if at >= 0:
             return position + at + 1
@@ -189,10 +191,11 @@ def _cut(file: File, position: int) -> int:
         return 0
     if position >= file.num_bytes:
         return file.num_bytes
-    found = file.read(position - 1, min(_CHUNK_BYTES, file.num_bytes - position + 1))
-    at = found.find(b"\n")
-    if at >= 0:
-        return position + at
+    for num_bytes in (_FIRST_LOOK_BYTES, _LOOK_BYTES):
+        found = file.read(position - 1, min(num_bytes, file.num_bytes - position + 1))
+        at = found.find(b"\n")
+        if at >= 0:
+            return position + at
     after = position - 1 + len(found)
     if after >= file.num_bytes:
         return file.num_bytes

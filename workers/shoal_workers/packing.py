@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shoal_workers.documents import Encoded
+from shoal_workers.documents import Encoded, Tokens
 
 Sequence = npt.NDArray[np.int64]
-_Tokens = npt.NDArray[np.int32]  # hundreds of streams hold some that wait: half of the room is enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,12 @@ class Packer:
     def add(self, documents: Iterable[Encoded]) -> None:
         for document in documents:
             self._left.add(document, self._skip)
-            self._skip = max(0, self._skip - len(document.ids))
+            self._skip = max(0, self._skip - len(document.tokens))
+
+    @property
+    def num_tokens(self) -> int:
+        """That are in no sequence yet."""
+        return self._left.num_tokens
 
     def next(self) -> Packed | None:
         """None: more documents are needed."""
@@ -73,12 +77,11 @@ class _Left:
     """Tokens that are in no sequence yet."""
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[_Tokens, int, int]] = deque()  # with the place and how many tokens stand before
+        self._parts: deque[tuple[Tokens, int, int]] = deque()  # with the place and how many tokens stand before
         self.num_tokens = 0
 
     def add(self, document: Encoded, skip: int) -> None:
-        ids = document.ids.astype(np.int32)
-        tokens = np.where(document.learnt, ids, ~ids)[skip:]
+        tokens = document.tokens[skip:] if skip else document.tokens
         if len(tokens):
             self._parts.append((tokens, document.place, skip))
             self.num_tokens += len(tokens)

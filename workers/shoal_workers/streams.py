@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal_workers.ahead import Ahead
 from shoal_workers.block_counts import Counts
 from shoal_workers.documents import Blocks, Encoder
 from shoal_workers.errors import DataError
@@ -30,6 +31,7 @@ from shoal_workers.samples import Row
 
 _SPLIT = -1  # in the place of a pass: the order of blocks of which the first are held out
 _KEPT_STEPS = 2  # the same samples are read again by a step's second attempt, and by its last stage
+_STEPS_AHEAD = 2  # of which tokens are made while the model computes
 _KEPT_MARKS = 32
 _TOLD_AFTER_TOKENS = 2**14  # what whoever goes on from a mark may have to tokenise once more
 
@@ -106,9 +108,11 @@ class Streams:
     def __init__(
         self, blocks: Blocks, encoder: Encoder, order: BlockOrder, seq_len: int, counts: Counts, name: str
     ) -> None:
-        self._blocks = blocks
-        self._encoder = encoder
+        self._ahead = Ahead(blocks, encoder)
+        self._pad = encoder.end
         self._order = order
+        self._num_streams = order.num_streams
+        self._per_step = -(-order.global_batch // order.num_streams)
         self._seq_len = seq_len
         self._counts = counts
         self._name = name
@@ -119,14 +123,13 @@ class Streams:
     def read(self, numbers: Sequence[int]) -> Tensor:
         """See `Samples`."""
         with self._lock:
-            rows = [
-                self._sample(number % self._order.num_streams, number // self._order.num_streams) for number in numbers
-            ]
+            rows = [self._sample(number % self._num_streams, number // self._num_streams) for number in numbers]
         return torch.from_numpy(np.stack(rows))
 
     def learn(self, marks: Sequence[Row]) -> None:
         """Rows are of (stream, index, turn, place, skip)."""
         with self._lock:
+            self._ahead.clear()  # it may be other streams that are read from now on
             for stream, *mark in marks:
                 _remember(self._stream(stream).marks, Mark(*mark))
 
@@ -145,14 +148,13 @@ class Streams:
 
     def _first_undone(self, stream: int, undone: Callable[[int], int]) -> int:
         """The index of a sample of the stream; or where slots share streams, of one before it, if need be."""
-        if self._order.num_streams == self._order.global_batch:
-            return undone(stream) // self._order.num_streams
-        return min(map(undone, range(self._order.global_batch))) // self._order.num_streams
+        if self._num_streams == self._order.global_batch:
+            return undone(stream) // self._num_streams
+        return min(map(undone, range(self._order.global_batch))) // self._num_streams
 
     def _stream(self, number: int) -> _Stream:
         if number not in self._streams:
-            per_step = -(-self._order.global_batch // self._order.num_streams)
-            self._streams[number] = _Stream(kept=deque(maxlen=_KEPT_STEPS * per_step))
+            self._streams[number] = _Stream(kept=deque(maxlen=_KEPT_STEPS * self._per_step))
         return self._streams[number]
 
     def _sample(self, number: int, index: int) -> Tokens:
@@ -165,10 +167,24 @@ class Streams:
         while True:
             at, tokens = self._next(number, stream)
             if at == index:
+                self._read_ahead(number, stream)
                 return tokens
+
+    def _read_ahead(self, number: int, stream: _Stream) -> None:
+        """Whoever read a sample of a stream reads the next one soon, unless he evaluates."""
+        if self._order.evaluation or stream.packer is None:
+            return
+        missing = (1 + _STEPS_AHEAD * self._per_step) * self._seq_len - stream.packer.num_tokens
+        if missing > 0:
+            if stream.place is not None:
+                self._ahead.want(number, (stream.block, stream.place), missing)
+            else:
+                self._ahead.want(number, (self._order.block(number, stream.mark.turn + 1), 0), missing)
 
     def _place(self, number: int, stream: _Stream, index: int) -> None:
         """Takes the stream to the nearest known place from which it reaches this sample."""
+        if stream.mark.index == index:
+            return
         best = self._passed_over(number, _newest(stream.marks, index), index)
         if stream.mark.index <= index and best.index <= stream.mark.index:
             return
@@ -220,12 +236,12 @@ class Streams:
         if packer is None:
             mark = stream.mark
             whole = (mark.place, mark.skip) == (0, 0)
-            packer = stream.packer = Packer(self._seq_len, mark.skip, self._encoder.end, whole=whole)
+            packer = stream.packer = Packer(self._seq_len, mark.skip, self._pad, whole=whole)
             stream.block, stream.place = self._order.block(number, mark.turn), mark.place
         while (packed := packer.next()) is None and stream.place is not None:
-            chunk = self._blocks.read(stream.block, stream.place)  # what raises leaves all as it was
-            packer.add(self._encoder.encode(chunk.documents))
-            stream.place = chunk.end
+            made = self._ahead.take(number, (stream.block, stream.place))  # what raises leaves all as it was
+            packer.add(made.documents)
+            stream.place = made.end
         return packed or packer.end()
 
 
@@ -236,11 +252,13 @@ def _newest(marks: list[Mark], index: int) -> Mark:
 
 def _remember(marks: list[Mark], mark: Mark) -> None:
     """In order of indices, the newest ones; the first of all stays."""
-    at = bisect_right(marks, mark.index, key=lambda known: known.index)
-    if marks[at - 1].index == mark.index and mark.index:
-        marks[at - 1] = mark
-        return
-    if mark.index:
-        marks.insert(at, mark)
+    if mark.index > marks[-1].index:
+        marks.append(mark)
+    elif mark.index:
+        at = bisect_right(marks, mark.index, key=lambda known: known.index)
+        if marks[at - 1].index == mark.index:
+            marks[at - 1] = mark
+        else:
+            marks.insert(at, mark)
     if len(marks) > _KEPT_MARKS:
         del marks[1 : 1 + _KEPT_MARKS // 4]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _PART_CHARS = 2**11
 _MOST_PART_CHARS = 2**16
 _BETWEEN_WORDS = re.compile(r"\S(?:\n(?=\S)|(?= \S))")
 _CHARS_AT_ONCE = 2**18
+_WORDS_KEPT = 2**16  # with their ids, some 10 MB; the library's own 10,000 are too few for code: 5 % slower
 _CONTEXT_CHARS = 64  # before a part: enough to see that it is no begin
 # Names of the token between documents that tokenizers use which do not say it, most usual first.
 _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
@@ -131,7 +133,7 @@ class FileTokenizer:
                 yield from (_behind(one, len(context))[0] for one, (context, _) in zip(found, group, strict=True))
             else:
                 found = self._asked(self._inner.encode_batch_fast, [part for _, part in group])
-                yield from (np.array(one.ids, dtype=np.uint32) for one in found)
+                yield from (_array(one.ids) for one in found)
 
     def _asked(self, encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
         try:
@@ -161,6 +163,8 @@ def open_tokenizer(path: str, end_token: str | None, vocab: int) -> Tokenizer:
     except Exception as error:  # tokenizers raises Exception itself
         raise InvalidField("data.tokenizer", path, f"{file} is no tokenizers file: {error}") from error
     settings = {} if folder is None else _settings(path, folder)
+    if resize := getattr(inner.model, "_resize_cache", None):  # not every kind of model has one
+        resize(_WORDS_KEPT)
     inner.no_truncation()
     inner.no_padding()
     digest = f"{hash_of(text)} {end_token} {settings.get('eos_token')}"
@@ -231,7 +235,7 @@ def _marks_begins(inner: Any) -> bool:
 
 def _behind(encoded: Any, num_chars: int) -> tuple[Ids, Places]:
     """The ids of what begins behind these characters, and where it does, counted from there."""
-    ids = np.array(encoded.ids, dtype=np.uint32)
+    ids = _array(encoded.ids)
     places = np.array([begin for begin, _ in encoded.offsets], dtype=np.int64)
     return (ids[places >= num_chars], places[places >= num_chars] - num_chars) if num_chars else (ids, places)
 
@@ -260,6 +264,11 @@ def _first(parts: Iterator[tuple[str, str]], num_chars: int) -> Iterator[tuple[s
     while num_chars > 0 and (part := next(parts, None)) is not None:
         num_chars -= len(part[1])
         yield part
+
+
+def _array(ids: list[int]) -> Ids:
+    """By way of what takes a list in half the time that numpy does."""
+    return np.frombuffer(array("I", ids), dtype=np.uint32)
 
 
 def _joined(parts: list[Ids]) -> Ids:
