@@ -35,11 +35,11 @@ class ProblemBody(BaseModel):
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI's `responses` for these refusals; 401 and 422 go without saying."""
+    """OpenAPI's `responses` for these refusals; 401, 403, 422 and 429 go without saying."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: schema}}
-        for status in sorted({401, 403, 422, *statuses})
+        for status in sorted({401, 403, 422, 429, *statuses})
     }
 
 
