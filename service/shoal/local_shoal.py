@@ -201,6 +201,8 @@ class LocalShoal:
         timer.start()
         try:
             while (answer := self._read())["event"] != "ready":
+                if answer["event"] == "error":
+                    raise LocalShoalFailed(f"{answer['problem']}; see {self._log('cluster')}")
                 self._say(f"node started   {answer['node']}")
         finally:
             timer.cancel()

@@ -48,19 +48,19 @@ async def submit_job(
     The same Idempotency-Key with the same job answers with the first one."""
     body = await read_body(request, deps.settings.max_body_bytes)
     spec = await read_any_job(body, deps.settings.store_check_s, deps.settings.places)
-    wanted_hash, key = jobs.body_hash(spec), jobs.stored_key(chosen, idempotency_key)
-    row = await _known(deps, key, wanted_hash)
+    wanted_hash = jobs.body_hash(spec)
+    row = await _known(deps, chosen, idempotency_key, wanted_hash)
     if row is None:
-        row = await _create(deps, chosen, spec, wanted_hash, key)
+        row = await _create(deps, chosen, spec, wanted_hash, idempotency_key)
     did(request, row.id)
     return JSONResponse(jobs.resource(row), status_code=201, headers={"Location": f"/v1/jobs/{row.id}"})
 
 
-async def _known(deps: Services, key: str | None, wanted_hash: str) -> JobRow | None:
+async def _known(deps: Services, project: str, key: str | None, wanted_hash: str) -> JobRow | None:
     if key is None:
         return None
     async with deps.database.read() as session:
-        return await jobs.find_by_key(session, key, wanted_hash)
+        return await jobs.find_by_key(session, project, key, wanted_hash)
 
 
 async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, key: str | None) -> JobRow:
@@ -71,14 +71,14 @@ async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, 
     new = NewJob(project=project, spec=spec, body_hash=wanted_hash, idempotency_key=key, cluster_id=cluster_id)
     try:
         async with deps.database.write() as session:
-            if key is not None and (known := await jobs.find_by_key(session, key, wanted_hash)) is not None:
+            if key is not None and (known := await jobs.find_by_key(session, project, key, wanted_hash)) is not None:
                 return known
             row = jobs.create(session, new)
             if isinstance(spec, JobSpec):
                 trackers.create(session, row.id, spec)
     except IntegrityError:
         # Another replica of this server created the job under the same key in between.
-        known = await _known(deps, key, wanted_hash)
+        known = await _known(deps, project, key, wanted_hash)
         if known is None:
             raise
         return known

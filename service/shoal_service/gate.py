@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
+from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
 from sqlalchemy import select
@@ -59,8 +60,8 @@ class Deed:
 
 
 class Gate:
-    """ASGI middleware: asks `Auth` about everything that is not open to all. Form posts of pages check their own token
-    once the form is read (`pages.py`), since a middleware must not eat the body. Announced bodies that are too large
+    """ASGI middleware: asks `Auth` about everything that is not open to all. The token of a page's form is checked once
+    the route is known (`authorize`), since a middleware must not eat the body. Announced bodies that are too large
     are refused before anything of them is read."""
 
     def __init__(self, app: ASGIApp, refuse: Callable[[Request, Problem], Response], max_body_bytes: int) -> None:
@@ -101,7 +102,7 @@ async def _identify(request: Request, services: Services, state: dict[str, Any])
                 services, Deed(principal=None, action="enter", address=address, code=problem.code), problem.status
             )
         raise
-    state["principal"], state["session"] = asker.principal, asker.session
+    state["principal"], state["session"], state["form"] = asker.principal, asker.session, method != request.method
 
 
 async def _recorded(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -159,6 +160,20 @@ async def authorize(request: Request, deps: Deps) -> None:
         )
     if problem is not None:
         raise problem
+    if request.state.form:
+        await check_form(request, deps)
+
+
+async def check_form(request: Request, deps: Services) -> None:
+    """Raises Unauthorized or Forbidden where the CSRF token of a form post is not right."""
+    form = parse_qs((await request.body()).decode("utf-8", errors="replace"))
+    given = form.get("csrf", [""])[0]
+    try:
+        await deps.auth.check(request.method, request.headers, address_of(request), form_token=given)
+    except Problem as problem:
+        if (deed := getattr(request.state, "deed", None)) is not None:
+            deed.code = problem.code
+        raise
 
 
 async def _target(deps: Services, rule: Rule, principal: Principal, request: Request) -> Target:

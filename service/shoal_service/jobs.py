@@ -35,8 +35,7 @@ _STATUS_FIELDS = tuple(field.name for field in dataclasses.fields(Status))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A job that passed all checks, and the key of its request as it is stored. No `cluster_id` means that it waits for
-    a cluster to connect."""
+    """A job that passed all checks. No `cluster_id` means that it waits for a cluster to connect."""
 
     project: str
     spec: AnyJob
@@ -71,11 +70,13 @@ def stored_key(project: str, key: str | None) -> str | None:
     return None if key is None else f"{project}/{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-async def find_by_key(session: AsyncSession, key: str, wanted_hash: str) -> JobRow | None:
-    """The job that was created under this stored key. Raises Conflict if it was another job."""
-    row = await session.scalar(select(JobRow).where(JobRow.idempotency_key == key))
+async def find_by_key(session: AsyncSession, project: str, key: str, wanted_hash: str) -> JobRow | None:
+    """The job that was created under this Idempotency-Key. Raises Conflict if it was another job."""
+    row = await session.scalar(select(JobRow).where(JobRow.idempotency_key == stored_key(project, key)))
     if row is not None and row.body_hash != wanted_hash:
-        raise Conflict("idempotency_key_reused", f"Idempotency-Key: was used for another job, {row.id}", job_id=row.id)
+        raise Conflict(
+            "idempotency_key_reused", f"Idempotency-Key = {key!r}: was used for another job, {row.id}", job_id=row.id
+        )
     return row
 
 
@@ -89,7 +90,7 @@ def create(session: AsyncSession, new: NewJob) -> JobRow:
         spec=any_job_to_mapping(new.spec),
         wish=WISH_RUN,
         cluster_id=new.cluster_id,
-        idempotency_key=new.idempotency_key,
+        idempotency_key=stored_key(new.project, new.idempotency_key),
         body_hash=new.body_hash,
         created_at_s=now,
         updated_at_s=now,

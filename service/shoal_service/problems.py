@@ -41,7 +41,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: schema}}
-        for status in sorted({401, 403, 422, 503, *statuses})
+        for status in sorted({401, 403, 422, 429, 503, *statuses})
     }
 
 

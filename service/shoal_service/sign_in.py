@@ -86,9 +86,8 @@ async def back_from_oidc(request: Request, deps: Deps) -> Response:
 
 @router.post("/sign-out")
 async def sign_out(request: Request, deps: Deps) -> Response:
-    session = await pages.check_form(request, deps)
-    if session is not None:
-        await deps.auth.sign_out(session)
+    if request.state.session is not None:
+        await deps.auth.sign_out(request.state.session)
     answer = RedirectResponse("/login", status_code=303)
     answer.delete_cookie(auth.COOKIE)
     return answer

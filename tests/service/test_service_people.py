@@ -17,6 +17,7 @@ from shoal_service.database import Database
 from shoal_service.errors import TooManyGuesses
 from shoal_service.guesses import Guesses
 from shoal_service.models_people import TokenRow
+from shoal_service.rules import RULES
 
 
 def make_token(api: httpx.Client, **what: Any) -> dict[str, Any]:
@@ -223,6 +224,18 @@ def test_guesses_are_counted_by_network_and_forgotten_with_time() -> None:
     guesses.check("token", "10.0.0.1", "mine")
     with pytest.raises(TooManyGuesses):
         guesses.check("token", "10.0.0.1", "h")
+
+
+def test_no_page_takes_a_form_without_its_token(api: httpx.Client, nobody: httpx.Client) -> None:
+    job_id = ok(api.post("/v1/jobs", json=job_mapping()))["id"]
+    nobody.get(ok(api.post("/v1/login-links"))["url"])
+    posts = [route.removeprefix("POST ") for route in RULES if route.startswith("POST /") and "/v1/" not in route]
+    assert len(posts) >= 4
+    for path in posts:
+        for form in ({}, {"csrf": ""}, {"csrf": "wrong"}):
+            refused = nobody.post(path.format(job_id=job_id), data=form or {"x": "y"})
+            assert (refused.status_code, refused.json()["code"]) == (403, "csrf"), path
+    assert ok(nobody.get("/v1/me"))["server_admin"] and ok(api.get(f"/v1/jobs/{job_id}"))["wish"] == "run"
 
 
 @pytest.mark.parametrize(

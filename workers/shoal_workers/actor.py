@@ -14,6 +14,7 @@ import threading
 import ray
 
 from shoal_workers.allocator import keep_memory, keep_modules
+from shoal_workers.cluster_key import join_cluster
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.settings import WorkerSettings
 
@@ -43,6 +44,7 @@ class AgentActor:
         from shoal_workers.kubernetes import find_kubernetes
 
         die_with_parent()
+        join_cluster()
         settings = WorkerSettings()
         self._agent = Agent(
             node=node,
@@ -78,6 +80,7 @@ class RankActor:
         die_with_parent()
         keep_memory()
         keep_modules()
+        join_cluster()
         settings = WorkerSettings()
         self._rank = Rank(node=node, index=index, settings=settings)
         self._rank.start()

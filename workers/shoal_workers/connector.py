@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shoal_planner.cluster import snapshot_to_mapping
 from shoal_planner.profile import profile_from_mapping, profile_to_mapping
 from shoal_planner.script_spec import ScriptSpec, parse_any_job
+from shoal_workers.cluster_key import join_cluster
 from shoal_workers.cluster_profile import ClusterProfile
 from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster, connector_name
 from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, JobElsewhere, LeaseRefused, Wish
@@ -253,6 +254,7 @@ class Connector:
 @ray.remote
 class ConnectorActor:
     def __init__(self, server: str, token: str, cluster_id: str, figures: Figures) -> None:
+        join_cluster()
         self._connector = Connector(server=server, token=token, cluster_id=cluster_id, figures=figures)
         self._connector.start()
 

@@ -13,6 +13,7 @@ import structlog
 from shoal_planner.code_spec import NO_CODE
 from shoal_planner.script_spec import ScriptSpec, parse_any_job
 from shoal_recovery.journal import entry_from_mapping, entry_to_mapping
+from shoal_workers.cluster_key import join_cluster
 from shoal_workers.cluster_ray import NAMESPACE, Figures, RayCluster, connector_name
 from shoal_workers.script_ray import RayScripts
 from shoal_workers.script_supervisor import ScriptSupervisor
@@ -39,6 +40,7 @@ class SupervisorActor:
         history: list[dict[str, Any]],
         paused: bool,
     ) -> None:
+        join_cluster()
         self._job = job
         self._cluster_id = cluster_id
         again = ray.get_runtime_context().was_current_actor_reconstructed

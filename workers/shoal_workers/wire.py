@@ -17,6 +17,8 @@ from typing import Any
 
 import structlog
 
+from shoal_workers.greeting import Stranger, expect_greeting, greet
+
 log = structlog.get_logger()
 
 _HEADER = struct.Struct("!IQ")
@@ -122,17 +124,24 @@ class Connection:
 
 
 def connect(address: tuple[str, int], timeout_s: float = 5.0) -> Connection:
-    """Raises ConnectionClosed."""
+    """To somebody of this cluster, which is greeted. Raises ConnectionClosed."""
     try:
         sock = socket.create_connection(address, timeout=timeout_s)
-        sock.settimeout(None)
     except OSError as error:
         raise ConnectionClosed(f"{address[0]}:{address[1]}: {error}") from error
-    return Connection(sock)
+    connection = Connection(sock)
+    try:
+        greet(sock)
+        sock.settimeout(None)
+    except OSError as error:
+        connection.close()
+        raise ConnectionClosed(f"{address[0]}:{address[1]}: {error}") from error
+    return connection
 
 
 class Server:
-    """Accepts connections and hands each to `handle` in a thread of its own; the connection closes when it returns."""
+    """Accepts connections and hands each to `handle` in a thread of its own, once the caller has shown that it belongs
+    to the cluster; the connection closes when it returns."""
 
     def __init__(self, host: str, handle: Callable[[Connection], None], name: str) -> None:
         self._listener = socket.create_server((host, 0), backlog=128)
@@ -161,11 +170,14 @@ class Server:
                 # Out of descriptors, or a caller that is gone already: a server that stopped listening would be worse.
                 log.warning("connection not accepted", server=self._name, error=str(error))
                 continue
-            threading.Thread(target=self._serve, args=(Connection(sock),), name=self._name, daemon=True).start()
+            threading.Thread(target=self._serve, args=(sock, Connection(sock)), name=self._name, daemon=True).start()
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, sock: socket.socket, connection: Connection) -> None:
         try:
+            expect_greeting(sock)
             self._handle(connection)
+        except Stranger as error:
+            log.warning("caller refused", server=self._name, error=str(error))
         except ConnectionClosed:
             pass  # the usual end of a conversation
         finally:
