@@ -36,7 +36,7 @@ EVENTS_PER_JOB = 100
 POINTS = 1_000_000
 WATCHERS = 200
 WATCHED_ENTRIES = 100
-ROUNDS = 200
+ROUNDS = 100
 STATES = ("succeeded", "failed", "cancelled", "running", "paused")
 
 

@@ -26,6 +26,7 @@ from shoal_service.relay import Relay
 from shoal_service.retention import Retention
 from shoal_service.services import Services
 from shoal_service.settings import Settings
+from shoal_service.tails import Tails
 from shoal_service.takeover import Takeover
 
 log = structlog.get_logger()
@@ -50,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         awake=awake,
         takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
         followers=Followers(database, bell, settings),
+        tails=Tails(database),
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(title="Shoal", version="1", lifespan=_lifespan, docs_url=None, redoc_url=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import EvaluationDone, RecoveryDone
@@ -63,8 +63,9 @@ async def _points(
         read = curve_levels.read_undone if rolled_back else curve_levels.read
         buckets = await read(session, job_id, width, last)
         count = sum(bucket.num_points for bucket in buckets)
-        ends = StepRow.step.in_((first, last))
-        query = query.where(or_(StepRow.seq.in_(curve_levels.merged(buckets, width, first)), ends))
+        ends = await session.scalars(select(StepRow.seq).where(*mine, StepRow.step.in_((first, last))))
+        kept = {*curve_levels.merged(buckets, width, first), *ends}
+        query = select(StepRow).where(StepRow.job_id == job_id, StepRow.seq.in_(kept))
     rows = (await session.scalars(query.order_by(StepRow.step, StepRow.seq))).all()
     return rows[-max_points:], count
 

@@ -122,7 +122,8 @@ def _engine(url: URL, timeout_s: float | None) -> AsyncEngine:
         size, more = _CONNECTIONS
         waiting = {"timeout": timeout_s or 60.0, "command_timeout": timeout_s}
         limits = {"pool_size": size, "max_overflow": more, "pool_timeout": timeout_s or 60.0}
-        named = {"server_settings": {"application_name": "shoal"}}
+        # A plan for any values would be made after five queries; for a job with a million points it is the wrong one.
+        named = {"server_settings": {"application_name": "shoal", "plan_cache_mode": "force_custom_plan"}}
         return create_async_engine(url, pool_pre_ping=True, connect_args={**waiting, **named}, **limits)
     engine = create_async_engine(url, connect_args={"timeout": timeout_s or 60.0})
     event.listen(engine.sync_engine, "connect", _configure_sqlite)
