@@ -14,6 +14,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -96,7 +97,10 @@ class Database:
 
 def with_driver(url: str) -> URL:
     """The URL with the driver that this server uses. Raises ValueError for one of another database."""
-    parsed = make_url(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ValueError("database_url: is not a URL, as postgresql://USER:PASSWORD@HOST/NAME") from error
     match parsed.get_backend_name():
         case "postgresql" | "postgres":
             return parsed.set(drivername="postgresql+asyncpg")
