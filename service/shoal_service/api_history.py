@@ -19,7 +19,7 @@ from shoal_recovery.checkpoints import list_manifests, manifest_name
 from shoal_recovery.errors import StoreError
 from shoal_recovery.store import open_store
 from shoal_service import jobs, journal
-from shoal_service.answers import encoded, page
+from shoal_service.answers import encoded, fitting, page
 from shoal_service.bell import job_topic
 from shoal_service.bulk_losses import losses_resource
 from shoal_service.curve import curve
@@ -32,6 +32,7 @@ from shoal_service.spending import spending_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["history"])
 _PAGE = 1000
+_GENERATIONS_BYTES = 50_000  # beside the plan itself, which may be large
 _MOST_SEQ = 2**31 - 1
 _PICTURE: dict[int | str, dict[str, Any]] = {200: {"description": "A picture", "content": {"image/svg+xml": {}}}}
 # A picture has its own style and nothing else; names in it come from users.
@@ -126,7 +127,7 @@ async def get_plan(
         }
         for row in plans
     ]
-    return {**journal.plan_resource(chosen), "generations": generations}
+    return {**journal.plan_resource(chosen), "generations": fitting(generations, _GENERATIONS_BYTES, from_end=True)}
 
 
 @router.get("/plan.svg", responses={**_PICTURE, **documented(404, 409, 410)}, response_class=Response)
@@ -161,7 +162,8 @@ async def _plans(deps: Services, job_id: str, epoch: int | None) -> tuple[list[J
 
 @router.get("/recoveries", responses=documented(404, 410))
 async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
-    """Every change of plan in flight, oldest first (at most the newest 1000), and bytes by source over all of them."""
+    """Every change of plan in flight, oldest first (of many the newest, as many as an answer may hold; `total` says how
+    many there were), and bytes by source over the newest 1000."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         check_kept(row)
@@ -169,7 +171,7 @@ async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
     items = [journal.recovery_resource(entry) for entry in reversed(found)]
     sources = ("own", "node", "peer", "store")
     return {
-        "items": items,
+        "items": fitting(items, from_end=True),
         "total": row.num_recoveries,
         "redone_steps": row.redone_steps,
         "lost_steps": row.lost_steps,
@@ -199,7 +201,7 @@ async def get_checkpoints(deps: Deps, job_id: str) -> dict[str, Any]:
         entries = await journal.newest(session, job_id, _PAGE, ("checkpoint_committed", "checkpoint_reported"))
     if jobs.is_script(row):
         items = [_checkpoint(entry.payload["uri"], entry.payload["step"], entry) for entry in entries]
-        return {"uri": row.spec["checkpoint"]["uri"], "items": items}
+        return {"uri": row.spec["checkpoint"]["uri"], "items": fitting(items)}
     uri = (row.spec.get("checkpoint") or {}).get("uri")
     try:
         async with asyncio.timeout(deps.settings.store_check_s):
@@ -207,7 +209,8 @@ async def get_checkpoints(deps: Deps, job_id: str) -> dict[str, Any]:
     except (StoreError, TimeoutError) as error:
         raise Unavailable("store_unreachable", f"checkpoint.uri = {uri!r}: {error or 'does not answer'}") from error
     said = {entry.payload["step"]: entry for entry in reversed(entries)}
-    return {"uri": uri, "items": [_checkpoint(f"{uri}/{manifest_name(job_id, s)}", s, said.get(s)) for s in steps]}
+    items = [_checkpoint(f"{uri}/{manifest_name(job_id, s)}", s, said.get(s)) for s in steps]
+    return {"uri": uri, "items": fitting(items)}
 
 
 def _checkpoint(uri: str, step: int, said: JournalRow | None) -> dict[str, Any]:
