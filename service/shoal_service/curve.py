@@ -54,7 +54,8 @@ async def _points(
     first, last = cast(tuple[int | None, int | None], tuple((await session.execute(ends_of)).one()))
     if first is None or last is None:
         return (), 0
-    query, count = select(StepRow).where(*mine), None
+    columns = StepRow.__table__.columns  # rather than objects that a session keeps: there are hundreds
+    query, count = select(*columns).where(*mine), None
     if rolled_back or last - first < max_points:
         count = await session.scalar(select(func.count()).select_from(StepRow).where(*mine)) or 0
     if count is None or count > max_points:
@@ -65,9 +66,9 @@ async def _points(
         count = sum(bucket.num_points for bucket in buckets)
         ends = await session.scalars(select(StepRow.seq).where(*mine, StepRow.step.in_((first, last))))
         kept = {*curve_levels.merged(buckets, width, first), *ends}
-        query = select(StepRow).where(StepRow.job_id == job_id, StepRow.seq.in_(kept))
-    rows = (await session.scalars(query.order_by(StepRow.step, StepRow.seq))).all()
-    return rows[-max_points:], count
+        query = select(*columns).where(StepRow.job_id == job_id, StepRow.seq.in_(kept))
+    rows = (await session.execute(query.order_by(StepRow.step, StepRow.seq))).all()
+    return cast(Sequence[StepRow], rows)[-max_points:], count
 
 
 def point(row: StepRow) -> dict[str, Any]:
