@@ -1,7 +1,9 @@
 """How fast the control plane answers on PostgreSQL with a long history: 10,000 jobs, 1,000,000 events, 200 watchers.
 
 A real server in a process of its own, asked over HTTP by one client at a time, as a page or a command does; `ms.*`
-are from the request to the last byte, p95 of `ROUNDS` (`p50.*` beside it), `bytes.*` the largest answer. The history is
+are from the request to the last byte, p95 of `ROUNDS` (`p50.*` beside it), `bytes.*` the largest answer, `cpu_ms.*`
+what an answer takes of a core in the server and in PostgreSQL, which others' load changes little; `free_cores` is how
+many cores were idle just before: with less than one the `ms.*` say more of the others. The history is
 that of a real journal, brought through the API for one job and copied in SQL for all others, with other ids, names,
 states and times. `ms.curve` is of a job with 1,000,000 points. `watchers.*`: a job's stream is followed by 200 clients
 while its journal grows; `mib_more` is what the server's resident memory grew by, `lag_*` from sending an entry until
@@ -16,13 +18,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
+from benchmarks.cores import free_cores
 from benchmarks.reporting import answer
 from shoal_service import curve_levels, jobs
 from shoal_service.database import Database
@@ -36,7 +39,7 @@ EVENTS_PER_JOB = 100
 POINTS = 1_000_000
 WATCHERS = 200
 WATCHED_ENTRIES = 100
-ROUNDS = 200
+ROUNDS = 100
 STATES = ("succeeded", "failed", "cancelled", "running", "paused")
 
 
@@ -105,10 +108,18 @@ def _long_curve(server: RunningPostgres, database: str, url: str) -> str:
     return job_id
 
 
-def _measure(ask: Callable[[int], httpx.Response]) -> dict[str, Any]:
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """Of these and all that they started."""
+    times = [one.cpu_times() for each in processes for one in (each, *each.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def _measure(ask: Callable[[int], httpx.Response], servers: Sequence[psutil.Process]) -> dict[str, Any]:
     """Of ROUNDS answers."""
-    times_ms, largest = [], 0
+    times_ms, largest, cpu_s = [], 0, 0.0
     for index in range(ROUNDS + 5):
+        if index == 5:
+            cpu_s = _cpu_s(servers)
         began_s = time.perf_counter()
         found = ask(index)
         took_ms = (time.perf_counter() - began_s) * 1e3
@@ -121,11 +132,12 @@ def _measure(ask: Callable[[int], httpx.Response]) -> dict[str, Any]:
         "p50_ms": statistics.median(ordered),
         "p95_ms": ordered[int(0.95 * len(ordered))],
         "max_ms": ordered[-1],
+        "cpu_ms": (_cpu_s(servers) - cpu_s) / ROUNDS * 1e3,
         "bytes": largest,
     }
 
 
-def _answers(http: httpx.Client, long_job: str) -> dict[str, dict[str, Any]]:
+def _answers(http: httpx.Client, long_job: str, servers: Sequence[psutil.Process]) -> dict[str, dict[str, Any]]:
     ids = [f"job_01AAAA{str(1 + n * 47 % (JOBS - 1)).zfill(20)}" for n in range(1, ROUNDS + 6)]
     cursors, cursor = [], None
     for _ in range(20):
@@ -147,7 +159,7 @@ def _answers(http: httpx.Client, long_job: str) -> dict[str, dict[str, Any]]:
         "page_list": lambda n: http.get("/", headers={"Accept": "text/html"}),
         "page_job": lambda n: http.get(f"/jobs/{ids[n]}", headers={"Accept": "text/html"}),
     }
-    return {name: _measure(ask) for name, ask in asked.items()}
+    return {name: _measure(ask, servers) for name, ask in asked.items()}
 
 
 async def _watch(plane: ControlPlane, job_id: str, after: int, told: list[Any], cluster: str) -> dict[str, Any]:
@@ -218,13 +230,17 @@ def main() -> None:
             _fill(server, database, template)
             long_job = _long_curve(server, database, url)
             counts = {name: int(server.sql(f"SELECT count(*) FROM {name}", database)) for name in ("jobs", "journal")}
-            runs: dict[str, Any] = {"counts": counts, "answers": _answers(http, long_job)}
+            assert server.process is not None
+            servers = [psutil.Process(each.pid) for each in (plane.process, server.process)]
+            free = free_cores()
+            runs: dict[str, Any] = {"counts": counts, "answers": _answers(http, long_job, servers)}
             runs["watchers"] = _watched(http, plane)
     finally:
         server.close()
-    results: dict[str, float | None] = {}
+    results: dict[str, float | None] = {"free_cores": free}
     for name, found in runs["answers"].items():
         results |= {f"ms.{name}": found["p95_ms"], f"p50.{name}": found["p50_ms"], f"bytes.{name}": found["bytes"]}
+        results[f"cpu_ms.{name}"] = found["cpu_ms"]
     results |= {f"watchers.{name}": value for name, value in runs["watchers"].items()}
     answer("service", results, runs)
 

@@ -200,7 +200,9 @@ def sign_in(as_json: AsJson = False) -> None:
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on (default 8700).")] = None,
-    database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL (default: SQLite in the data dir).")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="postgresql://... or sqlite:///FILE (default: a file in the data dir).")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where token and database are (default ~/.shoal).")] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate chain to serve HTTPS with.")

@@ -267,4 +267,6 @@ def _read(answer: httpx.Response, server: str) -> dict[str, Any]:
 def _raise_for_stream(source: EventSource, server: str) -> None:
     if not source.response.is_success:
         source.response.read()
+        if source.response.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # as its database is: it comes back
+            raise ServerUnreachable(server, source.response.json().get("detail", "it is not available"))
         _read(source.response, server)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from shoal_planner.answers import plan_of_answer
 from shoal_planner.cluster import snapshot_from_mapping
@@ -20,7 +19,7 @@ from shoal_recovery.checkpoints import list_manifests, manifest_name
 from shoal_recovery.errors import StoreError
 from shoal_recovery.store import open_store
 from shoal_service import jobs, journal
-from shoal_service.answers import fitting
+from shoal_service.answers import encoded, fitting, page
 from shoal_service.bell import job_topic
 from shoal_service.bulk_losses import losses_resource
 from shoal_service.curve import curve
@@ -33,8 +32,8 @@ from shoal_service.spending import spending_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["history"])
 _PAGE = 1000
+_GENERATIONS_BYTES = 50_000  # beside the plan itself, which may be large
 _MOST_SEQ = 2**31 - 1
-_STREAMED_AT_ONCE = 100  # what a slow reader keeps in memory here
 _PICTURE: dict[int | str, dict[str, Any]] = {200: {"description": "A picture", "content": {"image/svg+xml": {}}}}
 # A picture has its own style and nothing else; names in it come from users.
 _PICTURE_HEADERS = {
@@ -67,14 +66,16 @@ async def get_events(
         check_kept(row, start)
         if not watch and "text/event-stream" not in request.headers.get("accept", ""):
             rows = await journal.entries_after(session, job_id, after, limit + 1, kinds)
-            return JSONResponse(_page(rows[:limit], after, row.last_seq, more=len(rows) > limit))
+            return _page(rows[:limit], after, row.last_seq, more=len(rows) > limit)
     return EventSourceResponse(_follow(deps, job_id, start, kinds), ping=15)
 
 
-def _page(rows: Any, after: int, last_seq: int, *, more: bool) -> dict[str, Any]:
-    items = fitting([journal.event_resource(row) for row in rows])
-    more = more or len(items) < len(rows)
-    return {"items": items, "next_after": items[-1]["seq"] if items else after, "more": more, "last_seq": last_seq}
+def _page(rows: Sequence[JournalRow], after: int, last_seq: int, *, more: bool) -> Response:
+    def rest(kept: int) -> dict[str, Any]:
+        next_after = rows[kept - 1].seq if kept else after
+        return {"next_after": next_after, "more": more or kept < len(rows), "last_seq": last_seq}
+
+    return page([journal.event_resource(row) for row in rows], rest)
 
 
 def _read_id(text: str) -> int:
@@ -88,34 +89,28 @@ async def _follow(deps: Services, job_id: str, after: int, kinds: tuple[str, ...
     while not deps.bell.closed:
         count = deps.bell.count(topic)
         try:
-            async with deps.database.read() as session:
-                row = await jobs.get(session, job_id)
-                rows = await journal.entries_after(session, job_id, after, _STREAMED_AT_ONCE, kinds)
+            piece = await deps.tails.read(job_id, after, kinds, count)
         except DatabaseAway:  # the stream outlives that
             await asyncio.sleep(deps.settings.poll_s)
             continue
-        for entry in rows:
-            after = entry.seq
-            yield ServerSentEvent(
-                json.dumps(journal.event_resource(entry)), event=entry.kind, id=str(entry.seq), sep="\n"
-            )
-        if len(rows) == _STREAMED_AT_ONCE:
+        for seq, kind, data in piece.entries:
+            after = seq
+            yield ServerSentEvent(data, event=kind, id=str(seq), sep="\n")
+        if piece.more:
             continue  # else nothing is left: what comes from here on rings the bell
-        if jobs.ended(row):
-            end = {"state": row.state, "code": row.state_code, "reason": row.reason}
-            yield ServerSentEvent(json.dumps(end), event="end", sep="\n")
+        if piece.end is not None:
+            yield ServerSentEvent(piece.end, event="end", sep="\n")
             return
         await deps.bell.wait(topic, count, deps.bell.patience_s(deps.settings.poll_s))
 
 
-@router.get("/metrics", responses=documented(404))
-async def get_metrics(
-    deps: Deps, job_id: str, max_points: Annotated[int, Query(ge=10, le=10_000)] = 1000
-) -> dict[str, Any]:
+@router.get("/metrics", responses=documented(404), response_model=dict[str, Any])
+async def get_metrics(deps: Deps, job_id: str, max_points: Annotated[int, Query(ge=10, le=10_000)] = 1000) -> Response:
     """The loss curve: the branch that counts, the points that were rolled back, and marks where plans changed."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
-        return {**await curve(session, job_id, max_points), "thinned": row.is_thinned}
+        found = {**await curve(session, job_id, max_points), "thinned": row.is_thinned}
+    return Response(encoded(found), media_type="application/json")
 
 
 @router.get("/plan", responses=documented(404, 410))
@@ -132,7 +127,7 @@ async def get_plan(
         }
         for row in plans
     ]
-    return {**journal.plan_resource(chosen), "generations": generations}
+    return {**journal.plan_resource(chosen), "generations": fitting(generations, _GENERATIONS_BYTES, from_end=True)}
 
 
 @router.get("/plan.svg", responses={**_PICTURE, **documented(404, 409, 410)}, response_class=Response)
@@ -167,7 +162,8 @@ async def _plans(deps: Services, job_id: str, epoch: int | None) -> tuple[list[J
 
 @router.get("/recoveries", responses=documented(404, 410))
 async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
-    """Every change of plan in flight, oldest first (at most the newest 1000), and bytes by source over all of them."""
+    """Every change of plan in flight, oldest first (of many the newest, as many as an answer may hold; `total` says how
+    many there were), and bytes by source over the newest 1000."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         check_kept(row)
@@ -175,7 +171,7 @@ async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
     items = [journal.recovery_resource(entry) for entry in reversed(found)]
     sources = ("own", "node", "peer", "store")
     return {
-        "items": items,
+        "items": fitting(items, from_end=True),
         "total": row.num_recoveries,
         "redone_steps": row.redone_steps,
         "lost_steps": row.lost_steps,
@@ -205,7 +201,7 @@ async def get_checkpoints(deps: Deps, job_id: str) -> dict[str, Any]:
         entries = await journal.newest(session, job_id, _PAGE, ("checkpoint_committed", "checkpoint_reported"))
     if jobs.is_script(row):
         items = [_checkpoint(entry.payload["uri"], entry.payload["step"], entry) for entry in entries]
-        return {"uri": row.spec["checkpoint"]["uri"], "items": items}
+        return {"uri": row.spec["checkpoint"]["uri"], "items": fitting(items)}
     uri = (row.spec.get("checkpoint") or {}).get("uri")
     try:
         async with asyncio.timeout(deps.settings.store_check_s):
@@ -213,7 +209,8 @@ async def get_checkpoints(deps: Deps, job_id: str) -> dict[str, Any]:
     except (StoreError, TimeoutError) as error:
         raise Unavailable("store_unreachable", f"checkpoint.uri = {uri!r}: {error or 'does not answer'}") from error
     said = {entry.payload["step"]: entry for entry in reversed(entries)}
-    return {"uri": uri, "items": [_checkpoint(f"{uri}/{manifest_name(job_id, s)}", s, said.get(s)) for s in steps]}
+    items = [_checkpoint(f"{uri}/{manifest_name(job_id, s)}", s, said.get(s)) for s in steps]
+    return {"uri": uri, "items": fitting(items)}
 
 
 def _checkpoint(uri: str, step: int, said: JournalRow | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import JobState
 from shoal_service import clusters, jobs, trackers
 from shoal_service.access import seen_projects
-from shoal_service.answers import fitting
+from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import read_body
 from shoal_service.errors import BadInput
@@ -86,7 +86,7 @@ async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, 
     return row
 
 
-@router.get("", responses=documented())
+@router.get("", responses=documented(), response_model=dict[str, Any])
 async def list_jobs(
     deps: Deps,
     caller: Caller,
@@ -94,15 +94,18 @@ async def list_jobs(
     project: Annotated[str | None, Query(max_length=40)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
-) -> dict[str, Any]:
+) -> Response:
     """Those of your projects (or of one `project` of them), newest first; `next_cursor` is null on the last page.
     A page ends before it is too large for an answer."""
     async with deps.database.read() as session:
         rows, following = await jobs.list_page(
             session, state=state, limit=limit, cursor=cursor, projects=seen_projects(caller, project)
         )
-    items = fitting([jobs.resource(row) for row in rows])
-    return {"items": items, "next_cursor": following if len(items) == len(rows) else jobs.cursor_after(items[-1]["id"])}
+
+    def rest(kept: int) -> dict[str, Any]:
+        return {"next_cursor": following if kept == len(rows) else jobs.cursor_after(rows[kept - 1].id)}
+
+    return page([jobs.resource(row) for row in rows], rest)
 
 
 @router.get("/{job_id}", responses=documented(404))

@@ -30,6 +30,7 @@ from shoal_service.relay import Relay
 from shoal_service.retention import Retention
 from shoal_service.services import Services
 from shoal_service.settings import Settings
+from shoal_service.tails import Tails
 from shoal_service.takeover import Takeover
 
 log = structlog.get_logger()
@@ -60,6 +61,7 @@ def create_app(settings: Settings) -> FastAPI:
         awake=awake,
         takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
         followers=Followers(database, bell, settings),
+        tails=Tails(database),
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(

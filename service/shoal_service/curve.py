@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import EvaluationDone, RecoveryDone
@@ -54,7 +54,8 @@ async def _points(
     first, last = cast(tuple[int | None, int | None], tuple((await session.execute(ends_of)).one()))
     if first is None or last is None:
         return (), 0
-    query, count = select(StepRow).where(*mine), None
+    columns = StepRow.__table__.columns  # rather than objects that a session keeps: there are hundreds
+    query, count = select(*columns).where(*mine), None
     if rolled_back or last - first < max_points:
         count = await session.scalar(select(func.count()).select_from(StepRow).where(*mine)) or 0
     if count is None or count > max_points:
@@ -63,10 +64,11 @@ async def _points(
         read = curve_levels.read_undone if rolled_back else curve_levels.read
         buckets = await read(session, job_id, width, last)
         count = sum(bucket.num_points for bucket in buckets)
-        ends = StepRow.step.in_((first, last))
-        query = query.where(or_(StepRow.seq.in_(curve_levels.merged(buckets, width, first)), ends))
-    rows = (await session.scalars(query.order_by(StepRow.step, StepRow.seq))).all()
-    return rows[-max_points:], count
+        ends = await session.scalars(select(StepRow.seq).where(*mine, StepRow.step.in_((first, last))))
+        kept = {*curve_levels.merged(buckets, width, first), *ends}
+        query = select(*columns).where(StepRow.job_id == job_id, StepRow.seq.in_(kept))
+    rows = (await session.execute(query.order_by(StepRow.step, StepRow.seq))).all()
+    return cast(Sequence[StepRow], rows)[-max_points:], count
 
 
 def point(row: StepRow) -> dict[str, Any]:

@@ -56,7 +56,7 @@ async def read(session: AsyncSession, job_id: str, width: int, last_step: int) -
     found: list[Bucket] = []
     at = 0
     for level in reversed([each for each in WIDTHS if each <= width]):
-        mine = (CurveRow.job_id == job_id, CurveRow.width == level, CurveRow.bucket * level >= at)
+        mine = (CurveRow.job_id == job_id, CurveRow.width == level, CurveRow.bucket >= at // level)
         query = select(*(getattr(CurveRow, name) for name in _COLUMNS)).where(*mine).order_by(CurveRow.bucket)
         found += [_bucket(row, level) for row in await session.execute(query)]
         at = max(at, await _sealed(session, job_id, level) * level)

@@ -14,6 +14,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -96,7 +97,10 @@ class Database:
 
 def with_driver(url: str) -> URL:
     """The URL with the driver that this server uses. Raises ValueError for one of another database."""
-    parsed = make_url(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ValueError("database_url: is not a URL, as postgresql://USER:PASSWORD@HOST/NAME") from error
     match parsed.get_backend_name():
         case "postgresql" | "postgres":
             return parsed.set(drivername="postgresql+asyncpg")
@@ -122,7 +126,8 @@ def _engine(url: URL, timeout_s: float | None) -> AsyncEngine:
         size, more = _CONNECTIONS
         waiting = {"timeout": timeout_s or 60.0, "command_timeout": timeout_s}
         limits = {"pool_size": size, "max_overflow": more, "pool_timeout": timeout_s or 60.0}
-        named = {"server_settings": {"application_name": "shoal"}}
+        # A plan for any values would be made after five queries; for a job with a million points it is the wrong one.
+        named = {"server_settings": {"application_name": "shoal", "plan_cache_mode": "force_custom_plan"}}
         return create_async_engine(url, pool_pre_ping=True, connect_args={**waiting, **named}, **limits)
     engine = create_async_engine(url, connect_args={"timeout": timeout_s or 60.0})
     event.listen(engine.sync_engine, "connect", _configure_sqlite)

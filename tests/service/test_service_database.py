@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 from alembic import command
+from sqlalchemy import text
 
 from shoal.settings import ClientSettings
-from shoal_service.database import Database, alembic_config
+from shoal_service.database import Database, alembic_config, with_driver
+from shoal_service.errors import DatabaseAway
 from shoal_service.jobs import get, status_of
 from shoal_service.settings import Settings
 
@@ -73,3 +76,46 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Settings().port == 1234
     assert Settings().resolved_database_url == "sqlite+aiosqlite:////somewhere/shoal.db"
     assert Settings(host="::1").host == "::1"
+
+
+async def test_a_file_that_others_write_to_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:
+    """And what is acknowledged stands on the disk."""
+    path = tmp_path / "shoal.db"
+    database = Database(f"sqlite:///{path}", timeout_s=0.2)
+    await database.migrate()
+    async with database.read() as session:
+        asked = [(await session.execute(text(f"PRAGMA {name}"))).scalar() for name in ("journal_mode", "synchronous")]
+    assert asked == ["wal", 2]  # 2: FULL
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(DatabaseAway) as refused:
+        async with database.write():
+            pass
+    assert refused.value.retry_after_s >= 1 and "locked" in refused.value.why
+    async with database.read() as session:  # readers are not held up
+        assert (await session.execute(text("SELECT count(*) FROM jobs"))).scalar() == 0
+    other.execute("ROLLBACK")
+    other.close()
+    async with database.write() as session:
+        await session.execute(text("DELETE FROM secrets"))
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "driver"),
+    [
+        ("postgresql://u:p@h/n", "postgresql+asyncpg"),
+        ("postgres://h/n", "postgresql+asyncpg"),
+        ("postgresql+psycopg://h/n", "postgresql+asyncpg"),
+        ("sqlite:///a/b.db", "sqlite+aiosqlite"),
+    ],
+)
+def test_a_database_is_named_as_everywhere(url: str, driver: str) -> None:
+    assert with_driver(url).drivername == driver
+
+
+@pytest.mark.parametrize(("url", "problem"), [("mysql://u:secret@h/n", "must be postgres"), ("secret", "is not a URL")])
+def test_a_database_that_cannot_be_used_is_refused_without_its_password(url: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as refused:
+        with_driver(url)
+    assert "secret" not in str(refused.value)

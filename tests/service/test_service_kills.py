@@ -24,6 +24,7 @@ def campaign(tmp_path: Path, database_url: str, kills: int, record_property: Rec
     return found
 
 
+@pytest.mark.timeout(900)
 def test_a_few_kills(tmp_path: Path, database_url: str, record_property: Record) -> None:
     found = campaign(tmp_path, database_url, 3, record_property)
     assert found.acknowledged and found.num_unanswered

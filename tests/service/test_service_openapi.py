@@ -72,4 +72,4 @@ def test_five_thousand_answers_are_those_that_are_described(
     tmp_path: Path, postgres: RunningPostgres, migrated: str
 ) -> None:
     """On PostgreSQL, which takes fewer values than SQLite."""
-    assert campaign(tmp_path, postgres.new_database(migrated), seed=2, examples=150) >= 5000
+    assert campaign(tmp_path, postgres.new_database(migrated), seed=2, examples=200) >= 5000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -11,15 +12,22 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import Connector, ControlPlane, control_plane, job_mapping, ok, story
+from control_plane import Connector, ControlPlane, control_plane, job_mapping, ok, snapshot, story
 from httpx_sse import connect_sse
 from postgres import RunningPostgres
-from sqlalchemy import delete
+from service_rows import new_job
+from sqlalchemy import delete, update
 from waiting import eventually
 
-from shoal_service import duties
+from shoal_planner.cluster import snapshot_to_mapping
+from shoal_planner.search import PlanResult
+from shoal_service import duties, jobs
+from shoal_service.awake import Awake
+from shoal_service.bell import Bell
 from shoal_service.database import Database
-from shoal_service.models import DutyRow
+from shoal_service.models import ClusterRow, DutyRow, JobRow
+from shoal_service.planning import Planner
+from shoal_service.takeover import Takeover
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +148,37 @@ async def test_a_duty_is_one_holders_until_its_lease_ends(database_url: str) -> 
     assert await claim(first, "a")
     async with first.write() as session:
         await session.execute(delete(DutyRow))
+    for database in (first, second):
+        await database.close()
+
+
+class CountingPlanner(Planner):
+    num_searches = 0
+
+    async def plan(self, *args: Any, **kwargs: Any) -> PlanResult:
+        self.num_searches += 1
+        return await super().plan(*args, **kwargs)
+
+
+async def test_one_replica_gives_the_jobs_of_a_lost_cluster_away(database_url: str) -> None:
+    """Though two hear at the same time of a cluster that could have them."""
+    first, second = Database(database_url), Database(database_url)
+    await first.migrate()
+    job_id, now_s, clock_s = await new_job(first), time.time(), [0.0]
+    empty = {"profile": {}, "snapshot": snapshot_to_mapping(snapshot())}
+    async with first.write() as session:
+        session.add(ClusterRow(id="lost", holder="a", lease_until_s=now_s - 99, updated_at_s=now_s - 100, **empty))
+        session.add(ClusterRow(id="here", holder="b", lease_until_s=now_s + 99, updated_at_s=now_s, **empty))
+        await session.execute(update(JobRow).values(cluster_id="lost"))
+    awake, planner = Awake(lambda: clock_s[0]), CountingPlanner(5.0)
+    clock_s[0] += 4.0
+    replicas = [Takeover(database, planner, Bell(), 0.0, awake) for database in (first, second)]
+    for takeover in replicas:
+        takeover.look("here")
+    await asyncio.gather(*(task for takeover in replicas for task in takeover._looking.values()))
+    async with second.read() as session:
+        assert (await jobs.get(session, job_id)).cluster_id == "here"
+    assert planner.num_searches == 1
     for database in (first, second):
         await database.close()
 

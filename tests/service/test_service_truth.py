@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import Entry, StateChanged
 from shoal_service import jobs, journal
+from shoal_service.answers import MAX_ANSWER_BYTES, encoded, fitting, page
 from shoal_service.curve import curve
 from shoal_service.database import Database
 from shoal_service.models import Base, CurveRow, JobRow, JournalRow, StepRow
@@ -166,3 +168,18 @@ async def test_a_state_is_kept_with_its_entry(database: Database) -> None:
         row = await jobs.get(session, job_id)
         assert (row.state, row.last_seq) == ("queued", 0)
         assert not await journal.entries_after(session, job_id, 0, 10)
+
+
+@pytest.mark.parametrize("from_end", [False, True])
+def test_an_answer_ends_before_it_is_too_large(from_end: bool) -> None:
+    items = [{"n": n, "text": "\u00e9" * 1000} for n in range(500)]
+    kept = fitting(items, from_end=from_end)
+    assert kept == (items[-len(kept) :] if from_end else items[: len(kept)])
+    assert MAX_ANSWER_BYTES - 5000 < sum(len(encoded(item)) + 1 for item in kept) < MAX_ANSWER_BYTES
+    whole = page(items, lambda count: {"count": count})
+    assert len(whole.body) <= MAX_ANSWER_BYTES and json.loads(whole.body) == {
+        "items": items[: len(fitting(items))],
+        "count": len(fitting(items)),
+    }
+    assert fitting([{"text": "x" * 300_000}], from_end=from_end), "one that is too large comes alone"
+    assert json.loads(page([], lambda count: {"count": count}).body) == {"items": [], "count": 0}
