@@ -12,13 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from shoal_service import api_clusters, api_history, api_jobs, api_plans, pages, problems
+from shoal_service import (
+    api_attempts,
+    api_clusters,
+    api_history,
+    api_jobs,
+    api_logs,
+    api_plans,
+    api_schemas,
+    api_verbs,
+    pages,
+    problems,
+)
 from shoal_service.auth import Auth, Gate, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.errors import Problem
 from shoal_service.followers import Followers
+from shoal_service.log_retention import keep_forgetting
 from shoal_service.planning import Planner
 from shoal_service.services import Services
 from shoal_service.settings import Settings
@@ -45,7 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(title="Shoal", version="1", lifespan=_lifespan, docs_url=None, redoc_url=None)
     app.state.services = services
-    for module in (api_jobs, api_history, api_clusters, api_plans):
+    for module in (api_jobs, api_verbs, api_history, api_attempts, api_logs, api_clusters, api_plans, api_schemas):
         app.include_router(module.router)
     app.include_router(pages.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
@@ -59,9 +71,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     await services.database.migrate()
     beat = asyncio.create_task(services.awake.beat(), name="awake")
+    forgetting = asyncio.create_task(
+        keep_forgetting(services.database, services.settings.log_kept_s), name="log-retention"
+    )
     services.followers.start()
     yield
     beat.cancel()
+    forgetting.cancel()
     services.bell.close()
     await services.followers.close()
     await services.takeover.close()

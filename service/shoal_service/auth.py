@@ -29,7 +29,7 @@ COOKIE = "shoal_session"
 CSRF_HEADER = "X-CSRF-Token"
 _LOGIN = "login"
 _SESSION = "session"
-_OPEN_PATHS = frozenset({"/healthz", "/v1/health", "/login", "/openapi.json", "/favicon.ico"})
+_OPEN_PATHS = frozenset({"/healthz", "/v1/health", "/login", "/openapi.json", "/v1/schemas/job", "/favicon.ico"})
 _OPEN_FOLDERS = ("/static/",)
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 

@@ -6,6 +6,7 @@ Exception
     Forbidden        403, known, but may not
     NotFound         404
     Conflict         409, it contradicts what is recorded; `extra` says what is
+    Gone             410, it was there once
     Unavailable      503, something that this needs does not answer
     BadInput         422, a field has a value that cannot be used
 """
@@ -63,6 +64,11 @@ class NotFound(Problem):
 class Conflict(Problem):
     def __init__(self, code: str, detail: str, **extra: object) -> None:
         super().__init__(409, code, detail, None, extra)
+
+
+class Gone(Problem):
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(410, code, detail)
 
 
 class Unavailable(Problem):

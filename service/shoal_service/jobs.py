@@ -22,6 +22,7 @@ from ulid import ULID
 from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
 from shoal_recovery.journal import TERMINAL, JobState
 from shoal_service.errors import BadInput, Conflict, NotFound
+from shoal_service.job_filter import JobFilter
 from shoal_service.models import JobRow
 from shoal_service.status import Status, moved
 
@@ -178,12 +179,10 @@ async def _wish(session: AsyncSession, row: JobRow, status: Status, wish: str, *
 
 
 async def list_page(
-    session: AsyncSession, *, state: JobState | None, limit: int, cursor: str | None
+    session: AsyncSession, wanted: JobFilter, *, limit: int, cursor: str | None
 ) -> tuple[Sequence[JobRow], str | None]:
     """Newest first, and the cursor of the next page if there is one. Raises BadInput."""
-    query = select(JobRow).order_by(JobRow.id.desc()).limit(limit + 1)
-    if state is not None:
-        query = query.where(JobRow.state == state.value)
+    query = select(JobRow).where(*wanted.conditions()).order_by(JobRow.id.desc()).limit(limit + 1)
     if cursor is not None:
         query = query.where(JobRow.id < _read_cursor(cursor))
     rows = (await session.scalars(query)).all()

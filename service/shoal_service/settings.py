@@ -49,6 +49,10 @@ class Settings(BaseSettings):
     tracker_timeout_s: float = Field(
         default=120.0, gt=0, description="Longest time that a tracker may take to take what a job has done."
     )
+    log_kept_s: float = Field(default=30 * 86400.0, gt=0, description="How long lines that jobs printed are kept.")
+    log_bytes_per_job: int = Field(
+        default=10 * 2**30, gt=0, description="How much text that a job printed is kept, the newest of it."
+    )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="Largest request body.")

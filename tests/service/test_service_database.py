@@ -31,7 +31,8 @@ async def test_migrations_give_the_tables_of_the_models(tmp_path: Path) -> None:
         assert await connection.run_sync(differences) == []
         names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
     await database.close()
-    assert set(names) == {"alembic_version", "jobs", "journal", "step_points", "clusters", "secrets", "trackers"}
+    tables = {"jobs", "journal", "step_points", "clusters", "secrets", "trackers"}
+    assert set(names) == tables | {"alembic_version", "logs", "log_chunks", "log_sources"}
 
 
 async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
@@ -57,6 +58,8 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "data_dir",
         "database_url",
         "host",
+        "log_bytes_per_job",
+        "log_kept_s",
         "log_level",
         "login_code_s",
         "max_body_bytes",

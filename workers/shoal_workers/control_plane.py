@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import structlog
+
+log = structlog.get_logger()
 
 
 class ControlPlaneDown(Exception):
@@ -101,6 +104,16 @@ class ControlPlane:
         if response.status_code == httpx.codes.CONFLICT and response.json().get("code") == "wrong_cluster":
             raise JobElsewhere(response.json()["detail"])
         return int(_expect(response)["last_seq"])
+
+    def bring_logs(self, job: str, sources: list[dict[str, Any]]) -> None:
+        """Lines that were printed, as LogCourier has them; those of a job that is not known, or that cannot be read,
+        are nobody's."""
+        body = {"cluster_id": self._cluster, "holder": self._holder, "sources": sources}
+        response = self._call("POST", f"/v1/jobs/{job}/logs", json=body)
+        if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY):
+            log.warning("printed lines refused", job=job, why=response.text[:500])
+            return
+        _expect(response)
 
     def wants(self, job: str) -> bool:
         """Whether this cluster is to run the job, as far as is known: one that the control plane never heard of is not

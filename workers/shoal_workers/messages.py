@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from shoal_recovery.journal import EvaluationDone
+from shoal_workers.log_messages import LogsAre as LogsAre
+from shoal_workers.log_messages import ReadLogs as ReadLogs
 from shoal_workers.rank_messages import Assign as Assign
 from shoal_workers.rank_messages import Bring as Bring
 from shoal_workers.rank_messages import Halt as Halt
@@ -347,7 +349,7 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
-        MakeReady,
+        *(MakeReady, ReadLogs, LogsAre),
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
         *(
             Heard,

@@ -1,0 +1,37 @@
+"""Which jobs a list is to have, as conditions on their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement
+
+from shoal_recovery.journal import JobState
+from shoal_service.models import JobRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """In one of these states (none: any), with `name` in their names, with all of these labels (KEY=VALUE, or KEY for
+    any value), created from `since_s` up to `until_s`."""
+
+    states: tuple[JobState, ...] = ()
+    name: str | None = None
+    labels: tuple[str, ...] = ()
+    since_s: float | None = None
+    until_s: float | None = None
+
+    def conditions(self) -> Iterator[ColumnElement[bool]]:
+        if self.states:
+            yield JobRow.state.in_([state.value for state in self.states])
+        if self.name is not None:
+            yield JobRow.name.icontains(self.name, autoescape=True)
+        for label in self.labels:
+            key, given, value = label.partition("=")
+            stored = JobRow.spec["labels"][key].as_string()
+            yield stored == value if given else stored.is_not(None)
+        if self.since_s is not None:
+            yield JobRow.created_at_s >= self.since_s
+        if self.until_s is not None:
+            yield JobRow.created_at_s <= self.until_s
