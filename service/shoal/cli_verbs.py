@@ -37,6 +37,19 @@ def clone(
         print(created["id"])
 
 
+@app.command()
+def checkpoint(
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")], as_json: _AsJson = False
+) -> None:
+    """Bring the newest step of a job to its object store now."""
+    with Client() as client:
+        job = client.checkpoint(job_id)
+    if as_json:
+        show_json(job)
+    else:
+        print(f"{job['id']}: the newest step goes to the object store; 'shoal events {job['id']} -f' shows it come")
+
+
 def overrides_of(changes: list[str]) -> dict[str, Any]:
     """The nested mapping of FIELD=VALUE pairs; values are JSON or YAML. Raises BadUsage."""
     found: dict[str, Any] = {}

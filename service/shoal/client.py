@@ -136,6 +136,11 @@ class Client:
         about yet. Raises Conflict where it is not wished to rest."""
         return self._call("POST", f"/v1/jobs/{_part(job_id)}/resume")
 
+    def checkpoint(self, job_id: str) -> dict[str, Any]:
+        """Wishes the newest step into the object store, while training goes on; it stands there with the journal's next
+        `checkpoint_committed`. Raises Conflict where the job has no store, rests or has ended."""
+        return self._call("POST", f"/v1/jobs/{_part(job_id)}/checkpoint")
+
     def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/metrics", params=_given(max_points=max_points))
 

@@ -1,4 +1,4 @@
-"""REST: a job made from another one, the prices of what is connected, and the drills that go on."""
+"""REST: a job made from another one, a checkpoint now, the prices of what is connected, and the drills that go on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header
 from starlette.responses import Response
 
-from shoal_service import api_jobs, clusters, drills, jobs
+from shoal_service import api_jobs, clusters, drills, jobs, preconditions
+from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Overrides
+from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
 from shoal_service.services import Deps
 
@@ -31,6 +33,17 @@ async def clone_job(
         row = await jobs.get(session, job_id)
     document = merged(row.spec, wanted.overrides)
     return await api_jobs.submit(deps, document, idempotency_key, dry_run=wanted.dry_run)
+
+
+@router.post("/jobs/{job_id}/checkpoint", status_code=202, tags=["jobs"], responses=documented(404, 409, 412))
+async def checkpoint_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> dict[str, Any]:
+    """Wishes the newest step into the object store, while training goes on. The journal says which step that will be
+    (`checkpoint_asked`), and when it stands there (`checkpoint_committed`)."""
+    async with deps.database.write() as session:
+        preconditions.check(await jobs.get(session, job_id), if_match)
+        row = await jobs.checkpoint(session, job_id)
+    deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
+    return jobs.resource(row)
 
 
 def merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def create(session: AsyncSession, new: NewJob) -> JobRow:
         cluster_id=new.cluster_id,
         idempotency_key=new.idempotency_key,
         body_hash=new.body_hash,
+        saves=0,
         created_at_s=now,
         updated_at_s=now,
         version=1,
@@ -143,6 +144,22 @@ async def pause(session: AsyncSession, job_id: str) -> JobRow:
     if status.state is JobState.QUEUED:
         status = moved(status, JobState.PAUSED, "paused_by_user", "Paused on request before it began.", time.time())
     return await _wish(session, row, status, WISH_PAUSED)
+
+
+async def checkpoint(session: AsyncSession, job_id: str) -> JobRow:
+    """Wishes the newest step into the object store. Raises Conflict where that is not possible."""
+    row = await get(session, job_id)
+    status = status_of(row)
+    _check_open(row, status, "checkpointed")
+    if is_script(row):
+        raise Conflict("script_stores", f"{job_id} runs a script, which stores what it reports when it reports it")
+    if not has_store(row):
+        raise Conflict("no_store", f"{job_id} has no checkpoint.uri: there is no place for a checkpoint")
+    if row.wish != WISH_RUN or status.state is JobState.PAUSED:
+        raise Conflict("already_paused", f"{job_id} is to rest: its newest step goes to the store anyway")
+    if not await put_status(session, row, status, saves=row.saves + 1):
+        raise Conflict("changed_meanwhile", f"{row.id} changed meanwhile; ask again")
+    return await get(session, row.id)
 
 
 async def resume(session: AsyncSession, job_id: str, cluster_id: str | None) -> JobRow:

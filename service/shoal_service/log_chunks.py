@@ -73,7 +73,7 @@ class Summary:
 
 def packed(lines: Sequence[Line]) -> bytes:
     """At least one."""
-    return zlib.compress("\n".join(_row(line) for line in lines).encode())
+    return zlib.compress("\n".join(_row(line) for line in lines).encode(errors="backslashreplace"))
 
 
 def unpacked(content: bytes) -> list[Line]:
@@ -94,7 +94,7 @@ def summary(lines: Sequence[Line]) -> Summary:
 
 def num_bytes(line: Line) -> int:
     """Of its text, with the end of the line."""
-    return len(line.text.encode()) + 1
+    return len(line.text.encode(errors="backslashreplace")) + 1
 
 
 def cut(lines: Iterable[Line]) -> Iterator[list[Line]]:

@@ -16,7 +16,8 @@ class Base(DeclarativeBase):
 
 
 class JobRow(Base):
-    """One job: the user's wish, and what its journal says so far (`version` counts every change of the row)."""
+    """One job: the user's wish, and what its journal says so far (`version` counts every change of the row, `saves` how
+    often a checkpoint was asked for)."""
 
     __tablename__ = "jobs"
     __table_args__ = (UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),)
@@ -52,6 +53,7 @@ class JobRow(Base):
     lost_steps: Mapped[int]
     skipped_steps: Mapped[int] = mapped_column(server_default="0")
     store_problem: Mapped[str | None] = mapped_column(Text)
+    saves: Mapped[int] = mapped_column(server_default="0")
 
 
 class JournalRow(Base):

@@ -88,6 +88,23 @@ def test_what_has_changed_since_it_was_seen_is_left_alone(api: httpx.Client) -> 
     assert api.post(f"/v1/jobs/{job_id}/cancel", headers={"If-Match": "*"}).is_success
 
 
+def test_a_checkpoint_that_is_asked_for_becomes_a_wish(api: httpx.Client, connector: Connector, tmp_path: Any) -> None:
+    ok(connector.renew())
+    place = {"uri": (tmp_path / "store").as_uri()}
+    job_id, without = submit(api, checkpoint=place)["id"], submit(api)["id"]
+    before = connector.wishes()
+    assert [wish["saves"] for wish in before["jobs"]] == [0, 0]
+    assert api.post(f"/v1/jobs/{job_id}/checkpoint").status_code == 202
+    assert api.post(f"/v1/jobs/{job_id}/checkpoint").status_code == 202
+    after = connector.wishes()
+    assert {wish["id"]: wish["saves"] for wish in after["jobs"]} == {job_id: 2, without: 0}
+    assert after["version"] != before["version"]
+    refused = api.post(f"/v1/jobs/{without}/checkpoint")
+    assert (refused.status_code, refused.json()["code"]) == (409, "no_store")
+    ok(api.post(f"/v1/jobs/{job_id}/cancel"))
+    assert api.post(f"/v1/jobs/{job_id}/checkpoint").json()["code"] in ("job_cancelling", "job_ended")
+
+
 def test_prices_and_drills_are_listed(api: httpx.Client, connector: Connector) -> None:
     assert ok(api.get("/v1/prices")) == ok(api.get("/v1/drills")) == {"items": []}
     ok(connector.renew())

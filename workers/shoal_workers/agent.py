@@ -68,10 +68,12 @@ class _Owner:
     def __init__(self, opened: m.OpenSlots, name: str) -> None:
         self.opened = opened
         self.sendings = sendings(opened, name)
+        self.also: set[int] = set()  # steps that go to the object store, though they are not due
         self._backups: dict[tuple[str, int], Connection] = {}
 
     def uploads(self, step: int) -> bool:
-        due = step > 0 and (step % self.opened.upload_every == 0 or step == self.opened.last_step)
+        regular = step % self.opened.upload_every == 0 or step == self.opened.last_step
+        due = step > 0 and (regular or step in self.also)
         return self.opened.upload_uri is not None and due
 
     def backup(self, address: tuple[str, int]) -> Connection:
@@ -319,6 +321,11 @@ class Agent:
             snapshot = self._shards.sealed(job, name, step)
             self._uploads.add(job, snapshot, uri, self._shards.slot(job, name, step))
 
+    def _also(self, order: m.AlsoUpload) -> None:
+        for (job, _), owner in list(self._owners.items()):
+            if job == order.job:
+                owner.also.add(order.step)
+
     # --- journals ---
 
     def _append_journal(self, request: m.AppendJournal) -> None:
@@ -371,6 +378,8 @@ class Agent:
                     case m.Attend():
                         peers = (Peer(node, host, port) for node, host, port in message.peers)
                         self._beats.hearing.attend(connection, peers)
+                    case m.AlsoUpload():
+                        self._also(message)
                     case _:
                         log.warning("unexpected message of a watcher", message=str(message))
         except (ConnectionClosed, m.ProtocolError):

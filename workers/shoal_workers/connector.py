@@ -176,6 +176,9 @@ class Connector:
         elif wish.wish != "run" or wish.id in self._told_to_rest:
             with contextlib.suppress(ValueError):  # its courier has not started it yet, or has ended it already
                 self._tell(ray.get_actor(_name(wish.id), namespace=NAMESPACE), wish)
+        if wish.saves:  # said again, as a supervisor may die before it obeys; it knows which it has obeyed
+            with contextlib.suppress(ValueError):
+                ray.get_actor(_name(wish.id), namespace=NAMESPACE).checkpoint.remote(wish.saves)
 
     def _tell(self, supervisor: Any, wish: Wish) -> None:
         """Said again until the job is over or rests: a supervisor may die before it obeys. One that rests already does

@@ -26,12 +26,14 @@ class LeaseRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the control plane wants of a job (`run`, `paused`, `cancelled`), and the last journal entry that it has."""
+    """What the control plane wants of a job (`run`, `paused`, `cancelled`), the last journal entry that it has, and how
+    often its users have asked for a checkpoint."""
 
     id: str
     spec: dict[str, Any]
     wish: str
     last_seq: int
+    saves: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,8 @@ class ControlPlane:
         response = self._call("GET", f"/v1/clusters/{self._cluster}/wishes", params={"after": after, "wait_s": wait_s})
         body = _expect(response)
         jobs = tuple(
-            Wish(id=job["id"], spec=job["spec"], wish=job["wish"], last_seq=job["last_seq"]) for job in body["jobs"]
+            Wish(id=job["id"], spec=job["spec"], wish=job["wish"], last_seq=job["last_seq"], saves=job.get("saves", 0))
+            for job in body["jobs"]
         )
         drills = tuple(Drill(id=each["id"], node=each["node"], left_s=each["left_s"]) for each in body["drills"])
         return Wishes(version=body["version"], jobs=jobs, drills=drills)

@@ -1,4 +1,4 @@
-"""Lines that jobs printed"""
+"""Lines that jobs printed, and checkpoints that were asked for"""
 
 from __future__ import annotations
 
@@ -47,3 +47,5 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("log_chunks") as batch_op:
         batch_op.create_index(batch_op.f("ix_log_chunks_last_at_s"), ["last_at_s"])
+    with op.batch_alter_table("jobs") as batch_op:
+        batch_op.add_column(sa.Column("saves", sa.Integer(), server_default="0", nullable=False))
