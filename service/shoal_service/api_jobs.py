@@ -18,7 +18,7 @@ from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import read_body
 from shoal_service.dry_run import rehearse
 from shoal_service.errors import BadInput
-from shoal_service.job_filter import JobFilter
+from shoal_service.job_filter import read_filter
 from shoal_service.jobs import NewJob
 from shoal_service.models import ClusterRow, JobRow
 from shoal_service.preconditions import IfMatch
@@ -105,7 +105,7 @@ async def list_jobs(
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> dict[str, Any]:
     """Newest first; `next_cursor` is null on the last page."""
-    wanted = JobFilter(
+    wanted = read_filter(
         states=tuple(state or ()),
         name=name,
         labels=tuple(label or ()),

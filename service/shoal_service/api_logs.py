@@ -150,7 +150,7 @@ def _read_cursor(cursor: str) -> int:
 
 
 def _read_number(text: str, param: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text[:20]) > _LARGEST:
+    if not text.isascii() or not text.isdigit() or len(text) > 16 or int(text) > _LARGEST:
         raise BadInput("invalid_field", f"{param} = {text!r}: must be the number of a line", param)
     return int(text)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from shoal_planner.documents import MalformedDocument, read_document
@@ -14,6 +14,8 @@ from shoal_service.errors import BadInput
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,78}$")]
 _Number = Annotated[int, Field(ge=1, lt=2**53)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Moment = Annotated[float, Field(ge=0, lt=1e11)]
+_PRINTABLE = r"^[^\x00-\x1f]+$"
 _Text = Annotated[str, Field(max_length=20_000)]
 _YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
@@ -67,9 +69,9 @@ class JournalBatch(_Body):
 class LogSource(_Body):
     """Lines that processes of one node printed, as one life of its agent has numbered them."""
 
-    node: str = Field(min_length=1, max_length=80)
-    life: str = Field(min_length=1, max_length=32)
-    lines: list[tuple[_Number, FiniteFloat, Literal["debug", "info", "warning", "error"], _Count, _Count | None, _Text]]
+    node: str = Field(min_length=1, max_length=80, pattern=_PRINTABLE)
+    life: str = Field(min_length=1, max_length=32, pattern=_PRINTABLE)
+    lines: list[tuple[_Number, _Moment, Literal["debug", "info", "warning", "error"], _Count, _Count | None, _Text]]
 
 
 class LogBatch(_Body):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import ColumnElement
 
+from shoal_planner.errors import InvalidField
+from shoal_planner.labels import check_labels
 from shoal_recovery.journal import JobState
+from shoal_service.errors import BadInput
 from shoal_service.models import JobRow
 
 
@@ -35,3 +39,17 @@ class JobFilter:
             yield JobRow.created_at_s >= self.since_s
         if self.until_s is not None:
             yield JobRow.created_at_s <= self.until_s
+
+
+def read_filter(**given: Any) -> JobFilter:
+    """Of what a request asks for. Raises BadInput for what no job can have."""
+    found = JobFilter(**given)
+    if found.name is not None and not found.name.isprintable():
+        raise BadInput("invalid_field", f"name = {found.name!r}: must be printable characters", "name")
+    for label in found.labels:
+        key, _, value = label.partition("=")
+        try:
+            check_labels({key: value})
+        except InvalidField as error:
+            raise BadInput("invalid_field", f"label = {label!r}: {error.problem}", "label") from error
+    return found

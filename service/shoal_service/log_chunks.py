@@ -77,7 +77,7 @@ def packed(lines: Sequence[Line]) -> bytes:
 
 
 def unpacked(content: bytes) -> list[Line]:
-    return [_line(row) for row in _rows(content)]
+    return [_line(row) for row in _text(content).split("\n")]
 
 
 def summary(lines: Sequence[Line]) -> Summary:
@@ -113,16 +113,28 @@ def cut(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 def found(content: bytes, wanted: Wanted) -> list[tuple[int, Line]]:
     """Which lines of a chunk are wanted, each with its place in it."""
-    rows = enumerate(_rows(content))
-    if wanted.search is not None:  # most rows need not be read to know that it is not in them
-        needle = json.dumps(wanted.search, ensure_ascii=False)[1:-1].lower()
-        rows = ((place, row) for place, row in rows if needle in row.lower())  # type: ignore[assignment]
+    text = _text(content)
+    needle = None if wanted.search is None else json.dumps(wanted.search, ensure_ascii=False)[1:-1].lower()
+    if needle is not None and needle not in text.lower():
+        return []
+    # Most rows need not be read as JSON to know that they are not wanted, which takes ten times as long.
+    rows = ((place, row) for place, row in enumerate(text.split("\n")) if _may_be(row, wanted, needle))
     lines = ((place, _line(row)) for place, row in rows)
     return [(place, line) for place, line in lines if wanted.takes(line)]
 
 
-def _rows(content: bytes) -> list[str]:
-    return zlib.decompress(content).decode().split("\n")
+def _may_be(row: str, wanted: Wanted, needle: str | None) -> bool:
+    if needle is not None and needle not in row.lower():
+        return False
+    if wanted.rank is None and wanted.attempt is None:
+        return True
+    _, _, attempt, rank, _ = row.split(",", 4)
+    of_rank = wanted.rank is None or rank == str(wanted.rank)
+    return of_rank and (wanted.attempt is None or attempt == str(wanted.attempt))
+
+
+def _text(content: bytes) -> str:
+    return zlib.decompress(content).decode()
 
 
 def _row(line: Line) -> str:

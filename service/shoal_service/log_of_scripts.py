@@ -10,6 +10,7 @@ from shoal_service.log_chunks import Line
 from shoal_service.log_store import Brought
 
 _MOST = 100_000  # lines of one entry
+_LATEST_S = 1e11 - 1  # which calendars still know
 
 
 def printed_by_script(entries: Sequence[Entry], epoch: int) -> Brought:
@@ -37,5 +38,6 @@ def _numbered(
     entry: Entry, epoch: int, rank: int | None, node: str | None, told: list[tuple[str, str]]
 ) -> Iterator[tuple[int, Line]]:
     for place, (level, text) in enumerate(told[:_MOST]):
-        line = Line(at_s=entry.at_s, level=level, attempt=epoch, rank=rank, node=node or None, text=text)
+        at_s = min(max(entry.at_s, 0.0), _LATEST_S)
+        line = Line(at_s=at_s, level=level, attempt=epoch, rank=rank, node=node or None, text=text)
         yield entry.seq * _MOST + place, line

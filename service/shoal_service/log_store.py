@@ -28,7 +28,7 @@ from shoal_service.log_chunks import (
 )
 from shoal_service.models import LogChunkRow, LogRow, LogSourceRow
 
-_OPENED_BYTES = 2**25  # by one reading
+_OPENED_BYTES = 2**24  # by one reading
 _AT_ONCE = 8  # chunks that are fetched
 
 

@@ -169,6 +169,7 @@ async def test_of_a_job_that_prints_too_much_the_newest_is_kept(
     [
         ({"cursor": "nothing"}, "cursor"),
         ({"cursor": "line_x"}, "cursor"),
+        ({"cursor": "line_" + "0" * 15 + "9" * 20}, "cursor"),
         ({"cursor": "line_1", "tail": 3}, "tail"),
         ({"since": "yesterday"}, "since"),
         ({"level": "loud"}, "level"),
@@ -188,4 +189,6 @@ def test_who_does_not_speak_for_a_cluster_brings_no_lines(api: httpx.Client, con
     assert bring(other, job, [row(1, "no")]).status_code == 409
     assert bring(connector, "job_none", [row(1, "no")]).status_code == 404
     assert bring(connector, job, [row(0, "no")]).status_code == 422
+    assert bring(connector, job, [row(1, "no", at_s=1e300)]).status_code == 422
+    assert bring(connector, job, [row(1, "no")], node="a\x00").status_code == 422
     assert texts(api, job) == []

@@ -71,9 +71,13 @@ def test_jobs_are_listed_by_state_name_label_and_time(api: httpx.Client) -> None
     assert listed(api, label=["team=search", "stage=a/b"]) == ["50% off"]
     assert listed(api, label="team=nobody") == []
     assert listed(api, created_since=third["created_at"]) == ["without"]
+    assert len(listed(api, created_since="0001-01-01T00:00:00+10:00")) == 3
     assert listed(api, created_until=one["created_at"], limit=1) in (["50% off"], [])
     bad = api.post("/v1/jobs", json=job_mapping(labels={"-": "x"}))
     assert (bad.status_code, bad.json()["param"]) == (422, "labels")
+    for param, value in (("label", 'a"b=c'), ("name", "\x00")):
+        bad = api.get("/v1/jobs", params={param: value})
+        assert (bad.status_code, bad.json()["param"]) == (422, param)
 
 
 def test_what_has_changed_since_it_was_seen_is_left_alone(api: httpx.Client) -> None:
