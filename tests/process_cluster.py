@@ -28,6 +28,7 @@ from shoal_workers import messages as m
 from shoal_workers.agent import Agent
 from shoal_workers.allocator import keep_memory, keep_modules
 from shoal_workers.lifeline import Lifeline
+from shoal_workers.log_output import LOGS, LogFile, Output
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.rank import Rank
 from shoal_workers.roster import ask
@@ -237,19 +238,19 @@ class ProcessCluster:
                 raise NodeUnreachable(seen.node.id, "is gone")
             running = state.running.get(key)
             if running is None or not running.process.is_alive():
-                running = state.running[key] = self._start(seen.node.id, key[1])
+                running = state.running[key] = self._start(seen.node.id, *key)
             return self._host(seen.node.id), running.port
 
     def _host(self, name: str) -> str:
         return HOST if self._network is None else self._network.host(name)
 
-    def _start(self, name: str, index: int) -> _Running:
+    def _start(self, name: str, job: str, index: int) -> _Running:
         ours, theirs = self._context.Pipe()
         settings = self._settings.model_copy(update={"bind_host": self._host(name)})
         namespace = None if self._network is None else self._network.namespace(name)
         process = self._context.Process(
             target=_live,
-            args=(theirs, self._folder / name, name, index, self._environment, settings, namespace),
+            args=(theirs, self._folder / name, name, job, index, self._environment, settings, namespace),
             name=f"{name}:{index}",
             daemon=True,
         )
@@ -286,6 +287,7 @@ def _live(
     connection: Connection,
     folder: Path,
     name: str,
+    job: str,
     index: int,
     environment: dict[str, str],
     settings: WorkerSettings,
@@ -314,7 +316,9 @@ def _live(
     else:
         keep_memory()  # as the actor of a rank does: a restore has to find the memory that the steps before it had
         keep_modules()
-        rank = Rank(node=name, index=index, settings=settings)
+        output = Output(LogFile(folder / "disk" / LOGS / job))
+        output.take()
+        rank = Rank(node=name, index=index, settings=settings, output=output)
         rank.start()
         lifeline = rank.lifeline
         connection.send(rank.port)

@@ -13,7 +13,7 @@ from shoal_planner.own_model import OwnModule, OwnShape
 from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
 
 # Far above what is trained today, and low enough that the planner's arithmetic stays a matter of seconds.
-_MODEL_RANGES: dict[str, Range] = {
+MODEL_RANGES: dict[str, Range] = {
     "layers": (1, 2000),
     "hidden": (1, 2**18),
     "heads": (1, 2**14),
@@ -111,7 +111,7 @@ class ModelSpec:
             object.__setattr__(self, "kv_heads", self.heads)
         if self.activation is None:
             object.__setattr__(self, "activation", "silu" if self.gated_mlp else "gelu")
-        check_ranges(self, _MODEL_RANGES)
+        check_ranges(self, MODEL_RANGES)
         if self.head_dim is None and self.hidden % self.heads:
             raise InvalidField("heads", self.heads, f"must divide hidden ({self.hidden}), or head_dim must be given")
         if self.head_dim is None:

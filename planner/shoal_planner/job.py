@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ from shoal_planner.code_spec import CodeSpec as CodeSpec
 from shoal_planner.data_spec import NUM_BYTE_TOKENS
 from shoal_planner.data_spec import DataSpec as DataSpec
 from shoal_planner.errors import InvalidField
+from shoal_planner.labels import check_labels
 from shoal_planner.lora import Adapters, Base, LoraSpec, adapters_of
 from shoal_planner.presets import spelled_out
 from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
@@ -26,7 +27,7 @@ from shoal_planner.track_spec import UNTRACKED
 from shoal_planner.track_spec import TrackSpec as TrackSpec
 
 _MANY = 1_000_000_000
-_TRAIN_RANGES: dict[str, Range] = {
+TRAIN_RANGES: dict[str, Range] = {
     "global_batch": (1, 65_536),
     "seq_len": (1, 2**20),
     "steps": (1, _MANY),
@@ -36,7 +37,7 @@ _TRAIN_RANGES: dict[str, Range] = {
     "eval_every": (1, _MANY),
     "eval_batches": (1, _MANY),
 }
-_CHECKPOINT_RANGES: dict[str, Range] = {"every_steps": (1, _MANY), "keep": (1, _MANY)}
+CHECKPOINT_RANGES: dict[str, Range] = {"every_steps": (1, _MANY), "keep": (1, _MANY)}
 
 
 # In which order a stage does its forwards and backwards (`orders`).
@@ -89,7 +90,7 @@ class TrainSpec:
     schedule: Literal["1f1b", "auto", "interleaved", "zero_bubble"] = "1f1b"
 
     def __post_init__(self) -> None:
-        check_ranges(self, _TRAIN_RANGES)
+        check_ranges(self, TRAIN_RANGES)
         for name in ("lr", "eps"):
             check_positive(name, getattr(self, name))
         if self.clip_norm is not None:
@@ -177,7 +178,7 @@ class CheckpointSpec:
     def __post_init__(self) -> None:
         if self.uri is not None and urlsplit(self.uri).scheme not in ("file", "s3"):
             raise InvalidField("uri", self.uri, "must begin with file:// or s3://")
-        check_ranges(self, _CHECKPOINT_RANGES)
+        check_ranges(self, CHECKPOINT_RANGES)
         if self.uri is None:
             for name, default in (("every_steps", EVERY_STEPS), ("keep", KEEP)):
                 if getattr(self, name) != default:
@@ -202,10 +203,12 @@ class JobSpec:
     checkpoint: CheckpointSpec = CheckpointSpec()
     code: CodeSpec = NO_CODE
     track: TrackSpec = UNTRACKED
+    labels: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
+        check_labels(self.labels)
         self._check_own_code()
         adapters = self._adapters()
         if adapters != self.model.lora:

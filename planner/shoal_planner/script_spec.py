@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from shoal_planner.code_spec import CodeSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, job_to_mapping, parse_job
+from shoal_planner.labels import check_labels
 from shoal_planner.ranges import check_range
 from shoal_planner.strict import check_document, check_known, read
 
@@ -126,10 +127,12 @@ class ScriptSpec:
     checkpoint: ScriptCheckpointSpec
     limits: ScriptLimitsSpec = ScriptLimitsSpec()
     metric: str = "loss"
+    labels: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
+        check_labels(self.labels)
 
 
 AnyJob = JobSpec | ScriptSpec

@@ -261,6 +261,16 @@ class CheckpointCommitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointAsked:
+    """Somebody wants the newest step in the object store now, for the `number`th time: that will be `step`, which nodes
+    were told before it was done."""
+
+    kind: ClassVar[str] = "checkpoint_asked"
+    number: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
     """The upload of this step did not succeed; training goes on."""
 
@@ -352,6 +362,7 @@ Event = (
     | NoticeEnded
     | RecoveryDone
     | CheckpointCommitted
+    | CheckpointAsked
     | CheckpointFailed
     | StoreFailed
     | RoomShort
@@ -379,6 +390,7 @@ _EVENTS: Mapping[str, type[Event]] = {
         NoticeEnded,
         RecoveryDone,
         CheckpointCommitted,
+        CheckpointAsked,
         CheckpointFailed,
         StoreFailed,
         RoomShort,

@@ -5,14 +5,26 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from shoal import cli_calibrate, cli_checkpoints, cli_generate, cli_people, cli_plan, cli_rent
+from shoal import (
+    cli_calibrate,
+    cli_checkpoints,
+    cli_generate,
+    cli_history,
+    cli_logs,
+    cli_people,
+    cli_plan,
+    cli_rent,
+    cli_schema,
+    cli_verbs,
+)
 from shoal.cli_input import BadUsage, read_submission
-from shoal.cli_show import event_line, printed_lines, say, show_job, show_jobs, show_json, show_nodes
+from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
 from shoal.client import ENDED, Client
 from shoal.errors import InvalidRequest, NotFound, ShoalError
 
@@ -30,6 +42,10 @@ app.registered_commands.extend(cli_generate.app.registered_commands)
 app.registered_commands.extend(cli_people.app.registered_commands)
 app.add_typer(cli_people.token_app, name="token")
 app.add_typer(cli_people.project_app, name="project")
+app.registered_commands.extend(cli_history.app.registered_commands)
+app.registered_commands.extend(cli_logs.app.registered_commands)
+app.registered_commands.extend(cli_schema.app.registered_commands)
+app.registered_commands.extend(cli_verbs.app.registered_commands)
 AsJson = cli_plan.AsJson
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer carries a click of its own and does not export this class
 JobId = Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")]
@@ -40,10 +56,18 @@ def submit(
     job: cli_plan.Job,
     follow: Annotated[bool, typer.Option("--follow", help="Print its events until it has ended.")] = False,
     project: Annotated[str | None, typer.Option(help="Whose it is (default SHOAL_PROJECT, or your only one).")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would come of it, and what it costs.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send a job."""
     spec = read_submission(job)
+    if dry_run:
+        with Client() as client:
+            found = client.dry_run(spec)
+        (show_json if as_json else cli_verbs.show_dry_run)(found)
+        return
     with Client() as client:
         created = client.submit(spec, project=project)
         if not as_json:
@@ -60,13 +84,20 @@ def submit(
 @app.command("list")
 def list_jobs(
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="Only jobs with this in the name.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only jobs with this label.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only jobs created since: 2h, 1d, or a time.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 50,
     project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
     with Client() as client:
-        found = list(client.list(state=state, limit=limit, project=project))
+        since = since and cli_logs.moment("--since", since, datetime.now(UTC))
+        wanted = {"state": state, "name": name, "created_since": since, "project": project}
+        found = list(client.list(**wanted, labels=label or (), limit=limit))
     if as_json:
         show_json({"items": found})
     else:
@@ -103,20 +134,6 @@ def events(
                 print(event_line(event), flush=True)
     if as_json:
         show_json({"items": seen})
-
-
-@app.command()
-def logs(
-    job_id: JobId,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
-) -> None:
-    """Print what a script and its workers print (of a job of kind ray_train)."""
-    with Client() as client:
-        if client.get(job_id)["kind"] != "ray_train":
-            raise BadUsage(f"{job_id} is no job of kind ray_train: what happens to it is shown by 'shoal events'")
-        for event in client.events(job_id, follow=follow):
-            if event["kind"] == "script_printed":
-                print("\n".join(printed_lines(event)), flush=True)
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -90,15 +90,46 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or str(ULID())}
         return self._call("POST", "/v1/jobs", json=body, params=params, headers=headers)
 
+    def dry_run(self, job: AnyJob | Mapping[str, Any]) -> dict[str, Any]:
+        """What would come of this job: its cluster, its plan, and what that would cost. Creates nothing."""
+        body = any_job_to_mapping(job) if isinstance(job, JobSpec | ScriptSpec) else dict(job)
+        return self._call("POST", "/v1/jobs", params={"dry_run": "1"}, json=body)
+
+    def clone(
+        self, job_id: str, overrides: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
+    ) -> dict[str, Any]:
+        """Submits the job again, with `overrides` merged into its spec (None takes a field away), and returns the new
+        one, which begins anew."""
+        headers = {"Idempotency-Key": idempotency_key or str(ULID())}
+        body = {"overrides": dict(overrides or {})}
+        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/clone", json=body, headers=headers)
+
     def list(
-        self, *, state: str | None = None, limit: int | None = None, project: str | None = None
+        self,
+        *,
+        state: str | None = None,
+        name: str | None = None,
+        labels: Sequence[str] = (),
+        created_since: str | None = None,
+        created_until: str | None = None,
+        project: str | None = None,
+        limit: int | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Jobs, newest first, of all your projects or of one; pages are fetched as they are needed."""
+        """Jobs, newest first, of all your projects or of one; pages are fetched as they are needed. Only those with
+        `name` in their names, with all of these labels (KEY=VALUE, or KEY), created in that time (RFC 3339)."""
+        wanted = {"state": state, "name": name, "created_since": created_since, "created_until": created_until}
+        yield from self._pages("/v1/jobs", limit, **wanted, label=[*labels] or None, project=project)
+
+    def attempts(self, job_id: str, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """The epochs that the job has had, newest first."""
+        yield from self._pages(f"/v1/jobs/{path_part(job_id)}/attempts", limit)
+
+    def _pages(self, path: str, limit: int | None, **wanted: Any) -> Iterator[dict[str, Any]]:
         left = limit
         cursor: str | None = None
         while left is None or left > 0:
             size = 200 if left is None else min(left, 200)
-            page = self._call("GET", "/v1/jobs", params=given(state=state, limit=size, cursor=cursor, project=project))
+            page = self._call("GET", path, params=given(**wanted, limit=size, cursor=cursor))
             yield from page["items"]
             left = None if left is None else left - len(page["items"])
             cursor = page["next_cursor"]
@@ -121,6 +152,11 @@ class Client:
         """Lets a job that rests go on, on whatever cluster suits it best now; or calls a pause off that has not come
         about yet. Raises Conflict where it is not wished to rest."""
         return self._call("POST", f"/v1/jobs/{path_part(job_id)}/resume")
+
+    def checkpoint(self, job_id: str) -> dict[str, Any]:
+        """Wishes the newest step into the object store, while training goes on; it stands there with the journal's next
+        `checkpoint_committed`. Raises Conflict where the job has no store, rests or has ended."""
+        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/checkpoint")
 
     def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:
         return self._call("GET", f"/v1/jobs/{path_part(job_id)}/metrics", params=given(max_points=max_points))
@@ -146,6 +182,16 @@ class Client:
         stated a price."""
         return self._call("GET", f"/v1/jobs/{path_part(job_id)}/cost")
 
+    def prices(self) -> builtins.list[dict[str, Any]]:
+        """What nodes of each cluster cost, by type, zone and market."""
+        items: builtins.list[dict[str, Any]] = self._call("GET", "/v1/prices")["items"]
+        return items
+
+    def drills(self) -> builtins.list[dict[str, Any]]:
+        """Notices that users had given to nodes, and that still hold."""
+        items: builtins.list[dict[str, Any]] = self._call("GET", "/v1/drills")["items"]
+        return items
+
     def nodes(self) -> builtins.list[dict[str, Any]]:
         items: builtins.list[dict[str, Any]] = self._call("GET", "/v1/nodes")["items"]
         return items
@@ -170,7 +216,7 @@ class Client:
     def events(self, job_id: str, *, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
         """The journal after number `after`; with `follow` until the job has ended, over lost connections too."""
         if follow:
-            yield from self._follow(job_id, after)
+            yield from self._follow(f"/v1/jobs/{path_part(job_id)}/events", after)
             return
         more = True
         while more:
@@ -178,13 +224,38 @@ class Client:
             yield from page["items"]
             after, more = page["next_after"], page["more"]
 
+    def logs(
+        self,
+        job_id: str,
+        *,
+        follow: bool = False,
+        forgotten: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        **wanted: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """What the job printed, in the order in which it came; with `follow` until the job has ended. `wanted`: rank,
+        node, attempt, level, search, since, until (RFC 3339), event, tail. `forgotten` is told of lines that are not
+        kept any more. Raises RequestRefused (410) where nothing of what is asked for is."""
+        path, params = f"/v1/jobs/{path_part(job_id)}/logs", given(**wanted)
+        if follow:
+            yield from self._follow(path, None, params=params)
+            return
+        while True:
+            page = self._call("GET", path, params=params if "tail" in params else {"limit": 5000, **params})
+            if page["forgotten"] and "cursor" not in params:
+                forgotten(page["forgotten"])
+            yield from page["items"]
+            if page["next_cursor"] is None:
+                return
+            params["cursor"] = page["next_cursor"]
+
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> dict[str, Any]:
         """The job once it has ended. Raises WaitTimeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         job = self.get(job_id)
         if job["status"]["state"] in ENDED:
             return job
-        for _ in self._follow(job_id, job["status"]["last_seq"], deadline, met=True):
+        path = f"/v1/jobs/{path_part(job_id)}/events"
+        for _ in self._follow(path, job["status"]["last_seq"], deadline, met=True):
             pass
         job = self.get(job_id)
         if job["status"]["state"] not in ENDED:
@@ -193,14 +264,21 @@ class Client:
         return job
 
     def _follow(
-        self, job_id: str, after: int, deadline: float | None = None, *, met: bool = False
+        self,
+        path: str,
+        after: int | None,
+        deadline: float | None = None,
+        *,
+        met: bool = False,
+        params: Mapping[str, Any] | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Until the job has ended or the deadline has passed. A server that was `met` before and restarts is asked
-        again from where the stream broke; one that stays away is ServerUnreachable."""
+        """What follows the entry or line `after`, until the job has ended or the deadline has passed. A server that was
+        `met` before and restarts is asked again from where the stream broke; one that stays away is
+        ServerUnreachable."""
         failures = 0
         while deadline is None or time.monotonic() < deadline:
             try:
-                for event in self._stream(job_id, after, deadline):
+                for event in self._stream(path, params or {}, after, deadline):
                     failures, met = 0, True
                     if event.event == "end":
                         return
@@ -214,17 +292,18 @@ class Client:
                     raise
                 time.sleep(min(0.25 * 2**failures, 5.0))
 
-    def _stream(self, job_id: str, after: int, deadline: float | None) -> Iterator[ServerSentEvent]:
+    def _stream(
+        self, path: str, params: Mapping[str, Any], after: int | None, deadline: float | None
+    ) -> Iterator[ServerSentEvent]:
         """One connection's events; ends quietly when the server closes it or the deadline passes."""
-        url = f"/v1/jobs/{path_part(job_id)}/events"
         read_s = _SILENCE_S if deadline is None else min(_SILENCE_S, max(deadline - time.monotonic(), 0.05))
         try:
             with connect_sse(
                 self._http,
                 "GET",
-                url,
-                params={"watch": "1"},
-                headers={"Last-Event-ID": str(after)},
+                path,
+                params={"watch": "1", **params},
+                headers={} if after is None else {"Last-Event-ID": str(after)},
                 timeout=httpx.Timeout(read_s, connect=5.0),
             ) as source:
                 _raise_for_stream(source, self.server)

@@ -13,11 +13,12 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.profile import profile_from_mapping
 from shoal_recovery.journal import StateChanged
 from shoal_recovery.journal_scripts import WorkersStarted
-from shoal_service import clusters, drills, jobs, journal
-from shoal_service.bell import CLUSTERS, JOBS, job_topic
+from shoal_service import clusters, drills, jobs, journal, log_store
+from shoal_service.bell import CLUSTERS, JOBS, job_topic, log_topic
 from shoal_service.bodies import ClusterReport, Identifier, JournalBatch, Preemption
 from shoal_service.errors import Conflict, invalid_field
 from shoal_service.gate import Caller
+from shoal_service.log_of_scripts import printed_by_script
 from shoal_service.measured import MeasuredNodes
 from shoal_service.problems import documented
 from shoal_service.services import Deps
@@ -109,10 +110,12 @@ async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[s
         if row.cluster_id != batch.cluster_id:
             owner = "no cluster yet" if row.cluster_id is None else f"cluster {row.cluster_id}"
             raise Conflict("wrong_cluster", f"{job_id} belongs to {owner}, not to {batch.cluster_id}")
-        before = row.last_seq
+        before, printed = row.last_seq, printed_by_script(entries, row.epoch)
         last_seq = await journal.append(session, row, entries)
+        if printed.lines:
+            await log_store.append(session, job_id, [printed], deps.settings.log_bytes_per_job)
     if last_seq != before:
-        deps.bell.ring(job_topic(job_id), JOBS)
+        deps.bell.ring(job_topic(job_id), JOBS, *([log_topic(job_id)] if printed.lines else []))
         # A job that has ended leaves the wishes of its cluster.
         if any(isinstance(entry.event, StateChanged) for entry in entries):
             deps.bell.ring(CLUSTERS)

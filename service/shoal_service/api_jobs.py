@@ -6,26 +6,31 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import AwareDatetime, StringConstraints
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import JSONResponse, Response
 
 from shoal_planner.job import JobSpec
 from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import JobState
-from shoal_service import clusters, jobs, trackers
+from shoal_service import clusters, jobs, preconditions, trackers
 from shoal_service.access import seen_projects
 from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import read_body
+from shoal_service.dry_run import rehearse
 from shoal_service.errors import BadInput
 from shoal_service.gate import Caller, ChosenProject, did
+from shoal_service.job_filter import read_filter
 from shoal_service.jobs import NewJob
 from shoal_service.models import ClusterRow, JobRow
+from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 from shoal_service.submission import check_surroundings, read_any_job
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+Label = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 _ANY_OBJECT = {"schema": {"type": "object"}}
 _JOB_BODY = {
     "requestBody": {
@@ -43,17 +48,28 @@ async def submit_job(
     chosen: ChosenProject,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
     project: Annotated[str | None, Query(max_length=40)] = None,
+    dry_run: bool = False,
 ) -> Response:
     """Creates a job in `project` (by default the only one that you have a role in, or `default`) if every check holds.
-    The same Idempotency-Key with the same job answers with the first one."""
+    The same Idempotency-Key with the same job answers with the first one. With `dry_run=1` nothing is created: the
+    answer (200) is the plan that it would run by, and what that would cost."""
     body = await read_body(request, deps.settings.max_body_bytes)
+    return await submit(request, deps, chosen, body, idempotency_key, dry_run=dry_run)
+
+
+async def submit(
+    request: Request, deps: Services, project: str, body: object, idempotency_key: str | None, *, dry_run: bool
+) -> Response:
     spec = await read_any_job(body, deps.settings.store_check_s, deps.settings.places)
+    if dry_run:
+        return JSONResponse(await rehearse(deps, spec))
     wanted_hash = jobs.body_hash(spec)
-    row = await _known(deps, chosen, idempotency_key, wanted_hash)
+    row = await _known(deps, project, idempotency_key, wanted_hash)
     if row is None:
-        row = await _create(deps, chosen, spec, wanted_hash, idempotency_key)
+        row = await _create(deps, project, spec, wanted_hash, idempotency_key)
     did(request, row.id)
-    return JSONResponse(jobs.resource(row), status_code=201, headers={"Location": f"/v1/jobs/{row.id}"})
+    headers = {"Location": f"/v1/jobs/{row.id}", "ETag": preconditions.etag(row)}
+    return JSONResponse(jobs.resource(row), status_code=201, headers=headers)
 
 
 async def _known(deps: Services, project: str, key: str | None, wanted_hash: str) -> JobRow | None:
@@ -90,17 +106,27 @@ async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, 
 async def list_jobs(
     deps: Deps,
     caller: Caller,
-    state: JobState | None = None,
+    state: Annotated[list[JobState] | None, Query(description="Only in one of these states.")] = None,
+    name: Annotated[str | None, Query(max_length=100, description="Only with this in the name.")] = None,
+    label: Annotated[list[Label] | None, Query(description="Only with all of these labels: KEY=VALUE, or KEY.")] = None,
+    created_since: AwareDatetime | None = None,
+    created_until: AwareDatetime | None = None,
     project: Annotated[str | None, Query(max_length=40)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Response:
     """Those of your projects (or of one `project` of them), newest first; `next_cursor` is null on the last page.
     A page ends before it is too large for an answer."""
+    wanted = read_filter(
+        projects=seen_projects(caller, project),
+        states=tuple(state or ()),
+        name=name,
+        labels=tuple(label or ()),
+        since_s=None if created_since is None else created_since.timestamp(),
+        until_s=None if created_until is None else created_until.timestamp(),
+    )
     async with deps.database.read() as session:
-        rows, following = await jobs.list_page(
-            session, state=state, limit=limit, cursor=cursor, projects=seen_projects(caller, project)
-        )
+        rows, following = await jobs.list_page(session, wanted, limit=limit, cursor=cursor)
 
     def rest(kept: int) -> dict[str, Any]:
         return {"next_cursor": following if kept == len(rows) else jobs.cursor_after(rows[kept - 1].id)}
@@ -109,55 +135,64 @@ async def list_jobs(
 
 
 @router.get("/{job_id}", responses=documented(404))
-async def get_job(deps: Deps, job_id: str) -> dict[str, Any]:
-    """One job, what there is to say of the `cluster` that has it, and how far its `trackers` are."""
+async def get_job(deps: Deps, job_id: str) -> Response:
+    """One job, what there is to say of the `cluster` that has it, and how far its `trackers` are. Its ETag is for
+    If-Match: it changes with the spec, the wish, the cluster and the state of the job, not with its progress."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         cluster, tracked = await clusters.of_job(session, row), await trackers.of_job(session, job_id)
-    return {**jobs.resource(row), "cluster": cluster, "trackers": tracked}
+    found = {**jobs.resource(row), "cluster": cluster, "trackers": tracked}
+    return JSONResponse(found, headers={"ETag": preconditions.etag(row)})
 
 
-@router.post("/{job_id}/cancel", responses=documented(404, 409))
-async def cancel_job(deps: Deps, job_id: str) -> dict[str, Any]:
+def _changed(row: JobRow) -> Response:
+    return JSONResponse(jobs.resource(row), headers={"ETag": preconditions.etag(row)})
+
+
+@router.post("/{job_id}/cancel", responses=documented(404, 409, 412))
+async def cancel_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Response:
     """Wishes the job to stop. Asking twice is the same as once; a job that has ended otherwise answers 409."""
-    return jobs.resource(await cancel(deps, job_id))
+    return _changed(await cancel(deps, job_id, if_match))
 
 
-async def cancel(deps: Services, job_id: str) -> JobRow:
+async def cancel(deps: Services, job_id: str, if_match: str | None = None) -> JobRow:
     async with deps.database.write() as session:
+        preconditions.check(await jobs.get(session, job_id), if_match)
         row = await jobs.cancel(session, job_id)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
     return row
 
 
-@router.post("/{job_id}/pause", responses=documented(404, 409))
-async def pause_job(deps: Deps, job_id: str) -> dict[str, Any]:
+@router.post("/{job_id}/pause", responses=documented(404, 409, 412))
+async def pause_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Response:
     """Wishes the job to rest in its object store: its state is `paused` once its newest step stands there, and then it
     has no nodes. 409 where it has no store, has ended, or is wished to rest already."""
-    return jobs.resource(await pause(deps, job_id))
+    return _changed(await pause(deps, job_id, if_match))
 
 
-async def pause(deps: Services, job_id: str) -> JobRow:
+async def pause(deps: Services, job_id: str, if_match: str | None = None) -> JobRow:
     async with deps.database.write() as session:
+        preconditions.check(await jobs.get(session, job_id), if_match)
         row = await jobs.pause(session, job_id)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
     return row
 
 
-@router.post("/{job_id}/resume", responses=documented(404, 409))
-async def resume_job(deps: Deps, job_id: str) -> dict[str, Any]:
+@router.post("/{job_id}/resume", responses=documented(404, 409, 412))
+async def resume_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Response:
     """Lets a job that rests go on, on the connected cluster that suits it best; or calls a pause off that has not come
     about yet. 409 where it is not wished to rest."""
-    return jobs.resource(await resume(deps, job_id))
+    return _changed(await resume(deps, job_id, if_match))
 
 
-async def resume(deps: Services, job_id: str) -> JobRow:
+async def resume(deps: Services, job_id: str, if_match: str | None = None) -> JobRow:
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         candidates = [each for each in await clusters.all_clusters(session) if clusters.connected(each)]
     resting = row.state == JobState.PAUSED
     cluster_id = await _place_for(deps, row, candidates) if resting else row.cluster_id
     async with deps.database.write() as session:
+        preconditions.check(await jobs.get(session, job_id), if_match)
         row = await jobs.resume(session, job_id, cluster_id)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
     return row

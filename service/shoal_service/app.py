@@ -13,7 +13,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from shoal_service import api_clusters, api_history, api_jobs, api_people, api_plans, openapi, pages, problems, sign_in
+from shoal_service import (
+    api_attempts,
+    api_clusters,
+    api_history,
+    api_jobs,
+    api_logs,
+    api_people,
+    api_plans,
+    api_schemas,
+    api_verbs,
+    openapi,
+    pages,
+    problems,
+    sign_in,
+)
 from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
@@ -24,6 +38,7 @@ from shoal_service.followers import Followers
 from shoal_service.gate import Gate, authorize
 from shoal_service.identity import Identity
 from shoal_service.limits import Limits
+from shoal_service.log_retention import keep_forgetting
 from shoal_service.planning import Planner
 from shoal_service.providers import open_provider
 from shoal_service.relay import Relay
@@ -73,7 +88,8 @@ def create_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(authorize)],
     )
     app.state.services = services
-    for module in (api_jobs, api_history, api_clusters, api_plans, api_people):
+    jobs_apis = (api_jobs, api_verbs, api_history, api_attempts, api_logs)
+    for module in (*jobs_apis, api_clusters, api_plans, api_people, api_schemas):
         app.include_router(module.router)
     for module in (pages, sign_in):
         app.include_router(module.router, include_in_schema=False)
@@ -96,12 +112,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if relay is not None:
         relay.start()
     beat = asyncio.create_task(services.awake.beat(), name="awake")
+    forgetting = asyncio.create_task(
+        keep_forgetting(services.database, services.settings.log_kept_s), name="log-retention"
+    )
     services.followers.start()
     settings = services.settings
     retention = Retention(services.database, events_kept_s=settings.events_kept_s, points_kept_s=settings.points_kept_s)
     retention.start()
     yield
     beat.cancel()
+    forgetting.cancel()
     services.bell.close()
     await services.followers.close()
     await services.takeover.close()

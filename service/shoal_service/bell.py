@@ -19,6 +19,10 @@ def job_topic(job_id: str) -> str:
     return f"job:{job_id}"
 
 
+def log_topic(job_id: str) -> str:
+    return f"logs:{job_id}"
+
+
 class Bell:
     """Read `count(topic)` first, then the database, then `wait(topic, count)`: so no change can slip through."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -12,6 +12,11 @@ from shoal_planner.documents import MalformedDocument, read_document
 from shoal_service.errors import BadInput
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,78}$")]
+_Number = Annotated[int, Field(ge=1, lt=2**53)]
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Moment = Annotated[float, Field(ge=0, lt=1e11)]
+_PRINTABLE = r"^[^\x00-\x1f]+$"
+_Text = Annotated[str, Field(max_length=20_000)]
 _YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
 
@@ -46,12 +51,35 @@ class Preemption(_Body):
     cluster_id: Identifier | None = Field(default=None, description="Which cluster's, where several have such a node.")
 
 
+class Overrides(_Body):
+    """What of a job is to be another in its clone."""
+
+    overrides: dict[str, Any] = Field(default_factory=dict, description="Merged into the spec; null takes away.")
+    dry_run: bool = False
+
+
 class JournalBatch(_Body):
     """Entries of a job's journal, in order; those that are known already are skipped."""
 
     cluster_id: Identifier
     holder: str = Field(min_length=1, max_length=200)
     entries: list[dict[str, Any]]
+
+
+class LogSource(_Body):
+    """Lines that processes of one node printed, as one life of its agent has numbered them."""
+
+    node: str = Field(min_length=1, max_length=80, pattern=_PRINTABLE)
+    life: str = Field(min_length=1, max_length=32, pattern=_PRINTABLE)
+    lines: list[tuple[_Number, _Moment, Literal["debug", "info", "warning", "error"], _Count, _Count | None, _Text]]
+
+
+class LogBatch(_Body):
+    """Printed lines of a job: number, time of day in seconds, level, epoch, rank, text."""
+
+    cluster_id: Identifier
+    holder: str = Field(min_length=1, max_length=200)
+    sources: list[LogSource]
 
 
 async def read_body(request: Request, max_bytes: int) -> object:

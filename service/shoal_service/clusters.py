@@ -99,8 +99,10 @@ async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[s
     wished alone, not on progress."""
     query = select(JobRow).where(JobRow.cluster_id == cluster_id, JobRow.state.in_(_OPEN)).order_by(JobRow.id)
     rows = (await session.scalars(query)).all()
-    listed = [{"id": row.id, "spec": row.spec, "wish": row.wish, "last_seq": row.last_seq} for row in rows]
-    essence = json.dumps([[(row.id, row.wish) for row in rows], [drill["id"] for drill in drills]])
+    listed = [
+        {"id": row.id, "spec": row.spec, "wish": row.wish, "last_seq": row.last_seq, "saves": row.saves} for row in rows
+    ]
+    essence = json.dumps([[(row.id, row.wish, row.saves) for row in rows], [drill["id"] for drill in drills]])
     version = int.from_bytes(hashlib.sha256(essence.encode()).digest()[:6])
     return {"version": version, "jobs": listed, "drills": list(drills)}
 

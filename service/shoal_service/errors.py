@@ -6,6 +6,7 @@ Exception
     Forbidden        403, known, but may not
     NotFound         404
     Conflict         409, it contradicts what is recorded; `extra` says what is
+    Gone             410, it was there once
     Unavailable      503, something that this needs does not answer
       DatabaseAway   the database does not, or is too busy
     Gone             410, it was there; how long it is kept is the operator's choice

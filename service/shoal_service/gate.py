@@ -23,7 +23,7 @@ from shoal_service.models_people import ProjectRow
 from shoal_service.rules import RULES
 from shoal_service.services import Deps, Services
 
-_OPEN_PATHS = frozenset({"/healthz", "/v1/health", "/login", "/openapi.json", "/favicon.ico"})
+_OPEN_PATHS = frozenset({"/healthz", "/v1/health", "/login", "/openapi.json", "/v1/schemas/job", "/favicon.ico"})
 _OPEN_FOLDERS = ("/static/", "/login/")
 _IDS = (
     "job_id",

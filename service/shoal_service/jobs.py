@@ -22,6 +22,7 @@ from ulid import ULID
 from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
 from shoal_recovery.journal import TERMINAL, JobState
 from shoal_service.errors import BadInput, Conflict, NotFound
+from shoal_service.job_filter import JobFilter
 from shoal_service.models import JobRow
 from shoal_service.status import Status, moved
 
@@ -92,6 +93,7 @@ def create(session: AsyncSession, new: NewJob) -> JobRow:
         cluster_id=new.cluster_id,
         idempotency_key=stored_key(new.project, new.idempotency_key),
         body_hash=new.body_hash,
+        saves=0,
         created_at_s=now,
         updated_at_s=now,
         version=1,
@@ -151,6 +153,22 @@ async def pause(session: AsyncSession, job_id: str) -> JobRow:
     return await _wish(session, row, status, WISH_PAUSED)
 
 
+async def checkpoint(session: AsyncSession, job_id: str) -> JobRow:
+    """Wishes the newest step into the object store. Raises Conflict where that is not possible."""
+    row = await get(session, job_id)
+    status = status_of(row)
+    _check_open(row, status, "checkpointed")
+    if is_script(row):
+        raise Conflict("script_stores", f"{job_id} runs a script, which stores what it reports when it reports it")
+    if not has_store(row):
+        raise Conflict("no_store", f"{job_id} has no checkpoint.uri: there is no place for a checkpoint")
+    if row.wish != WISH_RUN or status.state is JobState.PAUSED:
+        raise Conflict("already_paused", f"{job_id} is to rest: its newest step goes to the store anyway")
+    if not await put_status(session, row, status, saves=row.saves + 1):
+        raise Conflict("changed_meanwhile", f"{row.id} changed meanwhile; ask again")
+    return await get(session, row.id)
+
+
 async def resume(session: AsyncSession, job_id: str, cluster_id: str | None) -> JobRow:
     """Calls a pause off. A job that rests goes to this cluster, or, with none, to the first that connects. Raises
     Conflict where it is not wished to rest."""
@@ -185,20 +203,10 @@ async def _wish(session: AsyncSession, row: JobRow, status: Status, wish: str, *
 
 
 async def list_page(
-    session: AsyncSession,
-    *,
-    state: JobState | None,
-    limit: int,
-    cursor: str | None,
-    projects: frozenset[str] | None = None,
+    session: AsyncSession, wanted: JobFilter, *, limit: int, cursor: str | None
 ) -> tuple[Sequence[JobRow], str | None]:
-    """Of these projects (None: of all), newest first, and the cursor of the next page if there is one. Raises
-    BadInput."""
-    query = select(JobRow).order_by(JobRow.id.desc()).limit(limit + 1)
-    if projects is not None:
-        query = query.where(JobRow.project_id.in_(projects))
-    if state is not None:
-        query = query.where(JobRow.state == state.value)
+    """Newest first, and the cursor of the next page if there is one. Raises BadInput."""
+    query = select(JobRow).where(*wanted.conditions()).order_by(JobRow.id.desc()).limit(limit + 1)
     if cursor is not None:
         query = query.where(JobRow.id < _read_cursor(cursor))
     rows = (await session.scalars(query)).all()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Float, ForeignKey, Index, String, Text, UniqueConstraint, false
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint, false
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -16,7 +16,8 @@ class Base(DeclarativeBase):
 
 
 class JobRow(Base):
-    """One job: the user's wish, and what its journal says so far (`version` counts every change of the row)."""
+    """One job: the user's wish, and what its journal says so far (`version` counts every change of the row, `saves` how
+    often a checkpoint was asked for)."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -59,6 +60,7 @@ class JobRow(Base):
     lost_steps: Mapped[int]
     skipped_steps: Mapped[int] = mapped_column(server_default="0")
     store_problem: Mapped[str | None] = mapped_column(Text)
+    saves: Mapped[int] = mapped_column(server_default="0")
     # What its retention has taken: the journal up to this number, and most points of its curve.
     forgotten_seq: Mapped[int] = mapped_column(server_default="0")
     is_thinned: Mapped[bool] = mapped_column(server_default=false())
@@ -127,6 +129,47 @@ class TrackerRow(Base):
     complete: Mapped[bool] = mapped_column(index=True)
     holder: Mapped[str | None] = mapped_column(String(200))
     lease_until_s: Mapped[float] = mapped_column(Float)
+
+
+class LogRow(Base):
+    """What a job printed, as a whole: its lines are numbered from 1 as they come, and those before `first_line` are
+    `forgotten`, for that reason. `num_bytes` of text are kept."""
+
+    __tablename__ = "logs"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    next_line: Mapped[int] = mapped_column(BigInteger)
+    first_line: Mapped[int] = mapped_column(BigInteger)
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    forgotten: Mapped[str | None] = mapped_column(Text)
+
+
+class LogSourceRow(Base):
+    """How far the lines of a source are stored, which may bring them again: one life of the agent of a node."""
+
+    __tablename__ = "log_sources"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    source: Mapped[str] = mapped_column(String(120), primary_key=True)
+    last_number: Mapped[int] = mapped_column(BigInteger)
+
+
+class LogChunkRow(Base):
+    """Lines that follow each other, compressed, and what is common to them: so most chunks need not be opened to know
+    that nothing in them is looked for. `worst` is the place of the most serious level."""
+
+    __tablename__ = "log_chunks"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    first_line: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    num_lines: Mapped[int]
+    num_bytes: Mapped[int]
+    first_at_s: Mapped[float] = mapped_column(Float)
+    last_at_s: Mapped[float] = mapped_column(Float, index=True)
+    first_attempt: Mapped[int]
+    last_attempt: Mapped[int]
+    worst: Mapped[int]
+    content: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class ClusterRow(Base):

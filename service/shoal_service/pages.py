@@ -17,6 +17,7 @@ from shoal_service import api_clusters, api_jobs, auth, jobs, views
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.errors import DatabaseAway, Problem
 from shoal_service.gate import Caller
+from shoal_service.job_filter import JobFilter
 from shoal_service.measured import in_short
 from shoal_service.services import Deps, Services
 from shoal_service.timeline import num_bytes
@@ -53,9 +54,8 @@ async def jobs_page(
     request: Request, deps: Deps, caller: Caller, cursor: Annotated[str | None, Query(max_length=200)] = None
 ) -> Response:
     async with deps.database.read() as session:
-        rows, following = await jobs.list_page(
-            session, state=None, limit=_LIST, cursor=cursor, projects=caller.projects()
-        )
+        wanted = JobFilter(projects=caller.projects())
+        rows, following = await jobs.list_page(session, wanted, limit=_LIST, cursor=cursor)
     values = {"jobs": [views.summary(row) for row in rows], "next_cursor": following, "first_page": cursor is None}
     return page(request, "jobs.html", values)
 

@@ -32,12 +32,17 @@ class Planner:
             raise invalid_field(error) from error
 
     async def choose_cluster(self, job: AnyJob, rows: Sequence[ClusterRow]) -> str | None:
-        """The cluster on which the job is predicted to run fastest; None if there is none. Raises BadInput. A script,
-        and a model of the user's own that nobody has looked at, go to the one with the most devices for them."""
+        """As `choose`."""
+        return (await self.choose(job, rows))[0]
+
+    async def choose(self, job: AnyJob, rows: Sequence[ClusterRow]) -> tuple[str | None, PlanResult | None]:
+        """The cluster on which the job is predicted to run fastest, None if there is none, and its plan there. Raises
+        BadInput. A script, and a model of the user's own that nobody has looked at, have no plan and go to the one with
+        the most devices for them."""
         if isinstance(job, ScriptSpec) or not job.model.is_known:
-            return _roomiest(job.limits.device_types, rows)
+            return _roomiest(job.limits.device_types, rows), None
         refusals: list[str] = []
-        best: tuple[float, str] | None = None
+        best: tuple[float, str, PlanResult] | None = None
         for row in rows:
             try:
                 found = await self._search(job, snapshot_from_mapping(row.snapshot), profile_from_mapping(row.profile))
@@ -48,10 +53,10 @@ class Planner:
                 raise invalid_field(error) from error
             speed = 0.0 if found.plan.prediction is None else found.plan.prediction.tokens_per_s
             if best is None or speed > best[0]:
-                best = speed, row.id
+                best = speed, row.id, found
         if best is None and refusals:
             raise no_plan_fits("; ".join(refusals))
-        return None if best is None else best[1]
+        return (None, None) if best is None else best[1:]
 
     async def _search(self, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile, seed: int = 0) -> PlanResult:
         """For clusters that run what is planned, so within what the engine runs."""

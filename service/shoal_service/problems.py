@@ -90,6 +90,8 @@ def _invalid_request(error: RequestValidationError) -> BadInput:
 
 def _path(location: tuple[str | int, ...]) -> str:
     """`("body", "entries", 0, "seq")` as `entries[0].seq`; a query parameter or header by its name alone."""
+    if location[0] == "query":  # one that is given more than once has a number behind its name
+        location = location[:2]
     text = ""
     for part in location[1:] or location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

@@ -37,6 +37,10 @@ RULES: Mapping[str, Rule] = {
     "POST /v1/jobs/{job_id}/cancel": _change_job("job.cancel"),
     "POST /v1/jobs/{job_id}/pause": _change_job("job.pause"),
     "POST /v1/jobs/{job_id}/resume": _change_job("job.resume"),
+    "POST /v1/jobs/{job_id}/clone": _change_job("job.clone"),
+    "POST /v1/jobs/{job_id}/checkpoint": _change_job("job.checkpoint"),
+    "GET /v1/jobs/{job_id}/attempts": _read_job(),
+    "GET /v1/jobs/{job_id}/logs": _read_job(),
     "GET /v1/jobs/{job_id}/events": _read_job(connectors=True),
     "GET /v1/jobs/{job_id}/metrics": _read_job(),
     "GET /v1/jobs/{job_id}/plan": _read_job(),
@@ -50,9 +54,12 @@ RULES: Mapping[str, Rule] = {
     "PUT /v1/clusters/{cluster_id}": Rule(scope=Scope.CLUSTER),
     "GET /v1/clusters/{cluster_id}/wishes": Rule(scope=Scope.CLUSTER),
     "POST /v1/jobs/{job_id}/journal": Rule(scope=Scope.JOBS_CLUSTER),
+    "POST /v1/jobs/{job_id}/logs": Rule(scope=Scope.JOBS_CLUSTER),
     "GET /v1/clusters": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/clusters/{cluster_id}": Rule(scope=Scope.SOMEWHERE, connectors=True),
     "GET /v1/nodes": Rule(scope=Scope.SOMEWHERE),
+    "GET /v1/prices": Rule(scope=Scope.SOMEWHERE),
+    "GET /v1/drills": Rule(scope=Scope.SOMEWHERE),
     # a node may have jobs of several projects
     "POST /v1/nodes/{node_id}/preempt": _server("node.preempt"),
     # people; of tokens, what may be made and revoked by whom is tokens.py's

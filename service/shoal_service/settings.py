@@ -64,6 +64,10 @@ class Settings(BaseSettings):
         description="How long after a job has ended every point of its curve is kept, and not its outline alone. "
         "Default: for ever.",
     )
+    log_kept_s: float = Field(default=30 * 86400.0, gt=0, description="How long lines that jobs printed are kept.")
+    log_bytes_per_job: int = Field(
+        default=10 * 2**30, gt=0, description="How much text that a job printed is kept, the newest of it."
+    )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
     tls_cert: Path | None = Field(default=None, description="PEM file of the certificate chain to serve HTTPS with.")

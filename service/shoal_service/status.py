@@ -10,6 +10,7 @@ from typing import Any, assert_never
 from shoal_recovery.journal import (
     TERMINAL,
     TRANSITIONS,
+    CheckpointAsked,
     CheckpointCommitted,
     CheckpointFailed,
     ClusterEntered,
@@ -143,7 +144,7 @@ def advance(status: Status, entry: Entry) -> Status:
             return dataclasses.replace(status, store_problem=event.problem)
         case StoreRecovered():
             return dataclasses.replace(status, store_problem=None)
-        case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed():
+        case NodeLost() | NodeJoined() | CheckpointCommitted() | CheckpointFailed() | CheckpointAsked():
             return status
         case ClusterEntered() | NodeNoticed() | NodeStays() | NodeSlowed() | NodeRecovered() | NoticeEnded():
             return status

@@ -12,6 +12,7 @@ from shoal_planner.errors import InvalidField
 from shoal_recovery.journal import (
     TERMINAL,
     TRANSITIONS,
+    CheckpointAsked,
     CheckpointCommitted,
     CheckpointFailed,
     ClusterEntered,
@@ -90,6 +91,7 @@ EVENTS: tuple[Event, ...] = (
         plan_after="q",
     ),
     CheckpointCommitted(step=4, epoch=3, uri="file:///tmp/x", num_bytes=12, duration_s=0.1),
+    CheckpointAsked(number=2, step=7),
     CheckpointFailed(step=4, uri="s3://b/p", problem="does not answer"),
     StoreFailed(step=4, uri="s3://b/p", problem="does not answer"),
     RoomShort(node="a", num_bytes=12, on_disk=False, room_bytes=8),

@@ -44,6 +44,8 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "events_kept_s",
         "file_roots",
         "host",
+        "log_bytes_per_job",
+        "log_kept_s",
         "log_level",
         "login_code_s",
         "max_body_bytes",

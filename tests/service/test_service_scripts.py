@@ -151,12 +151,16 @@ def test_the_command_line_shows_a_script(
     job_id = ok(api.post("/v1/jobs", json=job))["id"]
     ok(connector.send(job_id, story()))
     assert run(["logs", job_id]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "hello <you>",
-        "epoch 1",
-        "... 7 lines were not kept ...",
-        "the end",
+    assert [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "script: hello <you>",
+        "script: epoch 1",
+        "script: WARNING 7 lines were dropped: they came faster than they are kept",
+        "script: the end",
+        "rank 0: ERROR Traceback",
+        "rank 0: ERROR   their line",
     ]
+    (failed, _) = ok(api.get(f"/v1/jobs/{job_id}/logs", params={"level": "error"}))["items"]
+    assert (failed["node"], failed["attempt"], failed["text"]) == ("a", 2, "Traceback")
     for command in ("status", "events", "checkpoints"):
         assert run([command, job_id]) == 0
     shown = capsys.readouterr().out

@@ -16,6 +16,7 @@ import ray
 from shoal_workers.allocator import keep_memory, keep_modules
 from shoal_workers.cluster_key import join_cluster
 from shoal_workers.lifeline import Lifeline
+from shoal_workers.log_output import LOGS, LogFile, Output
 from shoal_workers.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
@@ -55,6 +56,7 @@ class AgentActor:
             heartbeat_s=settings.heartbeat_s,
             open_store=open_store,
             lifeline=Lifeline(cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s),
+            log_limit_bytes=settings.log_limit_bytes,
         )
         self._agent.start()
         _end_when_cut_off(self._agent.lifeline)
@@ -74,15 +76,17 @@ class AgentActor:
 
 @ray.remote
 class RankActor:
-    def __init__(self, node: str, index: int) -> None:
+    def __init__(self, cluster_id: str, node: str, job: str, index: int) -> None:
+        settings = WorkerSettings()
+        output = Output(LogFile(settings.disk_dir / cluster_id / node / LOGS / job))
+        output.take()  # first of all, so that whatever goes wrong here is told
         from shoal_workers.rank import Rank  # torch is heavy; only the process that needs it loads it
 
         die_with_parent()
         keep_memory()
         keep_modules()
         join_cluster()
-        settings = WorkerSettings()
-        self._rank = Rank(node=node, index=index, settings=settings)
+        self._rank = Rank(node=node, index=index, settings=settings, output=output)
         self._rank.start()
         _end_when_cut_off(self._rank.lifeline)
         self._host = settings.advertise_host or ray.util.get_node_ip_address()

@@ -25,6 +25,8 @@ from shoal_workers import messages as m
 from shoal_workers.beats import Beats, Peer
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.link_probe import probe_link
+from shoal_workers.log_output import LOGS
+from shoal_workers.log_spool import LogSpool
 from shoal_workers.meeting_place import MeetingPlace
 from shoal_workers.notices import Notices
 from shoal_workers.rooms import Rooms
@@ -56,6 +58,7 @@ _Request = (
     | m.Probe
     | m.ProbeLink
     | m.GiveNotice
+    | m.ReadLogs
 )
 
 
@@ -65,10 +68,12 @@ class _Owner:
     def __init__(self, opened: m.OpenSlots, name: str) -> None:
         self.opened = opened
         self.sendings = sendings(opened, name)
+        self.also: set[int] = set()  # steps that go to the object store, though they are not due
         self._backups: dict[tuple[str, int], Connection] = {}
 
     def uploads(self, step: int) -> bool:
-        due = step > 0 and (step % self.opened.upload_every == 0 or step == self.opened.last_step)
+        regular = step % self.opened.upload_every == 0 or step == self.opened.last_step
+        due = step > 0 and (regular or step in self.also)
         return self.opened.upload_uri is not None and due
 
     def backup(self, address: tuple[str, int]) -> Connection:
@@ -99,6 +104,7 @@ class Agent:
         heartbeat_s: float,
         open_store: Callable[[str], Store],
         lifeline: Lifeline,
+        log_limit_bytes: int = 2**28,
     ) -> None:
         self._stored = StoredCopies(disk_dir / "stored", lambda num_bytes: num_bytes <= self._rooms.left_of_budget())
         self._rooms = Rooms(memory_dir, disk_dir / "snapshots", disk_limit_bytes, self._stored.make_way)
@@ -109,6 +115,7 @@ class Agent:
         self._oldest_epochs: dict[str, int] = {}
         self._journal_lock = threading.Lock()
         self._rendezvous = MeetingPlace()
+        self._spool = LogSpool(disk_dir / LOGS, limit_bytes=log_limit_bytes)
         self.notices = Notices(node)
         self.lifeline = lifeline
         self._uploads = Uploads(disk_dir / "uploads", self._stored, open_store, lifeline.holds)
@@ -121,12 +128,14 @@ class Agent:
         self._stored.start()
         self._uploads.start()
         self._beats.start()
+        self._spool.start()
         self._server.start()
 
     def close(self) -> None:
         """Takes no more callers and lets go of other agents; files stay for the next agent of this node."""
         self._server.close()
         self._beats.close()
+        self._spool.close()
         self._uploads.close()
         for owner in list(self._owners.values()):
             owner.close()
@@ -195,6 +204,8 @@ class Agent:
             case m.GiveNotice():
                 self.notices.give(request)
                 connection.send(m.encode(m.Done()))
+            case m.ReadLogs():
+                connection.send(m.encode(m.LogsAre(life=self._spool.life, rows=self._spool.read(request))))
             case _:
                 assert_never(request)
 
@@ -310,6 +321,11 @@ class Agent:
             snapshot = self._shards.sealed(job, name, step)
             self._uploads.add(job, snapshot, uri, self._shards.slot(job, name, step))
 
+    def _also(self, order: m.AlsoUpload) -> None:
+        for (job, _), owner in list(self._owners.items()):
+            if job == order.job:
+                owner.also.add(order.step)
+
     # --- journals ---
 
     def _append_journal(self, request: m.AppendJournal) -> None:
@@ -362,6 +378,8 @@ class Agent:
                     case m.Attend():
                         peers = (Peer(node, host, port) for node, host, port in message.peers)
                         self._beats.hearing.attend(connection, peers)
+                    case m.AlsoUpload():
+                        self._also(message)
                     case _:
                         log.warning("unexpected message of a watcher", message=str(message))
         except (ConnectionClosed, m.ProtocolError):

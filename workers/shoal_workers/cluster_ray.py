@@ -92,7 +92,7 @@ class RayCluster:
             environment = environment_of(self._code)
         except CodeRefused as error:
             raise NodeUnreachable(seen.node.id, f"{name} was not started: {error}") from error
-        return self._address(RankActor, name, seen, (seen.node.id, index), environment)
+        return self._address(RankActor, name, seen, (self._cluster_id, seen.node.id, job, index), environment)
 
     def end_ranks(self, job: str) -> None:
         for actor in ray.util.list_named_actors(all_namespaces=True):

@@ -25,6 +25,7 @@ from shoal_workers.cluster_profile import ClusterProfile
 from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster, connector_name
 from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, JobElsewhere, LeaseRefused, Wish
 from shoal_workers.herald import Herald
+from shoal_workers.log_courier import LogCourier
 from shoal_workers.looking import Looker
 from shoal_workers.messages import GiveNotice, Retire
 from shoal_workers.nodes import NodeUnreachable
@@ -44,6 +45,7 @@ _RETRY_S = 0.5
 _ANSWER_S = 5.0
 _DRAINS_S = 1.0
 _STRAYS_S = 5.0
+_LOGS_S = 1.0
 _SUPERVISOR_RESTARTS = 50
 _SUPERVISOR = "supervisor-"
 _HEAD_RESOURCE = "node:__internal_head__"
@@ -65,11 +67,14 @@ class Connector:
         self._told_of_code: dict[str, str] = {}
         self._profile = ClusterProfile()
         self._herald = Herald(self._cluster)
+        self._logs = LogCourier(self._cluster, self._plane, lambda: bool(self._wishes))
 
     def start(self) -> None:
         threading.Thread(target=self._guarded, args=(self._offer,), name="offer", daemon=True).start()
         threading.Thread(target=self._guarded, args=(self._serve,), name="wishes", daemon=True).start()
         threading.Thread(target=self._guarded, args=(self._watch_drains,), name="drains", daemon=True).start()
+        threading.Thread(target=self._guarded, args=(self._find_logs,), name="log-nodes", daemon=True).start()
+        threading.Thread(target=self._guarded, args=(self._logs.bring,), name="logs", daemon=True).start()
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:
@@ -145,6 +150,14 @@ class Connector:
                 self._herald.pass_on(draining.incarnation, _notice_of_drain(draining))
             time.sleep(_DRAINS_S)
 
+    def _find_logs(self) -> None:
+        while True:
+            try:
+                self._logs.look()
+            except ray.exceptions.RayError as error:  # the head is away, for a while perhaps
+                log.warning("not known who prints", error=str(error))
+            time.sleep(_LOGS_S)
+
     def _idle(self) -> bool:
         """Whether nothing but a new wish can give this loop work."""
         wished = {wish.id for wish in self._wishes}
@@ -164,6 +177,9 @@ class Connector:
         elif wish.wish != "run" or wish.id in self._told_to_rest:
             with contextlib.suppress(ValueError):  # its courier has not started it yet, or has ended it already
                 self._tell(ray.get_actor(_name(wish.id), namespace=NAMESPACE), wish)
+        if wish.saves:  # said again, as a supervisor may die before it obeys; it knows which it has obeyed
+            with contextlib.suppress(ValueError):
+                ray.get_actor(_name(wish.id), namespace=NAMESPACE).checkpoint.remote(wish.saves)
 
     def _tell(self, supervisor: Any, wish: Wish) -> None:
         """Said again until the job is over or rests: a supervisor may die before it obeys. One that rests already does

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import structlog
+
+log = structlog.get_logger()
 
 
 class ControlPlaneDown(Exception):
@@ -23,12 +26,14 @@ class LeaseRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the control plane wants of a job (`run`, `paused`, `cancelled`), and the last journal entry that it has."""
+    """What the control plane wants of a job (`run`, `paused`, `cancelled`), the last journal entry that it has, and how
+    often its users have asked for a checkpoint."""
 
     id: str
     spec: dict[str, Any]
     wish: str
     last_seq: int
+    saves: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,8 @@ class ControlPlane:
         response = self._call("GET", f"/v1/clusters/{self._cluster}/wishes", params={"after": after, "wait_s": wait_s})
         body = _expect(response)
         jobs = tuple(
-            Wish(id=job["id"], spec=job["spec"], wish=job["wish"], last_seq=job["last_seq"]) for job in body["jobs"]
+            Wish(id=job["id"], spec=job["spec"], wish=job["wish"], last_seq=job["last_seq"], saves=job.get("saves", 0))
+            for job in body["jobs"]
         )
         drills = tuple(Drill(id=each["id"], node=each["node"], left_s=each["left_s"]) for each in body["drills"])
         return Wishes(version=body["version"], jobs=jobs, drills=drills)
@@ -101,6 +107,17 @@ class ControlPlane:
         if response.status_code == httpx.codes.CONFLICT and response.json().get("code") == "wrong_cluster":
             raise JobElsewhere(response.json()["detail"])
         return int(_expect(response)["last_seq"])
+
+    def bring_logs(self, job: str, sources: list[dict[str, Any]]) -> None:
+        """Lines that were printed, as LogCourier has them; those of a job that is not known, or that cannot be read,
+        are nobody's."""
+        body = {"cluster_id": self._cluster, "holder": self._holder, "sources": sources}
+        response = self._call("POST", f"/v1/jobs/{job}/logs", json=body)
+        unreadable = (httpx.codes.REQUEST_ENTITY_TOO_LARGE, httpx.codes.UNPROCESSABLE_ENTITY)
+        if response.status_code in unreadable or "job_not_found" in response.text:
+            log.warning("printed lines refused", job=job, why=response.text[:500])
+            return
+        _expect(response)
 
     def wants(self, job: str) -> bool:
         """Whether this cluster is to run the job, as far as is known: one that the control plane never heard of is not

@@ -10,6 +10,7 @@ import dataclasses
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -189,6 +190,9 @@ class EpochRun:
         except BaseException as error:
             ending = ending_of(error, parse_job(self._order.spec).model, self._shortage)
             if ending is not None and not self._abandoned.is_set():
+                log.warning("epoch ended", device=self._device, epoch=self.epoch, why=ending.problem.partition("\n")[0])
+                if ending.fatal or ending.local:  # nothing that a peer did: where it was is worth knowing
+                    traceback.print_exception(error)
                 self._say(m.Trouble(epoch=self.epoch, **dataclasses.asdict(ending)))
 
     def _shortage(self, error: BaseException) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from shoal_recovery.journal import EvaluationDone
+from shoal_workers.log_messages import LogsAre as LogsAre
+from shoal_workers.log_messages import ReadLogs as ReadLogs
 from shoal_workers.rank_messages import Assign as Assign
 from shoal_workers.rank_messages import Bring as Bring
 from shoal_workers.rank_messages import Halt as Halt
@@ -26,6 +28,7 @@ from shoal_workers.rank_messages import Stepped as Stepped
 from shoal_workers.rank_messages import StopAfter as StopAfter
 from shoal_workers.rank_messages import Trouble as Trouble
 from shoal_workers.rows import Row
+from shoal_workers.save_messages import AlsoUpload as AlsoUpload
 
 M = TypeVar("M")
 
@@ -347,7 +350,7 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
-        MakeReady,
+        *(MakeReady, ReadLogs, LogsAre, AlsoUpload),
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
         *(
             Heard,

@@ -23,6 +23,7 @@ from shoal_workers.devices import compute_device, current, return_memory
 from shoal_workers.epoch_run import EpochRun, WholeState
 from shoal_workers.frozen import FrozenWeights
 from shoal_workers.lifeline import Lifeline
+from shoal_workers.log_output import Output
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.timing import time_parts, time_update
@@ -39,10 +40,12 @@ _JOIN_S = 2.0
 class Rank:
     """Serves until the process ends. One device of one node, for one job."""
 
-    def __init__(self, *, node: str, index: int, settings: WorkerSettings) -> None:
+    def __init__(self, *, node: str, index: int, settings: WorkerSettings, output: Output | None = None) -> None:
+        """What it prints goes to `output` where it has one."""
         self._device = f"{node}:{index}"
         self._node = node
         self._settings = settings
+        self._output = output
         self.lifeline = Lifeline(cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s)
         self._epoch = 0
         self._run: EpochRun | None = None
@@ -162,6 +165,8 @@ class Rank:
                 return  # this assignment was overtaken
             if order.num_threads:
                 torch.set_num_threads(order.num_threads)
+            if self._output is not None:
+                self._output.turn_to(order.epoch, order.rank)
             self._endings.clear()
             # The run has the state of before from here on, so that its memory is free as soon as it is not needed.
             old, self._whole = self._whole, None

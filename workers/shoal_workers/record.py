@@ -15,6 +15,7 @@ from shoal_planner.pools import Sighting, seen_pools
 from shoal_planner.profile import Profile, joined, profile_from_mapping
 from shoal_recovery.journal import (
     TRANSITIONS,
+    CheckpointAsked,
     CheckpointCommitted,
     ClusterEntered,
     Entry,
@@ -62,6 +63,7 @@ class JobRecord:
         self.recent_steps_s: deque[float] = deque(maxlen=_RECENT_STEPS)  # how long they took
         self.checkpoints: set[int] = set()
         self.store_failed: StoreFailed | None = None
+        self.asked: CheckpointAsked | None = None  # the newest wish of a user
         self.rooms: dict[str, RoomShort] = {}
         # By epoch, of those since a step was last done that never was before: one whose ranks ended and nothing else.
         self.ended_ranks: dict[int, str] = {}
@@ -201,6 +203,8 @@ class JobRecord:
                 self.evaluated_steps.add(event.step)
             case CheckpointCommitted():
                 self.checkpoints.add(event.step)
+            case CheckpointAsked():
+                self.asked = event
             case StoreFailed():
                 self.store_failed = event
             case RoomShort():

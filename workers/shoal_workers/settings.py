@@ -22,6 +22,8 @@ class WorkerSettings(BaseSettings):
     """How much of the disk snapshots, and then state that the object store has, may take; 0: neither lies there."""
     data_cache_bytes: int = 16 * 2**30
     """How much of the disk data that jobs read from object stores may take, for all jobs of the node; 0: none."""
+    log_limit_bytes: int = 2**28
+    """How much of the disk lines that processes printed may take before they are fetched; the oldest are dropped."""
     bind_host: str = "0.0.0.0"
     """Where agents and ranks listen."""
     advertise_host: str | None = None

@@ -35,6 +35,7 @@ from shoal_workers.pulse import Pulse
 from shoal_workers.record import JobRecord, step_done
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
 from shoal_workers.safekeeping import owners
+from shoal_workers.save_now import SaveNow
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.stalls import Stalls
 from shoal_workers.stragglers import Stragglers
@@ -84,6 +85,7 @@ class Supervisor:
         self._commits = CheckpointCommits(job, spec, cluster.life(), self._record.append)
         self._beginning = Beginning(spec, cluster, self._record, self._commits)
         self._pausing = Pausing(spec, self._record, self._commits, clock, paused)
+        self._save_now = SaveNow(job, spec, self._record, clock)
         self._last_step = LastStep(spec, self._record, self._commits, clock, settings.last_step_wait_s)
         self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
         self._stragglers = Stragglers(spec, self._record, clock)
@@ -133,6 +135,10 @@ class Supervisor:
         self._pausing.want(wanted)
         return self._record.state not in AT_REST
 
+    def checkpoint(self, number: int) -> None:
+        """A user wants the newest step in the store, for the `number`th time."""
+        self._save_now.want(number)
+
     # --- the loop ---
 
     def run(self) -> None:
@@ -154,6 +160,7 @@ class Supervisor:
         """One round: listen, observe, decide, act."""
         self._listen(_TICK_S)
         self._doomed.settle(self._roster.there(self._clock(), self._settings.silence_s))
+        self._save_now.look(self._changer.epoch, self._roster.agents)
         seen = self._observe()
         patience_s = self._rules.out_of_sight_s if may_be_cut_off(seen.sight, self._rules) else self._rules.silence_s
         if dropped := self._roster.drop(self._vital(), self._clock(), patience_s):

@@ -76,6 +76,10 @@ class SupervisorActor:
         """Whether it comes in time: a job that rests already stays as it is."""
         return self._supervisor.pause(wanted)
 
+    def checkpoint(self, number: int) -> None:
+        assert isinstance(self._supervisor, Supervisor)  # a script stores when it reports
+        self._supervisor.checkpoint(number)
+
     def of_script(self, what: str, *arguments: Any) -> dict[str, Any] | None:
         """What the processes of a job of kind `ray_train` say and ask."""
         assert isinstance(self._supervisor, ScriptSupervisor)

@@ -1,0 +1,138 @@
+"""`shoal clone`, `prices` and `drills`, and what a dry run prints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli_input import BadUsage
+from shoal.cli_show import show_json, table
+from shoal.client import Client
+from shoal_planner.documents import MalformedDocument, read_document
+
+app = typer.Typer()
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def clone(
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="As in train.steps=200; null takes a field away."),
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Submit a job again, as it was or with other values."""
+    overrides = overrides_of(changes or [])
+    with Client() as client:
+        created = client.clone(job_id, overrides)
+    if as_json:
+        show_json(created)
+    else:
+        print(created["id"])
+
+
+@app.command()
+def checkpoint(
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")], as_json: _AsJson = False
+) -> None:
+    """Bring the newest step of a job to its object store now."""
+    with Client() as client:
+        job = client.checkpoint(job_id)
+    if as_json:
+        show_json(job)
+    else:
+        print(f"{job['id']}: the newest step goes to the object store; 'shoal events {job['id']} -f' shows it come")
+
+
+def overrides_of(changes: list[str]) -> dict[str, Any]:
+    """The nested mapping of FIELD=VALUE pairs; values are JSON or YAML. Raises BadUsage."""
+    found: dict[str, Any] = {}
+    for change in changes:
+        path, given, text = change.partition("=")
+        if not given or not all(path.split(".")):
+            raise BadUsage(f"--set = {change!r}: must be FIELD=VALUE, as in train.steps=200")
+        value = _value(path, text)
+        *parents, name = path.split(".")
+        place = found
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise BadUsage(f"--set = {change!r}: {parent} is set already")
+        place[name] = value
+    return found
+
+
+def _value(path: str, text: str) -> Any:
+    with contextlib.suppress(ValueError):  # which knows 1e-3 as a number, and YAML does not
+        return json.loads(text)
+    try:
+        found = read_document(f"value: {text}", f"--set {path}")
+    except MalformedDocument as error:
+        raise BadUsage(str(error)) from error
+    assert isinstance(found, Mapping)
+    return found["value"]
+
+
+@app.command()
+def prices(as_json: _AsJson = False) -> None:
+    """List what nodes of the connected clusters cost an hour."""
+    with Client() as client:
+        found = client.prices()
+    if as_json:
+        show_json({"items": found})
+        return
+    columns = ("CLUSTER", "DEVICE", "DEVICES", "ZONE", "MARKET", "NODES", "$/H", "$/H A DEVICE", "STATED")
+    rows = (
+        (
+            each["cluster_id"],
+            each["device"],
+            each["devices"],
+            each["zone"],
+            "spot" if each["spot"] else "on demand",
+            each["num_nodes"],
+            each["price_per_hour"],
+            each["price_per_device_hour"],
+            each["stated_at"],
+        )
+        for each in found
+    )
+    table(columns, rows)
+
+
+@app.command()
+def drills(as_json: _AsJson = False) -> None:
+    """List the drills that go on."""
+    with Client() as client:
+        found = client.drills()
+    if as_json:
+        show_json({"items": found})
+        return
+    rows = ((each["id"], each["cluster_id"], each["node"], each["ends_at"]) for each in found)
+    table(("ID", "CLUSTER", "NODE", "ENDS"), rows)
+
+
+def show_dry_run(found: Mapping[str, Any]) -> None:
+    """The answer of a dry run, for people."""
+    rows: list[tuple[str, object]] = [("cluster", found["cluster_id"]), ("plan", found["reason"])]
+    if (expected := found["expected"]) is not None:
+        missing = f" (and {expected['unpriced_nodes']} nodes of unknown price)" if expected["unpriced_nodes"] else ""
+        rows += [
+            ("seconds a step", expected["step_s"]),
+            ("tokens/s", expected["tokens_per_s"]),
+            ("hours", expected["hours"]),
+            ("$/h", _money(expected["usd_per_hour"], missing)),
+            ("$ in all", _money(expected["usd"], missing)),
+            ("$ per million tokens", _money(expected["usd_per_million_tokens"], missing)),
+        ]
+    table(("", ""), rows, header=False)
+    print("nothing was created")
+
+
+def _money(usd: float | None, missing: str) -> str:
+    return "unknown: no node has a price" if usd is None else f"{usd:,.4g}{missing}"

@@ -1,0 +1,116 @@
+"""REST: a job made from another one, a checkpoint now, the prices of what is connected, and the drills that go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shoal_service import api_jobs, clusters, drills, jobs, preconditions
+from shoal_service.bell import CLUSTERS, JOBS, job_topic
+from shoal_service.bodies import Overrides
+from shoal_service.preconditions import IfMatch
+from shoal_service.problems import documented
+from shoal_service.services import Deps
+
+router = APIRouter(prefix="/v1")
+
+
+@router.post("/jobs/{job_id}/clone", status_code=201, tags=["jobs"], responses=documented(400, 404, 409))
+async def clone_job(
+    request: Request,
+    deps: Deps,
+    job_id: str,
+    wanted: Overrides | None = None,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+) -> Response:
+    """Submits the job again, as it was or with other values (`overrides`, merged into its spec field by field; null
+    takes a field away), in its project. It begins anew, with none of the first one's steps; `dry_run` creates
+    nothing."""
+    wanted = wanted or Overrides()
+    async with deps.database.read() as session:
+        row = await jobs.get(session, job_id)
+    document = merged(row.spec, wanted.overrides)
+    return await api_jobs.submit(request, deps, row.project_id, document, idempotency_key, dry_run=wanted.dry_run)
+
+
+@router.post("/jobs/{job_id}/checkpoint", status_code=202, tags=["jobs"], responses=documented(404, 409, 412))
+async def checkpoint_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> dict[str, Any]:
+    """Wishes the newest step into the object store, while training goes on. The journal says which step that will be
+    (`checkpoint_asked`), and when it stands there (`checkpoint_committed`)."""
+    async with deps.database.write() as session:
+        preconditions.check(await jobs.get(session, job_id), if_match)
+        row = await jobs.checkpoint(session, job_id)
+    deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
+    return jobs.resource(row)
+
+
+def merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """As a JSON merge patch (RFC 7396) says."""
+    found = dict(value)
+    for name, change in changes.items():
+        if change is None:
+            found.pop(name, None)
+        elif isinstance(change, Mapping):
+            before = found.get(name)
+            found[name] = merged(before if isinstance(before, Mapping) else {}, change)
+        else:
+            found[name] = change
+    return found
+
+
+@router.get("/prices", tags=["nodes"], responses=documented())
+async def list_prices(deps: Deps) -> dict[str, Any]:
+    """What nodes of each cluster cost an hour, by type, zone and market, as the clusters stated them last; null where
+    nobody stated a price."""
+    async with deps.database.read() as session:
+        rows = await clusters.all_clusters(session)
+    items = []
+    for row in rows:
+        pools: dict[tuple[str, int, str, bool, float], int] = {}
+        for node in row.snapshot["nodes"]:
+            price = float(node.get("price_per_hour") or 0.0)
+            key = (node["device"], node["devices"], node.get("zone") or "", bool(node.get("spot")), price)
+            pools[key] = pools.get(key, 0) + 1
+        for (device, devices, zone, spot, price), count in sorted(pools.items()):
+            items.append(
+                {
+                    "cluster_id": row.id,
+                    "connected": clusters.connected(row),
+                    "device": device,
+                    "devices": devices,
+                    "zone": zone,
+                    "spot": spot,
+                    "num_nodes": count,
+                    "price_per_hour": price or None,
+                    "price_per_device_hour": price / devices if price else None,
+                    "source": "cluster",
+                    "stated_at": jobs.rfc3339(row.updated_at_s),
+                }
+            )
+    return {"items": items}
+
+
+@router.get("/drills", tags=["nodes"], responses=documented())
+async def list_drills(deps: Deps) -> dict[str, Any]:
+    """Notices that users had given to nodes, and that still hold."""
+    now_s = time.time()
+    async with deps.database.read() as session:
+        rows = await clusters.all_clusters(session)
+    return {
+        "items": [
+            {
+                "id": drill["id"],
+                "cluster_id": row.id,
+                "node": drill["node"],
+                "notice_s": drill["lead_s"],
+                "ends_at": jobs.rfc3339(drill["ends_at_s"]),
+            }
+            for row in rows
+            for drill in drills.current(row, now_s)
+        ]
+    }

@@ -1,0 +1,87 @@
+"""What would come of a job that is submitted: every check, the cluster that it would go to, the plan that it would run
+by, and what that costs. Creates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal_planner.answers import plan_answer
+from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
+from shoal_planner.job import JobSpec
+from shoal_planner.plan import Plan
+from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
+from shoal_service import clusters
+from shoal_service.models import ClusterRow
+from shoal_service.services import Services
+from shoal_service.submission import check_surroundings
+
+_HOUR_S = 3600.0
+
+
+async def rehearse(deps: Services, spec: AnyJob) -> dict[str, Any]:
+    """`plan` and `expected` are None where nobody can tell before the job begins; `reason` says why. Raises BadInput
+    as submitting does."""
+    spec = await check_surroundings(spec, deps.settings.store_check_s)
+    async with deps.database.read() as session:
+        candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
+    cluster_id, found = await deps.planner.choose(spec, candidates)
+    document = any_job_to_mapping(spec)
+    answer: dict[str, Any] = {
+        "dry_run": True,
+        "name": spec.name,
+        "kind": kind_of(document),
+        "spec": document,
+        "cluster_id": cluster_id,
+        "plan": None,
+        "expected": None,
+    }
+    if found is None:
+        return {**answer, "reason": _why_not(spec, cluster_id)}
+    assert isinstance(spec, JobSpec)
+    snapshot = snapshot_from_mapping(_row(candidates, cluster_id).snapshot)
+    plan = found.plan
+    return {
+        **answer,
+        "reason": plan.reason,
+        "plan": plan_answer(found, seed=0),
+        "expected": expected(spec, plan, snapshot),
+    }
+
+
+def expected(job: JobSpec, plan: Plan, snapshot: ClusterSnapshot) -> dict[str, Any] | None:
+    """What all steps of the job take by this plan, if nothing happens: seconds of a step, hours, and dollars for all
+    nodes of the cluster that the job may use, since it has them whether its plan uses them or not. Dollars are None
+    where no node has a price; nodes without one are counted."""
+    if plan.prediction is None:
+        return None
+    allowed = job.limits.device_types
+    nodes = [node for node in snapshot.nodes if not allowed or node.device in allowed]
+    prices = [node.price_per_hour for node in nodes if node.price_per_hour]
+    hours = job.train.steps * plan.prediction.step_s / _HOUR_S
+    per_hour = sum(prices) if prices or not nodes else None
+    usd = None if per_hour is None else per_hour * hours
+    tokens = job.train.steps * job.train.tokens_per_step
+    return {
+        "steps": job.train.steps,
+        "step_s": plan.prediction.step_s,
+        "tokens_per_s": plan.prediction.tokens_per_s,
+        "hours": hours,
+        "num_nodes": len(nodes),
+        "unpriced_nodes": len(nodes) - len(prices),
+        "usd_per_hour": per_hour,
+        "usd": usd,
+        "usd_per_million_tokens": None if usd is None else usd / tokens * 1e6,
+    }
+
+
+def _row(rows: Sequence[ClusterRow], cluster_id: str | None) -> ClusterRow:
+    return next(row for row in rows if row.id == cluster_id)
+
+
+def _why_not(spec: AnyJob, cluster_id: str | None) -> str:
+    if cluster_id is None:
+        return "no cluster is connected: the job would wait for one"
+    if isinstance(spec, JobSpec):
+        return "the modules of the job's own are looked at on the cluster first, and planned then"
+    return "there is no plan of a script: Ray Train spreads its workers"
