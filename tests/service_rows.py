@@ -16,7 +16,9 @@ from shoal_service.jobs import NewJob
 async def new_job(database: Database) -> str:
     spec = parse_job(job_mapping(train={"steps": 100_000}))
     async with database.write() as session:
-        row = jobs.create(session, NewJob(spec=spec, body_hash="x", idempotency_key=None, cluster_id=None))
+        row = jobs.create(
+            session, NewJob(spec=spec, body_hash="x", idempotency_key=None, cluster_id=None, project="default")
+        )
         await session.flush()
         return row.id
 

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from control_plane import Connector, job_mapping, ok, story
-from fastapi import FastAPI
 from httpx_sse import connect_sse
 
 from shoal_service import log_store
+from shoal_service.database import Database
 from shoal_service.jobs import rfc3339
 from shoal_service.log_chunks import CHUNK_BYTES, Wanted
 from shoal_service.log_retention import forget_old
@@ -126,12 +126,19 @@ def test_lines_around_an_event_are_found(api: httpx.Client, connector: Connector
     assert (refused.status_code, refused.json()["code"]) == (404, "event_not_found")
 
 
-def test_old_lines_are_gone_with_a_reason(app: FastAPI, api: httpx.Client, connector: Connector, job: str) -> None:
+async def forget(database_url: str, now_s: float) -> int:
+    database = Database(database_url)
+    try:
+        return await forget_old(database, 86_400.0, now_s)
+    finally:
+        await database.close()
+
+
+def test_old_lines_are_gone_with_a_reason(database_url: str, api: httpx.Client, connector: Connector, job: str) -> None:
     ok(bring(connector, job, [row(n, "y" * 19_000, at_s=BASE_S + n) for n in range(1, 30)]))
-    database = app.state.services.database
-    assert asyncio.run(forget_old(database, 86_400.0, BASE_S + 86_400)) == 0
+    assert asyncio.run(forget(database_url, BASE_S + 86_400)) == 0
     assert ok(api.get(f"/v1/jobs/{job}/logs"))["forgotten"] is None
-    assert asyncio.run(forget_old(database, 86_400.0, BASE_S + 86_430)) > 1
+    assert asyncio.run(forget(database_url, BASE_S + 86_430)) > 1
     gone = api.get(f"/v1/jobs/{job}/logs")
     assert (gone.status_code, gone.json()["code"]) == (410, "logs_forgotten")
     assert "lines are kept for 1 days" in gone.json()["detail"]
@@ -145,23 +152,22 @@ def test_old_lines_are_gone_with_a_reason(app: FastAPI, api: httpx.Client, conne
     assert streamed.status_code == 410
 
 
-async def test_of_a_job_that_prints_too_much_the_newest_is_kept(
-    app: FastAPI, api: httpx.Client, connector: Connector, job: str
-) -> None:
-    services = app.state.services
+async def test_of_a_job_that_prints_too_much_the_newest_is_kept(database_url: str, api: httpx.Client, job: str) -> None:
+    database = Database(database_url)
     lines = [(n, "z" * 1000) for n in range(1, 3001)]
     from shoal_service.log_chunks import Line
     from shoal_service.log_store import Brought, append
 
     made = tuple((n, Line(at_s=n, level="info", attempt=1, rank=0, node="a", text=text)) for n, text in lines)
-    async with services.database.write() as session:
+    async with database.write() as session:
         assert await append(session, job, [Brought(source="a@1", lines=made)], 2**20)
-    async with services.database.read() as session:
+    async with database.read() as session:
         kept = await log_store.get(session, job)
         assert kept is not None and kept.forgotten is not None
         assert 2**20 - CHUNK_BYTES < kept.num_bytes <= 2**20 and kept.next_line == 3001
         page = await log_store.read(session, kept, Wanted(), kept.first_line, 5000)
     assert [number for number, _ in page.lines] == list(range(kept.first_line, 3001))
+    await database.close()
 
 
 @pytest.mark.parametrize(

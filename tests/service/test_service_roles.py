@@ -185,11 +185,12 @@ def expected_status(who: str, route: str) -> int:
     """What is in a foreign project does not exist; who may too little there is told so."""
     template = route.partition(" ")[2]
     hidden = ("{job_id}", "{project_id}")
-    if who == "O" and not template.endswith("journal") and route != "DELETE /v1/projects/{project_id}":
+    brought = route in ("POST /v1/jobs/{job_id}/journal", "POST /v1/jobs/{job_id}/logs")
+    if who == "O" and not brought and route != "DELETE /v1/projects/{project_id}":
         if template == "/v1/tokens" or any(name in template for name in hidden):
             return 404
     if template.endswith("{token_id}"):
         return 404 if who not in "CF" else 403
-    if who == "F" and template.startswith("/v1/jobs/{job_id}") and template.endswith(("}", "events", "journal")):
+    if who == "F" and (brought or route in ("GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events")):
         return 409
     return 403
