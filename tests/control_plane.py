@@ -304,7 +304,7 @@ def start_control_plane(data_dir: Path, port: int | None = None) -> ControlPlane
             return httpx.get(f"{plane.url}/healthz").is_success
         return False
 
-    eventually(answers, 30)
+    eventually(answers, 120)
     return plane
 
 

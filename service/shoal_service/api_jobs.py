@@ -40,13 +40,16 @@ async def submit_job(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> Response:
     """Creates a job if every check holds. The same Idempotency-Key with the same job answers with the first one."""
-    body = await read_body(request, deps.settings.max_body_bytes)
+    row = await submit(deps, await read_body(request, deps.settings.max_body_bytes), idempotency_key)
+    return JSONResponse(jobs.resource(row), status_code=201, headers={"Location": f"/v1/jobs/{row.id}"})
+
+
+async def submit(deps: Services, body: object, idempotency_key: str | None) -> JobRow:
+    """Of a JOB document as plain values. Raises BadInput and Conflict."""
     spec = await read_any_job(body, deps.settings.store_check_s)
     wanted_hash = jobs.body_hash(spec)
     row = await _known(deps, idempotency_key, wanted_hash)
-    if row is None:
-        row = await _create(deps, spec, wanted_hash, idempotency_key)
-    return JSONResponse(jobs.resource(row), status_code=201, headers={"Location": f"/v1/jobs/{row.id}"})
+    return row or await _create(deps, spec, wanted_hash, idempotency_key)
 
 
 async def _known(deps: Services, key: str | None, wanted_hash: str) -> JobRow | None:

@@ -8,17 +8,30 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from shoal_service import api_clusters, api_history, api_jobs, api_plans, pages, problems
+from shoal_service import (
+    api_clusters,
+    api_history,
+    api_jobs,
+    api_plans,
+    pages,
+    pages_fleet,
+    pages_job,
+    pages_submit,
+    problems,
+    streams,
+)
 from shoal_service.auth import Auth, Gate, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.errors import Problem
 from shoal_service.followers import Followers
+from shoal_service.job_history import Histories
 from shoal_service.planning import Planner
 from shoal_service.services import Services
 from shoal_service.settings import Settings
@@ -41,14 +54,17 @@ def create_app(settings: Settings) -> FastAPI:
         awake=awake,
         takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
         followers=Followers(database, bell, settings),
+        histories=Histories(),
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(title="Shoal", version="1", lifespan=_lifespan, docs_url=None, redoc_url=None)
     app.state.services = services
     for module in (api_jobs, api_history, api_clusters, api_plans):
         app.include_router(module.router)
-    app.include_router(pages.router, include_in_schema=False)
-    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+    for module in (pages, pages_job, pages_fleet, pages_submit, streams):
+        app.include_router(module.router, include_in_schema=False)
+    # Pages themselves are not compressed: what they echo stands beside the tokens of their forms.
+    app.mount("/static", GZipMiddleware(StaticFiles(directory=_STATIC)), name="static")
     problems.install(app, _refuse)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
     return app

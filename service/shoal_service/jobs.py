@@ -178,12 +178,23 @@ async def _wish(session: AsyncSession, row: JobRow, status: Status, wish: str, *
 
 
 async def list_page(
-    session: AsyncSession, *, state: JobState | None, limit: int, cursor: str | None
+    session: AsyncSession,
+    *,
+    state: JobState | None,
+    limit: int,
+    cursor: str | None,
+    active: bool = False,
+    name: str = "",
 ) -> tuple[Sequence[JobRow], str | None]:
-    """Newest first, and the cursor of the next page if there is one. Raises BadInput."""
+    """Newest first, and the cursor of the next page if there is one. `active`: only those that have not ended; `name`:
+    only those in whose names it is. Raises BadInput."""
     query = select(JobRow).order_by(JobRow.id.desc()).limit(limit + 1)
     if state is not None:
         query = query.where(JobRow.state == state.value)
+    if active:
+        query = query.where(JobRow.state.not_in([each.value for each in TERMINAL]))
+    if name:
+        query = query.where(JobRow.name.icontains(name, autoescape=True))
     if cursor is not None:
         query = query.where(JobRow.id < _read_cursor(cursor))
     rows = (await session.scalars(query)).all()

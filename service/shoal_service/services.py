@@ -12,6 +12,7 @@ from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.followers import Followers
+from shoal_service.job_history import Histories
 from shoal_service.planning import Planner
 from shoal_service.settings import Settings
 from shoal_service.takeover import Takeover
@@ -27,6 +28,7 @@ class Services:
     awake: Awake
     takeover: Takeover
     followers: Followers
+    histories: Histories
 
 
 def _services(request: Request) -> Services:
