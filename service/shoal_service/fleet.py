@@ -34,7 +34,7 @@ class Pool:
     @property
     def per_node_day(self) -> float | None:
         """Interruptions of one node in a day; None where nobody held such nodes for long enough to say."""
-        return 24 * self.interruptions / self.node_hours if self.node_hours >= 0.1 else None
+        return 24 * self.interruptions / self.node_hours if self.node_hours >= 1 else None
 
 
 @dataclass(slots=True)

@@ -24,13 +24,18 @@ Window = Literal["all", "24h", "1h"]
 
 
 @router.get("/jobs/{job_id}", response_class=HTMLResponse)
-async def job_page(request: Request, deps: Deps, job_id: str, epoch: Epoch = None, window: Window = "all") -> Response:
-    """Complete as it is, without scripts."""
+async def job_page(
+    request: Request, deps: Deps, job_id: str, epoch: Epoch = None, window: Window = "all", complete: bool = False
+) -> Response:
+    """Complete as it is, without scripts; of a large job, if that is asked for."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         history = await deps.histories.of(session, job_id)
         look = await panels.look_at(session, row, history, epoch=epoch, window=window)
-        views_of = {name: await panels.shown(look, name) for name in panels_of(row)}
+        views_of = {
+            name: await panels.shown(look, name, later=not complete and panels.put_off(look, name))
+            for name in panels_of(row)
+        }
     drawn = [
         fragment(request, f"panels/{name}.html", {**view, "chosen_epoch": epoch}) for name, view in views_of.items()
     ]

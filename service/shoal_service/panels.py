@@ -38,6 +38,7 @@ _EVENT_KINDS = (
     *("script_started", "trainer_adjusted", "checkpoint_reported", "script_failed"),
 )
 _MOST_EVALUATIONS = 1000
+_LARGE = 64  # devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ async def _nothing(look: Look) -> View:
 class Panel:
     """`link`: what leads to it at the top of the page; `on_steps`: it shows what every step changes.
     `planned` panels are of jobs with plans, `scripted` ones of jobs
-    that run scripts."""
+    that run scripts. `heavy` ones take seconds for a large plan, and come after the rest of the page."""
 
     title: str
     link: str
@@ -218,6 +219,7 @@ class Panel:
     on_steps: bool = False
     planned: bool = True
     scripted: bool = True
+    heavy: bool = False
 
 
 PANELS: Mapping[str, Panel] = {
@@ -228,7 +230,9 @@ PANELS: Mapping[str, Panel] = {
     "nodes": Panel(title="Nodes", link="Nodes", gather=_nodes),
     "timeline": Panel(title="Preemptions and recoveries", link="Timeline", gather=_timeline),
     "recoveries": Panel(title="Recoveries", link="Recoveries", gather=_recoveries, scripted=False),
-    "losses": Panel(title="What the job survives right now", link="Survival", gather=_losses, scripted=False),
+    "losses": Panel(
+        title="What the job survives right now", link="Survival", gather=_losses, scripted=False, heavy=True
+    ),
     "goodput": Panel(title="Goodput", link="Goodput", gather=_goodput),
     "money": Panel(title="Cost", link="Cost", gather=_money),
     "checkpoints": Panel(title="Checkpoints", link="Checkpoints", gather=_checkpoints),
@@ -253,8 +257,13 @@ async def look_at(
     return Look(session=session, row=row, history=history, cluster=cluster, now_s=now_s, epoch=epoch, window=window)
 
 
-async def shown(look: Look, name: str) -> View:
-    """What the template of a panel needs: `job`, `panel`, and what is its own."""
+def put_off(look: Look, name: str) -> bool:
+    """Whether the page is better drawn without this panel, which is asked for once it is there."""
+    return PANELS[name].heavy and bool(look.plans) and num_devices(look.plans[-1].payload["plan"]) > _LARGE
+
+
+async def shown(look: Look, name: str, *, later: bool = False) -> View:
+    """What the template of a panel needs: `job`, `panel`, and what is its own; nothing of that `later`."""
     panel = PANELS[name]
-    own = await panel.gather(look)
+    own = {"later": True} if later else await panel.gather(look)
     return {"job": views.summary(look.row), "panel": panel, "name": name, "window": look.window, **own}

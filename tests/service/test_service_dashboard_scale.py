@@ -91,6 +91,8 @@ def test_pages_of_a_thousand_ranks_are_small_and_complete(api: httpx.Client, job
     assert re.search(r"\d+ pipelines</text>", page), "alike ones share a row"
     assert "8 x A100-80G" in page
     assert "goes away" in page and "spot-60" in page
+    assert "This is computed once the page is there" in page
+    assert "Any node can vanish" in api.get(f"/jobs/{job_id}/panels/losses").text
     assert "R12: node lost" in page and "4 older ones" in page
     assert "101 more are on the page of" in page
     first = texts[f"/jobs/{job_id}?epoch=1"]

@@ -91,7 +91,9 @@ function drawMarks(chart) {
       ctx.lineTo(x, bbox.top + bbox.height);
     }
     ctx.stroke();
-    if (mark.label) ctx.fillText(mark.label, x + 4 * ratio, bbox.top + (mark.kind === "notice" ? 24 : 11) * ratio);
+    ctx.textAlign = x > bbox.left + bbox.width - 30 * ratio ? "right" : "left";
+    const beside = ctx.textAlign === "right" ? -4 : 4;
+    if (mark.label) ctx.fillText(mark.label, x + beside * ratio, bbox.top + (mark.kind === "notice" ? 24 : 11) * ratio);
   }
   ctx.restore();
 }
