@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import CheckpointCommitted, PredictionChecked, RecoveryDone
 from shoal_service import journal, timeline
-from shoal_service.models import JournalRow, StepRow
+from shoal_service.models import JobRow, JournalRow, StepRow
 from shoal_service.timeline import Event
 
 _KEPT_JOBS = 16
@@ -44,6 +44,11 @@ async def newest_seq(session: AsyncSession, job_id: str) -> int:
     kinds = (*KINDS, CheckpointCommitted.kind)
     found = select(func.max(JournalRow.seq)).where(JournalRow.job_id == job_id, JournalRow.kind.in_(kinds))
     return await session.scalar(found) or 0
+
+
+async def mark(session: AsyncSession, row: JobRow) -> str:
+    """The same as long as nothing but steps has happened to a job and to what is wished of it."""
+    return f"{await newest_seq(session, row.id)}.{row.state}.{row.wish}"
 
 
 def event_of(row: JournalRow) -> Event:

@@ -12,6 +12,7 @@ from shoal_planner.job import parse_job
 from shoal_planner.profile import profile_from_mapping
 from shoal_service import jobs, journal, panels, views
 from shoal_service.errors import NotFound, Problem
+from shoal_service.job_history import mark
 from shoal_service.models import ClusterRow
 from shoal_service.panels import PANELS, panels_of
 from shoal_service.rendering import fragment, rendered
@@ -31,6 +32,7 @@ async def job_page(
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         history = await deps.histories.of(session, job_id)
+        seen = await mark(session, row)
         look = await panels.look_at(session, row, history, epoch=epoch, window=window)
         views_of = {
             name: await panels.shown(look, name, later=not complete and panels.put_off(look, name))
@@ -40,7 +42,7 @@ async def job_page(
         fragment(request, f"panels/{name}.html", {**view, "chosen_epoch": epoch}) for name, view in views_of.items()
     ]
     parts = [(name, PANELS[name].link) for name in views_of if PANELS[name].link]
-    return rendered(request, "job.html", {"job": views.summary(row), "panels": drawn, "parts": parts})
+    return rendered(request, "job.html", {"job": views.summary(row), "panels": drawn, "parts": parts, "mark": seen})
 
 
 @router.get("/jobs/{job_id}/panels/{name}", response_class=HTMLResponse)

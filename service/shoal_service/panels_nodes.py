@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_recovery.journal import NodeNoticed, NodeRecovered, NodeSlowed, NoticeEnded, PlanAdopted
+from shoal_recovery.journal import NodeJoined, NodeNoticed, NodeRecovered, NodeSlowed, NoticeEnded, PlanAdopted
 from shoal_recovery.journal_scripts import WorkersStarted
 from shoal_service.timeline import Event, node_spans
 
@@ -62,15 +62,18 @@ def nodes_panel(events: Sequence[Event], end_at_s: float, drills: Mapping[str, f
     for event in events:
         match event.kind:
             case PlanAdopted.kind:
-                known = {node["id"]: node for node in event.payload["snapshot"]["nodes"]}
+                known |= {node["id"]: node for node in event.payload["snapshot"]["nodes"]}
                 working = frozenset(
                     replica["node"]
                     for pipeline in event.payload["plan"]["pipelines"]
                     for stage in pipeline["stages"]
                     for replica in stage["replicas"]
                 )
+            case NodeJoined.kind:
+                said = event.payload
+                known.setdefault(said["node"], {"device": said["device"], "devices": said["devices"]})
             case WorkersStarted.kind:
-                known = {node["id"]: node for node in event.payload["snapshot"]["nodes"]}
+                known |= {node["id"]: node for node in event.payload["snapshot"]["nodes"]}
                 working = frozenset(event.payload["nodes"])
             case NodeNoticed.kind:
                 leaving[event.payload["node"]] = (event.at_s + event.payload["lead_s"], event.payload["source"])
@@ -99,7 +102,7 @@ def _node(
     leaving: tuple[float, str] | None,
     slowdown: float | None,
 ) -> JobNode:
-    """One that joined after the newest plan is known by its name alone."""
+    """Of one that joined after the newest plan, its devices alone are known."""
     node = node or {}
     return JobNode(
         id=name,

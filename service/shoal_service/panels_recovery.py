@@ -89,7 +89,7 @@ def store_alone(payload: Mapping[str, Any], events: Sequence[Event]) -> StoreAlo
     return StoreAlone(seconds=wanted * took_s / taken, bytes_per_s=taken / took_s)
 
 
-MAX_CARDS = 8  # recoveries that are shown in full; of older ones a line each
+MAX_CARDS = 5  # recoveries that are shown in full; of older ones a line each
 MAX_LINES = 60
 
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from shoal_service import jobs
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.curve import point
-from shoal_service.job_history import newest_seq
+from shoal_service.job_history import mark
 from shoal_service.models import StepRow
 from shoal_service.services import Deps, Services
 
@@ -34,14 +34,14 @@ async def job_stream(deps: Deps, job_id: str) -> Response:
 
 
 async def _job_changes(deps: Services, job_id: str, told_seq: int) -> AsyncIterator[ServerSentEvent]:
-    topic, told, told_history = job_topic(job_id), None, None
+    topic, told, told_history = job_topic(job_id), None, ""
     while not deps.bell.closed:
         count = deps.bell.count(topic)
         async with deps.database.read() as session:
             row = await jobs.get(session, job_id)
             history, points = told_history, []
             if row.version != told:
-                history = await newest_seq(session, job_id), row.state, row.wish
+                history = await mark(session, row)
                 points = await _points(session, job_id, told_seq)
         if row.version != told:
             told = row.version
@@ -54,7 +54,7 @@ async def _job_changes(deps: Services, job_id: str, told_seq: int) -> AsyncItera
             yield ServerSentEvent(json.dumps(said), event="points", sep="\n")
         if history != told_history:
             told_history = history
-            yield ServerSentEvent("{}", event="history", sep="\n")
+            yield ServerSentEvent(json.dumps({"mark": history}), event="history", sep="\n")
         if jobs.ended(row):
             yield ServerSentEvent("{}", event="end", sep="\n")
             return

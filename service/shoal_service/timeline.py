@@ -3,7 +3,7 @@ each recovery, by phase and by source of bytes. Pure geometry and words; templat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ LANE = 22.0
 GAP = 6.0
 AXIS = 24.0
 HEAD = 16.0  # strip for the names of recoveries
+_NAME = 26.0  # of a recovery
 MAX_NODES = 24
 PHASES = ("detect", "decide", "restore", "rebuild")
 SOURCES = ("own", "node", "peer", "store")
@@ -130,14 +131,24 @@ def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -
         y = HEAD + len(lanes) * (LANE + GAP)
         lanes.append(_node_lane(name, nodes[name], scale, y, paces.get(name, ()), told.get(name, ())))
     recoveries = [event for event in events if event.kind == RecoveryDone.kind]
-    marks = tuple(
-        Mark(x=scale(event.at_s), text=f"R{number}", title=str(event.payload["reason"]))
+    marks = _spread(
+        Mark(x=scale(event.at_s), text=f"R{number}", title=f"R{number}: {event.payload['reason']}")
         for number, event in enumerate(recoveries, start=1)
     )
     height = HEAD + len(lanes) * (LANE + GAP) + AXIS
     return Timeline(
         height=height, lanes=tuple(lanes), recoveries=marks, ticks=scale.ticks(), hidden_nodes=len(nodes) - len(shown)
     )
+
+
+def _spread(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+    """Without the texts that would stand on the one before."""
+    free, found = 0.0, []
+    for mark in marks:
+        stands = mark.x >= free
+        found.append(mark if stands else replace(mark, text=""))
+        free = mark.x + _NAME if stands else free
+    return tuple(found)
 
 
 class _Scale:

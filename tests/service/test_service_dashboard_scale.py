@@ -93,7 +93,7 @@ def test_pages_of_a_thousand_ranks_are_small_and_complete(api: httpx.Client, job
     assert "goes away" in page and "spot-60" in page
     assert "This is computed once the page is there" in page
     assert "Any node can vanish" in api.get(f"/jobs/{job_id}/panels/losses").text
-    assert "R12: node lost" in page and "4 older ones" in page
+    assert "R12: node lost" in page and "7 older ones" in page
     assert "101 more are on the page of" in page
     first = texts[f"/jobs/{job_id}?epoch=1"]
     assert "Plan 1 of 13" in first and "not the current plan" in first

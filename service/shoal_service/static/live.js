@@ -52,15 +52,26 @@ stream.addEventListener("open", () => {
   document.dispatchEvent(new Event("shoal:opened"));
 });
 stream.addEventListener("error", () => say("reconnecting", false));
-stream.addEventListener("change", () => tell("shoal:change"));
-stream.addEventListener("history", () => tell("shoal:history"));
+// What a page was drawn with is no news to it, however often the stream is opened.
+let version = own.dataset.version;
+let mark = own.dataset.mark;
+stream.addEventListener("change", (event) => {
+  const said = JSON.parse(event.data);
+  if (said.version !== undefined && String(said.version) === version) return;
+  version = String(said.version);
+  tell("shoal:change");
+});
+stream.addEventListener("history", (event) => {
+  const said = JSON.parse(event.data);
+  if (said.mark === mark) return;
+  mark = said.mark;
+  tell("shoal:history");
+});
 stream.addEventListener("points", (event) => {
   document.dispatchEvent(new CustomEvent("shoal:points", { detail: JSON.parse(event.data) }));
 });
 stream.addEventListener("end", () => {
   stream.close();
   say("ended", false);
-  tell("shoal:change");
-  tell("shoal:history");
   document.dispatchEvent(new Event("shoal:opened"));
 });
