@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_recovery.journal import CheckpointCommitted, PredictionChecked, RecoveryDone
 from shoal_service import journal, timeline
 from shoal_service.models import JobRow, JournalRow, StepRow
+from shoal_service.step_sums import StepSums
 from shoal_service.timeline import Event
 
 _KEPT_JOBS = 16
@@ -20,10 +21,14 @@ KINDS = (*timeline.KINDS, PredictionChecked.kind)
 
 
 class Histories:
-    """Use from one event loop. Journals only grow, so the number of the newest entry tells whether anything is new."""
+    """Of the jobs that were looked at last, and what their `steps` add up to. Use from one event loop.
+
+    Journals only grow, so the number of the newest entry tells whether anything is new.
+    """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[int, tuple[Event, ...]]] = OrderedDict()
+        self.steps = StepSums()
 
     async def of(self, session: AsyncSession, job_id: str) -> tuple[Event, ...]:
         """Oldest first: the newest 5,000 entries of the kinds that panels show."""

@@ -31,9 +31,8 @@ async def job_page(
     """Complete as it is, without scripts; of a large job, if that is asked for."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
-        history = await deps.histories.of(session, job_id)
         seen = await mark(session, row)
-        look = await panels.look_at(session, row, history, epoch=epoch, window=window)
+        look = await panels.look_at(session, row, deps.histories, epoch=epoch, window=window)
         views_of = {
             name: await panels.shown(look, name, later=not complete and panels.put_off(look, name))
             for name in panels_of(row)
@@ -62,8 +61,7 @@ async def _panel(deps: Services, job_id: str, name: str, epoch: int | None, wind
         row = await jobs.get(session, job_id)
         if name not in PANELS or name not in panels_of(row):
             raise NotFound("panel_not_found", f"name = {name!r}: the page of {job_id} has no such panel", "name")
-        history = await deps.histories.of(session, job_id)
-        look = await panels.look_at(session, row, history, epoch=epoch, window=window)
+        look = await panels.look_at(session, row, deps.histories, epoch=epoch, window=window)
         return await panels.shown(look, name)
 
 

@@ -15,7 +15,7 @@ from shoal_recovery.journal import AT_REST, EvaluationDone, JobState
 from shoal_service import clusters, jobs, journal, timeline, trackers, views
 from shoal_service.continuity import continuity
 from shoal_service.goodput import goodput, num_devices
-from shoal_service.job_history import KINDS, event_of, first_steps_s
+from shoal_service.job_history import KINDS, Histories, event_of, first_steps_s
 from shoal_service.models import ClusterRow, JobRow
 from shoal_service.panels_checkpoints import KINDS as CHECKPOINT_KINDS
 from shoal_service.panels_checkpoints import checkpoints
@@ -28,7 +28,7 @@ from shoal_service.panels_recovery import in_full, recoveries_panel
 from shoal_service.script_views import script_view
 from shoal_service.seams import pairs_of, seams_of
 from shoal_service.spending import Spending, spending_of
-from shoal_service.step_sums import step_sums
+from shoal_service.step_sums import EpochSteps, StepSums, step_sums
 from shoal_service.timeline import Event
 
 _EVENT_KINDS = (
@@ -49,6 +49,7 @@ class Look:
     session: AsyncSession
     row: JobRow
     history: Sequence[Event]
+    steps: StepSums
     cluster: ClusterRow | None
     now_s: float
     epoch: int | None = None
@@ -143,13 +144,19 @@ async def _losses(look: Look) -> View:
     return await asyncio.to_thread(losses_panel, look.row, adopted, stored_step)
 
 
+async def _steps(look: Look, since_s: float | None) -> Sequence[EpochSteps]:
+    if since_s is None:
+        return await look.steps.of(look.session, look.row.id)
+    return await step_sums(look.session, look.row.id, since_s=since_s)
+
+
 async def _goodput(look: Look) -> View:
     seconds = WINDOWS[look.window]
     since_s = None if seconds is None else look.now_s - seconds
     evaluated = await journal.newest(look.session, look.row.id, _MOST_EVALUATIONS, (EvaluationDone.kind,))
     found = goodput(
         look.history,
-        await step_sums(look.session, look.row.id, since_s),
+        await _steps(look, since_s),
         created_at_s=look.row.created_at_s,
         end_at_s=look.now_s,
         evaluation_s=sum(e.payload["duration_s"] for e in evaluated if since_s is None or e.at_s >= since_s),
@@ -164,7 +171,7 @@ async def _money(look: Look) -> View:
     found = money(
         look.history,
         spent,
-        await step_sums(look.session, look.row.id),
+        await look.steps.of(look.session, look.row.id),
         on_demand_prices(node for row in every for node in row.snapshot["nodes"]),
         created_at_s=look.row.created_at_s,
         end_at_s=look.now_s,
@@ -234,7 +241,7 @@ PANELS: Mapping[str, Panel] = {
         title="What the job survives right now", link="Survival", gather=_losses, scripted=False, heavy=True
     ),
     "goodput": Panel(title="Goodput", link="Goodput", gather=_goodput),
-    "money": Panel(title="Cost", link="Cost", gather=_money),
+    "cost": Panel(title="Cost", link="Cost", gather=_money),
     "checkpoints": Panel(title="Checkpoints", link="Checkpoints", gather=_checkpoints),
     "why": Panel(title="Why this plan", link="Why", gather=_why, scripted=False),
     "exchanges": Panel(title="Exchanges in a step", link="", gather=_nothing, on_steps=True, scripted=False),
@@ -249,12 +256,17 @@ def panels_of(row: JobRow) -> Mapping[str, Panel]:
     return {name: panel for name, panel in PANELS.items() if (panel.scripted if script else panel.planned)}
 
 
-async def look_at(
-    session: AsyncSession, row: JobRow, history: Sequence[Event], *, epoch: int | None, window: str
-) -> Look:
-    cluster = None if row.cluster_id is None else await session.get(ClusterRow, row.cluster_id)
-    now_s = row.since_at_s if jobs.ended(row) else time.time()
-    return Look(session=session, row=row, history=history, cluster=cluster, now_s=now_s, epoch=epoch, window=window)
+async def look_at(session: AsyncSession, row: JobRow, histories: Histories, *, epoch: int | None, window: str) -> Look:
+    return Look(
+        session=session,
+        row=row,
+        history=await histories.of(session, row.id),
+        steps=histories.steps,
+        cluster=None if row.cluster_id is None else await session.get(ClusterRow, row.cluster_id),
+        now_s=row.since_at_s if jobs.ended(row) else time.time(),
+        epoch=epoch,
+        window=window,
+    )
 
 
 def put_off(look: Look, name: str) -> bool:

@@ -32,7 +32,7 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     expect(page.locator("#part-head")).to_contain_text("of 60")
     expect(page.locator("#part-plan svg.map rect.box")).to_have_count(5)
     expect(page.locator("#part-plan")).to_contain_text("embedding + layers 0-6")
-    expect(page.locator("#part-money")).to_contain_text("$15.00 for 4 nodes")
+    expect(page.locator("#part-cost")).to_contain_text("$15.00 for 4 nodes")
     expect(page.locator("#curve canvas")).to_be_visible()
 
     ok(connector.send(job_id, told[:30]))
@@ -51,7 +51,7 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     expect(page.locator("#curve")).to_have_attribute("data-evaluations", "1")
     expect(page.locator("#part-head")).to_contain_text("perplexity 9.4877, step 60")
     expect(page.locator("#live")).to_have_text("ended")
-    expect(page.locator("#part-money")).to_contain_text("no nodes")
+    expect(page.locator("#part-cost")).to_contain_text("no nodes")
     assert page.evaluate("window.stays")
 
     page.locator("#curve-details summary").click()
