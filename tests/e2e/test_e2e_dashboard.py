@@ -17,6 +17,7 @@ PATIENCE_MS = LIMIT_S * 1000
 
 
 @pytest.mark.browser
+@pytest.mark.timeout(900)
 def test_a_job_is_written_watched_shaken_paused_and_cancelled_on_its_page(running: Running) -> None:
     link = running.client.login_link()["url"]
     with chromium() as browser, signed_in(browser, running.shoal.url, link, PATIENCE_MS) as page:

@@ -84,6 +84,7 @@ def job_id(api: httpx.Client) -> str:
 
 
 def test_pages_of_a_thousand_ranks_are_small_and_complete(api: httpx.Client, job_id: str) -> None:
+    api.timeout = httpx.Timeout(300)
     texts = {path: api.get(path).text for path in ("/", f"/jobs/{job_id}", f"/jobs/{job_id}?epoch=1", "/nodes")}
     for path, text in texts.items():
         assert len(text.encode()) < MOST_BYTES, (path, len(text.encode()))
