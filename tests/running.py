@@ -72,8 +72,12 @@ class Running:
 
     def submit(self, mapping: Mapping[str, Any]) -> str:
         job_id: str = self.client.submit(mapping)["id"]
-        self._jobs.append(job_id)
+        self.adopt(job_id)
         return job_id
+
+    def adopt(self, job_id: str) -> None:
+        """A job that was submitted in another way is ended like all others."""
+        self._jobs.append(job_id)
 
     def restore(self) -> None:
         for process in self._stopped:

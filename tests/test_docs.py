@@ -187,7 +187,7 @@ def test_the_readme_names_both_commands_and_shows_the_page() -> None:
     text = read("README.md")
     assert re.search(r"^make demo\b", text, flags=re.MULTILINE)
     assert re.search(r"^make test\b", text, flags=re.MULTILINE)
-    assert "](docs/images/dashboard.png)" in text
+    assert "](docs/images/dashboard-job-light.png)" in text
 
 
 def test_make_knows_what_the_documents_tell_to_make() -> None:

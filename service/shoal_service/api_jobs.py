@@ -54,22 +54,30 @@ async def submit_job(
     The same Idempotency-Key with the same job answers with the first one. With `dry_run=1` nothing is created: the
     answer (200) is the plan that it would run by, and what that would cost."""
     body = await read_body(request, deps.settings.max_body_bytes)
-    return await submit(request, deps, chosen, body, idempotency_key, dry_run=dry_run)
+    return await submitted(request, deps, chosen, body, idempotency_key, dry_run=dry_run)
 
 
-async def submit(
+async def submitted(
     request: Request, deps: Services, project: str, body: object, idempotency_key: str | None, *, dry_run: bool
 ) -> Response:
-    spec = await read_any_job(body, deps.settings.store_check_s, deps.settings.places)
+    """The answer to a request that brings a JOB document as plain values. Raises BadInput and Conflict."""
     if dry_run:
+        spec = await read_any_job(body, deps.settings.store_check_s, deps.settings.places)
         return JSONResponse(await rehearse(deps, spec))
+    row = await submit(request, deps, project, body, idempotency_key)
+    headers = {"Location": f"/v1/jobs/{row.id}", "ETag": preconditions.etag(row)}
+    return JSONResponse(jobs.resource(row), status_code=201, headers=headers)
+
+
+async def submit(request: Request, deps: Services, project: str, body: object, idempotency_key: str | None) -> JobRow:
+    """Of a JOB document as plain values. Raises BadInput and Conflict."""
+    spec = await read_any_job(body, deps.settings.store_check_s, deps.settings.places)
     wanted_hash = jobs.body_hash(spec)
     row = await _known(deps, project, idempotency_key, wanted_hash)
     if row is None:
         row = await _create(deps, project, spec, wanted_hash, idempotency_key)
     did(request, row.id)
-    headers = {"Location": f"/v1/jobs/{row.id}", "ETag": preconditions.etag(row)}
-    return JSONResponse(jobs.resource(row), status_code=201, headers=headers)
+    return row
 
 
 async def _known(deps: Services, project: str, key: str | None, wanted_hash: str) -> JobRow | None:

@@ -35,7 +35,7 @@ async def clone_job(
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
     document = merged(row.spec, wanted.overrides)
-    return await api_jobs.submit(request, deps, row.project_id, document, idempotency_key, dry_run=wanted.dry_run)
+    return await api_jobs.submitted(request, deps, row.project_id, document, idempotency_key, dry_run=wanted.dry_run)
 
 
 @router.post("/jobs/{job_id}/checkpoint", status_code=202, tags=["jobs"], responses=documented(404, 409, 412))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 from fastapi import Depends, FastAPI
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
@@ -25,8 +26,12 @@ from shoal_service import (
     api_verbs,
     openapi,
     pages,
+    pages_fleet,
+    pages_job,
+    pages_submit,
     problems,
     sign_in,
+    streams,
 )
 from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
@@ -37,6 +42,7 @@ from shoal_service.exposure import check_exposure
 from shoal_service.followers import Followers
 from shoal_service.gate import Gate, authorize
 from shoal_service.identity import Identity
+from shoal_service.job_history import Histories
 from shoal_service.limits import Limits
 from shoal_service.log_retention import keep_forgetting
 from shoal_service.planning import Planner
@@ -77,6 +83,7 @@ def create_app(settings: Settings) -> FastAPI:
         takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
         followers=Followers(database, bell, settings),
         tails=Tails(database),
+        histories=Histories(),
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(
@@ -91,9 +98,10 @@ def create_app(settings: Settings) -> FastAPI:
     jobs_apis = (api_jobs, api_verbs, api_history, api_attempts, api_logs)
     for module in (*jobs_apis, api_clusters, api_plans, api_people, api_schemas):
         app.include_router(module.router)
-    for module in (pages, sign_in):
+    for module in (pages, pages_job, pages_fleet, pages_submit, streams, sign_in):
         app.include_router(module.router, include_in_schema=False)
-    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+    # Pages themselves are not compressed: what they echo stands beside the tokens of their forms.
+    app.mount("/static", GZipMiddleware(StaticFiles(directory=_STATIC)), name="static")
     problems.install(app, _refuse)
     # Within the gate: who may not ask sends no body.
     app.add_middleware(

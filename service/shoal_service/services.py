@@ -12,6 +12,7 @@ from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.followers import Followers
+from shoal_service.job_history import Histories
 from shoal_service.planning import Planner
 from shoal_service.settings import Settings
 from shoal_service.tails import Tails
@@ -29,6 +30,7 @@ class Services:
     takeover: Takeover
     followers: Followers
     tails: Tails
+    histories: Histories
 
 
 def _services(request: Request) -> Services:

@@ -13,11 +13,12 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
-from shoal_service import audit, auth, pages
+from shoal_service import audit, auth
 from shoal_service.access import Principal
 from shoal_service.errors import Forbidden, NotFound, Problem, Unauthorized
 from shoal_service.gate import address_of
 from shoal_service.openid import Attempt, Provider
+from shoal_service.rendering import rendered
 from shoal_service.services import Deps, Services
 
 router = APIRouter()
@@ -131,7 +132,7 @@ def form(request: Request, deps: Services, then: str, problem: Problem | None) -
         "login_csrf": auth.csrf_token(begun),
         "with_oidc": deps.auth.identity.provider is not None,
     }
-    answer = pages.page(request, "login.html", values, 200 if problem is None else problem.status)
+    answer = rendered(request, "login.html", values, 200 if problem is None else problem.status)
     _set_cookie(request, deps, answer, _BEGUN, begun, None)
     return answer
 

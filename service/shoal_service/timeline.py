@@ -3,7 +3,7 @@ each recovery, by phase and by source of bytes. Pure geometry and words; templat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ LANE = 22.0
 GAP = 6.0
 AXIS = 24.0
 HEAD = 16.0  # strip for the names of recoveries
+_NAME = 26.0  # of a recovery
 MAX_NODES = 24
 PHASES = ("detect", "decide", "restore", "rebuild")
 SOURCES = ("own", "node", "peer", "store")
@@ -118,26 +119,36 @@ def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -
     end_at_s = max(end_at_s, events[-1].at_s) if events else end_at_s
     scale = _Scale(created_at_s, max(end_at_s, created_at_s + 1.0))
     nodes = node_spans(events, end_at_s)
-    paces = _pace_marks(events, scale)
+    paces, told = _pace_marks(events, scale), _notices(events, end_at_s)
     eventful = [
         name
         for name, spans in nodes.items()
-        if len(spans) > 1 or spans[0][2] is not None or spans[0][3] or name in paces
+        if len(spans) > 1 or spans[0][2] is not None or spans[0][3] or name in paces or name in told
     ]
     shown = sorted(nodes) if len(nodes) <= MAX_NODES else sorted(eventful)[:MAX_NODES]
     lanes = [_job_lane(events, scale, created_at_s)]
     for name in shown:
         y = HEAD + len(lanes) * (LANE + GAP)
-        lanes.append(_node_lane(name, nodes[name], scale, y, paces.get(name, ())))
+        lanes.append(_node_lane(name, nodes[name], scale, y, paces.get(name, ()), told.get(name, ())))
     recoveries = [event for event in events if event.kind == RecoveryDone.kind]
-    marks = tuple(
-        Mark(x=scale(event.at_s), text=f"R{number}", title=str(event.payload["reason"]))
+    marks = _spread(
+        Mark(x=scale(event.at_s), text=f"R{number}", title=f"R{number}: {event.payload['reason']}")
         for number, event in enumerate(recoveries, start=1)
     )
     height = HEAD + len(lanes) * (LANE + GAP) + AXIS
     return Timeline(
         height=height, lanes=tuple(lanes), recoveries=marks, ticks=scale.ticks(), hidden_nodes=len(nodes) - len(shown)
     )
+
+
+def _spread(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+    """Without the texts that would stand on the one before."""
+    free, found = 0.0, []
+    for mark in marks:
+        stands = mark.x >= free
+        found.append(mark if stands else replace(mark, text=""))
+        free = mark.x + _NAME if stands else free
+    return tuple(found)
 
 
 class _Scale:
@@ -227,7 +238,31 @@ def _pace_marks(events: Sequence[Event], scale: _Scale) -> dict[str, list[Mark]]
     return found
 
 
-def _node_lane(name: str, spans: Sequence[_Span], scale: _Scale, y: float, paces: Sequence[Mark]) -> Lane:
+def _notices(events: Sequence[Event], end_at_s: float) -> dict[str, list[tuple[float, float, str]]]:
+    """By node, from when until when somebody said that it goes away, and who and why."""
+    open_since: dict[str, tuple[float, str]] = {}
+    found: dict[str, list[tuple[float, float, str]]] = {}
+    for event in events:
+        if event.kind == NodeNoticed.kind:
+            said = event.payload
+            words = f"goes away in {duration(said['lead_s'])} ({said['source']}: {said['why']})"
+            open_since.setdefault(said["node"], (event.at_s, words))
+        elif event.kind in (NoticeEnded.kind, NodeLost.kind) and event.payload["node"] in open_since:
+            since_s, words = open_since.pop(event.payload["node"])
+            found.setdefault(event.payload["node"], []).append((since_s, event.at_s, words))
+    for name, (since_s, words) in open_since.items():
+        found.setdefault(name, []).append((since_s, end_at_s, words))
+    return found
+
+
+def _node_lane(
+    name: str,
+    spans: Sequence[_Span],
+    scale: _Scale,
+    y: float,
+    paces: Sequence[Mark],
+    notices: Sequence[tuple[float, float, str]],
+) -> Lane:
     bands, marks = [], list(paces)
     for since_s, until_s, lost, joined in spans:
         x = scale(since_s)
@@ -241,6 +276,10 @@ def _node_lane(name: str, spans: Sequence[_Span], scale: _Scale, y: float, paces
         elif lost is not None and "evidence" in lost:
             evidence = f"{name} was lost: {lost['evidence']} (noticed after {duration(lost['detect_s'])})"
             marks.append(Mark(x=scale(until_s), text="lost", title=evidence))
+    for since_s, until_s, words in notices:
+        x = scale(since_s)
+        bands.append(Band(x=x, width=max(scale(until_s) - x, 1.5), style="leaving", text="", title=f"{name} {words}"))
+        marks.append(Mark(x=x, text="notice", title=f"{name} {words}"))
     return Lane(y=y, name=name, bands=tuple(bands), marks=tuple(marks))
 
 
@@ -284,10 +323,10 @@ def bytes_per_s(payload: Mapping[str, Any]) -> dict[str, float]:
 
 def _sources(payload: Mapping[str, Any], most_bytes: float) -> tuple[Segment, ...]:
     speeds = bytes_per_s(payload)
-    stack = _stack({name: payload["num_bytes"].get(name, 0) for name in SOURCES}, most_bytes, num_bytes)
+    parts = stack({name: payload["num_bytes"].get(name, 0) for name in SOURCES}, most_bytes, num_bytes)
     return tuple(
         replace(part, text=f"{part.text}, {num_bytes(speeds[part.name])}/s") if part.name in speeds else part
-        for part in stack
+        for part in parts
     )
 
 
@@ -300,10 +339,11 @@ def _phases(payload: Mapping[str, Any], longest_s: float) -> tuple[Segment, ...]
     rest_s = _total_s(payload) - sum(parts.values())
     if rest_s > 0.001:
         parts["rest"] = rest_s
-    return _stack(parts, longest_s, duration)
+    return stack(parts, longest_s, duration)
 
 
-def _stack(parts: Mapping[str, float], whole: float, show: Any) -> tuple[Segment, ...]:
+def stack(parts: Mapping[str, float], whole: float, show: Any) -> tuple[Segment, ...]:
+    """Parts of a stacked bar beside each other, of which `whole` would fill it."""
     segments, x = [], 0.0
     for name, value in parts.items():
         width = round(100 * value / whole, 3)

@@ -1,36 +1,24 @@
-"""What the pages show, gathered from the database as plain values; templates turn them into markup."""
+"""What pages show of rows of the database, as plain values; templates turn them into markup."""
 
 from __future__ import annotations
 
-import asyncio
-import math
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
-from shoal_planner.errors import InvalidField
 from shoal_recovery.journal import JobState
-from shoal_service import clusters, jobs, journal, timeline, trackers
+from shoal_service import jobs
 from shoal_service.bulk_losses import losses_resource
 from shoal_service.measured import measured_lines
 from shoal_service.models import JobRow, JournalRow
-from shoal_service.plan_map import plan_map
-from shoal_service.script_views import script_sentence, script_view
-from shoal_service.spending import Spending, spending_of
-from shoal_service.timeline import Event, duration, num_bytes
+from shoal_service.script_views import script_sentence
+from shoal_service.spending import Spending
+from shoal_service.timeline import duration, num_bytes
+from shoal_service.words import dollars
 
 MAX_EVENTS = 60
 MAX_LOSSES = 20
-_OTHER_KINDS = (
-    *("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped"),
-    "model_seen",
-    *("evaluation_done", "store_failed", "store_recovered", "room_short"),
-    *("script_started", "trainer_adjusted", "checkpoint_reported", "script_failed"),
-)
 
-_GLYPHS = {
+GLYPHS = {
     "queued": "\u25f7",
     "starting": "\u25d4",
     "running": "\u25b6",
@@ -53,7 +41,7 @@ def summary(row: JobRow) -> dict[str, Any]:
         "id": row.id,
         "name": row.name,
         "state": row.state,
-        "glyph": _GLYPHS[row.state],
+        "glyph": GLYPHS[row.state],
         "code": row.state_code,
         "reason": row.reason,
         "since": jobs.rfc3339(row.since_at_s),
@@ -125,36 +113,9 @@ def _figure(value: float | None) -> str:
     return "not a number" if value is None else f"{value:,.4f}" if value < 1000 else f"{value:,.0f}"
 
 
-async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dict[str, Any]:
-    """All parts of a job's page. Raises NotFound."""
-    row = await jobs.get(session, job_id)
-    history = await journal.history(session, job_id)
-    end_at_s = row.since_at_s if jobs.ended(row) else time.time()
-    losses = await _losses_view(session, row)
-    plans = [entry for entry in history if entry.kind == journal.PLAN_KIND]
-    kinds = (*timeline.KINDS, *_OTHER_KINDS)
-    return {
-        "job": summary(row),
-        "cost": _cost_view(spending_of(row, history)),
-        "losses": losses,
-        "cluster": await clusters.of_job(session, row),
-        "trackers": await trackers.of_job(session, job_id),
-        "plan": _plan_view(plans, epoch),
-        "timeline": timeline.timeline(history, created_at_s=row.created_at_s, end_at_s=end_at_s) if history else None,
-        "recoveries": timeline.recoveries(history, jobs.rfc3339),
-        "bytes_total": _bytes_total(history),
-        "script": await script_view(session, row) if jobs.is_script(row) else None,
-        "events": [_event_line(entry) for entry in await journal.newest(session, job_id, MAX_EVENTS, kinds)],
-    }
-
-
-async def _losses_view(session: AsyncSession, row: JobRow) -> dict[str, Any] | None:
-    """None where the job has no nodes, or its plan is none that this version can read."""
-    adopted, stored_step = await journal.at_stake(session, row.id)
-    try:
-        found = await asyncio.to_thread(losses_resource, row, adopted, stored_step)
-    except InvalidField:
-        return None
+def losses_view(row: JobRow, adopted: Mapping[str, Any], stored_step: int | None) -> dict[str, Any] | None:
+    """None where the job has no nodes. Raises InvalidField."""
+    found = losses_resource(row, adopted, stored_step)
     items = [
         {
             "domain": loss["domain"],
@@ -167,35 +128,7 @@ async def _losses_view(session: AsyncSession, row: JobRow) -> dict[str, Any] | N
     return {**found, "items": items, "total": num_bytes(found["state_bytes"])} if items else None
 
 
-def _plan_view(plans: Sequence[Event], epoch: int | None) -> dict[str, Any] | None:
-    chosen = [entry for entry in plans if epoch is None or entry.payload["epoch"] == epoch] or list(plans)
-    if not chosen:
-        return None
-    entry = chosen[-1]
-    payload = entry.payload
-    try:
-        drawn, problem = plan_map(payload["plan"], payload["snapshot"]), None
-    except InvalidField as error:
-        drawn, problem = None, str(error)
-    return {
-        "epoch": payload["epoch"],
-        "plan_id": payload["plan_id"],
-        "step": payload["step"],
-        "reason": payload["reason"],
-        "why": payload["plan"].get("reason", ""),
-        "since": jobs.rfc3339(entry.at_s),
-        "map": drawn,
-        "problem": problem,
-        "predicted": _predicted(payload["plan"].get("predicted")),
-        "current": entry is plans[-1],
-        "generations": [
-            {"epoch": other.payload["epoch"], "plan_id": other.payload["plan_id"], "step": other.payload["step"]}
-            for other in plans
-        ],
-    }
-
-
-def _predicted(value: dict[str, Any] | None) -> dict[str, Any] | None:
+def predicted_view(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if value is None:
         return None
     memory = (value.get("memory_bytes") or {}) | {
@@ -209,7 +142,7 @@ def _predicted(value: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _cost_view(found: Spending) -> dict[str, Any]:
+def cost_view(found: Spending) -> dict[str, Any]:
     """`figures` are (name, amount, remark); none where no node has a price. Nothing unknown is shown as nothing."""
     now = sum(charge.num_nodes_now for charge in found.charges)
     of_nodes = f"for {now} node{'s' if now > 1 else ''}" if now else "no nodes"
@@ -249,20 +182,7 @@ def _amount(usd: float | None, more_is_unknown: bool) -> str:
     return "unknown" if usd is None else f"{'at least ' if more_is_unknown else ''}{dollars(usd)}"
 
 
-def dollars(usd: float) -> str:
-    """For people: $0, $0.00021, $0.75, $41.20, $12,345."""
-    if usd <= 0:
-        return "$0"
-    digits = 0 if usd >= 1000 else max(2, 1 - math.floor(math.log10(usd)))
-    return f"${usd:,.{digits}f}"
-
-
-def _bytes_total(history: Sequence[Event]) -> dict[str, str]:
-    found = [entry.payload["num_bytes"] for entry in history if entry.kind == journal.RECOVERY_KIND]
-    return {source: num_bytes(sum(each.get(source, 0) for each in found)) for source in timeline.SOURCES}
-
-
-def _event_line(row: JournalRow) -> dict[str, Any]:
+def event_line(row: JournalRow) -> dict[str, Any]:
     return {"seq": row.seq, "at": jobs.rfc3339(row.at_s), "kind": row.kind.replace("_", " "), "text": _sentence(row)}
 
 
@@ -320,3 +240,12 @@ def _sentence(row: JournalRow) -> str:
             return f"a step of epoch {said['epoch']} takes {measured}; {predicted} were predicted ({times:.2f} times)"
         case other:
             return script_sentence(other, said) or other
+
+
+def spent_in_short(found: Spending) -> dict[str, str]:
+    """For the head of a page: `spent` and `per_hour`, in words where not everything is known."""
+    now = sum(charge.num_nodes_now for charge in found.charges)
+    return {
+        "spent": "-" if not found.charges else _amount(found.usd, found.unpriced_node_hours > 0),
+        "per_hour": _amount(found.usd_per_hour, found.unpriced_nodes_now > 0) if now else "-",
+    }

@@ -3,65 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
-from control_plane import Connector, ControlPlane, control_plane, job_mapping, ok, story
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from control_plane import Connector, ControlPlane, job_mapping, ok, story
+from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-PATIENCE_MS = 20_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        pytest.skip("no /usr/bin/chromium; tests/browser/install.sh installs it where it may")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        yield running
-        running.close()
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("browser")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(plane: ControlPlane) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=plane.url, headers=plane.headers, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture
-def page(browser: Browser, plane: ControlPlane, http: httpx.Client) -> Iterator[Page]:
-    """Signed in. Whatever goes wrong in the page, or asks another server, fails the test."""
-    context = browser.new_context(viewport={"width": 1180, "height": 900})
-    context.set_default_timeout(PATIENCE_MS)
-    expect.set_options(timeout=PATIENCE_MS)
-    opened = context.new_page()
-    wrong: list[str] = []
-    opened.on("pageerror", lambda error: wrong.append(str(error)))
-    opened.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    opened.on("request", lambda request: None if request.url.startswith(plane.url) else wrong.append(request.url))
-    opened.goto(ok(http.post("/v1/login-links"))["url"])
-    yield opened
-    context.close()
-    assert wrong == []
 
 
 def begin(http: httpx.Client, name: str) -> tuple[str, Connector]:
@@ -88,8 +36,10 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     expect(page.locator("#curve canvas")).to_be_visible()
 
     ok(connector.send(job_id, told[:30]))
-    expect(page.locator("#part-timeline")).to_contain_text("R1: node lost")
-    expect(page.locator("#part-timeline")).to_contain_text("peer 12.9 MB")
+    expect(page.locator("#part-recoveries")).to_contain_text("R1: node lost")
+    expect(page.locator("#part-recoveries")).to_contain_text("peer 12.9 MB")
+    expect(page.locator("#part-recoveries .waterfall").first).to_contain_text("131 ms")
+    expect(page.locator("#curve-notes")).to_contain_text("Continuous")
     expect(page.locator("#part-timeline svg.timeline .event-lost")).to_have_count(1)
     expect(page.locator("#part-plan svg.map rect.box")).to_have_count(4)
     expect(page.locator("#curve")).to_have_attribute("data-markers", "1")
@@ -108,8 +58,17 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     expect(page.locator("#curve-table tbody tr")).to_have_count(61)
     expect(page.locator("#curve-table")).to_contain_text("rolled back")
     expect(page.locator("#curve-table")).to_contain_text("2.2500")
-    page.get_by_role("link", name="epoch 2").click()
+    page.locator("#curve-over").select_option("at")
+    page.locator("#curve-figure").select_option("tokens_per_s")
+    expect(page.locator("#curve canvas")).to_be_visible()
+    page.get_by_role("link", name="epoch 2, before").click()
     expect(page.locator("#part-plan")).to_contain_text("not the current plan")
+    assert page.url.endswith("?epoch=2#part-plan")
+    page.locator("#plan-slider").fill("1")
+    expect(page.locator("#part-plan")).to_contain_text("Plan 1 of 3")
+    page.reload()
+    expect(page.locator("#part-plan")).to_contain_text("Plan 1 of 3")
+    expect(page.locator("#part-plan")).not_to_contain_text("What changed")
 
 
 def test_the_plan_opens_as_a_picture(page: Page, http: httpx.Client, plane: ControlPlane) -> None:
@@ -145,7 +104,12 @@ def test_the_page_can_be_read_by_machines(page: Page, http: httpx.Client, plane:
     ok(connector.send(job_id, story(job_mapping(), started_at_s=time.time()).entries))
     page.goto(f"{plane.url}/jobs/{job_id}")
     tree = page.locator("main").aria_snapshot()
-    for words in ('heading "read aloud"', "Plan map; the same as a table below", "Phases of recovery 1", "succeeded"):
+    for words in (
+        'heading "read aloud"',
+        "Plan map; the same as a table below",
+        "Phases of recovery 1, one after the other",
+        "succeeded",
+    ):
         assert words in tree, words
     page.goto(f"{plane.url}/nodes")
     expect(page.locator("main")).to_contain_text("spot-1")

@@ -12,7 +12,17 @@ import pytest
 from control_plane import Connector, job_mapping, ok, story
 from fastapi.routing import APIRoute
 
-from shoal_service import api_clusters, api_history, api_jobs, api_plans, pages
+from shoal_service import (
+    api_clusters,
+    api_history,
+    api_jobs,
+    api_plans,
+    pages,
+    pages_fleet,
+    pages_job,
+    pages_submit,
+    streams,
+)
 from shoal_service.auth import admin_token
 from shoal_service.gate import is_open
 
@@ -37,7 +47,7 @@ def test_strangers_are_told_to_sign_in(stranger: httpx.Client) -> None:
 
 def test_every_route_but_a_few_asks(stranger: httpx.Client) -> None:
     asked = 0
-    modules = (api_clusters, api_history, api_jobs, api_plans, pages)
+    modules = (api_clusters, api_history, api_jobs, api_plans, pages, pages_fleet, pages_job, pages_submit, streams)
     for route in [route for module in modules for route in module.router.routes]:
         if not isinstance(route, APIRoute) or is_open(route.path):
             continue
@@ -107,7 +117,10 @@ def test_pages_are_complete_without_scripts(
         "big-0:0,1",
         "2 samples of each micro-batch",
         "spot-1 was lost: its connection closed",
-        "restore <b>131 ms</b>",
+        "131 ms",
+        "pipeline 0, stage 0: embedding",
+        "What changed from epoch 2",
+        "steps that count",
         "peer <b>12.9 MB, 1 GB/s</b>",
         "1.2 MB of step 20 from the agent of spot-0 (000001-2) were not used",
         "0123456789ab to ba9876543210",
@@ -116,7 +129,7 @@ def test_pages_are_complete_without_scripts(
         assert words in text, words
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', text)
     older = api.get(f"/jobs/{job_id}", params={"epoch": 2}).text
-    assert "not the current plan" in older and "spot-1:0" not in older
+    assert "not the current plan" in older and "spot-1:0 (T4" not in older and "Gone: <span" in older
     assert "big-0" in api.get("/nodes").text
     assert job_id in api.get("/").text
     missing = api.get("/jobs/job_x", headers={"Accept": "text/html"})

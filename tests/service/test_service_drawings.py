@@ -55,13 +55,43 @@ def test_cells_of_the_plan_map_are_as_wide_as_their_layers() -> None:
     assert len(drawn.places) == 5
 
 
-def test_a_large_plan_is_drawn_in_part_and_listed_whole() -> None:
+def test_pipelines_that_are_alike_share_a_row_of_a_large_plan() -> None:
     node = snapshot().nodes[0]
-    nodes = tuple(dataclasses.replace(node, id=f"n{index}") for index in range(MAX_ROWS + 5))
+    nodes = tuple(dataclasses.replace(node, id=f"n{index}") for index in range(300))
     plan = Plan(pipelines=tuple(_deep(node) for node in nodes))
     drawn = plan_map(plan_to_mapping(plan), {"nodes": [dataclasses.asdict(node) for node in nodes[1:]]})
+    assert [(row.name, row.share) for row in drawn.rows] == [
+        ("pipeline 0", "1 x 1 samples"),
+        ("299 pipelines", "each 1 x 1 samples"),
+    ]
+    assert drawn.rows[1].cells[0].title == "pipelines 1-299, stage 0: embedding + layers 0-11"
+    assert (drawn.hidden_rows, len(drawn.places)) == (0, 4)
+    assert drawn.places[0].device_type == "unknown" and drawn.places[2].num_replicas == 299
+
+
+def test_many_kinds_are_drawn_in_part() -> None:
+    node = snapshot().nodes[0]
+    nodes = tuple(dataclasses.replace(node, id=f"n{index}") for index in range(MAX_ROWS + 5))
+    pipelines = tuple(dataclasses.replace(_deep(node), micro_batches=index + 1) for index, node in enumerate(nodes))
+    drawn = plan_map(
+        plan_to_mapping(Plan(pipelines=pipelines)), {"nodes": [dataclasses.asdict(node) for node in nodes]}
+    )
     assert (len(drawn.rows), drawn.hidden_rows, len(drawn.places)) == (MAX_ROWS, 5, 2 * (MAX_ROWS + 5))
-    assert drawn.places[0].device_type == "unknown"
+
+
+def test_replicas_that_are_alike_share_a_box() -> None:
+    node = snapshot().nodes[0]
+    nodes = tuple(dataclasses.replace(node, id=f"n{index}") for index in range(1000))
+    replicas = tuple(Replica(node=node.id, devices=(0,)) for node in nodes)
+    plan = Plan(
+        pipelines=(Pipeline(micro_batch=1000, micro_batches=1, stages=(Stage(layers=((0, 12),), replicas=replicas),)),)
+    )
+    drawn = plan_map(plan_to_mapping(plan), {"nodes": [dataclasses.asdict(node) for node in nodes]}, [[0.25]])
+    ((cell,),) = (row.cells for row in drawn.rows)
+    (box,) = cell.boxes
+    assert box.lines == ("1000 x A100-80G", "tp 1, 1 sample") and "and 988 more" in box.title
+    assert (cell.time, cell.pace) == ("250 ms a micro-batch, slowest", 1.0)
+    assert drawn.height < 200 and len(drawn.places) == 1
 
 
 def _deep(node: Node) -> Pipeline:

@@ -74,6 +74,12 @@ ROUTES: Mapping[str, tuple[str, Any]] = {
     "POST /jobs/{job_id}/pause": (CHANGES, None),
     "POST /jobs/{job_id}/resume": (CHANGES, None),
     "POST /jobs/{job_id}/cancel": (CHANGES, None),
+    "GET /jobs/{job_id}/panels/{name}": (READS, None),
+    "GET /jobs/{job_id}/compare": (READS, None),
+    "GET /new": ("AMPO", None),
+    "POST /new/preview": ("AMPO", None),
+    "POST /new": ("AMPO", None),
+    "POST /nodes/{node_id}/preempt": ("A", None),
     "POST /sign-out": (HUMANS, None),
     # These never end: they are asked of last, and only by those who are refused.
     "GET /stream": (HUMANS, None),
@@ -125,6 +131,7 @@ def world(api: httpx.Client) -> Iterator[World]:
     ids = {
         "job_id": job_id,
         "node_id": "big-0",
+        "name": "head",
         "cluster_id": "local",
         "project_id": "default",
         "user_id": user["user_id"],

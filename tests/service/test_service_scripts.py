@@ -132,7 +132,7 @@ def test_its_page_shows_what_a_script_has_and_nothing_of_plans(
     assert "Nothing yet." in api.get(f"/jobs/{job_id}").text
     ok(connector.send(job_id, story()))
     page = api.get(f"/jobs/{job_id}").text
-    for words in ("<h2>accuracy</h2>", "hello &lt;you&gt;", "checkpoint_2", "4.1 kB", "1 to 2 (the script said 8)"):
+    for words in (">accuracy</option>", "hello &lt;you&gt;", "checkpoint_2", "4.1 kB", "1 to 2 (the script said 8)"):
         assert words in page, words
     assert "their line" in page and "Plan: which device" not in page
     assert "4 reports" in api.get("/").text

@@ -17,7 +17,7 @@ from shoal import cli
 from shoal_planner.job import parse_job
 from shoal_service.spending import Spending, spending
 from shoal_service.timeline import Event
-from shoal_service.views import dollars
+from shoal_service.words import dollars
 
 HOUR_S = 3600.0
 

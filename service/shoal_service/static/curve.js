@@ -1,71 +1,139 @@
-// Draws the loss curve of a job: the branch that counts, rolled-back points pale, evaluations, a vertical line at each
-// change of plan.
+// Draws a job's curves: the branch that counts, rolled-back points pale, evaluations, and marks where something
+// happened. Asks for the whole curve when the stream opens, and adds the points that the stream brings.
 const box = document.getElementById("curve");
 const table = document.querySelector("#curve-table tbody");
 const details = document.getElementById("curve-details");
+const figure = document.getElementById("curve-figure");
+const over = document.getElementById("curve-over");
+const logarithmic = document.getElementById("curve-log");
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const url = `/v1/jobs/${box.dataset.job}/metrics?max_points=1500`;
+const HEIGHT = 280;
+const MOST_POINTS = 4000; // kept in the page; beyond that the server makes fewer of them
+const url = `/v1/jobs/${box.dataset.job}/metrics?max_points=1200`;
+const tokensPerStep = Number(box.dataset.tokensPerStep) || 1;
 let plot = null;
 let metrics = null;
+let painting = 0;
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+document.getElementById("curve-controls").hidden = false;
 
-// uPlot wants one ascending x for all series, so all of them share the union of their steps.
-function columns({ points, rolled_back: undone, evaluations }) {
-  const all = [...points, ...undone, ...evaluations];
-  const steps = [...new Set(all.map((point) => point.step))].sort((a, b) => a - b);
-  const place = new Map(steps.map((step, index) => [step, index]));
-  const live = Array(steps.length).fill(null);
-  const pale = Array(steps.length).fill(null);
-  const evaluated = Array(steps.length).fill(null);
-  for (const point of points) live[place.get(point.step)] = point.loss;
-  for (const point of undone) pale[place.get(point.step)] = point.loss;
-  for (const point of evaluations) evaluated[place.get(point.step)] = point.loss;
-  return [steps, pale, live, evaluated];
+// A canvas knows no light-dark(), so an element is asked what a colour comes to.
+const probe = document.createElement("span");
+probe.hidden = true;
+document.body.append(probe);
+function colour(name) {
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
 }
 
-function drawMarkers(chart) {
+const xOf = {
+  step: (point) => point.step,
+  at: (point) => Date.parse(point.at) / 1000,
+  tokens: (point) => point.step * tokensPerStep,
+};
+
+// uPlot wants one ascending x for all series, so all of them share the union of theirs.
+function columns() {
+  const x = xOf[over.value];
+  const name = figure.value;
+  const evaluations = name === "loss" ? metrics.evaluations : [];
+  const all = [...metrics.points, ...metrics.rolled_back, ...evaluations].map(x);
+  const places = [...new Set(all)].sort((a, b) => a - b);
+  const index = new Map(places.map((place, number) => [place, number]));
+  const column = (points, key) => {
+    const values = Array(places.length).fill(null);
+    for (const point of points) {
+      const value = point[key];
+      values[index.get(x(point))] = value == null || (logarithmic.checked && value <= 0) ? null : value;
+    }
+    return values;
+  };
+  return [places, column(metrics.rolled_back, name), column(metrics.points, name), column(evaluations, "loss")];
+}
+
+const marks = () => JSON.parse(document.getElementById("curve-marks")?.dataset.marks ?? "[]");
+
+// The step that was newest at a moment.
+function stepAt(at) {
+  const moment = Date.parse(at);
+  let found = null;
+  for (const point of metrics.points) if (Date.parse(point.at) <= moment) found = point;
+  return found?.step ?? metrics.points[0]?.step ?? 0;
+}
+
+function place(mark) {
+  if (over.value === "at") return Date.parse(mark.at) / 1000;
+  const step = mark.step ?? stepAt(mark.at);
+  return over.value === "tokens" ? step * tokensPerStep : step;
+}
+
+function drawMarks(chart) {
   const { ctx, bbox } = chart;
+  const ratio = devicePixelRatio;
+  const colours = { recovery: colour("--mark"), notice: colour("--notice"), checkpoint: colour("--checkpoint") };
   ctx.save();
-  ctx.strokeStyle = ctx.fillStyle = colour("--mark");
-  ctx.lineWidth = devicePixelRatio;
-  ctx.font = `bold ${11 * devicePixelRatio}px sans-serif`;
-  metrics.markers.forEach((marker, index) => {
-    const x = chart.valToPos(marker.step, "x", true);
-    if (x < bbox.left || x > bbox.left + bbox.width) return;
-    ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+  ctx.lineWidth = ratio;
+  ctx.font = `bold ${11 * ratio}px sans-serif`;
+  for (const mark of marks()) {
+    const x = chart.valToPos(place(mark), "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.strokeStyle = ctx.fillStyle = colours[mark.kind];
     ctx.beginPath();
-    ctx.moveTo(x, bbox.top);
-    ctx.lineTo(x, bbox.top + bbox.height);
+    if (mark.kind === "checkpoint") {
+      ctx.setLineDash([]);
+      ctx.lineWidth = 3 * ratio;
+      ctx.moveTo(x, bbox.top + bbox.height);
+      ctx.lineTo(x, bbox.top + bbox.height - 8 * ratio);
+    } else {
+      ctx.lineWidth = ratio;
+      ctx.setLineDash(mark.kind === "notice" ? [ratio, 3 * ratio] : [4 * ratio, 3 * ratio]);
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+    }
     ctx.stroke();
-    ctx.fillText(`R${index + 1}`, x + 4 * devicePixelRatio, bbox.top + 11 * devicePixelRatio);
-  });
+    ctx.textAlign = x > bbox.left + bbox.width - 30 * ratio ? "right" : "left";
+    const beside = ctx.textAlign === "right" ? -4 : 4;
+    if (mark.label) ctx.fillText(mark.label, x + beside * ratio, bbox.top + (mark.kind === "notice" ? 24 : 11) * ratio);
+  }
   ctx.restore();
 }
 
-function build(data) {
+function short(value) {
+  if (value == null) return "-";
+  const size = Math.abs(value);
+  if (size >= 1e4) return value.toLocaleString("en", { maximumFractionDigits: 0 });
+  return size >= 0.01 || size === 0 ? value.toFixed(4) : value.toExponential(2);
+}
+
+function build() {
+  const name = figure.selectedOptions[0].textContent;
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
-  const shown = (_, value) => (value == null ? "-" : value.toFixed(4));
+  const shown = (_, value) => short(value);
+  const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+  const whole = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11].map((power) => digit * 10 ** power));
+  const xAxis = { ...axis, label: over.selectedOptions[0].textContent, labelSize: 20, size: 34 };
+  if (over.value !== "at") xAxis.incrs = whole.sort((a, b) => a - b);
+  if (over.value === "tokens") xAxis.values = (_, values) => values.map((value) => compact.format(value));
+  const yValues = (_, values) => values.map((value) => (value == null ? "" : Math.abs(value) >= 1e4 ? compact.format(value) : Math.abs(value) < 0.001 && value !== 0 ? value.toExponential(1) : Number(value.toPrecision(6))));
+  document.getElementById("curve-name").textContent = name;
+  box.setAttribute("aria-label", `${name} by ${xAxis.label}; the same figures are in the table below`);
   box.replaceChildren();
   plot = new uPlot(
     {
       width: box.clientWidth,
-      height: 270,
-      scales: { x: { time: false } },
+      height: HEIGHT,
+      scales: { x: { time: over.value === "at" }, y: { distr: logarithmic.checked ? 3 : 1 } },
       cursor: { drag: { x: true, y: false } },
-      axes: [{ ...axis, label: "step", labelSize: 20, size: 34 }, { ...axis, size: 56 }],
+      axes: [xAxis, { ...axis, size: 62, values: yValues }],
       series: [
-        { label: "step" },
+        { label: over.value === "at" ? "time" : over.value, value: over.value === "at" ? undefined : (_, value) => (value == null ? "-" : value.toLocaleString("en")) },
         { label: "rolled back", stroke: colour("--undone"), width: 2, points: { show: true, size: 9 }, value: shown },
-        { label: "loss", stroke: colour("--loss"), width: 2, spanGaps: true, value: shown },
-        {
-          label: "evaluation", stroke: colour("--evaluation"), width: 2, spanGaps: true, value: shown,
-          points: { show: true, size: 6 },
-        },
+        { label: name, stroke: colour("--loss"), width: 2, spanGaps: true, value: shown },
+        { label: "evaluation", stroke: colour("--evaluation"), width: 2, spanGaps: true, value: shown, points: { show: true, size: 6 } },
       ],
-      hooks: { draw: [drawMarkers] },
+      hooks: { draw: [drawMarks] },
     },
-    data,
+    columns(),
     box,
   );
 }
@@ -80,10 +148,10 @@ function fillTable() {
   table.replaceChildren(
     ...rows.map((point) => {
       const row = document.createElement("tr");
-      const speed = point.tokens_per_s == null ? "-" : Math.round(point.tokens_per_s).toLocaleString("en");
       const loss = (point.loss == null ? "not a number" : point.loss.toFixed(4)) + (point.skipped ? ", skipped" : "");
+      const speed = point.tokens_per_s == null ? "-" : Math.round(point.tokens_per_s).toLocaleString("en");
       const evaluated = evaluations.get(point.step)?.toFixed(4) ?? "";
-      [point.step, point.epoch, loss, evaluated, speed].forEach((value) => {
+      [point.step, point.epoch, loss, evaluated, short(point.grad_norm), short(point.lr), speed].forEach((value) => {
         const cell = row.insertCell();
         cell.className = "num";
         cell.textContent = value;
@@ -94,21 +162,55 @@ function fillTable() {
   );
 }
 
+function paint() {
+  painting = 0;
+  if (!metrics) return;
+  if (plot) plot.setData(columns());
+  else build();
+  const found = marks();
+  box.dataset.points = metrics.num_points;
+  box.dataset.evaluations = metrics.evaluations.length;
+  box.dataset.markers = found.filter((mark) => mark.kind === "recovery").length;
+  fillTable();
+}
+
+function soon() {
+  painting ||= requestAnimationFrame(paint);
+}
+
 async function load() {
   const answer = await fetch(url);
   if (!answer.ok) return;
   metrics = await answer.json();
-  const data = columns(metrics);
-  if (plot) plot.setData(data);
-  else build(data);
-  box.dataset.points = metrics.num_points;
-  box.dataset.evaluations = metrics.evaluations.length;
-  box.dataset.markers = metrics.markers.length;
-  fillTable();
+  soon();
+}
+
+// A step that is done again turns the points from it on into rolled-back ones, as it does in the database.
+function add({ points, more }) {
+  if (!metrics) return;
+  if (more || metrics.points.length + points.length > MOST_POINTS) return load();
+  for (const point of points) {
+    const known = metrics.points.at(-1);
+    if (known && known.step === point.step && known.epoch === point.epoch) continue;
+    if (metrics.rolled_back.some((old) => old.step === point.step && old.epoch === point.epoch)) continue;
+    if (known && point.step <= known.step) {
+      if (point.epoch <= known.epoch) continue;
+      metrics.rolled_back.push(...metrics.points.filter((old) => old.step >= point.step));
+      metrics.points = metrics.points.filter((old) => old.step < point.step);
+    }
+    metrics.points.push(point);
+    metrics.num_points = Math.max(metrics.num_points, metrics.points.length);
+  }
+  soon();
 }
 
 details.addEventListener("toggle", fillTable);
-dark.addEventListener("change", () => metrics && build(columns(metrics)));
-new ResizeObserver(() => plot?.setSize({ width: box.clientWidth, height: 270 })).observe(box);
-document.addEventListener("shoal:changed", load);
+for (const control of [figure, over, logarithmic]) control.addEventListener("change", () => metrics && build());
+dark.addEventListener("change", () => metrics && build());
+document.addEventListener("shoal:theme", () => metrics && build());
+new ResizeObserver(() => plot?.setSize({ width: box.clientWidth, height: HEIGHT })).observe(box);
+document.addEventListener("shoal:opened", load);
+document.addEventListener("shoal:points", (event) => add(event.detail));
+document.body.addEventListener("shoal:history", load);
+document.addEventListener("htmx:afterSwap", soon);
 load();

@@ -1,0 +1,103 @@
+"""The pages of all jobs and of all nodes."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import HTMLResponse, Response
+
+from shoal_recovery.journal import TERMINAL, JobState
+from shoal_service import api_clusters, jobs, views
+from shoal_service.access import Principal
+from shoal_service.fleet import pools
+from shoal_service.gate import Caller
+from shoal_service.job_filter import JobFilter
+from shoal_service.measured import in_short
+from shoal_service.models import JobRow
+from shoal_service.rendering import rendered
+from shoal_service.services import Deps, Services
+from shoal_service.spending import spending_of
+from shoal_service.timeline import Event
+
+router = APIRouter()
+_LIST = 50
+_NODES = 100
+_RECENT_JOBS = 20  # whose histories say how often nodes are lost, and what was spent
+
+
+@router.get("/", response_class=HTMLResponse)
+async def jobs_page(
+    request: Request,
+    deps: Deps,
+    caller: Caller,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    state: Annotated[str, Query(max_length=20)] = "",
+    name: Annotated[str, Query(max_length=100)] = "",
+) -> Response:
+    """Newest first; of one `state` (or all that have not ended: `active`), and with a `name` that has this in it."""
+    chosen = tuple(each for each in JobState if each == state or (state == "active" and each not in TERMINAL))
+    wanted = JobFilter(projects=caller.projects(), states=chosen, name=name or None)
+    async with deps.database.read() as session:
+        rows, following = await jobs.list_page(session, wanted, limit=_LIST, cursor=cursor)
+        counts = await _counts(session, caller)
+    values = {
+        "jobs": [views.summary(row) for row in rows],
+        "next_cursor": following,
+        "first_page": cursor is None,
+        "counts": counts,
+        "states": list(JobState),
+        "chosen": {"state": state or "", "name": name},
+    }
+    return rendered(request, "jobs.html", values)
+
+
+async def _counts(session: AsyncSession, caller: Principal) -> list[tuple[str, str, int]]:
+    """(state, its sign, how many jobs), of states that there are, in their order."""
+    seen = JobFilter(projects=caller.projects()).conditions()
+    found = await session.execute(select(JobRow.state, func.count()).where(*seen).group_by(JobRow.state))
+    by_state = {state: count for state, count in found.all()}
+    return [(state, views.GLYPHS[state], by_state[state]) for state in JobState if state in by_state]
+
+
+@router.get("/nodes", response_class=HTMLResponse)
+async def nodes_page(
+    request: Request, deps: Deps, caller: Caller, page: Annotated[int, Query(ge=1, le=10_000)] = 1
+) -> Response:
+    """By pool first, then each node; those that somebody must know of go first."""
+    nodes: list[dict[str, Any]] = (await api_clusters.list_nodes(deps, caller))["items"]
+    found = (await api_clusters.list_clusters(deps))["items"]
+    nodes.sort(key=lambda node: (node.get("reclaim_at_s") is None, node["connected"], node["cluster_id"], node["id"]))
+    part = nodes[(page - 1) * _NODES : page * _NODES]
+    shown = [{**node, "measured": in_short(node["measured"])} for node in part]
+    histories, spent = await _recent(deps, caller)
+    values = {
+        "nodes": shown,
+        "clusters": found,
+        "pools": pools(nodes, histories),
+        "spent": spent,
+        "page": page,
+        "pages": -(-len(nodes) // _NODES),
+        "num_nodes": len(nodes),
+    }
+    return rendered(request, "nodes.html", values)
+
+
+async def _recent(
+    deps: Services, caller: Principal
+) -> tuple[list[tuple[tuple[Event, ...], float]], list[dict[str, Any]]]:
+    """Of the jobs that changed last: histories, each with the moment until which it is told, and what they cost."""
+    histories, spent = [], []
+    async with deps.database.read() as session:
+        seen = JobFilter(projects=caller.projects()).conditions()
+        query = select(JobRow).where(*seen).order_by(JobRow.updated_at_s.desc()).limit(_RECENT_JOBS)
+        for row in (await session.scalars(query)).all():
+            events = await deps.histories.of(session, row.id)
+            histories.append((events, row.since_at_s if jobs.ended(row) else time.time()))
+            found = spending_of(row, events)
+            if found.charges:
+                spent.append({"job": views.summary(row), "usd": found.usd, **views.spent_in_short(found)})
+    return histories, spent

@@ -1,0 +1,155 @@
+"""What every page must do, on each of them, in light and dark, wide and narrow: no finding of axe, small, no wider than
+the window; and the switches, the form and the filter that a reader uses."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browsing import signed_in
+from control_plane import Connector, ControlPlane, Story, job_mapping, ok, snapshot, story
+from playwright.sync_api import Browser, Page, expect
+
+from shoal_planner.job import parse_job
+from shoal_recovery.journal import NodeNoticed
+
+pytestmark = pytest.mark.browser
+MOST_BYTES = 200_000
+
+
+@pytest.fixture(scope="module")
+def job_id(http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A job in the middle of its life, of which everything is to be told."""
+    connector = Connector(http=http)
+    ok(connector.renew(lease_s=600))
+    job = job_mapping(name="eventful", checkpoint={"uri": tmp_path_factory.mktemp("store").as_uri()})
+    created = str(ok(http.post("/v1/jobs", json=job))["id"])
+    told = story(job, started_at_s=time.time() - 30)
+    entries = told.entries[:-8]
+    more = Story(job=parse_job(job), cluster=snapshot(), now_s=time.time(), entries=list(entries))
+    more.add(NodeNoticed(node="spot-0", source="aws", why="terminate", lead_s=3500))
+    ok(connector.send(created, more.entries))
+    return created
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 420])
+def test_no_page_has_a_finding(
+    browser: Browser, plane: ControlPlane, http: httpx.Client, job_id: str, scheme: str, width: int
+) -> None:
+    link = ok(http.post("/v1/login-links"))["url"]
+    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
+    with signed_in(browser, plane.url, link, **options) as page:
+        for path in ("/", f"/jobs/{job_id}", f"/jobs/{job_id}?epoch=2", "/nodes", "/new"):
+            loaded = page.goto(plane.url + path)
+            assert loaded is not None and loaded.ok
+            if path == "/new":
+                page.get_by_role("button", name="Plan and price").click()
+                expect(page.locator("#preview h2")).to_be_visible()
+            elif path != "/":
+                page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+            if path.startswith("/jobs"):
+                expect(page.locator("#curve canvas")).to_be_visible()
+            found = Axe().run(page)
+            assert found.violations_count == 0, (path, found.generate_report())
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_pages_are_small(page: Page, plane: ControlPlane, job_id: str) -> None:
+    """With all that they load, as it crosses the network."""
+    wire = page.context.new_cdp_session(page)
+    wire.send("Network.enable")
+    wire.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    crossed: list[float] = []
+    wire.on("Network.loadingFinished", lambda said: crossed.append(said["encodedDataLength"]))
+    for path in ("/", f"/jobs/{job_id}", "/nodes", "/new"):
+        crossed.clear()
+        page.goto(plane.url + path, wait_until="load")
+        assert len(crossed) > 4 and sum(crossed) < MOST_BYTES, (path, crossed)
+
+
+def test_light_and_dark_and_clocks_are_the_readers_choice(page: Page, plane: ControlPlane, job_id: str) -> None:
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    button = page.locator("#theme")
+    expect(button).to_have_text("Auto")
+    button.click()
+    button.click()
+    expect(button).to_have_text("Dark")
+    assert page.evaluate(ground) != light
+    page.reload()
+    expect(page.locator("#theme")).to_have_text("Dark")
+    assert page.evaluate(ground) != light
+    expect(page.locator("#part-head time").first).to_contain_text("UTC")
+    page.locator("#clock").click()
+    expect(page.locator("#part-head time").first).not_to_contain_text("UTC")
+    expect(page.locator("#part-head .ago").first).to_contain_text("ago")
+
+
+def test_a_notice_counts_down(page: Page, plane: ControlPlane, job_id: str) -> None:
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    row = page.locator("#part-nodes tr", has_text="spot-0")
+    expect(row).to_contain_text("goes away")
+    expect(row.locator(".countdown")).to_contain_text(re.compile(r"in \d+ min \d+ s"))
+    before = row.locator(".countdown").inner_text()
+    expect(row.locator(".countdown")).not_to_have_text(before)
+
+
+def test_keys_alone_lead_everywhere(page: Page, plane: ControlPlane, job_id: str) -> None:
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#main")
+    page.get_by_role("link", name="Goodput").first.focus()
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#part-goodput")
+    hour = page.get_by_role("link", name="last hour")
+    hour.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#part-goodput [aria-current]")).to_have_text("last hour")
+    assert page.url.endswith("?window=1h#part-goodput")
+
+
+def test_a_job_is_planned_and_submitted_from_its_page(page: Page, plane: ControlPlane, http: httpx.Client) -> None:
+    ok(Connector(http=http).renew(lease_s=600))
+    page.goto(f"{plane.url}/new")
+    text = page.get_by_label("The job, as YAML or JSON")
+    text.fill("name: wrong\nmodel: {layers: 0}\n")
+    page.get_by_role("button", name="Plan and price").click()
+    expect(page.locator("#preview")).to_contain_text("This job would be refused")
+    text.fill("name: [broken\n")
+    page.get_by_role("button", name="Plan and price").click()
+    expect(page.locator("#preview")).to_contain_text("is not valid YAML")
+    text.fill(json.dumps(job_mapping(name="from the page")))
+    page.get_by_role("button", name="Plan and price").click()
+    expect(page.locator("#preview")).to_contain_text("an hour for all nodes")
+    expect(page.locator("#preview")).to_contain_text("All 60 steps")
+    before = {job["id"] for job in ok(http.get("/v1/jobs"))["items"]}
+    page.get_by_role("button", name="Submit job").click()
+    expect(page.locator("h1")).to_have_text("from the page")
+    (created,) = {job["id"] for job in ok(http.get("/v1/jobs"))["items"]} - before
+    assert page.url.endswith(created)
+    page.get_by_role("link", name="Clone").click()
+    page.wait_for_url("**/new?from=*")
+    assert "name: from the page" in page.get_by_label("The job, as YAML or JSON").input_value()
+
+
+def test_the_list_is_filtered(page: Page, plane: ControlPlane, http: httpx.Client, job_id: str) -> None:
+    ok(http.post("/v1/jobs", json=job_mapping(name="another")))
+    page.goto(plane.url)
+    rows = page.locator("#part-jobs tbody tr")
+    page.get_by_label("Name has").fill("EVENT")
+    page.get_by_role("button", name="Show").click()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("eventful")
+    page.get_by_label("Name has").fill("")
+    page.get_by_label("State").select_option("running")
+    page.get_by_role("button", name="Show").click()
+    expect(rows).to_have_count(1)
+    assert job_id in rows.inner_text()
