@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from shoal_planner.code_spec import CodeSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, job_to_mapping, parse_job
+from shoal_planner.limits import CostLimits, Priority, check_priority
 from shoal_planner.ranges import check_range
 from shoal_planner.strict import check_document, check_known, read
 
@@ -107,8 +108,8 @@ class ScriptCheckpointSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptLimitsSpec:
-    """Which nodes the job may use. No `device_types` means every type."""
+class ScriptLimitsSpec(CostLimits):
+    """Which nodes the job may use, and what that may cost. No `device_types` means every type."""
 
     device_types: tuple[str, ...] = ()
 
@@ -123,8 +124,10 @@ class ScriptSpec:
     checkpoint: ScriptCheckpointSpec
     limits: ScriptLimitsSpec = ScriptLimitsSpec()
     metric: str = "loss"
+    priority: Priority = "normal"
 
     def __post_init__(self) -> None:
+        check_priority(self.priority)
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
 

@@ -104,6 +104,11 @@ class Client:
         about yet. Raises Conflict where it is not wished to rest."""
         return self._call("POST", f"/v1/jobs/{_part(job_id)}/resume")
 
+    def set_limits(self, job_id: str, **limits: Any) -> dict[str, Any]:
+        """Changes `budget_usd`, `max_price_per_hour`, `max_devices`, `deadline` or `priority`; None takes one away. A
+        job that rests because of a limit goes on when it is resumed. Raises Conflict where it has ended."""
+        return self._call("POST", f"/v1/jobs/{_part(job_id)}/limits", json=limits)
+
     def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/metrics", params=_given(max_points=max_points))
 

@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response
 from shoal_planner.job import JobSpec
 from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import JobState
-from shoal_service import clusters, jobs, trackers
+from shoal_service import clusters, enforcement, jobs, shares, trackers
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import read_body
-from shoal_service.errors import BadInput
+from shoal_service.errors import BadInput, Conflict
 from shoal_service.jobs import NewJob
 from shoal_service.models import ClusterRow, JobRow
 from shoal_service.problems import documented
@@ -94,11 +94,13 @@ async def list_jobs(
 
 @router.get("/{job_id}", responses=documented(404))
 async def get_job(deps: Deps, job_id: str) -> dict[str, Any]:
-    """One job, what there is to say of the `cluster` that has it, and how far its `trackers` are."""
+    """One job, what there is to say of the `cluster` that has it, its `share` of that, and how far its `trackers`
+    are."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         cluster, tracked = await clusters.of_job(session, row), await trackers.of_job(session, job_id)
-    return {**jobs.resource(row), "cluster": cluster, "trackers": tracked}
+        share = shares.resource(await shares.of_job(session, job_id))
+    return {**jobs.resource(row), "cluster": cluster, "trackers": tracked, "share": share}
 
 
 @router.post("/{job_id}/cancel", responses=documented(404, 409))
@@ -142,6 +144,9 @@ async def resume(deps: Services, job_id: str) -> JobRow:
     resting = row.state == JobState.PAUSED
     cluster_id = await _place_for(deps, row, candidates) if resting else row.cluster_id
     async with deps.database.write() as session:
+        over, _ = await enforcement.standing(session, row)
+        if over is not None and row.wish == jobs.WISH_PAUSED:
+            raise Conflict(over.code, f"{job_id} cannot go on, {over.words}: change its limits first")
         row = await jobs.resume(session, job_id, cluster_id)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
     return row

@@ -11,8 +11,10 @@ from shoal_service.auth import Auth
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
+from shoal_service.enforcement import Enforcement
 from shoal_service.followers import Followers
 from shoal_service.planning import Planner
+from shoal_service.scheduler import Scheduler
 from shoal_service.settings import Settings
 from shoal_service.takeover import Takeover
 
@@ -27,6 +29,8 @@ class Services:
     awake: Awake
     takeover: Takeover
     followers: Followers
+    scheduler: Scheduler
+    enforcement: Enforcement
 
 
 def _services(request: Request) -> Services:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.errors import InvalidField
 from shoal_recovery.journal import JobState
-from shoal_service import clusters, jobs, journal, timeline, trackers
+from shoal_service import clusters, jobs, journal, shares, timeline, trackers
 from shoal_service.bulk_losses import losses_resource
 from shoal_service.measured import measured_lines
 from shoal_service.models import JobRow, JournalRow
@@ -25,7 +25,7 @@ MAX_EVENTS = 60
 MAX_LOSSES = 20
 _OTHER_KINDS = (
     *("checkpoint_committed", "checkpoint_failed", "figures_measured", "prediction_checked", "step_skipped"),
-    "model_seen",
+    *("model_seen", "share_changed", "share_taken"),
     *("evaluation_done", "store_failed", "store_recovered", "room_short"),
     *("script_started", "trainer_adjusted", "checkpoint_reported", "script_failed"),
 )
@@ -138,6 +138,7 @@ async def job_view(session: AsyncSession, job_id: str, epoch: int | None) -> dic
         "cost": _cost_view(spending_of(row, history)),
         "losses": losses,
         "cluster": await clusters.of_job(session, row),
+        "share": shares.resource(await shares.of_job(session, job_id)),
         "trackers": await trackers.of_job(session, job_id),
         "plan": _plan_view(plans, epoch),
         "timeline": timeline.timeline(history, created_at_s=row.created_at_s, end_at_s=end_at_s) if history else None,
@@ -288,6 +289,11 @@ def _sentence(row: JournalRow) -> str:
             return f"{said['node']}: {said['reason']}"
         case "notice_ended":
             return f"{said['node']} {_CAME_OF[said['outcome']]} ({said['source']})"
+        case "share_changed":
+            nodes = "all nodes" if said["nodes"] is None else ", ".join(said["nodes"]) or "no node"
+            return f"may use {nodes}: {said['reason']}"
+        case "share_taken":
+            return "uses no other nodes any more"
         case "node_joined":
             return f"{said['node']}: {said['devices']} x {said['device']}"
         case "recovery_done":

@@ -16,6 +16,7 @@ from shoal_service.database import Database, alembic_config
 from shoal_service.jobs import get, status_of
 from shoal_service.models import Base
 from shoal_service.settings import Settings
+from shoal_service.shares import of_job
 
 
 def differences(connection: Connection) -> list[Any]:
@@ -31,7 +32,8 @@ async def test_migrations_give_the_tables_of_the_models(tmp_path: Path) -> None:
         assert await connection.run_sync(differences) == []
         names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
     await database.close()
-    assert set(names) == {"alembic_version", "jobs", "journal", "step_points", "clusters", "secrets", "trackers"}
+    tables = {"jobs", "journal", "step_points", "clusters", "secrets", "trackers", "shares"}
+    assert set(names) == {"alembic_version", *tables}
 
 
 async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
@@ -46,7 +48,9 @@ async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
     await database.migrate()
     async with database.read() as session:
         status = status_of(await get(session, "job_1"))
+        share = await of_job(session, "job_1")
     await database.close()
+    assert (share.nodes, share.held) == (None, None), "it runs, and has its cluster to itself"
     assert (status.step, status.skipped_steps, status.eval_step, status.eval_loss) == (7, 0, None, None)
 
 
