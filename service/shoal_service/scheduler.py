@@ -73,7 +73,7 @@ class Scheduler:
         if len(seen.contenders) == 1 and not _has_caps(seen.contenders[0]):
             (alone,) = seen.contenders
             everything = frozenset(node.id for node in seen.snapshot.nodes)
-            return (Allotment(job=alone.id, target=everything, grant=everything),)
+            return (Allotment(job=alone.id, target=everything, grant=everything if alone.wants else alone.share),)
         known = self._known.setdefault(cluster.id, {})
         fits = Fitting(seen.specs, seen.snapshot, profile_from_mapping(cluster.profile), known, self._limit_s)
         return allot(seen.contenders, seen.snapshot.nodes, fits)
@@ -109,6 +109,8 @@ async def _tell(
     if found.preempted_by is not None and share.hold is None:
         share.hold, share.hold_words = shares.PREEMPTED, f"as {found.preempted_by}, of higher priority, needs its nodes"
         log.info("job makes room", job=row.id, needed_by=found.preempted_by)
+    elif found.preempted_by is None and share.hold == shares.PREEMPTED:  # who needed its nodes does so no more
+        share.hold, share.hold_words = None, ""
     await session.flush()
     if row.state == JobState.QUEUED and row.wish == jobs.WISH_RUN and (said := _said(row, found, standing)):
         code, reason = said
@@ -162,7 +164,7 @@ async def _contender(
         uses=told | (everything if share.held is None else everything.intersection(share.held)),
         plan=await _planned(session, row) & everything,
         begun=begun,
-        wants=row.wish == jobs.WISH_RUN and share.hold is None and row.state not in (*AT_REST, JobState.CANCELLING),
+        wants=row.wish == jobs.WISH_RUN and row.state not in (*AT_REST, JobState.CANCELLING),
         yields=begun and jobs.has_store(row),
         device_types=limits.device_types,
         max_devices=limits.max_devices,

@@ -148,6 +148,11 @@ def test_a_lower_priority_goes_entirely_with_its_state_and_comes_back(api: httpx
     assert low.shown()["wish"] == "run", "its user wants what it always wanted"
     assert len(low.told()["nodes"]) == 4, "it needs its nodes until its state is safe"
     assert high.told()["nodes"] == []
+    ok(api.post(f"/v1/jobs/{high.id}/cancel"))
+    high.state("cancelled")
+    assert (low.wish()["wish"], low.wish()["why"]) == ("run", None), "nobody needs its nodes any more"
+    high = Played(connector, api, job_mapping(priority="high", limits={"min_devices": 4}))
+    assert low.wish()["wish"] == "paused"
     low.state("draining")
     low.state("paused", "preempted_by_priority")
     status = low.shown()["status"]
