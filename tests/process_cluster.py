@@ -124,9 +124,9 @@ class ProcessCluster:
     def rank(self, seen: NodeSeen, job: str, index: int) -> tuple[str, int]:
         return self._address(seen, (job, index))
 
-    def end_ranks(self, job: str) -> None:
+    def end_ranks(self, job: str, nodes: frozenset[str] | None = None) -> None:
         with self._lock:
-            for state in self._states.values():
+            for state in [state for name, state in self._states.items() if nodes is None or name in nodes]:
                 for key in [key for key in state.running if key[0] == job]:
                     _kill(state.running.pop(key))
 

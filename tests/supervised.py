@@ -16,6 +16,7 @@ from shoal_planner.job import CheckpointSpec, DataSpec, JobSpec, LimitsSpec, Mod
 from shoal_planner.plan import parse_plan
 from shoal_recovery.journal import Entry, Event, JobState, PlanAdopted, RecoveryDone, StateChanged, StepDone
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.share import ToldShare
 from shoal_workers.solo import run_solo
 from shoal_workers.supervisor import Supervisor
 
@@ -67,13 +68,20 @@ class Supervised:
         restarted: bool = False,
         history: tuple[Entry, ...] = (),
         settings: WorkerSettings = SETTINGS,
+        share: ToldShare | None = None,
         prepare: Callable[[Supervisor], None] = lambda supervisor: None,
     ) -> None:
         """`prepare` is called before it begins."""
         self.job = job
         self.spec = spec
         self.supervisor = MortalSupervisor(
-            job=job, spec=spec, cluster=cluster, settings=settings, restarted=restarted, history=history
+            job=job,
+            spec=spec,
+            cluster=cluster,
+            settings=settings,
+            restarted=restarted,
+            history=history,
+            share=share,
         )
         prepare(self.supervisor)
         self.error: BaseException | None = None
@@ -194,9 +202,10 @@ def supervised(
     *,
     history: tuple[Entry, ...] = (),
     settings: WorkerSettings = SETTINGS,
+    share: ToldShare | None = None,
 ) -> Iterator[Supervised]:
     """Ends the job, and its processes, whatever happens."""
-    running = Supervised(cluster, job, spec, history=history, settings=settings)
+    running = Supervised(cluster, job, spec, history=history, settings=settings, share=share)
     try:
         yield running
     finally:

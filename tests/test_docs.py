@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from shoal.local_shoal import DEFAULT_CLUSTER
 from shoal.settings import ClientSettings
 from shoal_planner.catalogue import CATALOGUE, device_type
 from shoal_planner.cluster import parse_cluster
-from shoal_planner.job import parse_job
+from shoal_planner.job import LimitsSpec, parse_job
 from shoal_planner.market import parse_market
 from shoal_planner.measured_documents import parse_runs
 from shoal_planner.plan import parse_plan
@@ -89,7 +90,7 @@ def test_the_quickstart_has_a_plan_on_the_local_cluster() -> None:
 
 def test_the_quickstart_names_every_field_of_the_contract() -> None:
     given = yaml.safe_load(read("examples/quickstart.yaml"))
-    assert set(given["limits"]) == {"device_types", "max_price_per_hour", "deadline", "min_devices"}
+    assert set(given["limits"]) == {field.name for field in dataclasses.fields(LimitsSpec)}
     assert set(given["checkpoint"]) == {"uri", "every_steps", "keep", "protect_every", "copies"}
 
 

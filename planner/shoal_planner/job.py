@@ -19,6 +19,8 @@ from shoal_planner.data_spec import NUM_BYTE_TOKENS
 from shoal_planner.data_spec import DataSpec as DataSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.labels import check_labels
+from shoal_planner.limits import UNLIMITED, Priority, check_priority
+from shoal_planner.limits import LimitsSpec as LimitsSpec
 from shoal_planner.lora import Adapters, Base, LoraSpec, adapters_of
 from shoal_planner.presets import spelled_out
 from shoal_planner.ranges import Range, check_positive, check_range, check_ranges
@@ -143,25 +145,6 @@ class TrainSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsSpec:
-    """What a plan of this job may use. No `device_types` means every type."""
-
-    device_types: tuple[str, ...] = ()
-    max_price_per_hour: float | None = None
-    deadline: str | None = None
-    min_devices: int = 1
-
-    def __post_init__(self) -> None:
-        check_range("min_devices", self.min_devices, 1, _MANY)
-        if self.max_price_per_hour is not None:
-            raise InvalidField(
-                "max_price_per_hour", self.max_price_per_hour, "is not supported yet; leave it out or null"
-            )
-        if self.deadline is not None:
-            raise InvalidField("deadline", self.deadline, "is not supported yet; leave it out or null")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """Where whole states go (`file:///folder` or `s3://bucket/prefix`), how often, and how many are kept.
 
@@ -199,13 +182,16 @@ class JobSpec:
     model: ModelSpec
     data: DataSpec
     train: TrainSpec
-    limits: LimitsSpec = LimitsSpec()
+    limits: LimitsSpec = UNLIMITED
     checkpoint: CheckpointSpec = CheckpointSpec()
     code: CodeSpec = NO_CODE
     track: TrackSpec = UNTRACKED
+    priority: Priority = "normal"
     labels: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_priority(self.priority)
+        self.limits.check_store(self.checkpoint.uri)
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
         check_labels(self.labels)

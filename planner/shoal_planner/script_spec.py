@@ -18,6 +18,7 @@ from shoal_planner.code_spec import CodeSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, job_to_mapping, parse_job
 from shoal_planner.labels import check_labels
+from shoal_planner.limits import CostLimits, Priority, check_priority
 from shoal_planner.ranges import check_range
 from shoal_planner.strict import check_document, check_known, read
 
@@ -111,8 +112,8 @@ class ScriptCheckpointSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptLimitsSpec:
-    """Which nodes the job may use. No `device_types` means every type."""
+class ScriptLimitsSpec(CostLimits):
+    """Which nodes the job may use, and what that may cost. No `device_types` means every type."""
 
     device_types: tuple[str, ...] = ()
 
@@ -127,9 +128,11 @@ class ScriptSpec:
     checkpoint: ScriptCheckpointSpec
     limits: ScriptLimitsSpec = ScriptLimitsSpec()
     metric: str = "loss"
+    priority: Priority = "normal"
     labels: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_priority(self.priority)
         if not self.name or len(self.name) > 100 or not self.name.isprintable():
             raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
         check_labels(self.labels)

@@ -62,11 +62,13 @@ class TroubleSeen:
 class PauseSeen:
     """The user wants the job to rest. `stored` says where its newest safe step stands in the object store, once it
     does; until then it may be on its way there (`saving`). `store_takes`: the store can be written, as far as is known.
-    """
+    `code` and `why` say to programs and people who wants that: "on request", or a clause that begins with "as"."""
 
     stored: str | None
     saving: bool
     store_takes: bool
+    code: str = "paused_by_user"
+    why: str = "on request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class Observation:
     way there, not even that, or given up, which `last_step_told` says; `interrupted` how many changes of plan in a row
     were interrupted, the last of them `since_attempt_s` ago. `stalled_s`: for how long no rank has said a word, where
     that is too long. `doomed` are nodes that are to go away, and what was told of that; they may be ready all the same.
+    `given_up` are those among them that the job has to leave to other jobs.
     `leave_fits`: whether a plan fits without them (None: not known). `rescue`: state would go with them, and is not on
     its way to the object store. `repaced` are ready nodes that are slower or faster than the plan takes them for, and
     what is said of each; `join_gain` is how many times faster a step would be with all nodes that are ready, as fast as
@@ -107,6 +110,7 @@ class Observation:
     last_step_told: str = "the last one could not be stored"
     join_gain: float | None = None
     doomed: tuple[tuple[str, str], ...] = ()
+    given_up: frozenset[str] = frozenset()
     leave_fits: bool | None = None
     rescue: bool = False
     repaced: tuple[tuple[str, str], ...] = ()
@@ -145,6 +149,7 @@ Cause = Literal[
     "node_lost",
     "node_joined",
     "preemption_notice",
+    "share_changed",
     "straggler",
     "group_broken",
     "stalled",
@@ -177,7 +182,7 @@ class ChangePlan:
 class Drain:
     """Let all ranks stop after the same step; the change of plan, or the rest, comes when they have."""
 
-    cause: Literal["node_joined", "preemption_notice", "straggler", "pausing"]
+    cause: Literal["node_joined", "preemption_notice", "share_changed", "straggler", "pausing"]
     reason: str
 
 
@@ -191,9 +196,10 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """The job rests until its user wants it to go on; nothing of it stays on the nodes."""
+    """The job rests until it is wanted to go on; nothing of it stays on the nodes."""
 
     reason: str
+    code: str = "paused_by_user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +264,7 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
             reason = f"{_told(seen, leaving)}: the newest step is being brought to the object store first."
             return Save(code="rescuing", reason=reason)
         if leaving:
-            return _change(seen, "preemption_notice", f"{_told(seen, leaving)}; going on without it.")
+            return _change(seen, _leaves_for(seen, leaving), f"{_told(seen, leaving)}; going on without it.")
         if seen.repaced:
             return _change(seen, "straggler", f"{_paces(seen)}; planning for that.")
         if new := seen.ready - seen.vital - seen.going:
@@ -351,13 +357,13 @@ def _pause(seen: Observation, pause: PauseSeen) -> Decision | None:
     stopped = seen.ended == "stopped"
     if stopped or seen.state in (JobState.QUEUED, JobState.STARTING, JobState.WAITING):
         if pause.stored is not None:
-            return Pause(reason=f"Paused on request; {pause.stored}.")
+            return Pause(code=pause.code, reason=f"Paused {pause.why}; {pause.stored}.")
         if pause.saving or not (stopped or (pause.store_takes and seen.state is JobState.WAITING)):
             return Keep() if stopped else None
-        reason = "Pausing on request: the newest step is being brought to the object store."
+        reason = f"Pausing {pause.why}: the newest step is being brought to the object store."
         return Save(code="pausing", reason=reason)
     if seen.state is JobState.RUNNING and pause.store_takes:
-        return Drain(cause="pausing", reason="Pausing on request: all ranks stop after the same step.")
+        return Drain(cause="pausing", reason=f"Pausing {pause.why}: all ranks stop after the same step.")
     return None
 
 
@@ -372,7 +378,13 @@ def _leave(seen: Observation) -> Drain | None:
         return Drain(cause="preemption_notice", reason=reason)
     if not seen.leave_fits:
         return None
-    return Drain(cause="preemption_notice", reason=f"{_told(seen, leaving)}: leaving it before that.")
+    cause = _leaves_for(seen, leaving)
+    when = "leaving it" if cause == "share_changed" else "leaving it before that"
+    return Drain(cause=cause, reason=f"{_told(seen, leaving)}: {when}.")
+
+
+def _leaves_for(seen: Observation, leaving: frozenset[str]) -> Literal["preemption_notice", "share_changed"]:
+    return "share_changed" if leaving <= seen.given_up else "preemption_notice"
 
 
 def _grow(seen: Observation, rules: Rules) -> Decision:
@@ -398,7 +410,8 @@ def _paces(seen: Observation) -> str:
 
 
 def _told(seen: Observation, leaving: frozenset[str]) -> str:
-    return "; ".join(f"{node} is to go away ({told})" for node, told in seen.doomed if node in leaving)
+    said = {node: "belongs to other jobs now" if node in seen.given_up else "is to go away" for node in leaving}
+    return "; ".join(f"{node} {said[node]} ({told})" for node, told in seen.doomed if node in leaving)
 
 
 def _line(problem: str) -> str:

@@ -55,6 +55,7 @@ class ScriptSeen:
     in_state_s: float
     cancel_wanted: bool = False
     pause_wanted: bool = False
+    why_paused: tuple[str, str] = ("paused_by_user", "on request")
     gone: tuple[tuple[str, str], ...] = ()
     script: str | None = None
     launches: int = 0
@@ -111,8 +112,9 @@ def decide_script(seen: ScriptSeen) -> ScriptDecision:
     if seen.cancel_wanted:
         return Finish(state=JobState.CANCELLED, code="cancelled_by_user", reason="Cancelled on request.")
     if seen.pause_wanted:
-        reason = "Paused on request; it goes on from its newest checkpoint."
-        return Finish(state=JobState.PAUSED, code="paused_by_user", reason=reason)
+        code, why = seen.why_paused
+        reason = f"Paused {why}; it goes on from its newest checkpoint."
+        return Finish(state=JobState.PAUSED, code=code, reason=reason)
     if seen.gone:
         return _loss(seen)
     if seen.ended is not None:

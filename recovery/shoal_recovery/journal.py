@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from shoal_planner.strict import ANY_FLOAT, read
 from shoal_recovery.journal_scripts import SCRIPT_EVENTS, ScriptEvent
+from shoal_recovery.journal_shares import SHARE_EVENTS, ShareEvent
 
 
 class JobState(StrEnum):
@@ -371,6 +372,7 @@ Event = (
     | PredictionChecked
     | ModelSeen
     | ScriptEvent
+    | ShareEvent
 )
 _EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
@@ -399,6 +401,7 @@ _EVENTS: Mapping[str, type[Event]] = {
         PredictionChecked,
         ModelSeen,
         *SCRIPT_EVENTS,
+        *SHARE_EVENTS,
     )
 }
 

@@ -174,6 +174,30 @@ def resume(job_id: JobId, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def limits(
+    job_id: JobId,
+    budget_usd: Annotated[float | None, typer.Option(help="All that its nodes may cost.")] = None,
+    max_price_per_hour: Annotated[float | None, typer.Option(help="Of all nodes that it has at one time.")] = None,
+    max_devices: Annotated[int | None, typer.Option(help="At most so many at one time.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="When it rests, done or not, as in 2027-01-31T18:00Z.")] = None,
+    priority: Annotated[str | None, typer.Option(help="low, normal, high, or a whole number.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change what a job may cost and use, or its priority, while it runs or rests."""
+    given = {
+        "budget_usd": budget_usd,
+        "max_price_per_hour": max_price_per_hour,
+        "max_devices": max_devices,
+        "deadline": deadline,
+        "priority": int(priority) if priority is not None and priority.lstrip("-").isdecimal() else priority,
+    }
+    with Client() as client:
+        _show_state(
+            client.set_limits(job_id, **{name: value for name, value in given.items() if value is not None}), as_json
+        )
+
+
+@app.command()
 def nodes(as_json: AsJson = False) -> None:
     """List the nodes of all clusters that have connected."""
     with Client() as client:

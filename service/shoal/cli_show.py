@@ -82,6 +82,7 @@ def show_job(job: Mapping[str, Any]) -> None:
         ("recoveries", f"{status['recoveries']} ({status['redone_steps']} steps redone, {status['lost_steps']} lost)"),
         ("plan", None if status["plan_id"] is None else f"{status['plan_id']}, epoch {status['epoch']}"),
         ("cluster", _cluster(job)),
+        *_share(job.get("share")),
         *([("if its head dies", job["cluster"]["if_head_dies"])] if job.get("cluster") else []),
         *((tracker["tool"], _tracker(tracker)) for tracker in job.get("trackers", ())),
         *_bulk_losses(job["bulk_losses"]),
@@ -375,3 +376,16 @@ def _moved(recovery: Mapping[str, Any]) -> str:
         + (f" at {count / took_s[name] / 1e6:.0f} MB/s" if count and took_s.get(name) else "")
         for name, count in recovery["num_bytes"].items()
     )
+
+
+def _share(share: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Of the cluster, beside other jobs; and what is about to run out."""
+    if share is None:
+        return []
+    rows = [("warning", share["warning"])] if share["warning"] else []
+    if share["queue_position"] is not None:
+        rows.append(("in the queue", f"number {share['queue_position']}"))
+    if share["nodes"]:
+        leaving = f"; leaves {', '.join(share['leaving'])}" if share["leaving"] else ""
+        rows.append(("share", f"{', '.join(share['nodes'])}{leaving}: {share['reason']}"))
+    return rows

@@ -158,6 +158,11 @@ class Client:
         `checkpoint_committed`. Raises Conflict where the job has no store, rests or has ended."""
         return self._call("POST", f"/v1/jobs/{path_part(job_id)}/checkpoint")
 
+    def set_limits(self, job_id: str, **limits: Any) -> dict[str, Any]:
+        """Changes `budget_usd`, `max_price_per_hour`, `max_devices`, `deadline` or `priority`; None takes one away. A
+        job that rests because of a limit goes on when it is resumed. Raises Conflict where it has ended."""
+        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/limits", json=limits)
+
     def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:
         return self._call("GET", f"/v1/jobs/{path_part(job_id)}/metrics", params=given(max_points=max_points))
 

@@ -13,6 +13,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.profile import profile_from_mapping
 from shoal_recovery.journal import StateChanged
 from shoal_recovery.journal_scripts import WorkersStarted
+from shoal_recovery.journal_shares import ShareTaken
 from shoal_service import clusters, drills, jobs, journal, log_store
 from shoal_service.bell import CLUSTERS, JOBS, job_topic, log_topic
 from shoal_service.bodies import ClusterReport, Identifier, JournalBatch, Preemption
@@ -90,6 +91,7 @@ async def get_wishes(
     deadline = time.monotonic() + min(wait_s, deps.settings.max_wait_s)
     while True:
         count = deps.bell.count(CLUSTERS)
+        await deps.scheduler.look(cluster_id)
         async with deps.database.read() as session:
             row = await clusters.get(session, cluster_id)
             found = await clusters.wishes(session, cluster_id, drills.wishes(row))
@@ -116,8 +118,8 @@ async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[s
             await log_store.append(session, job_id, [printed], deps.settings.log_bytes_per_job)
     if last_seq != before:
         deps.bell.ring(job_topic(job_id), JOBS, *([log_topic(job_id)] if printed.lines else []))
-        # A job that has ended leaves the wishes of its cluster.
-        if any(isinstance(entry.event, StateChanged) for entry in entries):
+        # A job that has ended leaves the wishes of its cluster, and one that has left nodes makes room.
+        if any(isinstance(entry.event, StateChanged | ShareTaken) for entry in entries):
             deps.bell.ring(CLUSTERS)
     return {"last_seq": last_seq}
 
@@ -178,7 +180,7 @@ async def _users(session: Any, projects: frozenset[str] | None) -> Mapping[tuple
             continue
         assert row.plan_seq is not None and row.cluster_id is not None
         entries = await journal.entries_after(session, row.id, row.plan_seq - 1, 1)
-        for node in sorted(plan_nodes(entries[0].payload["plan"])):
+        for node in sorted(journal.plan_nodes(entries[0].payload["plan"])):
             users.setdefault((row.cluster_id, node), []).append(row.id)
     for row in await clusters.active_scripts(session):
         if projects is not None and row.project_id not in projects:
@@ -187,12 +189,3 @@ async def _users(session: Any, projects: frozenset[str] | None) -> Mapping[tuple
         for node in sorted(set(started[0].payload["nodes"] if started else ())):
             users.setdefault((str(row.cluster_id), node), []).append(row.id)
     return users
-
-
-def plan_nodes(plan: Mapping[str, Any]) -> set[str]:
-    return {
-        replica["node"]
-        for pipeline in plan["pipelines"]
-        for stage in pipeline["stages"]
-        for replica in stage["replicas"]
-    }

@@ -13,13 +13,13 @@ from starlette.responses import JSONResponse, Response
 from shoal_planner.job import JobSpec
 from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import JobState
-from shoal_service import clusters, jobs, preconditions, trackers
+from shoal_service import clusters, enforcement, jobs, preconditions, shares, trackers
 from shoal_service.access import seen_projects
 from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import read_body
 from shoal_service.dry_run import rehearse
-from shoal_service.errors import BadInput
+from shoal_service.errors import BadInput, Conflict
 from shoal_service.gate import Caller, ChosenProject, did
 from shoal_service.job_filter import read_filter
 from shoal_service.jobs import NewJob
@@ -144,12 +144,14 @@ async def list_jobs(
 
 @router.get("/{job_id}", responses=documented(404))
 async def get_job(deps: Deps, job_id: str) -> Response:
-    """One job, what there is to say of the `cluster` that has it, and how far its `trackers` are. Its ETag is for
-    If-Match: it changes with the spec, the wish, the cluster and the state of the job, not with its progress."""
+    """One job, what there is to say of the `cluster` that has it, its `share` of that, and how far its `trackers` are.
+    Its ETag is for If-Match: it changes with the spec, the wish, the cluster and the state of the job, not with its
+    progress."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         cluster, tracked = await clusters.of_job(session, row), await trackers.of_job(session, job_id)
-    found = {**jobs.resource(row), "cluster": cluster, "trackers": tracked}
+        share = shares.resource(await shares.of_job(session, job_id))
+    found = {**jobs.resource(row), "cluster": cluster, "trackers": tracked, "share": share}
     return JSONResponse(found, headers={"ETag": preconditions.etag(row)})
 
 
@@ -201,6 +203,9 @@ async def resume(deps: Services, job_id: str, if_match: str | None = None) -> Jo
     cluster_id = await _place_for(deps, row, candidates) if resting else row.cluster_id
     async with deps.database.write() as session:
         preconditions.check(await jobs.get(session, job_id), if_match)
+        over, _ = await enforcement.standing(session, row)
+        if over is not None and row.wish == jobs.WISH_PAUSED:
+            raise Conflict(over.code, f"{job_id} cannot go on, {over.words}: change its limits first")
         row = await jobs.resume(session, job_id, cluster_id)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
     return row

@@ -19,6 +19,7 @@ from shoal_service import (
     api_clusters,
     api_history,
     api_jobs,
+    api_limits,
     api_logs,
     api_people,
     api_plans,
@@ -37,6 +38,7 @@ from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
+from shoal_service.enforcement import Enforcement
 from shoal_service.errors import DatabaseAway, Problem
 from shoal_service.exposure import check_exposure
 from shoal_service.followers import Followers
@@ -49,6 +51,7 @@ from shoal_service.planning import Planner
 from shoal_service.providers import open_provider
 from shoal_service.relay import Relay
 from shoal_service.retention import Retention
+from shoal_service.scheduler import Scheduler
 from shoal_service.services import Services
 from shoal_service.settings import Settings
 from shoal_service.tails import Tails
@@ -84,6 +87,8 @@ def create_app(settings: Settings) -> FastAPI:
         followers=Followers(database, bell, settings),
         tails=Tails(database),
         histories=Histories(),
+        enforcement=Enforcement(database, bell),
+        scheduler=Scheduler(database, bell, settings.plan_time_limit_s),
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(
@@ -95,7 +100,7 @@ def create_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(authorize)],
     )
     app.state.services = services
-    jobs_apis = (api_jobs, api_verbs, api_history, api_attempts, api_logs)
+    jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs)
     for module in (*jobs_apis, api_clusters, api_plans, api_people, api_schemas):
         app.include_router(module.router)
     for module in (pages, pages_job, pages_fleet, pages_submit, streams, sign_in):
@@ -127,10 +132,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings = services.settings
     retention = Retention(services.database, events_kept_s=settings.events_kept_s, points_kept_s=settings.points_kept_s)
     retention.start()
+    services.enforcement.start()
     yield
     beat.cancel()
     forgetting.cancel()
     services.bell.close()
+    await services.enforcement.close()
     await services.followers.close()
     await services.takeover.close()
     await retention.close()

@@ -58,6 +58,16 @@ class Overrides(_Body):
     dry_run: bool = False
 
 
+class NewLimits(_Body):
+    """What is to change of a job's `limits` and `priority`, as in a JOB; null takes a limit away."""
+
+    budget_usd: float | None = Field(default=None, description="All that its nodes may cost, in dollars.")
+    max_price_per_hour: float | None = Field(default=None, description="Of all nodes that it has at one time.")
+    max_devices: int | None = Field(default=None, description="At most so many devices at one time.")
+    deadline: str | None = Field(default=None, description="When it rests, done or not (RFC 3339).")
+    priority: int | str = Field(default="normal", description="A whole number, or low, normal or high.")
+
+
 class JournalBatch(_Body):
     """Entries of a job's journal, in order; those that are known already are skipped."""
 

@@ -13,10 +13,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, JobState
-from shoal_service import jobs, journal
+from shoal_service import jobs, journal, shares
 from shoal_service.errors import Conflict, NotFound
-from shoal_service.models import ClusterRow, JobRow
+from shoal_service.models import ClusterRow, JobRow, ShareRow
 
+_QUEUE_SEEN = 200  # of the jobs that wait
 _AT_REST = tuple(state.value for state in AT_REST)
 _OPEN = tuple(state.value for state in JobState if state not in AT_REST)
 _BEGUN = tuple(state for state in _OPEN if state != JobState.QUEUED.value)
@@ -94,17 +95,42 @@ async def adopt_waiting(session: AsyncSession, cluster_id: str) -> list[str]:
     return waiting
 
 
+async def scheduled(session: AsyncSession, cluster_id: str) -> Sequence[JobRow]:
+    """All jobs of this cluster that have begun and do not rest, and of those that wait the ones whose turn comes
+    first."""
+    mine = select(JobRow).where(JobRow.cluster_id == cluster_id)
+    begun = await session.scalars(mine.where(JobRow.state.not_in((*_AT_REST, JobState.QUEUED.value))))
+    queue = mine.join(ShareRow, ShareRow.job_id == JobRow.id).where(JobRow.state == JobState.QUEUED.value)
+    order = (ShareRow.priority.desc(), JobRow.created_at_s, JobRow.id)
+    queued = await session.scalars(queue.order_by(*order).limit(_QUEUE_SEEN))
+    return sorted([*begun.all(), *queued.all()], key=lambda row: row.id)
+
+
 async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """All jobs of this cluster that have not ended and do not rest, and these drills. The version depends on what is
     wished alone, not on progress."""
-    query = select(JobRow).where(JobRow.cluster_id == cluster_id, JobRow.state.in_(_OPEN)).order_by(JobRow.id)
-    rows = (await session.scalars(query)).all()
+    rows = await scheduled(session, cluster_id)
+    told = {job: shares.wish(share) for job, share in (await shares.of_jobs(session, [row.id for row in rows])).items()}
     listed = [
-        {"id": row.id, "spec": row.spec, "wish": row.wish, "last_seq": row.last_seq, "saves": row.saves} for row in rows
+        {
+            "id": row.id,
+            "spec": row.spec,
+            "wish": _wish(row, told[row.id]),
+            "last_seq": row.last_seq,
+            "saves": row.saves,
+            **told[row.id],
+        }
+        for row in rows
     ]
-    essence = json.dumps([[(row.id, row.wish, row.saves) for row in rows], [drill["id"] for drill in drills]])
+    wanted = [(job["id"], job["wish"], job["saves"], job["share"]["version"]) for job in listed]
+    essence = json.dumps([wanted, [drill["id"] for drill in drills]])
     version = int.from_bytes(hashlib.sha256(essence.encode()).digest()[:6])
     return {"version": version, "jobs": listed, "drills": list(drills)}
+
+
+def _wish(row: JobRow, told: dict[str, Any]) -> str:
+    """A job that has to make room for another one rests for a while, whatever its user wants but its end."""
+    return jobs.WISH_PAUSED if row.wish == jobs.WISH_RUN and told["why"] is not None else row.wish
 
 
 async def active_jobs(session: AsyncSession) -> Sequence[JobRow]:

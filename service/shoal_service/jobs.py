@@ -20,7 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from ulid import ULID
 
 from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
-from shoal_recovery.journal import TERMINAL, JobState
+from shoal_recovery.journal import AT_REST, TERMINAL, JobState
+from shoal_service import shares
 from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.job_filter import JobFilter
 from shoal_service.models import JobRow
@@ -60,6 +61,9 @@ async def put_status(session: AsyncSession, row: JobRow, status: Status, **other
     read. True if written."""
     values: dict[str, Any] = {name: getattr(status, name) for name in _STATUS_FIELDS} | others
     values |= {"state": status.state.value, "version": row.version + 1, "updated_at_s": time.time()}
+    rests = status.state in AT_REST and row.state != status.state
+    if rests or others.get("cluster_id", row.cluster_id) != row.cluster_id:
+        await shares.give_back(session, row.id)
     changed = await session.execute(
         update(JobRow).where(JobRow.id == row.id, JobRow.version == row.version).values(values)
     )
@@ -108,6 +112,7 @@ def create(session: AsyncSession, new: NewJob) -> JobRow:
         setattr(row, name, getattr(fresh, name))
     row.state = fresh.state.value
     session.add(row)
+    shares.create(session, row.id, new.spec)
     return row
 
 
@@ -169,6 +174,15 @@ async def checkpoint(session: AsyncSession, job_id: str) -> JobRow:
     return await get(session, row.id)
 
 
+async def let_rest(session: AsyncSession, row: JobRow, why: shares.Held) -> JobRow:
+    """As `pause`, wished by the control plane itself. Raises Conflict where the row has changed since it was read."""
+    status = status_of(row)
+    if status.state is JobState.QUEUED:
+        status = moved(status, JobState.PAUSED, why.code, f"Paused {why.words}.", time.time())
+    await shares.hold(session, row.id, why.code, why.words)
+    return await _wish(session, row, status, WISH_PAUSED)
+
+
 async def resume(session: AsyncSession, job_id: str, cluster_id: str | None) -> JobRow:
     """Calls a pause off. A job that rests goes to this cluster, or, with none, to the first that connects. Raises
     Conflict where it is not wished to rest."""
@@ -177,6 +191,7 @@ async def resume(session: AsyncSession, job_id: str, cluster_id: str | None) -> 
     _check_open(row, status, "resumed")
     if row.wish != WISH_PAUSED:
         raise Conflict("not_paused", f"{job_id} is {status.state}, not paused: there is nothing to resume")
+    await shares.hold(session, job_id, None)
     if status.state is JobState.PAUSED:
         status = resumed(status, cluster_id)
         return await _wish(session, row, status, WISH_RUN, cluster_id=cluster_id)

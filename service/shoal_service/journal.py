@@ -5,8 +5,10 @@ Owns that nothing is lost or doubled: entries join only where the last one ended
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, insert, select, update
@@ -26,10 +28,10 @@ from shoal_recovery.journal import (
 )
 from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
 from shoal_recovery.journal_scripts import ScriptReported
-from shoal_service import curve_levels, jobs, timeline
+from shoal_service import curve_levels, jobs, shares, timeline
 from shoal_service.errors import BadInput, Conflict
 from shoal_service.models import JobRow, JournalRow, StepRow
-from shoal_service.status import advance, finite
+from shoal_service.status import Status, advance, finite, moved
 
 MAX_HISTORY = 5000  # entries other than steps that pages and sums look at
 
@@ -75,10 +77,11 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
     status = jobs.status_of(row)
     for entry in fresh:
         status = advance(status, entry)
-    if status.state is JobState.PAUSED and row.wish == jobs.WISH_RUN:  # the pause was called off, but too late
-        status = jobs.resumed(status, row.cluster_id)
+    if status.state is JobState.PAUSED:
+        status = await _rested(session, row, status)
     if not await jobs.put_status(session, row, status):
         raise Conflict("changed_meanwhile", f"{row.id} changed meanwhile; send again", expected_seq=row.last_seq + 1)
+    await shares.confirm(session, row.id, fresh)
     await session.execute(insert(JournalRow), [_journal_values(row.id, entry) for entry in fresh])
     await _add_points(session, row.id, row.step, fresh)
     for entry in fresh:
@@ -86,6 +89,22 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
             seen = with_seen_model(row.spec, entry.event.model, entry.event.packages)
             await session.execute(update(JobRow).where(JobRow.id == row.id).values(spec=seen))
     return status.last_seq
+
+
+async def _rested(session: AsyncSession, row: JobRow, status: Status) -> Status:
+    """A job that rests although its user wants it to run was to make room for another one, and waits for its turn; or
+    the pause was called off, but too late."""
+    why = await shares.held(session, row.id)
+    if row.wish == jobs.WISH_PAUSED and why is not None:
+        return dataclasses.replace(status, state_code=why.code)
+    if row.wish != jobs.WISH_RUN:
+        return status
+    await shares.give_back(session, row.id)
+    if why is None:
+        return jobs.resumed(status, row.cluster_id)
+    await shares.hold(session, row.id, None)
+    reason = f"gave its nodes away {why.words}; step {status.step} stands in its store, from where it goes on"
+    return moved(status, JobState.QUEUED, why.code, reason, time.time())
 
 
 def _journal_values(job_id: str, entry: Entry) -> dict[str, Any]:
@@ -208,6 +227,15 @@ def recovery_resource(row: JournalRow) -> dict[str, Any]:
 
 def plan_resource(row: JournalRow) -> dict[str, Any]:
     return {"seq": row.seq, "since": jobs.rfc3339(row.at_s), "since_at_s": row.at_s, **row.payload}
+
+
+def plan_nodes(plan: Mapping[str, Any]) -> set[str]:
+    return {
+        replica["node"]
+        for pipeline in plan["pipelines"]
+        for stage in pipeline["stages"]
+        for replica in stage["replicas"]
+    }
 
 
 PLAN_KIND = PlanAdopted.kind

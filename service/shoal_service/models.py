@@ -172,6 +172,29 @@ class LogChunkRow(Base):
     content: Mapped[bytes] = mapped_column(LargeBinary)
 
 
+class ShareRow(Base):
+    """Which nodes of its cluster a job may use. `version` counts what it was told: `nodes` (null: all that there are
+    and will be), for `reason`. `held` is what it may still be using, which is more until its supervisor has confirmed
+    this version. `code` and `position` (in the queue) say how it stands beside other jobs. `hold` and `hold_words` say
+    why the control plane itself lets the job rest, or go for a while; `warning` what is about to run out. `limited`: it
+    has a budget or a deadline."""
+
+    __tablename__ = "shares"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    priority: Mapped[int] = mapped_column(index=True)
+    limited: Mapped[bool] = mapped_column(index=True)
+    version: Mapped[int]
+    nodes: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    held: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    reason: Mapped[str] = mapped_column(Text)
+    code: Mapped[str] = mapped_column(String(80))
+    position: Mapped[int | None]
+    hold: Mapped[str | None] = mapped_column(String(80))
+    hold_words: Mapped[str] = mapped_column(Text)
+    warning: Mapped[str | None] = mapped_column(Text)
+
+
 class ClusterRow(Base):
     """A cluster that came to us: who speaks for it until when, what it consists of, what was measured there, which of
     its nodes are to be told that they go away (`drills`), and whether what its head knows outlives the head (None: not

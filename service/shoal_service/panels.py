@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, EvaluationDone, JobState
-from shoal_service import clusters, jobs, journal, timeline, trackers, views
+from shoal_service import clusters, jobs, journal, shares, timeline, trackers, views
 from shoal_service.continuity import continuity
 from shoal_service.goodput import goodput, num_devices
 from shoal_service.job_history import KINDS, Histories, event_of, first_steps_s
@@ -34,6 +34,7 @@ from shoal_service.timeline import Event
 _EVENT_KINDS = (
     *KINDS,
     *("checkpoint_committed", "checkpoint_failed", "figures_measured", "step_skipped", "model_seen"),
+    *("share_changed", "share_taken"),
     *("evaluation_done", "store_failed", "store_recovered", "room_short"),
     *("script_started", "trainer_adjusted", "checkpoint_reported", "script_failed"),
 )
@@ -76,6 +77,7 @@ async def _head(look: Look) -> View:
     spent = look.spending()
     return {
         "cluster": await clusters.of_job(look.session, look.row),
+        "share": shares.resource(await shares.of_job(look.session, look.row.id)),
         "trackers": await trackers.of_job(look.session, look.row.id),
         "script": await script_view(look.session, look.row) if jobs.is_script(look.row) else None,
         "devices": None if plan is None else num_devices(plan["plan"]),

@@ -39,6 +39,7 @@ RULES: Mapping[str, Rule] = {
     "POST /v1/jobs/{job_id}/resume": _change_job("job.resume"),
     "POST /v1/jobs/{job_id}/clone": _change_job("job.clone"),
     "POST /v1/jobs/{job_id}/checkpoint": _change_job("job.checkpoint"),
+    "POST /v1/jobs/{job_id}/limits": _change_job("job.limits"),
     "GET /v1/jobs/{job_id}/attempts": _read_job(),
     "GET /v1/jobs/{job_id}/logs": _read_job(),
     "GET /v1/jobs/{job_id}/events": _read_job(connectors=True),

@@ -11,9 +11,11 @@ from shoal_service.auth import Auth
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
+from shoal_service.enforcement import Enforcement
 from shoal_service.followers import Followers
 from shoal_service.job_history import Histories
 from shoal_service.planning import Planner
+from shoal_service.scheduler import Scheduler
 from shoal_service.settings import Settings
 from shoal_service.tails import Tails
 from shoal_service.takeover import Takeover
@@ -31,6 +33,8 @@ class Services:
     followers: Followers
     tails: Tails
     histories: Histories
+    scheduler: Scheduler
+    enforcement: Enforcement
 
 
 def _services(request: Request) -> Services:

@@ -45,6 +45,7 @@ from shoal_recovery.journal_scripts import (
     TrainerAdjusted,
     WorkersStarted,
 )
+from shoal_recovery.journal_shares import ShareChanged, ShareTaken
 
 _NEWEST_SHARE = 0.2  # weight of the newest step in the smoothed step time: about five steps of memory
 
@@ -153,6 +154,8 @@ def advance(status: Status, entry: Entry) -> Status:
         case FiguresMeasured() | PredictionChecked() | ModelSeen():
             return status
         case ScriptStarted() | TrainerAdjusted() | CheckpointReported() | ScriptPrinted() | ScriptFailed():
+            return status
+        case ShareChanged() | ShareTaken():
             return status
         case _:
             assert_never(event)

@@ -21,6 +21,7 @@ from shoal_recovery.journal import (
     StateChanged,
 )
 from shoal_recovery.journal_scripts import WorkersStarted
+from shoal_recovery.journal_shares import ShareTaken
 
 LABEL_WIDTH = 118.0
 WIDTH = 1000.0
@@ -35,7 +36,7 @@ SOURCES = ("own", "node", "peer", "store")
 KINDS = (
     *(StateChanged.kind, PlanAdopted.kind, RecoveryDone.kind),
     *(NodeLost.kind, NodeJoined.kind, NodeNoticed.kind, NodeStays.kind, NoticeEnded.kind),
-    *(NodeSlowed.kind, NodeRecovered.kind, WorkersStarted.kind),
+    *(NodeSlowed.kind, NodeRecovered.kind, WorkersStarted.kind, ShareTaken.kind),
 )
 
 
@@ -208,6 +209,10 @@ def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span
                     alive.setdefault(node["id"], (event.at_s, False))
             case NodeJoined.kind:
                 alive.setdefault(event.payload["node"], (event.at_s, True))
+            case ShareTaken.kind if event.payload["nodes"] is not None:
+                for name in alive.keys() - {*event.payload["nodes"]}:
+                    since_s, joined = alive.pop(name)
+                    spans.setdefault(name, []).append((since_s, event.at_s, event.payload, joined))
             case StateChanged.kind if event.payload["state"] == JobState.PAUSED:
                 for name, (since_s, joined) in alive.items():
                     spans.setdefault(name, []).append((since_s, event.at_s, event.payload, joined))
@@ -238,6 +243,12 @@ def _pace_marks(events: Sequence[Event], scale: _Scale) -> dict[str, list[Mark]]
     return found
 
 
+def _until(lost: Mapping[str, Any]) -> str:
+    if "state" in lost:
+        return " until the job was paused"
+    return " until it was given to other jobs" if "version" in lost else " until it was lost"
+
+
 def _notices(events: Sequence[Event], end_at_s: float) -> dict[str, list[tuple[float, float, str]]]:
     """By node, from when until when somebody said that it goes away, and who and why."""
     open_since: dict[str, tuple[float, str]] = {}
@@ -266,7 +277,7 @@ def _node_lane(
     bands, marks = [], list(paces)
     for since_s, until_s, lost, joined in spans:
         x = scale(since_s)
-        until = "" if lost is None else " until the job was paused" if "state" in lost else " until it was lost"
+        until = "" if lost is None else _until(lost)
         title = f"{name}: {'joined, ' if joined else ''}in the cluster{until}"
         bands.append(Band(x=x, width=max(scale(until_s) - x, 1.5), style="node", text="", title=title))
         if joined:

@@ -208,6 +208,11 @@ def _sentence(row: JournalRow) -> str:
             return f"{said['node']}: {said['reason']}"
         case "notice_ended":
             return f"{said['node']} {_CAME_OF[said['outcome']]} ({said['source']})"
+        case "share_changed":
+            nodes = "all nodes" if said["nodes"] is None else ", ".join(said["nodes"]) or "no node"
+            return f"may use {nodes}: {said['reason']}"
+        case "share_taken":
+            return "uses no other nodes any more"
         case "node_joined":
             return f"{said['node']}: {said['devices']} x {said['device']}"
         case "recovery_done":

@@ -82,6 +82,7 @@ def test_a_script_has_no_plan() -> None:
         ({"checkpoint": {"uri": "/tmp"}}, "checkpoint.uri = '/tmp': must begin with file:// or s3://"),
         ({"checkpoint": {"uri": "file:///a", "copies": 1}}, "checkpoint.copies = 1: is not a known field"),
         ({"checkpoint": {}}, "checkpoint.uri = None: is required"),
+        ({"limits": {"budget_usd": -2}}, "limits.budget_usd = -2.0: must be more than zero"),
         ({"limits": {"min_devices": 2}}, "limits.min_devices = 2: is not a known field"),
     ],
 )

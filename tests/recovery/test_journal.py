@@ -51,6 +51,7 @@ from shoal_recovery.journal_scripts import (
     TrainerAdjusted,
     WorkersStarted,
 )
+from shoal_recovery.journal_shares import ShareChanged, ShareTaken
 
 EVENTS: tuple[Event, ...] = (
     StateChanged(state="running", code="running", reason="All ranks step."),
@@ -108,6 +109,8 @@ EVENTS: tuple[Event, ...] = (
     ScriptReported(epoch=3, step=5, metrics={"loss": 1.5, "worst": "inf"}, loss=1.5, duration_s=0.1),
     CheckpointReported(epoch=3, step=5, uri="s3://b/p/job/checkpoint_1", num_bytes=12),
     ScriptPrinted(attempt=2, lines=("one", "two"), left_out=3),
+    ShareChanged(version=3, nodes=("a", "b"), reason="given to job_2"),
+    ShareTaken(version=3, nodes=("a", "b")),
     ScriptFailed(attempt=2, rank=None, node="a", problem="ValueError: x", traceback="Traceback ..."),
 )
 

@@ -14,6 +14,7 @@ from shoal_service.database import Database, alembic_config, with_driver
 from shoal_service.errors import DatabaseAway
 from shoal_service.jobs import get, status_of
 from shoal_service.settings import Settings
+from shoal_service.shares import of_job
 
 
 async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
@@ -28,7 +29,9 @@ async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
     await database.migrate()
     async with database.read() as session:
         status = status_of(await get(session, "job_1"))
+        share = await of_job(session, "job_1")
     await database.close()
+    assert (share.nodes, share.held) == (None, None), "it runs, and has its cluster to itself"
     assert (status.step, status.skipped_steps, status.eval_step, status.eval_loss) == (7, 0, None, None)
 
 

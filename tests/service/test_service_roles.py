@@ -38,6 +38,7 @@ ROUTES: Mapping[str, tuple[str, Any]] = {
     "POST /v1/jobs/{job_id}/cancel": (CHANGES, None),
     "POST /v1/jobs/{job_id}/clone": (CHANGES, None),
     "POST /v1/jobs/{job_id}/checkpoint": (CHANGES, None),
+    "POST /v1/jobs/{job_id}/limits": (CHANGES, {"max_devices": 3}),
     "GET /v1/jobs/{job_id}/attempts": (READS, None),
     "GET /v1/jobs/{job_id}/logs": (READS, None),
     "POST /v1/jobs/{job_id}/logs": ("AC", {}),

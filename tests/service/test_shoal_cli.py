@@ -248,6 +248,10 @@ def test_commands_about_a_job(
     assert status == 1 and "cannot be paused: checkpoint.uri is not set" in err
     status, _, err = run(capsys, "resume", job_id)
     assert status == 1 and "is running, not paused: there is nothing to resume" in err
+    assert answer("limits", job_id, "--priority", "-7", "--max-devices", "6")["spec"]["limits"]["max_devices"] == 6
+    assert answer("status", job_id)["share"]["priority"] == -7
+    status, _, err = run(capsys, "limits", job_id, "--budget-usd", "5")
+    assert status == 2 and "limits.budget_usd = 5.0: needs a checkpoint.uri" in err
     assert answer("cancel", job_id)["wish"] == "cancelled"
     ok(connector.send(job_id, told))
     assert run(capsys, "events", job_id, "-f")[1].count("\n") == len(told)

@@ -225,8 +225,8 @@ def _backup_rows(state: RankState, copies: RankCopies, agents: Mapping[str, tupl
     ]
 
 
-def retire(job: str, agents: tuple[Contact, ...], epoch: int, timeout_s: float) -> None:
-    """Tells these agents that nothing older than this epoch is needed any more."""
+def retire(job: str, agents: tuple[Contact, ...], epoch: int | None, timeout_s: float) -> None:
+    """Tells these agents that nothing older than this epoch is needed any more; None: nothing of the job at all."""
     for agent in agents:
         try:
             ask(agent.address, m.Retire(job=job, before_epoch=epoch), timeout_s)

@@ -94,9 +94,13 @@ class RayCluster:
             raise NodeUnreachable(seen.node.id, f"{name} was not started: {error}") from error
         return self._address(RankActor, name, seen, (self._cluster_id, seen.node.id, job, index), environment)
 
-    def end_ranks(self, job: str) -> None:
+    def end_ranks(self, job: str, nodes: frozenset[str] | None = None) -> None:
+        prefix = f"rank-{job}-"
         for actor in ray.util.list_named_actors(all_namespaces=True):
-            if actor["namespace"] == NAMESPACE and actor["name"].startswith(f"rank-{job}-"):
+            if actor["namespace"] != NAMESPACE or not actor["name"].startswith(prefix):
+                continue
+            node, _, _ = actor["name"].removeprefix(prefix).rsplit("-", 2)  # then its device, and an incarnation
+            if nodes is None or node in nodes:
                 with contextlib.suppress(ValueError):  # it ended meanwhile
                     ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE), no_restart=True)
 

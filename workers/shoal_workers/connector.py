@@ -163,8 +163,12 @@ class Connector:
         wished = {wish.id for wish in self._wishes}
         if any(wish.wish != "run" for wish in self._wishes) or self._told_to_rest & wished:
             return False
-        # A courier that nobody wishes for is about to end, and makes room for another one.
-        return len(self._couriers) >= min(1, len(wished)) and self._couriers.keys() <= wished
+        # A courier that nobody wishes for is about to end, and may make room for another one.
+        if any(wish.share is None for wish in self._wishes):  # one job at a time
+            served = bool(self._couriers)
+        else:
+            served = {wish.id for wish in self._wishes if wish.has_nodes} <= self._couriers.keys()
+        return served and self._couriers.keys() <= wished
 
     def _act(self, wish: Wish) -> None:
         if wish.id not in self._couriers and self._may_start(wish):
@@ -174,7 +178,7 @@ class Connector:
             self._told_to_rest.discard(wish.id)
             self._couriers[wish.id] = courier
             courier.start()
-        elif wish.wish != "run" or wish.id in self._told_to_rest:
+        elif wish.wish != "run" or wish.id in self._told_to_rest or wish.share is not None:
             with contextlib.suppress(ValueError):  # its courier has not started it yet, or has ended it already
                 self._tell(ray.get_actor(_name(wish.id), namespace=NAMESPACE), wish)
         if wish.saves:  # said again, as a supervisor may die before it obeys; it knows which it has obeyed
@@ -184,18 +188,25 @@ class Connector:
     def _tell(self, supervisor: Any, wish: Wish) -> None:
         """Said again until the job is over or rests: a supervisor may die before it obeys. One that rests already does
         not hear that the job is to go on; when it has ended, another one is started."""
+        if wish.share is not None:
+            supervisor.share.remote(*_share(wish))
         if wish.wish == "cancelled":
             supervisor.cancel.remote()
             return
+        if wish.wish == "run" and wish.id not in self._told_to_rest:
+            return
         self._told_to_rest.add(wish.id)
-        heard = supervisor.pause.remote(wish.wish == "paused")
+        heard = supervisor.pause.remote(wish.wish == "paused", *(wish.why or ()))
         with contextlib.suppress(ray.exceptions.RayError):
             if wish.wish == "run" and ray.get(heard, timeout=_ANSWER_S):
                 self._told_to_rest.discard(wish.id)
 
     def _may_start(self, wish: Wish) -> bool:
-        """One job at a time has the cluster; one that has a supervisor, or only needs one to end it, does not wait."""
-        return not self._couriers or wish.wish == "cancelled" or _exists(wish.id)
+        """A job with nodes of its own; one that has a supervisor, or only needs one to end it, does not wait. Where
+        nobody shares the cluster out, one job at a time has it."""
+        if wish.share is None and self._couriers:
+            return wish.wish == "cancelled" or _exists(wish.id)
+        return wish.has_nodes or wish.wish == "cancelled" or _exists(wish.id)
 
     def _carry(self, wish: Wish) -> None:
         """Starts or finds the job's supervisor and brings its journal home until the job is over."""
@@ -253,6 +264,7 @@ class Connector:
 
     def _supervisor(self, wish: Wish, last_seq: int) -> Any:
         history = self._plane.history(wish.id) if last_seq and not _exists(wish.id) else []
+        share = None if wish.share is None else _share(wish)
         actor: Any = SupervisorActor
         return actor.options(
             name=_name(wish.id),
@@ -264,7 +276,7 @@ class Connector:
             max_task_retries=-1,
             max_concurrency=8,
             scheduling_strategy=_on_the_head(),
-        ).remote(wish.id, wish.spec, self._cluster_id, self._figures, history, wish.wish == "paused")
+        ).remote(wish.id, wish.spec, self._cluster_id, self._figures, history, wish.wish == "paused", share)
 
 
 @ray.remote
@@ -308,6 +320,13 @@ def _notice_of_drain(draining: Draining) -> GiveNotice:
     """A node is drained once: Ray takes no such order back."""
     name = f"drain {draining.incarnation}"
     return GiveNotice(source="ray", name=name, why="its node is being drained", lead_s=draining.left_s)
+
+
+def _share(wish: Wish) -> tuple[int, list[str] | None, str]:
+    """As a supervisor is told it."""
+    assert wish.share is not None
+    nodes = wish.share.nodes
+    return wish.share.version, None if nodes is None else list(nodes), wish.share.reason
 
 
 def _name(job: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import structlog
 
+from shoal_workers.share import ToldShare
+
 log = structlog.get_logger()
 
 
@@ -27,13 +29,20 @@ class LeaseRefused(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What the control plane wants of a job (`run`, `paused`, `cancelled`), the last journal entry that it has, and how
-    often its users have asked for a checkpoint."""
+    often its users have asked for a checkpoint. `why` are code and words of a pause that no user asked for. `share` is
+    which nodes the job may use; None where the control plane is one that does not say: then one job has them all."""
 
     id: str
     spec: dict[str, Any]
     wish: str
     last_seq: int
     saves: int = 0
+    why: tuple[str, str] | None = None
+    share: ToldShare | None = None
+
+    @property
+    def has_nodes(self) -> bool:
+        return self.share is None or self.share.nodes is None or bool(self.share.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +99,7 @@ class ControlPlane:
         """All jobs of this cluster that are not over, and its drills; waits for a version other than `after`."""
         response = self._call("GET", f"/v1/clusters/{self._cluster}/wishes", params={"after": after, "wait_s": wait_s})
         body = _expect(response)
-        jobs = tuple(
-            Wish(id=job["id"], spec=job["spec"], wish=job["wish"], last_seq=job["last_seq"], saves=job.get("saves", 0))
-            for job in body["jobs"]
-        )
+        jobs = tuple(_wish(job) for job in body["jobs"])
         drills = tuple(Drill(id=each["id"], node=each["node"], left_s=each["left_s"]) for each in body["drills"])
         return Wishes(version=body["version"], jobs=jobs, drills=drills)
 
@@ -146,6 +152,24 @@ class ControlPlane:
             return self._http.request(method, path, **arguments)
         except httpx.HTTPError as error:
             raise ControlPlaneDown(f"{method} {path}: {error}") from error
+
+
+def _wish(job: dict[str, Any]) -> Wish:
+    why, share = job.get("why"), job.get("share")
+    if share is not None:
+        nodes = share["nodes"]
+        share = ToldShare(
+            version=share["version"], nodes=None if nodes is None else tuple(nodes), reason=share["reason"]
+        )
+    return Wish(
+        id=job["id"],
+        spec=job["spec"],
+        wish=job["wish"],
+        last_seq=job["last_seq"],
+        saves=job.get("saves", 0),
+        why=None if why is None else (why["code"], why["words"]),
+        share=share,
+    )
 
 
 def _jsonable(value: Any) -> Any:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import structlog
 
 from shoal_recovery.journal import Entry, Event, entry_from_mapping, entry_to_mapping
 from shoal_workers import messages as m
+from shoal_workers.nodes import Cluster
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 log = structlog.get_logger()
@@ -146,6 +148,18 @@ class Copy:
         finally:
             if connection is not None:
                 connection.close()
+
+
+def every_agent(cluster: Cluster, timeout_s: float) -> tuple[tuple[str, int], ...]:
+    """The addresses of the agents of all nodes that answer in time: nobody knows yet which of them keep a journal."""
+    nodes = cluster.nodes()
+    if not nodes:
+        return ()
+    pool = ThreadPoolExecutor(max_workers=len(nodes))
+    asked = [pool.submit(cluster.agent, seen) for seen in nodes]
+    done, _ = wait(asked, timeout_s)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return tuple(each.result() for each in asked if each in done and each.exception() is None)
 
 
 def read_journals(

@@ -32,8 +32,8 @@ class Cluster(Protocol):
     def rank(self, seen: NodeSeen, job: str, index: int) -> tuple[str, int]:
         """The address of the rank process of this job on this device, started if it does not run. As `agent`."""
 
-    def end_ranks(self, job: str) -> None:
-        """Ends every rank process of the job."""
+    def end_ranks(self, job: str, nodes: frozenset[str] | None = None) -> None:
+        """Ends every rank process of the job, or those on these nodes."""
 
     def claim_epoch(self, job: str, at_least: int) -> int:
         """An epoch number that nobody had before, at least `at_least`."""

@@ -1,4 +1,4 @@
-"""The wish of a user that a job rests, and how far its supervisor has come with it.
+"""The wish that a job rests, and how far its supervisor has come with it.
 
 A job rests once its newest safe step stands in the object store. So nothing is stopped before the store is known to
 take something; while it does not, training goes on and the job says so. Owns that knowledge; what follows from it is
@@ -18,6 +18,7 @@ from shoal_workers.epoch_view import EpochView
 from shoal_workers.record import JobRecord
 from shoal_workers.store_check import Tried, try_store
 
+BY_USER = "paused_by_user", "on request"
 _LOOK_S = 5.0
 _SAVE_AGAIN_S = 5.0
 
@@ -33,6 +34,7 @@ class Pausing:
         self._commits = commits
         self._clock = clock
         self._wanted = wanted
+        self._asked = BY_USER
         self._looking: threading.Thread | None = None
         self._tried: Tried | None = None
         self._tried_s = 0.0
@@ -40,7 +42,9 @@ class Pausing:
         self._saving: int | None = None
         self._saving_s = 0.0
 
-    def want(self, wanted: bool) -> None:
+    def want(self, wanted: bool, code: str, why: str) -> None:
+        """`code` and `why` as in a PauseSeen."""
+        self._asked = code, why
         self._wanted = wanted
 
     @property
@@ -60,6 +64,8 @@ class Pausing:
             stored=self._stored(epoch),
             saving=self._is_saving(),
             store_takes=self._tried is not None and problem is None,
+            code=self._asked[0],
+            why=self._asked[1],
         )
 
     def saves(self, step: int | None) -> None:

@@ -111,6 +111,13 @@ class JobRecord:
         """Of stragglers: the share of what they should compute."""
         return {node: 1 / slowed.slowdown for node, slowed in self.slow.items()}
 
+    def keep_to(self, nodes: frozenset[str]) -> frozenset[str]:
+        """Others are nothing to the job any more: which ones it had."""
+        gone = frozenset((self.present | self.had) - nodes)
+        self.present &= nodes
+        self.had &= nodes
+        return gone
+
     def enter(self, state: JobState, code: str, reason: str) -> None:
         """Nothing is written when the job is in that state for that reason already."""
         if state is self.state:

@@ -120,6 +120,7 @@ class Roster:
         self.after_step = 0
         self.epoch: int | None = None  # the highest one claimed; as long as it is not known nobody is answered
         self._looking = threading.Thread()
+        self.only: frozenset[str] | None = None  # the nodes that are looked at; None: all
         self.forgive_s = math.inf  # who was silent for longer is as good as gone, and has to be recruited anew
 
     def refresh(self) -> None:
@@ -135,7 +136,8 @@ class Roster:
 
     def _look(self) -> None:
         """Begins to recruit every node that nobody recruits yet."""
-        nodes = self.nodes = self._cluster.nodes()
+        only = self.only
+        nodes = self.nodes = tuple(s for s in self._cluster.nodes() if only is None or s.node.id in only)
         for seen in nodes:
             with self._lock:
                 if seen.node.id in self._entries or seen.incarnation in self._recruiting:
@@ -249,6 +251,13 @@ class Roster:
                 self._keep_agent(node, contact)
             else:
                 contact.connection.close()
+
+    def keep_to(self, only: frozenset[str] | None) -> None:
+        """Nobody else is recruited, nor listened to but for what their agents hold."""
+        self.only = only
+        for node in {contact.node for contact in self.contacts()} - (only or frozenset()) if only is not None else ():
+            log.info("node left", node=node)
+            self.forget(node)
 
     def close(self) -> None:
         for node in {contact.node for contact in self.contacts()}:

@@ -14,10 +14,12 @@ from shoal_workers.doomed import Doomed
 from shoal_workers.nodes import NodeSeen
 from shoal_workers.roster import Roster
 from shoal_workers.scripts import Scripts
+from shoal_workers.share import Share
 
 log = structlog.get_logger()
 
 HEAD = "the head"
+_LEAVE_S = 60.0  # that a script has to store what it has, where its nodes go to another job
 _MARGIN_S = 5.0  # before a node goes, that workers on it are to have left
 
 
@@ -25,9 +27,16 @@ class ScriptPlaces:
     """`refresh` looks; the others tell of the newest look."""
 
     def __init__(
-        self, spec: ScriptSpec, scripts: Scripts, roster: Roster, doomed: Doomed, clock: Callable[[], float]
+        self,
+        spec: ScriptSpec,
+        scripts: Scripts,
+        roster: Roster,
+        doomed: Doomed,
+        share: Share,
+        clock: Callable[[], float],
     ) -> None:
         self._spec, self._scripts, self._roster, self._doomed, self._clock = spec, scripts, roster, doomed, clock
+        self._share = share
         self._resources: dict[str, dict[str, float]] = {}
         self._head: str | None = None
         self._names: dict[str, str] = {}
@@ -50,7 +59,7 @@ class ScriptPlaces:
         return frozenset(seen.node.id for seen in self._mine())
 
     def all(self) -> tuple[Place, ...]:
-        ready, doomed = self._roster.ready(), self._doomed.left_s()
+        ready, doomed = self._roster.ready(), self._left_s()
         found = [
             Place(
                 node=seen.node.id,
@@ -67,7 +76,12 @@ class ScriptPlaces:
 
     def leaving_s(self) -> dict[str, float]:
         """When the nodes that are to go away have to be left."""
-        return {node: max(0.0, left_s - _MARGIN_S) for node, left_s in self._doomed.left_s().items()}
+        return {node: max(0.0, left_s - _MARGIN_S) for node, left_s in self._left_s().items()}
+
+    def _left_s(self) -> dict[str, float]:
+        """For how long they may still be used: nodes that are to go away, and those that belong to other jobs now."""
+        given_up = self._share.given_up(seen.node.id for seen in self._roster.nodes)
+        return {node: _LEAVE_S for node, _ in given_up} | self._doomed.left_s()
 
     def per_worker(self) -> dict[str, float]:
         given = self._spec.workers.resources

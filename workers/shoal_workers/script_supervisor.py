@@ -32,8 +32,9 @@ from shoal_recovery.journal import AT_REST, ClusterEntered, Entry, JobState, Nod
 from shoal_recovery.journal_scripts import ScriptStarted
 from shoal_workers import messages as m
 from shoal_workers.doomed import Doomed
-from shoal_workers.keeper import Keeper, read_journals
+from shoal_workers.keeper import Keeper, every_agent, read_journals
 from shoal_workers.nodes import Cluster
+from shoal_workers.pausing import BY_USER
 from shoal_workers.pulse import Pulse
 from shoal_workers.roster import Closed, Event, NodeReady, Roster, Said, ask
 from shoal_workers.script_places import ScriptPlaces
@@ -42,6 +43,7 @@ from shoal_workers.script_reports import ScriptReports
 from shoal_workers.script_watch import ScriptWatch
 from shoal_workers.scripts import ScriptGone, Scripts
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.share import Share, ToldShare
 from shoal_workers.store_check import try_store
 
 log = structlog.get_logger()
@@ -66,6 +68,7 @@ class ScriptSupervisor:
         restarted: bool,
         history: tuple[Entry, ...] = (),
         paused: bool = False,
+        share: ToldShare | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -83,12 +86,13 @@ class ScriptSupervisor:
         self._record = ScriptRecord(Keeper(job, wall_clock), clock)
         self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
         self._lock = threading.RLock()  # the record is read and written by the loop, and by who hears the script
-        self._places = ScriptPlaces(spec, scripts, self._roster, self._doomed, clock)
+        self._share = Share(self._record.append, share)
+        self._places = ScriptPlaces(spec, scripts, self._roster, self._doomed, self._share, clock)
         self._watch = ScriptWatch(scripts, self._record, self._lock)
         self._reports = ScriptReports(
             job, spec, cluster, self._record, self._places, self._lock, clock, settings.silence_confirmed_s
         )
-        self._cancel, self._paused = threading.Event(), paused
+        self._cancel, self._paused, self._why_paused = threading.Event(), paused, BY_USER
         self._script: str | None = None  # the node that it was started on
         self._began_s = self._next_refresh_s = clock()
         self._knows_history = threading.Event()
@@ -105,9 +109,13 @@ class ScriptSupervisor:
     def cancel(self) -> None:
         self._cancel.set()
 
-    def pause(self, wanted: bool) -> bool:
+    def pause(self, wanted: bool, code: str = BY_USER[0], why: str = BY_USER[1]) -> bool:
+        self._why_paused = code, why
         self._paused = wanted
         return self._record.state not in AT_REST
+
+    def share(self, told: ToldShare) -> None:
+        self._share.tell(told)
 
     def of_script(self, what: str, *arguments: Any) -> dict[str, Any] | None:
         """What a process of the script says or asks (a method of ScriptReports); None: it is none of this job's now,
@@ -125,6 +133,7 @@ class ScriptSupervisor:
             self._adopt()
         self._roster.epoch = self._record.last_epoch
         self._knows_history.set()
+        self._heed_share()
         self._begin()
         while self._record.state not in AT_REST:
             self.tick()
@@ -133,6 +142,7 @@ class ScriptSupervisor:
     def tick(self) -> None:
         """One round: listen, observe, decide, act."""
         self._listen(_TICK_S)
+        self._heed_share()
         with self._lock:
             self._doomed.settle(self._roster.there(self._clock(), self._settings.silence_s))
             self._drop()
@@ -151,6 +161,16 @@ class ScriptSupervisor:
                     self._finish(decision)
                 case _:
                     assert_never(decision)
+
+    def _heed_share(self) -> None:
+        """Workers leave other nodes; the script itself, which computes nothing, stays where it is."""
+        with self._lock:
+            self._share.hear()
+            kept, workers = self._share.nodes, frozenset(self._reports.nodes())
+            self._roster.keep_to(None if kept is None else kept | self._vital())
+            left = self._share.settle(workers, elsewhere=True)
+            if left is not None:
+                self._record.present &= left | self._vital()
 
     def _begin(self) -> None:
         state, life = self._record.state, self._cluster.life()
@@ -184,12 +204,14 @@ class ScriptSupervisor:
     def _adopt(self) -> None:
         """Reads what the supervisor before this one wrote; a script that runs goes on."""
         deadline_s = self._clock() + _ADOPT_WAIT_S
+        entries = read_journals(self._job, every_agent(self._cluster, _ADOPT_WAIT_S), ask, self._history)
+        self._share.adopt(entries)
+        self._record.adopt(entries)
+        self._roster.only = None if self._share.nodes is None else self._share.nodes | self._vital()
         self._roster.refresh()
         while self._clock() < deadline_s and not self._all_there():
             time.sleep(_TICK_S)
             self._roster.refresh()
-        kept = [agent.address for agent in self._roster.agents()]
-        self._record.adopt(read_journals(self._job, kept, ask, self._history))
         resting = self._record.state in (JobState.QUEUED, *AT_REST)
         if self._record.attempt and not resting and self._record.life == self._cluster.life():
             self._script = self._record.seat
@@ -218,6 +240,7 @@ class ScriptSupervisor:
             in_state_s=self._clock() - record.state_since_s,
             cancel_wanted=self._cancel.is_set(),
             pause_wanted=self._paused,
+            why_paused=self._why_paused,
             gone=tuple(sorted(self._gone().items())),
             script=self._script,
             launches=record.attempt,

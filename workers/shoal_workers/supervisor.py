@@ -1,7 +1,7 @@
 """The supervisor of one job: observe, decide(), act, record. It recovers the job while the control plane is down, and
 ranks step on while it is down itself. Knows nothing of Ray: the cluster is an interface.
 
-One thread calls `run`; `entries_after`, `cancel` and `pause` may be called from others.
+One thread calls `run`; `entries_after`, `cancel`, `pause` and `share` may be called from others.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from shoal_recovery.evidence import may_be_cut_off
 from shoal_recovery.journal import AT_REST, Entry, EvaluationDone, JobState, NodeJoined, StepSkipped
 from shoal_workers import messages as m
 from shoal_workers.beginning import Beginning
-from shoal_workers.change import Interrupted
+from shoal_workers.change import Interrupted, retire
 from shoal_workers.changer import Changer
 from shoal_workers.checkpoint_commits import CheckpointCommits
 from shoal_workers.doomed import Doomed
 from shoal_workers.epoch_view import EpochView
-from shoal_workers.keeper import Keeper, read_journals
+from shoal_workers.keeper import Keeper, every_agent, read_journals
 from shoal_workers.last_step import LastStep
 from shoal_workers.measuring import Measuring
 from shoal_workers.nodes import Cluster
-from shoal_workers.pausing import Pausing
+from shoal_workers.pausing import BY_USER, Pausing
 from shoal_workers.pulse import Pulse
 from shoal_workers.record import JobRecord, step_done
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
 from shoal_workers.safekeeping import owners
 from shoal_workers.save_now import SaveNow
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.share import Share, ToldShare
 from shoal_workers.stalls import Stalls
 from shoal_workers.stragglers import Stragglers
 from shoal_workers.wire import ConnectionClosed
@@ -50,7 +51,7 @@ _ADOPT_WAIT_S = 20.0
 
 class Supervisor:
     """`restarted`: this one takes the place of one that died, whose journal the agents keep; `history` is what the
-    control plane has of it. `paused`: the user wants the job to rest."""
+    control plane has of it. `paused`: the user wants the job to rest. `share`: which nodes it was told to use."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Supervisor:
         restarted: bool,
         history: tuple[Entry, ...] = (),
         paused: bool = False,
+        share: ToldShare | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -84,6 +86,7 @@ class Supervisor:
         self._record = JobRecord(Keeper(job, wall_clock), clock)
         self._commits = CheckpointCommits(job, spec, cluster.life(), self._record.append)
         self._beginning = Beginning(spec, cluster, self._record, self._commits)
+        self._share = Share(self._record.append, share)
         self._pausing = Pausing(spec, self._record, self._commits, clock, paused)
         self._save_now = SaveNow(job, spec, self._record, clock)
         self._last_step = LastStep(spec, self._record, self._commits, clock, settings.last_step_wait_s)
@@ -130,14 +133,17 @@ class Supervisor:
     def cancel(self) -> None:
         self._cancel.set()
 
-    def pause(self, wanted: bool) -> bool:
+    def pause(self, wanted: bool, code: str = BY_USER[0], why: str = BY_USER[1]) -> bool:
         """Whether it comes in time: a job that rests already stays as it is."""
-        self._pausing.want(wanted)
+        self._pausing.want(wanted, code, why)
         return self._record.state not in AT_REST
 
     def checkpoint(self, number: int) -> None:
         """A user wants the newest step in the store, for the `number`th time."""
         self._save_now.want(number)
+
+    def share(self, told: ToldShare) -> None:
+        self._share.tell(told)
 
     # --- the loop ---
 
@@ -148,6 +154,7 @@ class Supervisor:
             self._adopt()
         self._roster.epoch = self._changer.highest_epoch
         self._knows_history.set()
+        self._heed_share()
         if self._record.state is JobState.QUEUED:
             self._beginning.fresh()
         elif self._record.state is JobState.PAUSED and not self._restarted:
@@ -159,6 +166,7 @@ class Supervisor:
     def tick(self) -> None:
         """One round: listen, observe, decide, act."""
         self._listen(_TICK_S)
+        self._heed_share()
         self._doomed.settle(self._roster.there(self._clock(), self._settings.silence_s))
         self._save_now.look(self._changer.epoch, self._roster.agents)
         seen = self._observe()
@@ -179,7 +187,7 @@ class Supervisor:
                 case Save():
                     self._save(decision)
                 case Pause():
-                    self._record.enter(JobState.PAUSED, "paused_by_user", decision.reason)
+                    self._record.enter(JobState.PAUSED, decision.code, decision.reason)
                 case Wait():
                     self._record.enter(JobState.WAITING, "waiting", decision.reason)
                 case End():
@@ -208,12 +216,16 @@ class Supervisor:
         written into a journal that was not read yet.
         """
         deadline_s = self._clock() + _ADOPT_WAIT_S
+        entries = read_journals(self._job, every_agent(self._cluster, _ADOPT_WAIT_S), ask, self._history)
+        self._share.adopt(entries)
+        self._record.adopt(entries)
+        if (kept := self._share.nodes) is not None:
+            known = self._record.snapshots.get(self._record.epoch)
+            self._roster.only = kept.union(node.id for node in known.nodes) if known is not None else kept
         self._roster.refresh()
         while self._clock() < deadline_s and not self._all_there():
             time.sleep(_TICK_S)
             self._roster.refresh()
-        kept = [agent.address for agent in self._roster.agents()]
-        self._record.adopt(read_journals(self._job, kept, ask, self._history))
         self._commits.adopt(self._record.checkpoints, self._record.store_failed)
         self._changer.adopt(elsewhere=self._record.life not in (None, self._cluster.life()))
         self._adopted = self._changer.epoch
@@ -223,6 +235,24 @@ class Supervisor:
             self._beginning.enter_cluster()
         if self._record.state is JobState.DRAINING:  # the order may have died with the one who gave it
             self._changer.drain(Drain(cause="node_joined", reason="Draining again."))
+
+    def _heed_share(self) -> None:
+        """Nodes that belong to other jobs are left first, and then forgotten."""
+        self._share.hear()
+        epoch, kept = self._changer.epoch, self._share.nodes
+        self._roster.keep_to(None if kept is None else kept | self._vital())
+        stepped = not self._record.plans if epoch is None else epoch.last_step > epoch.step
+        left = self._share.settle(self._vital(), elsewhere=stepped)
+        if left is not None:
+            gone = self._record.keep_to(left)
+            threading.Thread(target=self._clear, args=(gone,), name="clear", daemon=True).start()
+
+    def _clear(self, nodes: frozenset[str]) -> None:
+        """Of processes and snapshots of this job."""
+        self._cluster.end_ranks(self._job, nodes)
+        for agent in self._agents():
+            if agent.node in nodes:
+                retire(self._job, (agent,), None, self._settings.reply_timeout_s)
 
     def _all_there(self) -> bool:
         return bool(self._roster.expected) and self._roster.expected <= self._roster.ready()
@@ -272,7 +302,7 @@ class Supervisor:
             case Closed():
                 pass  # the contact itself shows it when it is observed
             case NodeReady(seen):
-                if seen.node.id not in self._record.present:
+                if seen.node.id not in self._record.present and self._share.allows(seen.node.id):
                     node = seen.node
                     self._record.append(NodeJoined(node=node.id, device=node.device, devices=node.devices))
             case _:
@@ -356,7 +386,8 @@ class Supervisor:
     def _observe(self) -> Observation:
         now_s, epoch, left_out = self._clock(), self._changer.epoch, self._changer.left_out()
         ready = self._roster.ready().difference(left_out)
-        doomed = self._doomed.told()
+        given_up = self._share.given_up(ready | self._vital())
+        doomed = tuple(sorted({**dict(given_up), **dict(self._doomed.told())}.items()))
         going = frozenset(node for node, _ in doomed)
         repaced = self._stragglers.repaced(epoch, ready - going)
         leave_fits = self._changer.prospects.leave_fits(epoch, ready, going)
@@ -382,6 +413,7 @@ class Supervisor:
             join_gain=self._changer.prospects.join_gain(epoch, ready - going, repaced=bool(repaced)),
             repaced=repaced,
             doomed=doomed,
+            given_up=frozenset(node for node, _ in given_up),
             leave_fits=leave_fits,
             rescue=self._changer.prospects.rescue.wanted(epoch, going, leave_fits),
             interrupted=self._changer.interrupted,

@@ -18,6 +18,7 @@ from shoal_workers.cluster_ray import NAMESPACE, Figures, RayCluster, connector_
 from shoal_workers.script_ray import RayScripts
 from shoal_workers.script_supervisor import ScriptSupervisor
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.share import ToldShare
 from shoal_workers.supervisor import Supervisor
 from shoal_workers.unanswered import Patience, Unanswered
 
@@ -29,7 +30,8 @@ _LOOK_S = 15.0
 @ray.remote
 class SupervisorActor:
     """`figures` as they come from `figures_of`; `history` are the journal entries that the control plane
-    has, for a job that another cluster, or an earlier life of this one, has begun; `paused`: it is wished to rest."""
+    has, for a job that another cluster, or an earlier life of this one, has begun; `paused`: it is wished to rest;
+    `share`: version, nodes and reason of the share that it was told."""
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class SupervisorActor:
         figures: Figures,
         history: list[dict[str, Any]],
         paused: bool,
+        share: tuple[int, list[str] | None, str] | None = None,
     ) -> None:
         join_cluster()
         self._job = job
@@ -53,6 +56,7 @@ class SupervisorActor:
             "restarted": again,
             "history": tuple(entry_from_mapping(entry) for entry in history),
             "paused": paused and not again,  # the wish may be another one by now; it is told again
+            "share": None if share is None else _told_share(*share),
         }
         self._supervisor: Supervisor | ScriptSupervisor
         if isinstance(parsed, ScriptSpec):
@@ -72,9 +76,12 @@ class SupervisorActor:
     def cancel(self) -> None:
         self._supervisor.cancel()
 
-    def pause(self, wanted: bool) -> bool:
+    def pause(self, wanted: bool, *why: str) -> bool:
         """Whether it comes in time: a job that rests already stays as it is."""
-        return self._supervisor.pause(wanted)
+        return self._supervisor.pause(wanted, *why)
+
+    def share(self, version: int, nodes: list[str] | None, reason: str) -> None:
+        self._supervisor.share(_told_share(version, nodes, reason))
 
     def checkpoint(self, number: int) -> None:
         assert isinstance(self._supervisor, Supervisor)  # a script stores when it reports
@@ -112,3 +119,7 @@ class SupervisorActor:
             # A defect of ours. Ranks step on; a new process that reads the journal is the best there is.
             log.exception("supervisor failed", job=self._job)
             os._exit(1)
+
+
+def _told_share(version: int, nodes: list[str] | None, reason: str) -> ToldShare:
+    return ToldShare(version=version, nodes=None if nodes is None else tuple(nodes), reason=reason)

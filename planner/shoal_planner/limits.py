@@ -1,0 +1,85 @@
+"""What a job may use and cost, and how much it matters beside others: the fields of a JOB that say so, checked by
+themselves. What follows from them is decided where nodes are shared out (`allotment`) and where money is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from shoal_planner.errors import InvalidField
+from shoal_planner.ranges import check_positive, check_range
+
+PRIORITIES: Mapping[str, int] = {"low": -100, "normal": 0, "high": 100}
+Priority = int | Literal["low", "normal", "high"]
+_MOST_PRIORITY = 1000
+_MANY = 1_000_000_000
+
+
+def check_priority(given: Priority) -> None:
+    """Raises InvalidField."""
+    if not isinstance(given, str):
+        check_range("priority", given, -_MOST_PRIORITY, _MOST_PRIORITY)
+
+
+def priority_of(given: Priority) -> int:
+    """The number that a name stands for; the higher goes first."""
+    return PRIORITIES[given] if isinstance(given, str) else given
+
+
+def deadline_at_s(deadline: str) -> float:
+    """Seconds since 1970. Raises InvalidField for what is no moment (RFC 3339, with its offset from UTC)."""
+    try:
+        moment = datetime.fromisoformat(deadline)
+    except ValueError as error:
+        raise InvalidField("deadline", deadline, "must be a moment as RFC 3339 writes it") from error
+    if moment.tzinfo is None:
+        raise InvalidField("deadline", deadline, "must say its offset from UTC, as in 2027-01-31T18:00:00Z")
+    return moment.timestamp()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostLimits:
+    """`budget_usd` is all that the job's nodes may cost, `max_price_per_hour` what those may cost that it has at one
+    time, in dollars; a node without a price costs nothing that anybody knows of. At most `max_devices` at one time.
+    At the `deadline` it rests, done or not."""
+
+    max_price_per_hour: float | None = None
+    budget_usd: float | None = None
+    deadline: str | None = None
+    max_devices: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_price_per_hour", "budget_usd"):
+            if (given := getattr(self, name)) is not None:
+                check_positive(name, given)
+        if self.deadline is not None:
+            deadline_at_s(self.deadline)
+        if self.max_devices is not None:
+            check_range("max_devices", self.max_devices, 1, _MANY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsSpec(CostLimits):
+    """What a plan of this job may use. No `device_types` means every type."""
+
+    device_types: tuple[str, ...] = ()
+    min_devices: int = 1
+
+    def __post_init__(self) -> None:
+        CostLimits.__post_init__(self)
+        check_range("min_devices", self.min_devices, 1, _MANY)
+        if self.max_devices is not None and self.max_devices < self.min_devices:
+            problem = f"must be at least min_devices ({self.min_devices})"
+            raise InvalidField("max_devices", self.max_devices, problem)
+
+    def check_store(self, uri: str | None) -> None:
+        """Who has spent its budget, or is past its deadline, rests in its object store. Raises InvalidField."""
+        for name in ("budget_usd", "deadline"):
+            if getattr(self, name) is not None and uri is None:
+                problem = "needs a checkpoint.uri: a job that may not go on rests there, and would lose all it did"
+                raise InvalidField(f"limits.{name}", getattr(self, name), problem)
+
+
+UNLIMITED = LimitsSpec()

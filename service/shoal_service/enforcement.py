@@ -1,0 +1,117 @@
+"""Budgets and deadlines: looks at every job that has one, and lets those rest that have spent it, or are past it. They
+rest as after a pause of their user's, with their state in the object store, and go on once their limits allow it.
+
+Owns no figures: what a job has cost is `spending`'s. A store that takes nothing stops no training, here as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from shoal_planner.limits import CostLimits, deadline_at_s
+from shoal_planner.script_spec import parse_any_job
+from shoal_recovery.journal import AT_REST
+from shoal_service import jobs, journal, shares
+from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
+from shoal_service.database import Database
+from shoal_service.errors import Conflict
+from shoal_service.models import JobRow, ShareRow
+from shoal_service.shares import Held
+from shoal_service.spending import spending_of
+
+log = structlog.get_logger()
+
+BUDGET_SPENT = "budget_spent"
+DEADLINE_PASSED = "deadline_passed"
+_LOOK_S = 2.0
+_WARN_SHARE = 0.8
+_OPEN = tuple(state.value for state in AT_REST)
+
+
+class Enforcement:
+    """`start` in a running event loop."""
+
+    def __init__(self, database: Database, bell: Bell) -> None:
+        self._database = database
+        self._bell = bell
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_on(), name="limits")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep_on(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except (SQLAlchemyError, OSError):  # a database that is away comes back, and limits are to be kept then
+                log.exception("limits of jobs cannot be looked at, at present")
+            await asyncio.sleep(_LOOK_S)
+
+    async def look(self) -> None:
+        async with self._database.read() as session:
+            rows = await _limited(session)
+        for row in rows:
+            async with self._database.write() as session:
+                news = await _keep(session, await jobs.get(session, row.id))
+            if news:
+                self._bell.ring(CLUSTERS, JOBS, job_topic(row.id))
+
+
+async def _limited(session: AsyncSession) -> Sequence[JobRow]:
+    """Those that want to run, and have a limit that this is about."""
+    query = select(JobRow).join(ShareRow, ShareRow.job_id == JobRow.id)
+    wants = (JobRow.wish == jobs.WISH_RUN, JobRow.state.not_in(_OPEN), ShareRow.limited.is_(True))
+    return (await session.scalars(query.where(*wants).order_by(JobRow.id))).all()
+
+
+async def _keep(session: AsyncSession, row: JobRow) -> bool:
+    """Whether anything came of it."""
+    if row.wish != jobs.WISH_RUN or row.state in _OPEN:
+        return False
+    over, warning = await standing(session, row)
+    share = await shares.of_job(session, row.id)
+    if over is not None:
+        log.warning("job is let rest", job=row.id, code=over.code)
+        share.warning = None
+        await session.flush()
+        try:
+            await jobs.let_rest(session, row, over)
+        except Conflict as error:  # it has changed meanwhile; the next look sees how
+            log.info("job not let rest yet", job=row.id, why=error.detail)
+            await session.rollback()
+            return False
+        return True
+    if share.warning == warning:
+        return False
+    share.warning = warning
+    return True
+
+
+async def standing(session: AsyncSession, row: JobRow) -> tuple[Held | None, str | None]:
+    """Why the job may not go on, and what is about to run out: each None where nothing is."""
+    limits: CostLimits = parse_any_job(row.spec).limits
+    if limits.deadline is not None and time.time() >= deadline_at_s(limits.deadline):
+        return Held(code=DEADLINE_PASSED, words=f"as limits.deadline ({limits.deadline}) has passed"), None
+    if limits.budget_usd is None:
+        return None, None
+    spent_usd = spending_of(row, await journal.history(session, row.id)).usd
+    if spent_usd is None:
+        return None, "limits.budget_usd cannot be kept: none of its nodes has a price"
+    of_budget = f"{spent_usd:.2f} of {limits.budget_usd:.2f} USD (limits.budget_usd)"
+    if spent_usd >= limits.budget_usd:
+        return Held(code=BUDGET_SPENT, words=f"as its budget is spent, {of_budget}"), None
+    if spent_usd >= _WARN_SHARE * limits.budget_usd:
+        return None, f"{spent_usd / limits.budget_usd:.0%} of its budget is spent, {of_budget}"
+    return None, None
