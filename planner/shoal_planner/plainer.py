@@ -19,12 +19,13 @@ from shoal_planner.options import Kind, group_kinds, usable_nodes
 # levelled up to this ratio: beyond it too many would be idle.
 _FIGURES = ("intra_bytes_per_s", "inter_bytes_per_s", "nics", "host_memory_bytes", "devices")
 _IDLE = 4 / 3
-_MOST = 6  # kinds that are left out
+# Kinds of nodes are left out up to this part of what all are worth, and so many at most: what one more node hides.
+_PART, _MOST = 1 / 4, 2
 
 
 def plainer(costs: CostModel) -> Iterator[ClusterSnapshot]:
     """With nodes made equal that differ in one figure alone; then without the kind of node that is worth least, and
-    without ever more of them."""
+    without the next one, too."""
 
     def worth(kind: Kind) -> float:
         return kind.devices / costs.part("block", kind.node.id, 1, 1).total_s
@@ -33,8 +34,12 @@ def plainer(costs: CostModel) -> Iterator[ClusterSnapshot]:
     if levelled:
         nodes = tuple(levelled.get(node.id, node) for node in costs.snapshot.nodes)
         yield dataclasses.replace(costs.snapshot, nodes=nodes)
-    left = costs.snapshot
-    for kind in sorted(group_kinds(usable_nodes(costs.job, left), costs), key=worth)[:-1][:_MOST]:
+    kinds = sorted(group_kinds(usable_nodes(costs.job, costs.snapshot), costs), key=worth)
+    left, part = costs.snapshot, _PART * sum(map(worth, kinds))
+    for kind in kinds[:-1][:_MOST]:
+        part -= worth(kind)
+        if part < 0:
+            return
         left = left.without(kind.nodes)
         yield left
 
