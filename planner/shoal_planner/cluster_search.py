@@ -156,6 +156,7 @@ class Search:
                 fewer.run()
             else:
                 fewer._follow(usable_nodes(self.costs.job, others), briefly=True)
+            self.truncated = self.truncated or fewer.truncated
             for found in fewer.scored.values():
                 self.consider(dataclasses.replace(found, copies=self.copies))
 
@@ -181,6 +182,7 @@ class Search:
         """Of what is found on such devices."""
         found = Search(costs, self.copies, self.late)
         found._follow(usable_nodes(costs.job, costs.snapshot))
+        self.truncated = self.truncated or found.truncated
         return found.best(len(found.scored))
 
     def _judged(self, words: tuple[Word, ...]) -> float:

@@ -145,6 +145,7 @@ def _searched(
         fewer = min(copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
         simple = Search(CostModel(costs.job, others, costs.profile), fewer, late)
         simple.look(thorough=thorough and closely)
+        search.truncated = search.truncated or simple.truncated
         here = [dataclasses.replace(found, copies=copies) for found in simple.best(len(simple.scored))]
         for found in here:  # what is not there to tempt the search does it no harm
             search.consider(found)
