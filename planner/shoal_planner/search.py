@@ -35,6 +35,8 @@ from shoal_planner.rescue import RoomyCosts
 # Devices so many times slower than the fastest are also left out from the start: if they are but one in so many, or in
 # every combination where there is much to win.
 _MUCH_SLOWER, _FEW = 5, 8
+# So far above the least possible, plainer clusters are searched, too: that takes as long again, twice or three times.
+_FARTHER = 2.25
 _FINALISTS = 5  # plans that are shown, and looked at more closely
 # Other schedules keep more in memory, so for them plans are tried, too, that need so much of it under 1F1B.
 _LESS_ROOM = (0.85, 0.7, 0.5)
@@ -138,7 +140,7 @@ def _searched(
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
     search.look(thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
-    for others, closely in _simpler(costs, far=search.is_far()) if previous is None and not is_proven(costs) else ():
+    for others, closely in _simpler(costs, search) if previous is None and not is_proven(costs) else ():
         if search.scored and late():
             search.truncated = True
             break
@@ -173,12 +175,13 @@ def _scheduled(search: Search) -> list[Plan]:
     return sorted(made.values(), key=by_step)
 
 
-def _simpler(costs: CostModel, *, far: bool) -> Iterator[tuple[ClusterSnapshot, bool]]:
+def _simpler(costs: CostModel, search: Search) -> Iterator[tuple[ClusterSnapshot, bool]]:
     """Clusters whose plans are plans of this one, and whether to look closely. Without the slowest type of devices and
     without all types that are far slower than the fastest, if they are few or where there is much to win, so that one
-    of them more never hides what is found without it. Where there is much to win also without each of these types,
-    without ever more, and plainer clusters of what then is left."""
+    of them more never hides what is found without it. Where there is much to win also without each of these types and
+    without ever more, and where there is most plainer clusters of what then is left."""
     slow, few = _stragglers(costs)
+    far, farther = search.is_far(), search.is_far(_FARTHER)
 
     def without(names: Iterable[str]) -> ClusterSnapshot:
         return costs.snapshot.without(_of(names, costs))
@@ -189,6 +192,7 @@ def _simpler(costs: CostModel, *, far: bool) -> Iterator[tuple[ClusterSnapshot, 
     if far:
         others = [(name,) for name in slow] + [slow[:count] for count in range(2, len(slow))]
         yield from ((without(names), False) for names in dict.fromkeys(others) if names not in closely)
+    if farther:
         yield from ((plain, True) for plain in plainer(CostModel(costs.job, without(slow), costs.profile)))
 
 
