@@ -132,9 +132,10 @@ class Search:
         """So many of what was found, the fastest first."""
         return sorted(self.scored.values(), key=by_step)[:number]
 
-    def is_far(self) -> bool:
-        """Whether there may be much to win, on a cluster where looking further does not take long."""
-        return num_devices(self.costs) <= _TRIED_ON and self._over() > _FAR
+    def is_far(self, times: float = _FAR) -> bool:
+        """Whether there may be much to win, as the best so far takes more than so many times the least possible, on a
+        cluster where looking further does not take long."""
+        return num_devices(self.costs) <= _TRIED_ON and self._over() > times
 
     def _over(self) -> float:
         """How many times the least possible the best so far takes."""
@@ -156,6 +157,7 @@ class Search:
                 fewer.run()
             else:
                 fewer._follow(usable_nodes(self.costs.job, others), briefly=True)
+            self.truncated = self.truncated or fewer.truncated
             for found in fewer.scored.values():
                 self.consider(dataclasses.replace(found, copies=self.copies))
 
@@ -181,6 +183,7 @@ class Search:
         """Of what is found on such devices."""
         found = Search(costs, self.copies, self.late)
         found._follow(usable_nodes(costs.job, costs.snapshot))
+        self.truncated = self.truncated or found.truncated
         return found.best(len(found.scored))
 
     def _judged(self, words: tuple[Word, ...]) -> float:

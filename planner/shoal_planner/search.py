@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal_planner.circles import with_device_groups
-from shoal_planner.cluster import ClusterSnapshot, Node
+from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.cluster_search import Search, by_step, step_s
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, NoPlanFits
@@ -25,6 +25,7 @@ from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import usable_nodes
 from shoal_planner.overlap import NOTHING, Overlap
 from shoal_planner.overlap_choice import overlapping, with_like_overlap, with_overlap
+from shoal_planner.plainer import plainer
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained
@@ -34,6 +35,8 @@ from shoal_planner.rescue import RoomyCosts
 # Devices so many times slower than the fastest are also left out from the start: if they are but one in so many, or in
 # every combination where there is much to win.
 _MUCH_SLOWER, _FEW = 5, 8
+# So far above the least possible, plainer clusters are searched, too: that takes as long again, twice or three times.
+_FARTHER = 2.25
 _FINALISTS = 5  # plans that are shown, and looked at more closely
 # Other schedules keep more in memory, so for them plans are tried, too, that need so much of it under 1F1B.
 _LESS_ROOM = (0.85, 0.7, 0.5)
@@ -137,16 +140,18 @@ def _searched(
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
     search.look(thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
-    apart = previous is None and not is_proven(costs)
-    for others, closely in _without_stragglers(costs, every=search.is_far()) if apart else ():
+    for others, closely in _simpler(costs, search) if previous is None and not is_proven(costs) else ():
         if search.scored and late():
             search.truncated = True
             break
-        fast = Search(CostModel(costs.job, others, costs.profile), copies, late)
-        fast.look(thorough=thorough and closely)
-        for found in fast.scored.values():  # what is not there to tempt the search does it no harm
+        fewer = min(copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
+        simple = Search(CostModel(costs.job, others, costs.profile), fewer, late)
+        simple.look(thorough=thorough and closely)
+        search.truncated = search.truncated or simple.truncated
+        here = [dataclasses.replace(found, copies=copies) for found in simple.best(len(simple.scored))]
+        for found in here:  # what is not there to tempt the search does it no harm
             search.consider(found)
-        search.finalists.update(found.plan_id for found in fast.best(_FINALISTS))
+        search.finalists.update(found.plan_id for found in here[:_FINALISTS])
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
@@ -170,25 +175,40 @@ def _scheduled(search: Search) -> list[Plan]:
     return sorted(made.values(), key=by_step)
 
 
-def _without_stragglers(costs: CostModel, *, every: bool) -> Iterator[tuple[ClusterSnapshot, bool]]:
-    """The cluster without the slowest type of devices and without all types that are far slower than the fastest, if
-    they are few or in `every` case, so that one of them more never hides what is found without it; then also without
-    each of them, and without ever more. And whether to look closely: only at the first two."""
+def _simpler(costs: CostModel, search: Search) -> Iterator[tuple[ClusterSnapshot, bool]]:
+    """Clusters whose plans are plans of this one, and whether to look closely. Without the slowest type of devices and
+    without all types that are far slower than the fastest, if they are few or where there is much to win, so that one
+    of them more never hides what is found without it. Where there is much to win also without each of these types and
+    without ever more, and where there is most plainer clusters of what then is left."""
+    slow, few = _stragglers(costs)
+    far, farther = search.is_far(), search.is_far(_FARTHER)
+
+    def without(names: Iterable[str]) -> ClusterSnapshot:
+        return costs.snapshot.without(_of(names, costs))
+
+    closely = dict.fromkeys((slow[:1], slow)) if slow else {}
+    if far or few:
+        yield from ((without(names), True) for names in closely)
+    if far:
+        others = [(name,) for name in slow] + [slow[:count] for count in range(2, len(slow))]
+        yield from ((without(names), False) for names in dict.fromkeys(others) if names not in closely)
+    if farther:
+        yield from ((plain, True) for plain in plainer(CostModel(costs.job, without(slow), costs.profile)))
+
+
+def _stragglers(costs: CostModel) -> tuple[tuple[str, ...], bool]:
+    """Types of devices that are far slower than the fastest, the slowest first, and whether they are few."""
     nodes = usable_nodes(costs.job, costs.snapshot)
     rate = {node.device_label: 1 / costs.part("block", node.id, 1, 1).total_s for node in nodes}
-    slow = sorted(
-        (name for name in rate if rate[name] * _MUCH_SLOWER < max(rate.values())), key=lambda name: rate[name]
+    slow = tuple(
+        sorted((name for name in rate if rate[name] * _MUCH_SLOWER < max(rate.values())), key=lambda name: rate[name])
     )
-    num_devices, num_slow = (sum(node.devices for node in some) for some in (nodes, _of(slow, nodes)))
-    if slow and (every or num_slow <= max(1, num_devices // _FEW)):
-        closely = [tuple(slow[:1]), tuple(slow)]
-        others = [(name,) for name in slow] + [tuple(slow[:count]) for count in range(2, len(slow))] if every else []
-        for gone in dict.fromkeys((*closely, *others)):
-            yield costs.snapshot.without(node.id for node in _of(gone, nodes)), gone in closely
+    num_slow = sum(node.devices for node in nodes if node.device_label in slow)
+    return slow, num_slow <= max(1, sum(node.devices for node in nodes) // _FEW)
 
 
-def _of(types: Iterable[str], nodes: tuple[Node, ...]) -> list[Node]:
-    return [node for node in nodes if node.device_label in types]
+def _of(types: Iterable[str], costs: CostModel) -> list[str]:
+    return [node.id for node in usable_nodes(costs.job, costs.snapshot) if node.device_label in types]
 
 
 def _closer(scored: list[Plan], search: Search, costs: CostModel, overlap: Overlap) -> tuple[list[Plan], Plan | None]:
