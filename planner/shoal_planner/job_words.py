@@ -11,6 +11,11 @@ _ANY: Mapping[str, str] = {
     "labels": "Names and values of your own, to find jobs by.",
     "limits": "What the job may use.",
     "limits.device_types": "Types of devices that may be used; none named: any.",
+    "limits.max_devices": "At most so many devices at one time.",
+    "limits.max_price_per_hour": "What all nodes that it has at one time may cost, in dollars.",
+    "limits.budget_usd": "All that its nodes may cost, in dollars; then it rests in its object store.",
+    "limits.deadline": "When it rests, done or not, as in 2027-01-31T18:00:00Z.",
+    "priority": "low, normal, high or a whole number: who goes first where nodes do not suffice for all.",
     "checkpoint": "Where whole states go, and how often.",
 }
 
@@ -99,6 +104,7 @@ _CODE: Mapping[str, str] = {
     "py_modules": "Packages beside it.",
     "pip": "Requirements that are installed for this job alone.",
     "env": "Environment variables of its processes.",
+    "secrets": "For each name, the variable of the nodes' own environment that holds its value.",
     "packages": "Versions that were found on the nodes, which Shoal writes.",
 }
 
@@ -116,8 +122,6 @@ _TRAINED: Mapping[str, str] = {
     "train": "How it is trained.",
     **{f"train.{name}": text for name, text in _TRAIN.items()},
     "limits.min_devices": "Plans use at least so many devices, or the job waits.",
-    "limits.max_price_per_hour": "In dollars.",
-    "limits.deadline": "When it has to be done.",
     "checkpoint.uri": "file:///folder or s3://bucket/prefix; without it state lives in the nodes' memory alone.",
     "checkpoint.every_steps": "How often a whole state goes there, beside the last one.",
     "checkpoint.keep": "How many are kept.",
