@@ -37,7 +37,13 @@ LIMIT_S = 120.0
 
 
 def order_of(tmp_path: Path, lifeline: int, **what: str | None) -> str:
-    order = {"path": None, "entrypoint": None, "lifeline": lifeline, "report": str(tmp_path / "report.json")}
+    order = {
+        "path": None,
+        "entrypoint": None,
+        "lifeline": lifeline,
+        "report": str(tmp_path / "report.json"),
+        "secrets": {},
+    }
     return json.dumps({**order, "raylet": "", "trainer": TRAINER, **what})
 
 
