@@ -198,8 +198,7 @@ class Client:
         return items
 
     def nodes(self) -> builtins.list[dict[str, Any]]:
-        items: builtins.list[dict[str, Any]] = self._call("GET", "/v1/nodes")["items"]
-        return items
+        return [*self._pages("/v1/nodes", None)]
 
     def preempt(self, node: str, *, notice_s: float = 120.0, cluster_id: str | None = None) -> dict[str, Any]:
         """A drill: the node is told that it goes away, and jobs leave it; nothing ends it. `cluster_id` says whose it

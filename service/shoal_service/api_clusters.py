@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -12,15 +11,12 @@ from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.errors import InvalidField
 from shoal_planner.profile import profile_from_mapping
 from shoal_recovery.journal import StateChanged
-from shoal_recovery.journal_scripts import WorkersStarted
 from shoal_recovery.journal_shares import ShareTaken
 from shoal_service import clusters, drills, jobs, journal, log_store
 from shoal_service.bell import CLUSTERS, JOBS, job_topic, log_topic
-from shoal_service.bodies import ClusterReport, Identifier, JournalBatch, Preemption
+from shoal_service.bodies import ClusterReport, Identifier, JournalBatch
 from shoal_service.errors import Conflict, invalid_field
-from shoal_service.gate import Caller
 from shoal_service.log_of_scripts import printed_by_script
-from shoal_service.measured import MeasuredNodes
 from shoal_service.problems import documented
 from shoal_service.services import Deps
 
@@ -122,70 +118,3 @@ async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[s
         if any(isinstance(entry.event, StateChanged | ShareTaken) for entry in entries):
             deps.bell.ring(CLUSTERS)
     return {"last_seq": last_seq}
-
-
-@router.get("/nodes", tags=["nodes"], responses=documented())
-async def list_nodes(deps: Deps, caller: Caller) -> dict[str, Any]:
-    """The nodes of every cluster that came to us, which jobs' plans use them (of those that you may see), and what of
-    them was `measured`, each figure with its source; `reclaim_at_s` while a drill says that a node goes away. Not
-    connected: as last seen."""
-    async with deps.database.read() as session:
-        rows = await clusters.all_clusters(session)
-        users = await _users(session, caller.projects())
-    figures = {row.id: MeasuredNodes(row.snapshot, row.profile) for row in rows}
-    ends_at_s = {
-        (row.id, drill["node"]): drill["ends_at_s"] for row in rows for drill in drills.current(row, time.time())
-    }
-    items = [
-        {
-            **node,
-            "reclaim_at_s": ends_at_s.get((row.id, node["id"]), node.get("reclaim_at_s")),
-            "measured": figures[row.id].of(node["id"]),
-            "cluster_id": row.id,
-            "connected": clusters.connected(row),
-            "seen_at": jobs.rfc3339(row.updated_at_s),
-            "jobs": users.get((row.id, node["id"]), []),
-        }
-        for row in rows
-        for node in row.snapshot["nodes"]
-    ]
-    return {"items": items}
-
-
-@router.post("/nodes/{node_id}/preempt", status_code=202, tags=["nodes"], responses=documented(404, 409))
-async def preempt_node(
-    deps: Deps, node_id: Annotated[str, Path(max_length=200)], wanted: Preemption | None = None
-) -> dict[str, Any]:
-    """A drill: tells a node that it goes away, as its cloud would. Jobs leave it before that; nothing ends it, and when
-    its time is well over it may be used again."""
-    wanted = wanted or Preemption()
-    async with deps.database.write() as session:
-        drill = await drills.announce(session, node_id, wanted.cluster_id, wanted.notice_s)
-    deps.bell.ring(CLUSTERS)
-    return {
-        "id": drill["id"],
-        "cluster_id": drill["cluster_id"],
-        "node": drill["node"],
-        "notice_s": drill["lead_s"],
-        "ends_at": jobs.rfc3339(drill["ends_at_s"]),
-    }
-
-
-async def _users(session: Any, projects: frozenset[str] | None) -> Mapping[tuple[str, str], list[str]]:
-    """(cluster, node) to the ids of jobs of these projects (None: of all) whose current plan, or newest workers, have a
-    place there."""
-    users: dict[tuple[str, str], list[str]] = {}
-    for row in await clusters.active_jobs(session):
-        if projects is not None and row.project_id not in projects:
-            continue
-        assert row.plan_seq is not None and row.cluster_id is not None
-        entries = await journal.entries_after(session, row.id, row.plan_seq - 1, 1)
-        for node in sorted(journal.plan_nodes(entries[0].payload["plan"])):
-            users.setdefault((row.cluster_id, node), []).append(row.id)
-    for row in await clusters.active_scripts(session):
-        if projects is not None and row.project_id not in projects:
-            continue
-        started = await journal.newest(session, row.id, 1, (WorkersStarted.kind,))
-        for node in sorted(set(started[0].payload["nodes"] if started else ())):
-            users.setdefault((str(row.cluster_id), node), []).append(row.id)
-    return users

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Path, Request
 from starlette.responses import RedirectResponse, Response
 
-from shoal_service import api_clusters, api_jobs
+from shoal_service import api_jobs, api_nodes
 from shoal_service.bodies import Preemption
 from shoal_service.errors import BadInput, Problem
 from shoal_service.rendering import rendered
@@ -51,7 +51,7 @@ async def preempt_from_page(request: Request, deps: Deps, node_id: Annotated[str
     except ValueError as error:
         problem = f"notice_s = {form.get('notice_s')!r}: must be seconds, from 0 to 86400"
         raise BadInput("invalid_field", problem, "notice_s") from error
-    await api_clusters.preempt_node(deps, node_id, wanted)
+    await api_nodes.preempt_node(deps, node_id, wanted)
     job_id = form.get("job", "")
     back = f"/jobs/{job_id}#part-nodes" if job_id.isidentifier() else "/nodes"
     return RedirectResponse(back, status_code=303)

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
-from shoal_service import api_clusters, jobs, views
+from shoal_service import api_clusters, api_nodes, jobs, views
 from shoal_service.access import Principal
 from shoal_service.fleet import pools
 from shoal_service.gate import Caller
@@ -68,7 +68,7 @@ async def nodes_page(
     request: Request, deps: Deps, caller: Caller, page: Annotated[int, Query(ge=1, le=10_000)] = 1
 ) -> Response:
     """By pool first, then each node; those that somebody must know of go first."""
-    nodes: list[dict[str, Any]] = (await api_clusters.list_nodes(deps, caller))["items"]
+    nodes = await api_nodes.all_nodes(deps, caller)
     found = (await api_clusters.list_clusters(deps))["items"]
     nodes.sort(key=lambda node: (node.get("reclaim_at_s") is None, node["connected"], node["cluster_id"], node["id"]))
     part = nodes[(page - 1) * _NODES : page * _NODES]

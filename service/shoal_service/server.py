@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import sys
 from types import FrameType
 
+import h11
 import structlog
 import uvicorn
 from fastapi import FastAPI
 from structlog.typing import Processor
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shoal_service.app import create_app
 from shoal_service.services import Services
@@ -36,6 +39,37 @@ def _services(config: uvicorn.Config) -> Services:
     return services
 
 
+class Patient(H11Protocol):
+    """One connection, which is closed where the head of a request has not come within `body_timeout_s`: of the first
+    one, too, for which nobody else waits less."""
+
+    _head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop()
+
+    def _look(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop()
+        elif self._head_due is None:
+            timeout_s = _services(self.config).settings.body_timeout_s
+            self._head_due = self.loop.call_later(timeout_s, self.timeout_keep_alive_handler)
+
+    def _stop(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+
 def make_server(settings: Settings) -> Server:
     """A server that `run()` serves with until SIGINT or SIGTERM. Raises ValueError or OSError for a bad data folder."""
     configure_logging(settings.log_level)
@@ -43,6 +77,7 @@ def make_server(settings: Settings) -> Server:
         create_app(settings),
         host=settings.host,
         port=settings.port,
+        http=Patient,
         log_config=None,
         log_level=settings.log_level,
         access_log=False,

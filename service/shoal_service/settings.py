@@ -94,7 +94,9 @@ class Settings(BaseSettings):
         default=None, description="The `aud` of access tokens of that provider that are taken as bearer tokens."
     )
     body_timeout_s: float = Field(
-        default=30.0, gt=0, description="How long the body of a request may take to come before it is refused."
+        default=30.0,
+        gt=0,
+        description="How long the head of a request, and then its body, may take to come before it is refused.",
     )
     max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="Largest request body.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -66,6 +67,17 @@ def test_a_body_that_does_not_come_is_not_waited_for(plane: ControlPlane) -> Non
     status, answer = talk(plane, head(plane, "Content-Length: 100", "Content-Type: application/json"), b'{"na')
     assert (status, code(answer)) == (408, "body_too_slow")
     assert b"connection: close" in answer.lower()
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(plane: ControlPlane) -> None:
+    assert talk(plane) == (0, b""), "closed without an answer"
+    host, port = plane.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        sock.sendall(head(plane, method="GET")[:-2])
+        with pytest.raises(OSError):  # a trickle keeps it open no longer
+            for _ in range(300):
+                sock.sendall(b"X-More: 1\r\n")
+                time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from control_plane import ALL_NODES, Connector, Story, job_mapping, ok, snapshot, story
 
+from shoal_planner.cluster import parse_cluster
 from shoal_planner.job import parse_job
 from shoal_recovery.journal import (
     Entry,
@@ -404,6 +406,27 @@ def test_nodes_say_whom_they_work_for(api: httpx.Client, connector: Connector) -
     assert nodes["spot-1"]["spot"] and nodes["spot-1"]["zone"] == "b"
     ok(connector.send(job_id, told))
     assert all(node["jobs"] == [] for node in ok(api.get("/v1/nodes"))["items"])
+
+
+def test_nodes_come_in_pages_that_an_answer_can_hold(api: httpx.Client) -> None:
+    many = {"nodes": [{"name": "n", "count": 1200, "device": "T4", "devices": 1, "zone": "b"}]}
+    ok(Connector(http=api, cluster_id="many", cluster=parse_cluster(many)).renew())
+    ok(Connector(http=api, cluster_id="few", holder="x").renew())
+    whole: list[tuple[str, str]] = []
+    asked: dict[str, Any] = {"limit": 500}
+    while True:
+        answered = api.get("/v1/nodes", params=asked)
+        found = ok(answered)
+        assert 0 < len(found["items"]) <= 500 and len(answered.content) <= 200_000
+        whole += [(node["cluster_id"], node["id"]) for node in found["items"]]
+        if found["next_cursor"] is None:
+            break
+        asked["cursor"] = found["next_cursor"]
+    assert whole == sorted({*whole}) and len(whole) == 1204
+    first = ok(api.get("/v1/nodes", params={"limit": 4}))
+    assert [node["cluster_id"] for node in first["items"]] == ["few"] * 4 and first["next_cursor"] is not None
+    for wrong in ("x", "WzFd", base64.urlsafe_b64encode(b"[" * 700).decode()):
+        assert api.get("/v1/nodes", params={"cursor": wrong}).json()["param"] == "cursor"
 
 
 def test_a_running_job_says_how_long_it_still_takes(api: httpx.Client, connector: Connector) -> None:
