@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: setup demo test test-clusters test-plans test-long check bench clean
+.PHONY: setup demo test test-clusters test-computing test-long check bench clean
 
 setup: $(VENV)/.installed
 
@@ -22,24 +22,23 @@ $(VENV)/.installed: pyproject.toml
 demo: setup
 	$(BIN)/shoal demo $(DEMO_ARGS)
 
-# Tests of clusters and ranks wait half of their time; those of plans, stores and the service compute in what is left,
-# and give way. What fails runs once more, as a machine that others share may stand still for longer than anybody waits;
+# Tests of whole clusters wait half of their time; all others compute in what is left, and give way. What fails runs once more, as a machine that others share may stand still for longer than anybody waits;
 # the summary names it (RERUN) all the same.
-PLANS := tests/planner tests/recovery tests/service
+COMPUTING := tests/planner tests/recovery tests/service tests/workers
 TESTS := -m "not long" --reruns 1 -raR
 test: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
 ifeq ($(TEST_ARGS),)
-	$(MAKE) --jobs=2 test-clusters test-plans
+	$(MAKE) --jobs=2 test-clusters test-computing
 else
 	$(BIN)/python -m pytest $(TEST_ARGS) -m "not long"
 endif
 
 test-clusters:
-	$(BIN)/python -m pytest $(TESTS) $(PLANS:%=--ignore=%)
+	$(BIN)/python -m pytest $(TESTS) $(COMPUTING:%=--ignore=%)
 
-test-plans:
-	nice -n 5 $(BIN)/python -m pytest $(TESTS) -n 2 $(PLANS)
+test-computing:
+	nice -n 5 $(BIN)/python -m pytest $(TESTS) -n 2 $(COMPUTING)
 
 test-long: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import AwareDatetime, StringConstraints
+from pydantic import StringConstraints
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import JSONResponse, Response
 
@@ -17,7 +17,7 @@ from shoal_service import clusters, enforcement, jobs, preconditions, shares, tr
 from shoal_service.access import seen_projects
 from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
-from shoal_service.bodies import read_body
+from shoal_service.bodies import Moment, read_body
 from shoal_service.dry_run import rehearse
 from shoal_service.errors import BadInput, Conflict
 from shoal_service.gate import Caller, ChosenProject, did
@@ -117,8 +117,8 @@ async def list_jobs(
     state: Annotated[list[JobState] | None, Query(description="Only in one of these states.")] = None,
     name: Annotated[str | None, Query(max_length=100, description="Only with this in the name.")] = None,
     label: Annotated[list[Label] | None, Query(description="Only with all of these labels: KEY=VALUE, or KEY.")] = None,
-    created_since: AwareDatetime | None = None,
-    created_until: AwareDatetime | None = None,
+    created_since: Moment | None = None,
+    created_until: Moment | None = None,
     project: Annotated[str | None, Query(max_length=40)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,

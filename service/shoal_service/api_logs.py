@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import AwareDatetime
 from sqlalchemy.ext.asyncio import AsyncSession
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from shoal_service import clusters, jobs, log_store
 from shoal_service.bell import log_topic
-from shoal_service.bodies import LogBatch
+from shoal_service.bodies import LogBatch, Moment
 from shoal_service.errors import BadInput, Gone, NotFound
 from shoal_service.log_chunks import Line, Wanted
 from shoal_service.log_store import Brought, Page
@@ -46,8 +45,8 @@ async def get_logs(
     attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only of this attempt (epoch).")] = None,
     level: Annotated[Level | None, Query(description="Only lines at least as serious.")] = None,
     search: Annotated[str | None, Query(min_length=1, max_length=200, description="In whatever case.")] = None,
-    since: Annotated[AwareDatetime | None, Query(description="Only from here on.")] = None,
-    until: Annotated[AwareDatetime | None, Query(description="Only up to here.")] = None,
+    since: Annotated[Moment | None, Query(description="Only from here on.")] = None,
+    until: Annotated[Moment | None, Query(description="Only up to here.")] = None,
     event: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Only 30 s around this journal entry.")] = None,
     tail: Annotated[int | None, Query(ge=1, le=_PAGE, description="Only so many, the newest.")] = None,
     cursor: Annotated[str | None, Query(max_length=40)] = None,

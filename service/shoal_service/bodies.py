@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.requests import Request
 
 from shoal_planner.documents import MalformedDocument, read_document
@@ -18,6 +18,16 @@ _Moment = Annotated[float, Field(ge=0, lt=1e11)]
 _PRINTABLE = r"^[^\x00-\x1f]+$"
 _Text = Annotated[str, Field(max_length=20_000)]
 _YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+
+
+def _written(value: Any) -> Any:
+    """Of text alone: seconds since 1970 are taken for moments, too, unless somebody says no."""
+    if isinstance(value, str) and "T" not in value.upper():
+        raise ValueError("must be a time as RFC 3339 writes it, such as 2026-01-31T12:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_written)]
 
 
 class _Body(BaseModel):

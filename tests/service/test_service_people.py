@@ -233,7 +233,7 @@ def test_no_page_takes_a_form_without_its_token(api: httpx.Client, nobody: httpx
     assert len(posts) >= 4
     for path in posts:
         for form in ({}, {"csrf": ""}, {"csrf": "wrong"}):
-            refused = nobody.post(path.format(job_id=job_id), data=form or {"x": "y"})
+            refused = nobody.post(path.format(job_id=job_id, node_id="big-0"), data=form or {"x": "y"})
             assert (refused.status_code, refused.json()["code"]) == (403, "csrf"), path
     assert ok(nobody.get("/v1/me"))["server_admin"] and ok(api.get(f"/v1/jobs/{job_id}"))["wish"] == "run"
 

@@ -25,7 +25,7 @@ async def _batches(folder: Path) -> None:
     told = story(job_mapping(), started_at_s=1000.0).entries
     spec = parse_job(job_mapping())
     async with database.write() as session:
-        new = NewJob(spec=spec, body_hash="", idempotency_key=None, cluster_id=None)
+        new = NewJob(project="default", spec=spec, body_hash="", idempotency_key=None, cluster_id=None)
         job_id = jobs.create(session, new).id
     kept, seen = StepSums(), []
     assert await _both(database, kept, job_id) == ((), ())

@@ -73,6 +73,8 @@ def test_jobs_are_listed_by_state_name_label_and_time(api: httpx.Client) -> None
     assert listed(api, created_since=third["created_at"]) == ["without"]
     assert len(listed(api, created_since="0001-01-01T00:00:00+10:00")) == 3
     assert listed(api, created_until=one["created_at"], limit=1) in (["50% off"], [])
+    for wrong in ("0.5", "1767225600", "2026-01-31", "2026-01-31T12:00:00"):
+        assert api.get("/v1/jobs", params={"created_since": wrong}).json()["param"] == "created_since"
     bad = api.post("/v1/jobs", json=job_mapping(labels={"-": "x"}))
     assert (bad.status_code, bad.json()["param"]) == (422, "labels")
     for param, value in (("label", 'a"b=c'), ("name", "\x00")):
