@@ -86,6 +86,7 @@ def test_a_killed_rank_costs_at_most_one_step(cluster: ProcessCluster, text: str
         assert sorted(set(joined)) == sorted(SHAPES)
 
 
+@pytest.mark.long
 def test_each_evaluation_is_told_once_although_plans_change(cluster: ProcessCluster, text: str) -> None:
     """And says what one process finds."""
     spec = tiny_job(text, steps=60, min_devices=3)

@@ -28,6 +28,7 @@ def share(running: Running, job_id: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_job_shrinks_for_another_and_grows_back(running: Running) -> None:
     """The longer one computes so much in a step that growing back from two nodes to five is worth it. It is

@@ -24,13 +24,19 @@ def test_small_clusters_on_a_sample() -> None:
     judged("monotone", range(7), processes=1)
 
 
-@pytest.mark.parametrize("seed", [142, 194, 213, 255, 287, 320, 359, 365, 649, 712, 796, 875, 2170, 2318])
+@pytest.mark.parametrize("seed", [142, 194, 213, 255, 287, 320, 359, 365, 649, 796, 875, 2170])
 def test_where_the_search_by_itself_once_lost_a_plan(seed: int) -> None:
     judged("monotone", range(seed, seed + 1), processes=1)
 
 
 def test_larger_ones_on_a_sample() -> None:
-    judged("larger", range(5), MOST_OF_LARGER, processes=1, most_devices=16, changes=1)
+    judged("larger", range(3), MOST_OF_LARGER, processes=1, most_devices=16, changes=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [712, 2318])
+def test_where_it_once_lost_one_on_clusters_that_take_longer(seed: int) -> None:
+    judged("monotone", range(seed, seed + 1), processes=1)
 
 
 @pytest.mark.long

@@ -51,6 +51,7 @@ def test_five_runs_predict_all_others(recorded: dict[str, RecordedCluster], name
     assert rank >= SMALLEST_RANK
 
 
+@pytest.mark.long
 def test_most_other_choices_of_runs_do_as_well(recorded: dict[str, RecordedCluster]) -> None:
     """sailor-rtx is judged by error alone: ranks of four runs of which two differ by 0.4 % are left to chance."""
     judged = {

@@ -105,7 +105,7 @@ def test_plans_of_a_plainer_cluster_take_no_longer_on_the_cluster() -> None:
     assert compared > 1
 
 
-@pytest.mark.parametrize("seed", [37, 39])
+@pytest.mark.parametrize("seed", [37, pytest.param(39, marks=pytest.mark.long)])
 def test_where_larger_clusters_once_lost_a_plan(seed: int) -> None:
     tally = campaign.judge_larger(seed, changes=1)
     assert not tally.failures, tally.failures
