@@ -68,7 +68,7 @@ def _fill(server: RunningPostgres, database: str, template: str) -> None:
         f"FROM jobs t, generate_series(1, {JOBS - 1}) n WHERE t.id = '{template}'",
         database,
     )
-    for table in ("journal", "step_points"):
+    for table in ("journal", "step_points", "shares"):
         names = [name for name in server.sql(_COLUMNS.format(table), database).split("\n") if name != "job_id"]
         server.sql(
             f"INSERT INTO {table} (job_id, {', '.join(names)}) SELECT j.id, {', '.join('t.' + name for name in names)} "
