@@ -146,14 +146,14 @@ class _Opening:
         total = sum(file.num_bytes for file in files)
         block_bytes = _block_bytes(total, self._job.train.global_batch, self._job.train.seq_len)
         sizes = block_bytes, max(block_bytes, min(_MOST_BLOCK_BYTES, total // (2 * self._job.train.global_batch)))
-        column = source.text_field
+        column, num_streams = source.text_field, self._job.train.global_batch
         match source.format:
             case "jsonl":
                 return JsonLines(chosen(field, source.uri, files, *_LINES), block_bytes, column), block_bytes
             case "parquet":
-                return parquet_blocks(field, source.uri, files, column, sizes, self._cache), block_bytes
+                return parquet_blocks(field, source.uri, files, column, sizes, self._cache, num_streams), block_bytes
             case "arrow":
-                return arrow_blocks(field, source.uri, files, column, sizes, self._cache), block_bytes
+                return arrow_blocks(field, source.uri, files, column, sizes, self._cache, num_streams), block_bytes
             case _:
                 return TextBlocks(files, block_bytes), block_bytes
 
