@@ -35,7 +35,7 @@ from shoal_planner.job import JobSpec, ModelSpec, TrainSpec
 from shoal_workers.data import training_samples
 from shoal_workers.data_files import find
 
-ROUNDS = 5
+ROUNDS = 3
 WAITING_STEPS = 60
 BATCH = 32
 SEQ_LEN = 512
