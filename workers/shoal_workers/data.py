@@ -137,7 +137,8 @@ class _Opening:
         how = f"{self._tokenizer.digest} {None if template is None else template.digest} {train.seq_len}"
         known = f"{VERSION} {source} {how} {block_bytes} {blocks.digest}"
         counts = Counts(None if self._cache is None else self._cache.notes(f"counts {hash_of(known)}"))
-        return Streams(blocks, Encoder(self._tokenizer, template), order, train.seq_len, counts, source.uri)
+        encoder = Encoder(self._tokenizer, template, None if self._tokenizer.digest == BYTES else self._cache)
+        return Streams(blocks, encoder, order, train.seq_len, counts, source.uri)
 
     def _blocks(self, field: str, source: SourceSpec) -> tuple[Blocks, int]:
         files = find(field, source.uri, self._cache)

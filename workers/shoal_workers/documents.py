@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from shoal_planner.errors import show
 from shoal_workers.chat import ChatTemplate
+from shoal_workers.data_cache import DataCache
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
+from shoal_workers.kept_ids import KeptIds
 from shoal_workers.tokenizing import Ids, Tokenizer
 
 _MOST_SHOWN = 80
@@ -81,10 +83,11 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """`template`: documents are lists of messages."""
+    """`template`: documents are lists of messages. `cache` is for ids of long texts."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, cache: DataCache | None = None) -> None:
         self._tokenizer = tokenizer
+        self._encode = tokenizer.encode if cache is None else KeptIds(tokenizer, cache).encode
         self._template = template
         self._end = np.array([tokenizer.end], dtype=np.uint32)
 
@@ -98,7 +101,7 @@ class Encoder:
         if self._template is not None:
             return [self._chat(raw, self._template) for raw in chunk]
         try:
-            ids = self._tokenizer.encode([_text(raw) for raw in chunk], [raw.before for raw in chunk])
+            ids = self._encode([_text(raw) for raw in chunk], [raw.before for raw in chunk])
         except ValueError as error:
             if len(chunk) == 1:
                 raise _wrong(chunk[0], str(error)) from error
