@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -111,3 +112,65 @@ def test_a_column_with_a_dot_in_its_name_has_blocks(tmp_path: Path) -> None:
     ]
     assert found[0]._order.num_blocks == found[1]._order.num_blocks > 8  # type: ignore[attr-defined]
     assert torch.equal(found[0].read(range(50)), found[1].read(range(50)))
+
+
+def one_group(path: Path) -> list[str]:
+    texts = documents(4000)
+    pq.write_table(
+        pa.table({"text": texts}),
+        path,
+        compression="none",
+        use_dictionary=False,
+        data_page_size=4096,
+        write_batch_size=16,
+    )
+    return texts
+
+
+def blocks_of(path: Path, num_streams: int) -> tables.RowBlocks:
+    files = find("data.uri", path.as_uri())
+    return tables.parquet_blocks("data.uri", path.as_uri(), files, "text", (1000, 16_000), None, num_streams)
+
+
+def values_of(blocks: tables.RowBlocks, block: int) -> list[object]:
+    found: list[object] = []
+    place: int | None = 0
+    while place is not None:
+        chunk = blocks.read(block, place)
+        found += [raw.content for raw in chunk.documents]
+        place = chunk.end
+    return found
+
+
+@pytest.mark.parametrize("num_streams", [1, 2000])
+def test_a_row_group_is_taken_out_once_for_as_many_blocks_as_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_streams: int
+) -> None:
+    texts = one_group(tmp_path / "a.parquet")
+    blocks = blocks_of(tmp_path / "a.parquet", num_streams)
+    asked: list[tuple[int, int]] = []
+    arrays = tables._Parquet.arrays
+
+    def counted(self: object, unit: tables.Unit, first: int, last: int) -> object:
+        asked.append((first, last))
+        return arrays(self, unit, first, last)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tables._Parquet, "arrays", counted)
+    order = random.Random(1).sample(range(len(blocks)), len(blocks))
+    found = {block: values_of(blocks, block) for block in order}
+    assert [value for block in range(len(blocks)) for value in found[block]] == texts
+    assert sum(last - first for first, last in asked) == len(texts)
+    assert len(blocks) > 20
+    assert asked == [(0, 4000)] if num_streams == 1 else len(asked) > 10
+
+
+def test_what_is_spoilt_is_no_trouble_of_the_rows_before_it(tmp_path: Path) -> None:
+    texts = one_group(tmp_path / "a.parquet")
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    at = len(content) * 3 // 4
+    content[at : at + 20_000] = b"\xff" * 20_000
+    (tmp_path / "a.parquet").write_bytes(content)
+    blocks = blocks_of(tmp_path / "a.parquet", 1)
+    assert [value for block in range(10) for value in values_of(blocks, block)] == texts[: 4000 * 10 // len(blocks)]
+    with pytest.raises(DataError, match=r"a\.parquet rows 1 to 4000: .* cannot be read"):
+        values_of(blocks, len(blocks) - 1)

@@ -137,7 +137,8 @@ class _Opening:
         how = f"{self._tokenizer.digest} {None if template is None else template.digest} {train.seq_len}"
         known = f"{VERSION} {source} {how} {block_bytes} {blocks.digest}"
         counts = Counts(None if self._cache is None else self._cache.notes(f"counts {hash_of(known)}"))
-        return Streams(blocks, Encoder(self._tokenizer, template), order, train.seq_len, counts, source.uri)
+        encoder = Encoder(self._tokenizer, template, None if self._tokenizer.digest == BYTES else self._cache)
+        return Streams(blocks, encoder, order, train.seq_len, counts, source.uri)
 
     def _blocks(self, field: str, source: SourceSpec) -> tuple[Blocks, int]:
         files = find(field, source.uri, self._cache)
@@ -146,14 +147,14 @@ class _Opening:
         total = sum(file.num_bytes for file in files)
         block_bytes = _block_bytes(total, self._job.train.global_batch, self._job.train.seq_len)
         sizes = block_bytes, max(block_bytes, min(_MOST_BLOCK_BYTES, total // (2 * self._job.train.global_batch)))
-        column = source.text_field
+        column, num_streams = source.text_field, self._job.train.global_batch
         match source.format:
             case "jsonl":
                 return JsonLines(chosen(field, source.uri, files, *_LINES), block_bytes, column), block_bytes
             case "parquet":
-                return parquet_blocks(field, source.uri, files, column, sizes, self._cache), block_bytes
+                return parquet_blocks(field, source.uri, files, column, sizes, self._cache, num_streams), block_bytes
             case "arrow":
-                return arrow_blocks(field, source.uri, files, column, sizes, self._cache), block_bytes
+                return arrow_blocks(field, source.uri, files, column, sizes, self._cache, num_streams), block_bytes
             case _:
                 return TextBlocks(files, block_bytes), block_bytes
 

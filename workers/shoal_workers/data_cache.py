@@ -53,7 +53,7 @@ class DataCache:
             return None
         return path
 
-    def keep(self, key: str, number: int, content: bytes) -> None:
+    def keep(self, key: str, number: int, content: bytes | memoryview) -> None:
         """For whoever asks next."""
         if self.limit_bytes >= len(content):
             self._keep(self._path(key, number), content)
@@ -76,7 +76,7 @@ class DataCache:
     def _path(self, key: str, number: int) -> Path:
         return self.folder / _name(key) / str(number)
 
-    def _keep(self, path: Path, content: bytes) -> None:
+    def _keep(self, path: Path, content: bytes | memoryview) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.parent / f"{_UNFINISHED}{uuid.uuid4().hex}"

@@ -7,25 +7,25 @@ which blocks are read when, and how documents fill sequences, is `streams`' affa
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal_planner.errors import show
 from shoal_workers.chat import ChatTemplate
+from shoal_workers.data_cache import DataCache
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
+from shoal_workers.kept_ids import KeptIds
 from shoal_workers.tokenizing import Ids, Tokenizer
 
 _MOST_SHOWN = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(NamedTuple):
     """A document as it was read: its `content` (text, or whatever stands for it), `place` in its block, and `where`
     that is, as text for people. A document may be cut into several; only the last `ends` it, only the first
     `begins`, and `before` is the end of what stands before others."""
@@ -67,8 +67,7 @@ class Blocks(Protocol):
 Tokens = npt.NDArray[np.int32]  # hundreds of streams hold some that wait: half of the room is enough
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A document as tokens, its end among them; what is not to be learnt is there as its complement."""
 
     tokens: Tokens
@@ -84,10 +83,11 @@ class Encoded:
 
 
 class Encoder:
-    """`template`: documents are lists of messages."""
+    """`template`: documents are lists of messages. `cache` is for ids of long texts."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, cache: DataCache | None = None) -> None:
         self._tokenizer = tokenizer
+        self._encode = tokenizer.encode if cache is None else KeptIds(tokenizer, cache).encode
         self._template = template
         self._end = np.array([tokenizer.end], dtype=np.uint32)
 
@@ -101,7 +101,7 @@ class Encoder:
         if self._template is not None:
             return [self._chat(raw, self._template) for raw in chunk]
         try:
-            ids = self._tokenizer.encode([_text(raw) for raw in chunk], [raw.before for raw in chunk])
+            ids = self._encode([_text(raw) for raw in chunk], [raw.before for raw in chunk])
         except ValueError as error:
             if len(chunk) == 1:
                 raise _wrong(chunk[0], str(error)) from error
@@ -123,14 +123,21 @@ class Encoder:
 
     def _ended(self, chunk: Sequence[Raw], ids: Sequence[Ids]) -> list[Encoded]:
         """All at once: many documents are short."""
-        ends = [self._end[: raw.ends] for raw in chunk]
-        parts = itertools.chain.from_iterable(zip(ids, ends, strict=True))
-        tokens = np.concatenate([*parts, self._end[:0]]).view(np.int32)
-        lengths = (len(own) + raw.ends for raw, own in zip(chunk, ids, strict=True))
-        bounds = list(itertools.pairwise(itertools.accumulate(lengths, initial=0)))
-        firsts = [first for raw, (first, last) in zip(chunk, bounds, strict=True) if raw.begins and first < last]
+        parts: list[Ids] = []
+        for raw, own in zip(chunk, ids, strict=True):
+            parts.append(own)
+            if raw.ends:
+                parts.append(self._end)
+        tokens = np.concatenate(parts or [self._end[:0]]).view(np.int32)
+        found, firsts, first = [], [], 0
+        for raw, own in zip(chunk, ids, strict=True):
+            last = first + len(own) + raw.ends
+            if raw.begins and first < last:
+                firsts.append(first)
+            found.append(Encoded(tokens[first:last], raw.place))
+            first = last
         tokens[firsts] = ~tokens[firsts]
-        return [Encoded(tokens[first:last], raw.place) for raw, (first, last) in zip(chunk, bounds, strict=True)]
+        return found
 
 
 def _text(raw: Raw) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,7 @@ from shoal_workers.documents import Encoded, Tokens
 Sequence = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """A sequence in the form of `samples`, and where the one after it begins: after `skip` tokens of the document that
     stands at `place`."""
 
@@ -54,8 +53,7 @@ class Packer:
         """None: more documents are needed."""
         if self._left.num_tokens <= self._seq_len:
             return None
-        tokens = self._left.first(self._seq_len + 1)
-        self._left.drop(self._seq_len)
+        tokens = self._left.take(self._seq_len)
         self._fills_up = False
         return Packed(tokens, *self._left.begin)
 
@@ -64,12 +62,11 @@ class Packer:
         if not self._fills_up or self._left.num_tokens < 2:
             return None
         self._fills_up = False
-        tokens = self._left.first(self._left.num_tokens)
+        tokens = self._left.take(self._left.num_tokens - 1)
         if not (tokens[1:] >= 0).any():
             return None
         filled = np.full(self._seq_len + 1, ~self._pad, dtype=np.int64)
         filled[: len(tokens)] = tokens
-        self._left.drop(self._left.num_tokens - 1)
         return Packed(filled, *self._left.begin)
 
 
@@ -86,23 +83,20 @@ class _Left:
             self._parts.append((tokens, document.place, skip))
             self.num_tokens += len(tokens)
 
-    def first(self, num_tokens: int) -> Sequence:
-        found, missing = [], num_tokens
-        for tokens, _, _ in self._parts:
-            found.append(tokens[:missing])
-            missing -= len(found[-1])
-            if not missing:
-                break
-        return np.concatenate(found).astype(np.int64)
-
-    def drop(self, num_tokens: int) -> None:
+    def take(self, num_tokens: int) -> Sequence:
+        """So many, and behind them one that is there and stays."""
+        parts, found, missing = self._parts, [], num_tokens
+        tokens, place, skip = parts[0]
+        while len(tokens) <= missing:
+            found.append(tokens)
+            missing -= len(tokens)
+            parts.popleft()
+            tokens, place, skip = parts[0]
+        found.append(tokens[: missing + 1])
+        if missing:
+            parts[0] = (tokens[missing:], place, skip + missing)
         self.num_tokens -= num_tokens
-        while num_tokens:
-            tokens, place, skip = self._parts.popleft()
-            if num_tokens < len(tokens):
-                self._parts.appendleft((tokens[num_tokens:], place, skip + num_tokens))
-                return
-            num_tokens -= len(tokens)
+        return np.concatenate(found, dtype=np.int64)
 
     @property
     def begin(self) -> tuple[int, int]:

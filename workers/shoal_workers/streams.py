@@ -122,9 +122,11 @@ class Streams:
 
     def read(self, numbers: Sequence[int]) -> Tensor:
         """See `Samples`."""
+        rows = np.empty((len(numbers), self._seq_len + 1), dtype=np.int64)
         with self._lock:
-            rows = [self._sample(number % self._num_streams, number // self._num_streams) for number in numbers]
-        return torch.from_numpy(np.stack(rows))
+            for at, number in enumerate(numbers):
+                rows[at] = self._sample(number % self._num_streams, number // self._num_streams)
+        return torch.from_numpy(rows)
 
     def learn(self, marks: Sequence[Row]) -> None:
         """Rows are of (stream, index, turn, place, skip)."""

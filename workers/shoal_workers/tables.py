@@ -18,13 +18,14 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from shoal_planner.errors import InvalidField, show
+from shoal_recovery.errors import StoreError
 from shoal_workers.arrow_streams import BATCH, Message, messages_of
 from shoal_workers.data_cache import DataCache
 from shoal_workers.data_files import chosen
 from shoal_workers.documents import Chunk, Raw, shown
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
-from shoal_workers.held_rows import HeldRows
+from shoal_workers.held_rows import HeldRows, Laid
 from shoal_workers.tokenizing import hash_of
 
 _PARTS = 64  # of a large unit: each is found by reading all before it
@@ -54,11 +55,18 @@ class _Table(Protocol):
 
 class RowBlocks:
     """About `block_bytes` each: several units of a file that follow each other, or a part of the rows of one. As a unit
-    can only be read from its beginning, parts of large ones have more, up to `most_bytes`."""
+    can only be read from its beginning, parts of large ones have more, up to `most_bytes` (the second of `sizes`).
+    `num_streams` read a block each, in turn."""
 
     def __init__(
-        self, table: _Table, units: Sequence[Unit], block_bytes: int, most_bytes: int, cache: DataCache | None
+        self,
+        table: _Table,
+        units: Sequence[Unit],
+        sizes: tuple[int, int],
+        cache: DataCache | None,
+        num_streams: int,
     ) -> None:
+        block_bytes, most_bytes = sizes
         self._table = table
         self._groups = _grouped(units, block_bytes)
         parts = [_num_parts(group, block_bytes, most_bytes) for group in self._groups]
@@ -68,29 +76,63 @@ class RowBlocks:
         self.digest = f"{known} {block_bytes} {most_bytes}"
         where = hash_of(f"{[file.name for file in self.files]} {table.column} {self.digest}")
         self._held = HeldRows(where, cache)
+        self._at_once_bytes = self._held.room_bytes // num_streams
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def read(self, block: int, place: int) -> Chunk:
         """See `Blocks`. Places are rows of the block."""
-        found = self._held.chunk(block, place)
-        if found is None:
-            self._held.hold(block, self._arrays(block))
-            found = self._held.chunk(block, place)
-            assert found is not None, block
-        array, is_end = found
-        documents = []
-        for at, (unit, row) in enumerate(self._rows(block, place, len(array))):
-            name, where = self._table.files[unit.file].name, f"row {unit.first_row + row + 1}"
-            documents.append(Raw(_value(array[at], name, where), place + at, name, where))
+        array, is_end = self._held.chunk(block, place) or self._take_out(block).chunk(place)
+        documents: list[Raw] = []
+        for unit, first, last in self._ranges(range(block, block + 1), place, place + len(array)):
+            name, at, row = self._table.files[unit.file].name, len(documents), unit.first_row + first
+            values = _values(array[at : at + last - first], name, row)
+            documents += [
+                Raw(value, place + at + index, name, f"row {row + index + 1}") for index, value in enumerate(values)
+            ]
         if is_end:
             self._held.let_go(block)
         return Chunk(documents, None if is_end else place + len(array))
 
-    def _arrays(self, block: int) -> Iterator[Any]:
+    def _take_out(self, block: int) -> Laid:
+        """With those beside it, which whoever takes out one of them comes by. Raises DataError, OSError, StoreError."""
+        own: list[Any] | None = None
+        try:
+            for number, arrays in self._taken_out(self._beside(block)):
+                if number == block:
+                    own = arrays
+                else:
+                    self._held.hold(number, arrays)
+        except (DataError, OSError, StoreError):
+            if own is None:
+                raise  # what stands behind is the trouble of whoever comes there
+        return self._held.hold(block, own or ())  # last, as it is wanted now
+
+    def _beside(self, block: int) -> range:
+        """Blocks of the same units, itself among them: as many as can be kept for every stream until they are read."""
+        index = bisect_right(self._starts, block) - 1
+        first, last = self._starts[index], self._starts[index + 1]
+        num_bytes = sum(unit.num_bytes for unit in self._groups[index])
+        count = max(1, min(last - first, self._at_once_bytes * (last - first) // max(1, num_bytes)))
+        begin = block - (block - first) % count
+        return range(begin, min(begin + count, last))
+
+    def _taken_out(self, blocks: range) -> Iterator[tuple[int, list[Any]]]:
+        """Each with the arrays of its rows."""
+        arrays, rest = self._arrays(blocks), None
+        for block in blocks:
+            low, high = self._borders(range(block, block + 1))
+            found, missing = [], high - low
+            while missing and (array := rest if rest is not None else next(arrays, None)) is not None:
+                found.append(array[:missing])
+                rest = array[missing:] if len(array) > missing else None
+                missing -= len(found[-1])
+            yield block, found
+
+    def _arrays(self, blocks: range) -> Iterator[Any]:
         """Raises DataError, OSError, StoreError."""
-        for unit, first, last in self._ranges(block):
+        for unit, first, last in self._ranges(blocks):
             file = self._table.files[unit.file]
             try:
                 yield from self._table.arrays(unit, first, last)
@@ -100,34 +142,39 @@ class RowBlocks:
                 where = f"rows {unit.first_row + 1} to {unit.first_row + unit.num_rows}"
                 raise DataError(file.name, where, f"block {unit.number}", f"cannot be read: {error}") from error
 
-    def _ranges(self, block: int) -> Iterator[tuple[Unit, int, int]]:
-        """Rows [first, last) of each of its units."""
-        index = bisect_right(self._starts, block) - 1
-        group, part = self._groups[index], block - self._starts[index]
-        num_rows, num_parts = _rows(group), self._starts[index + 1] - self._starts[index]
-        low, high = num_rows * part // num_parts, num_rows * (part + 1) // num_parts
+    def _borders(self, blocks: range) -> tuple[int, int]:
+        """Rows [low, high) of their units that blocks which follow each other have."""
+        index = bisect_right(self._starts, blocks[0]) - 1
+        start, num_parts = self._starts[index], self._starts[index + 1] - self._starts[index]
+        num_rows = _rows(self._groups[index])
+        return num_rows * (blocks[0] - start) // num_parts, num_rows * (blocks[-1] + 1 - start) // num_parts
+
+    def _ranges(self, blocks: range, first: int = 0, last: int | None = None) -> Iterator[tuple[Unit, int, int]]:
+        """Of each of their units the rows [first, last) of these blocks, all in which they have some."""
+        low, high = self._borders(blocks)
+        low, high = low + first, high if last is None else low + last
         before = 0
-        for unit in group:
-            first, last = max(low - before, 0), min(high - before, unit.num_rows)
-            if first < last:
-                yield unit, first, last
+        for unit in self._groups[bisect_right(self._starts, blocks[0]) - 1]:
+            begin, end = max(low - before, 0), min(high - before, unit.num_rows)
+            if begin < end:
+                yield unit, begin, end
             before += unit.num_rows
 
-    def _rows(self, block: int, place: int, count: int) -> Iterator[tuple[Unit, int]]:
-        """Of rows [place, place + count) of the block: in which unit, and which of it."""
-        before = 0
-        for unit, first, last in self._ranges(block):
-            low, high = max(place - before, 0), min(place + count - before, last - first)
-            for row in range(low, high):
-                yield unit, first + row
-            before += last - first
+
+def _values(array: Any, name: str, first_row: int) -> list[Any]:
+    """Of the rows of a file from `first_row` on. Raises DataError."""
+    try:
+        found: list[Any] = array.to_pylist()
+    except ValueError:  # what calls itself text need not be any
+        return [_value(cell, name, f"row {row + 1}") for row, cell in enumerate(array, first_row)]
+    return found
 
 
 def _value(cell: Any, name: str, where: str) -> Any:
     """Raises DataError."""
     try:
         return cell.as_py()
-    except ValueError as error:  # what calls itself text need not be any
+    except ValueError as error:
         content = cell.as_buffer().to_pybytes() if hasattr(cell, "as_buffer") else str(cell.type)
         raise DataError(name, where, shown(content), f"cannot be read: {error}") from error
 
@@ -189,7 +236,13 @@ class _Parquet:
 
 
 def parquet_blocks(
-    field: str, uri: str, files: Sequence[File], column: str, sizes: tuple[int, int], cache: DataCache | None
+    field: str,
+    uri: str,
+    files: Sequence[File],
+    column: str,
+    sizes: tuple[int, int],
+    cache: DataCache | None,
+    num_streams: int = 1,
 ) -> RowBlocks:
     """`sizes`: bytes of a block, and the most that one may have. Raises InvalidField, DataError."""
     import pyarrow.parquet as pq
@@ -214,7 +267,7 @@ def parquet_blocks(
             if group.num_rows:
                 units.append(Unit(index, number, first, group.num_rows, num_bytes))
             first += group.num_rows
-    return RowBlocks(_Parquet(files, column), units, *sizes, cache)
+    return RowBlocks(_Parquet(files, column), units, sizes, cache, num_streams)
 
 
 def _is_of(path: str, column: str) -> bool:
@@ -267,7 +320,13 @@ class _Arrow:
 
 
 def arrow_blocks(
-    field: str, uri: str, files: Sequence[File], column: str, sizes: tuple[int, int], cache: DataCache | None
+    field: str,
+    uri: str,
+    files: Sequence[File],
+    column: str,
+    sizes: tuple[int, int],
+    cache: DataCache | None,
+    num_streams: int = 1,
 ) -> RowBlocks:
     """As for Parquet. Raises InvalidField, DataError."""
     import pyarrow as pa
@@ -288,7 +347,7 @@ def arrow_blocks(
             if num_rows:
                 units.append(Unit(index, number, first, num_rows, message.num_bytes))
             first += num_rows
-    return RowBlocks(_Arrow(files, column, found, cache), units, *sizes, cache)
+    return RowBlocks(_Arrow(files, column, found, cache), units, sizes, cache, num_streams)
 
 
 def _saved(field: str, uri: str, files: Sequence[File]) -> list[File]:

@@ -103,12 +103,28 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[str], before: Sequence[str] | None = None) -> list[Ids]:
         """See `Tokenizer`."""
+        if not self._marks_begins and sum(map(len, texts)) <= _CHARS_AT_ONCE:
+            return self._short(texts)
         parts = [
             [(context, part) for _, context, part in self._parts(_paired(text), _paired(context))]
             for text, context in zip(texts, before or [""] * len(texts), strict=True)
         ]
         encoded = self._encoded(itertools.chain(*parts))
         return [_joined(list(itertools.islice(encoded, len(own)))) for own in parts]
+
+    def _short(self, texts: Sequence[str]) -> list[Ids]:
+        """Of texts that can be encoded at once, whatever stands before them: the usual case."""
+        parts: list[str] = []
+        counts: list[int] = []
+        for text in map(_paired, texts):
+            own = [text] if len(text) <= _PART_CHARS else [part for _, part in _parts(text, _PART_CHARS)]
+            parts += own
+            counts.append(len(own))
+        encoded = [_array(one.ids) for one in self._asked(self._inner.encode_batch_fast, parts)]
+        if len(encoded) == len(counts):
+            return encoded
+        arrays = iter(encoded)
+        return [_joined(list(itertools.islice(arrays, count))) for count in counts]
 
     def encode_with_places(self, text: str) -> tuple[Ids, Places]:
         """See `Tokenizer`."""
@@ -217,6 +233,8 @@ def _end(inner: Any, path: str, end_token: str | None, settings: Mapping[str, An
 
 def _paired(text: str) -> str:
     """With U+FFFD for what JSON may hold and UTF-8 may not, half a character: tokenizers take none."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:
