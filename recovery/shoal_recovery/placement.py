@@ -17,7 +17,16 @@ from shoal_planner.placement import Placement, backups
 from shoal_recovery.intervals import Interval, merge
 from shoal_recovery.state import RankState, ShardMap, Span, common, without
 
-__all__ = ["RankCopies", "backups", "held_by", "host_elements", "network_bytes_per_parameter", "place_copies", "told"]
+__all__ = [
+    "RankCopies",
+    "backups",
+    "held_by",
+    "host_elements",
+    "kept_by",
+    "network_bytes_per_parameter",
+    "place_copies",
+    "told",
+]
 
 _Owned = Mapping[str, tuple[tuple[int, int, frozenset[str]], ...]]  # by parameter, segments and the nodes that own them
 
@@ -39,12 +48,17 @@ def place_copies(shards: ShardMap, snapshot: ClusterSnapshot, copies: int) -> tu
 
 def held_by(shards: ShardMap, nodes: tuple[Node, ...], copies: int) -> Iterator[tuple[frozenset[str], int]]:
     """Elements by the nodes that keep snapshots of them: all of them, in parts."""
+    return ((holders, span.numel) for holders, span in kept_by(shards, nodes, copies))
+
+
+def kept_by(shards: ShardMap, nodes: tuple[Node, ...], copies: int) -> Iterator[tuple[frozenset[str], Span]]:
+    """As `held_by`, naming the elements."""
     placement, owned = _placement(shards, nodes, copies), _owned_by_nodes(shards)
     for state in shards.ranks:
         home = state.device.node
         for span, owners in _segments(state, owned):
             others = placement.copies(home, owners - {home})
-            yield frozenset((home, *others.live, *others.sent)), span.numel
+            yield frozenset((home, *others.live, *others.sent)), span
 
 
 def host_elements(shards: ShardMap, found: tuple[RankCopies, ...]) -> Counter[str]:

@@ -13,20 +13,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
-from shoal_service import clusters, jobs, log_store
+from shoal_service import clusters, jobs, log_reading, log_store
 from shoal_service.bell import log_topic
 from shoal_service.bodies import LogBatch, Moment
-from shoal_service.errors import BadInput, Gone, NotFound
+from shoal_service.errors import BadInput
 from shoal_service.log_chunks import Line, Wanted
 from shoal_service.log_store import Brought, Page
-from shoal_service.models import JobRow, JournalRow, LogRow
+from shoal_service.models import JobRow, LogRow
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/logs", tags=["logs"])
 _PAGE = 5000
 _STREAMED_PAGE = 500
-_AROUND_S = 30.0
 _LATE_S = 5.0  # lines may come so long after the word that their job has ended
 _LARGEST = 2**53
 _STREAMED: dict[int | str, dict[str, Any]] = {
@@ -74,20 +73,10 @@ async def get_logs(
         streams = watch or "text/event-stream" in request.headers.get("accept", "")
         if streams and last_event_id is not None:
             start, tail = _read_number(last_event_id, "Last-Event-ID") + 1, None
-        await _check_kept(session, row, wanted, start)
+        await log_reading.check_kept(session, row, wanted, start)
         if not streams:
-            return JSONResponse(_resource(row, await _page(session, row, wanted, start, tail, limit)))
+            return JSONResponse(_resource(row, await log_reading.page(session, row, wanted, start, tail, limit)))
     return EventSourceResponse(_follow(deps, job_id, wanted, start, tail), ping=15)
-
-
-async def _page(
-    session: AsyncSession, row: LogRow | None, wanted: Wanted, start: int | None, tail: int | None, limit: int
-) -> Page:
-    if row is None:
-        return Page(lines=(), next_line=1, more=False)
-    if tail is not None:
-        return await log_store.newest(session, row, wanted, tail)
-    return await log_store.read(session, row, wanted, start or row.first_line, limit)
 
 
 async def _around(
@@ -95,26 +84,7 @@ async def _around(
 ) -> tuple[float, float]:
     if since_s is not None or until_s is not None:
         raise BadInput("invalid_field", f"event = {event}: cannot be combined with since or until", "event")
-    entry = await session.get(JournalRow, (job_id, event))
-    if entry is None:
-        raise NotFound("event_not_found", f"event = {event}: {job_id} has no such journal entry", "event")
-    return entry.at_s - _AROUND_S, entry.at_s + _AROUND_S
-
-
-async def _check_kept(session: AsyncSession, row: LogRow | None, wanted: Wanted, start: int | None) -> None:
-    """Raises Gone where all that is asked for may have been there once."""
-    if row is None or row.forgotten is None:
-        return
-    oldest_s = await log_store.oldest_at_s(session, row.job_id)
-    if start is not None and start < row.first_line:
-        which = f"lines {start} to {row.first_line - 1} are"
-    elif oldest_s is None:
-        which = "its lines are all"
-    elif wanted.until_s is not None and wanted.until_s < oldest_s:
-        which = f"lines before {jobs.rfc3339(oldest_s)} are"
-    else:
-        return
-    raise Gone("logs_forgotten", f"{row.job_id}: {which} not kept any more: {row.forgotten}")
+    return await log_reading.around(session, job_id, event)
 
 
 def _resource(row: LogRow | None, page: Page) -> dict[str, Any]:
@@ -163,7 +133,7 @@ async def _follow(
         async with deps.database.read() as session:
             job = await jobs.get(session, job_id)
             row = await log_store.get(session, job_id)
-            page = await _page(session, row, wanted, start, tail, _STREAMED_PAGE)
+            page = await log_reading.page(session, row, wanted, start, tail, _STREAMED_PAGE)
         for number, line in page.lines:
             yield ServerSentEvent(json.dumps(_item(number, line)), event="line", id=str(number), sep="\n")
         start, tail = page.next_line, None

@@ -30,6 +30,7 @@ from shoal_service import (
     pages,
     pages_fleet,
     pages_job,
+    pages_people,
     pages_submit,
     problems,
     sign_in,
@@ -46,6 +47,7 @@ from shoal_service.followers import Followers
 from shoal_service.gate import Gate, authorize
 from shoal_service.identity import Identity
 from shoal_service.job_history import Histories
+from shoal_service.ledger import Ledger
 from shoal_service.limits import Limits
 from shoal_service.log_retention import keep_forgetting
 from shoal_service.planning import Planner
@@ -72,6 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
     database = Database(
         settings.resolved_database_url, timeout_s=settings.database_timeout_s, on_away=awake.interrupted
     )
+    histories = Histories()
     services = Services(
         settings=settings,
         database=database,
@@ -87,7 +90,8 @@ def create_app(settings: Settings) -> FastAPI:
         takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
         followers=Followers(database, bell, settings),
         tails=Tails(database),
-        histories=Histories(),
+        histories=histories,
+        ledger=Ledger(histories),
         enforcement=Enforcement(database, bell),
         scheduler=Scheduler(database, bell, settings.plan_time_limit_s),
     )
@@ -104,7 +108,7 @@ def create_app(settings: Settings) -> FastAPI:
     jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs)
     for module in (*jobs_apis, api_clusters, api_nodes, api_plans, api_people, api_schemas):
         app.include_router(module.router)
-    for module in (pages, pages_job, pages_fleet, pages_submit, streams, sign_in):
+    for module in (pages, pages_job, pages_fleet, pages_people, pages_submit, streams, sign_in):
         app.include_router(module.router, include_in_schema=False)
     # Pages themselves are not compressed: what they echo stands beside the tokens of their forms.
     app.mount("/static", GZipMiddleware(StaticFiles(directory=_STATIC)), name="static")

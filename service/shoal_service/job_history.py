@@ -72,3 +72,10 @@ async def first_steps_s(session: AsyncSession, job_id: str, recoveries: Sequence
         if seconds is not None:
             found[event.seq] = float(seconds)
     return found
+
+
+async def newest_steps_at_s(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, float]:
+    """By job, when its newest step was done; none of a job that has done none."""
+    newest = select(StepRow.at_s).where(StepRow.job_id == JobRow.id).order_by(StepRow.seq.desc()).limit(1)
+    query = select(JobRow.id, newest.correlate(JobRow).scalar_subquery()).where(JobRow.id.in_(job_ids))
+    return {job_id: float(at_s) for job_id, at_s in (await session.execute(query)).all() if at_s is not None}

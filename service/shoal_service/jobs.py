@@ -301,6 +301,12 @@ def has_store(row: JobRow) -> bool:
     return (row.spec.get("checkpoint") or {}).get("uri") is not None
 
 
+def can_checkpoint(row: JobRow) -> bool:
+    """Whether `checkpoint` would not be refused."""
+    rests = row.wish != WISH_RUN or row.state == JobState.PAUSED
+    return has_store(row) and not (ended(row) or is_script(row) or rests)
+
+
 def ended(row: JobRow) -> bool:
     return JobState(row.state) in TERMINAL
 

@@ -9,9 +9,10 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Path, Request
 from starlette.responses import RedirectResponse, Response
 
-from shoal_service import api_jobs, api_nodes
+from shoal_service import api_jobs, api_limits, api_nodes, api_verbs
 from shoal_service.bodies import Preemption
 from shoal_service.errors import BadInput, Problem
+from shoal_service.panels_limits import limits_of_form
 from shoal_service.rendering import rendered
 from shoal_service.services import Deps
 
@@ -40,6 +41,19 @@ async def pause_from_page(deps: Deps, job_id: str) -> Response:
 async def resume_from_page(deps: Deps, job_id: str) -> Response:
     await api_jobs.resume(deps, job_id)
     return RedirectResponse(f"/jobs/{job_id}", status_code=303)
+
+
+@router.post("/jobs/{job_id}/checkpoint")
+async def checkpoint_from_page(deps: Deps, job_id: str) -> Response:
+    await api_verbs.checkpoint_job(deps, job_id)
+    return RedirectResponse(f"/jobs/{job_id}#part-checkpoints", status_code=303)
+
+
+@router.post("/jobs/{job_id}/limits")
+async def limits_from_page(request: Request, deps: Deps, job_id: str) -> Response:
+    """Fewer or more devices, too: the job shrinks or grows without being stopped."""
+    await api_limits.set_limits(deps, job_id, limits_of_form(await read_form(request)))
+    return RedirectResponse(f"/jobs/{job_id}#part-limits", status_code=303)
 
 
 @router.post("/nodes/{node_id}/preempt")

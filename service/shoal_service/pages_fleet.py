@@ -6,18 +6,21 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
-from shoal_service import api_clusters, api_nodes, jobs, views
+from shoal_service import api_clusters, api_nodes, clusters, jobs, shares, views
 from shoal_service.access import Principal
 from shoal_service.fleet import pools
 from shoal_service.gate import Caller
 from shoal_service.job_filter import JobFilter
+from shoal_service.job_history import newest_steps_at_s
+from shoal_service.ledger import by_project
 from shoal_service.measured import in_short
 from shoal_service.models import JobRow
+from shoal_service.panels_alerts import Alert, alerts_of, by_job, standing_of
 from shoal_service.rendering import rendered
 from shoal_service.services import Deps, Services
 from shoal_service.spending import spending_of
@@ -26,6 +29,9 @@ from shoal_service.timeline import Event
 router = APIRouter()
 _LIST = 50
 _NODES = 100
+_ALERTS = 8
+_WATCHED = 200  # jobs that alerts are looked for in
+_LATELY_S = 86400.0
 _RECENT_JOBS = 20  # whose histories say how often nodes are lost, and what was spent
 
 
@@ -44,11 +50,14 @@ async def jobs_page(
     async with deps.database.read() as session:
         rows, following = await jobs.list_page(session, wanted, limit=_LIST, cursor=cursor)
         counts = await _counts(session, caller)
+        alerts = await _alerts(session, caller)
     values = {
         "jobs": [views.summary(row) for row in rows],
         "next_cursor": following,
         "first_page": cursor is None,
         "counts": counts,
+        "alerts": alerts[:_ALERTS],
+        "more_alerts": max(0, len(alerts) - _ALERTS),
         "states": list(JobState),
         "chosen": {"state": state or "", "name": name},
     }
@@ -63,20 +72,43 @@ async def _counts(session: AsyncSession, caller: Principal) -> list[tuple[str, s
     return [(state, views.GLYPHS[state], by_state[state]) for state in JobState if state in by_state]
 
 
+async def _alerts(session: AsyncSession, caller: Principal) -> list[tuple[str, str, Alert]]:
+    """(id and name of a job, what somebody should look at), of the newest jobs that go on, or failed lately."""
+    now_s = time.time()
+    goes_on = JobRow.state.in_([state.value for state in JobState if state not in TERMINAL])
+    failed = and_(JobRow.state == JobState.FAILED.value, JobRow.since_at_s > now_s - _LATELY_S)
+    seen = (*JobFilter(projects=caller.projects()).conditions(), or_(goes_on, failed))
+    rows = (await session.scalars(select(JobRow).where(*seen).order_by(JobRow.id.desc()).limit(_WATCHED))).all()
+    names = {row.id: row.name for row in rows}
+    every, stepped = await shares.of_jobs(session, list(names)), await newest_steps_at_s(session, list(names))
+    connected = {row.id: clusters.connected(row) for row in await clusters.all_clusters(session)}
+    found = {}
+    for row in rows:
+        has = connected.get(row.cluster_id) if row.cluster_id is not None else None
+        standing = standing_of(row, every.get(row.id), stepped_at_s=stepped.get(row.id), connected=has)
+        found[row.id] = alerts_of(standing, now_s)
+    return [(job_id, names[job_id], alert) for job_id, alert in by_job(found)]
+
+
 @router.get("/nodes", response_class=HTMLResponse)
 async def nodes_page(
     request: Request, deps: Deps, caller: Caller, page: Annotated[int, Query(ge=1, le=10_000)] = 1
 ) -> Response:
     """By pool first, then each node; those that somebody must know of go first."""
     nodes = await api_nodes.all_nodes(deps, caller)
-    found = (await api_clusters.list_clusters(deps))["items"]
+    known = (await api_clusters.list_clusters(deps))["items"]
     nodes.sort(key=lambda node: (node.get("reclaim_at_s") is None, node["connected"], node["cluster_id"], node["id"]))
     part = nodes[(page - 1) * _NODES : page * _NODES]
     shown = [{**node, "measured": in_short(node["measured"])} for node in part]
     histories, spent = await _recent(deps, caller)
+    async with deps.database.read() as session:
+        bills, missing = await deps.ledger.newest(session, caller.projects())
     values = {
+        "by_project": by_project(bills),
+        "num_billed": len(bills),
+        "not_billed": missing,
         "nodes": shown,
-        "clusters": found,
+        "clusters": known,
         "pools": pools(nodes, histories),
         "spent": spent,
         "page": page,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, Response
@@ -15,6 +16,7 @@ from shoal_service.errors import NotFound, Problem
 from shoal_service.job_history import mark
 from shoal_service.models import ClusterRow
 from shoal_service.panels import PANELS, panels_of
+from shoal_service.panels_logs import Choice, LogChoice
 from shoal_service.rendering import fragment, rendered
 from shoal_service.services import Deps, Services
 from shoal_service.timeline import duration
@@ -26,13 +28,19 @@ Window = Literal["all", "24h", "1h"]
 
 @router.get("/jobs/{job_id}", response_class=HTMLResponse)
 async def job_page(
-    request: Request, deps: Deps, job_id: str, epoch: Epoch = None, window: Window = "all", complete: bool = False
+    request: Request,
+    deps: Deps,
+    job_id: str,
+    log: Choice,
+    epoch: Epoch = None,
+    window: Window = "all",
+    complete: bool = False,
 ) -> Response:
     """Complete as it is, without scripts; of a large job, if that is asked for."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         seen = await mark(session, row)
-        look = await panels.look_at(session, row, deps.histories, epoch=epoch, window=window)
+        look = await panels.look_at(session, row, deps.histories, epoch=epoch, window=window, log=log)
         views_of = {
             name: await panels.shown(look, name, later=not complete and panels.put_off(look, name))
             for name in panels_of(row)
@@ -46,22 +54,25 @@ async def job_page(
 
 @router.get("/jobs/{job_id}/panels/{name}", response_class=HTMLResponse)
 async def job_panel(
-    request: Request, deps: Deps, job_id: str, name: str, epoch: Epoch = None, window: Window = "all"
+    request: Request, deps: Deps, job_id: str, name: str, log: Choice, epoch: Epoch = None, window: Window = "all"
 ) -> Response:
     """One panel as it stands in the page now."""
-    shown = await _panel(deps, job_id, name, epoch, window)
+    shown = await _panel(deps, job_id, name, epoch=epoch, window=window, log=log)
     # What the reader chose stands in the address, so that a link to the page shows the same.
-    chosen = f"?epoch={epoch}" if epoch is not None else f"?window={window}" if window != "all" else ""
+    choices = {"epoch": "" if epoch is None else str(epoch), "window": "" if window == "all" else window, **log.given()}
+    chosen = f"?{urlencode(given)}" if (given := {key: value for key, value in choices.items() if value}) else ""
     kept = {"HX-Replace-Url": f"/jobs/{job_id}{chosen}#part-{name}"} if "choose" in request.query_params else {}
     return rendered(request, f"panels/{name}.html", {**shown, "chosen_epoch": epoch}, headers=kept)
 
 
-async def _panel(deps: Services, job_id: str, name: str, epoch: int | None, window: str) -> dict[str, Any]:
+async def _panel(
+    deps: Services, job_id: str, name: str, *, epoch: int | None, window: str, log: LogChoice
+) -> dict[str, Any]:
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         if name not in PANELS or name not in panels_of(row):
             raise NotFound("panel_not_found", f"name = {name!r}: the page of {job_id} has no such panel", "name")
-        look = await panels.look_at(session, row, deps.histories, epoch=epoch, window=window)
+        look = await panels.look_at(session, row, deps.histories, epoch=epoch, window=window, log=log)
         return await panels.shown(look, name)
 
 

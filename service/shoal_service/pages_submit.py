@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -44,17 +45,31 @@ train: {global_batch: 16, seq_len: 128, steps: 60, lr: 3.0e-4, warmup_steps: 10}
 
 @router.get("/new", response_class=HTMLResponse)
 async def new_page(
-    request: Request, deps: Deps, caller: Caller, like: Annotated[str | None, Query(alias="from", max_length=80)] = None
+    request: Request,
+    deps: Deps,
+    caller: Caller,
+    like: Annotated[str | None, Query(alias="from", max_length=80)] = None,
+    step: Annotated[int | None, Query(ge=1, lt=2**53)] = None,
 ) -> Response:
-    """With a job to start from, its own document."""
+    """With a job to start from, its own document; and with a `step` of that, one that begins with its weights."""
     text = EXAMPLE
     if like is not None:
         async with deps.database.read() as session:
             row = await jobs.get(session, like)
         if caller.role_in(row.project_id) is None:
             raise job_not_found(like)
-        text = yaml.safe_dump(row.spec, sort_keys=False, width=110)
+        spec = row.spec if step is None else beginning_at(row.spec, row.id, step)
+        text = yaml.safe_dump(spec, sort_keys=False, width=110)
     return _page(request, text)
+
+
+def beginning_at(spec: Mapping[str, Any], job_id: str, step: int) -> dict[str, Any]:
+    """The document of a job that begins with the weights that another one has stored. Raises BadInput where that has no
+    object store, or is a script."""
+    uri = (spec.get("checkpoint") or {}).get("uri")
+    if uri is None or "train" not in spec:
+        raise BadInput("invalid_field", f"step = {step}: {job_id} has stored no weights to begin with", "step")
+    return {**spec, "train": {**spec["train"], "init_from": f"{uri.rstrip('/')}/{job_id}", "init_step": step}}
 
 
 @router.post("/new/preview", response_class=HTMLResponse)

@@ -12,29 +12,34 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, EvaluationDone, JobState
-from shoal_service import clusters, jobs, journal, shares, timeline, trackers, views
+from shoal_service import clusters, jobs, journal, log_store, shares, timeline, trackers, views
 from shoal_service.continuity import continuity
 from shoal_service.goodput import goodput, num_devices
-from shoal_service.job_history import KINDS, Histories, event_of, first_steps_s
+from shoal_service.job_history import KINDS, Histories, event_of, first_steps_s, newest_steps_at_s
 from shoal_service.models import ClusterRow, JobRow
+from shoal_service.panels_alerts import alerts_of, standing_of
 from shoal_service.panels_checkpoints import KINDS as CHECKPOINT_KINDS
 from shoal_service.panels_checkpoints import checkpoints
 from shoal_service.panels_curves import marks
 from shoal_service.panels_goodput import WINDOWS, goodput_panel
+from shoal_service.panels_limits import budget_of, limits_panel
+from shoal_service.panels_logs import NEWEST, LogChoice, logs_panel
 from shoal_service.panels_money import money, on_demand_prices
 from shoal_service.panels_nodes import nodes_panel
 from shoal_service.panels_plan import losses_panel, plan_panel, why_panel
+from shoal_service.panels_prices import price_histories
 from shoal_service.panels_recovery import in_full, recoveries_panel
 from shoal_service.script_views import script_view
 from shoal_service.seams import pairs_of, seams_of
 from shoal_service.spending import Spending, spending_of
 from shoal_service.step_sums import EpochSteps, StepSums, step_sums
 from shoal_service.timeline import Event
+from shoal_service.utilisation import NodeUse, in_percent, mfu_per_rate, node_uses
 
 _EVENT_KINDS = (
     *KINDS,
     *("checkpoint_committed", "checkpoint_failed", "figures_measured", "step_skipped", "model_seen"),
-    *("share_changed", "share_taken"),
+    *("checkpoint_asked", "share_changed", "share_taken"),
     *("evaluation_done", "store_failed", "store_recovered", "room_short"),
     *("script_started", "trainer_adjusted", "checkpoint_reported", "script_failed"),
 )
@@ -55,6 +60,7 @@ class Look:
     now_s: float
     epoch: int | None = None
     window: str = "all"
+    log: LogChoice = NEWEST
 
     @property
     def plans(self) -> Sequence[Event]:
@@ -75,9 +81,19 @@ async def _head(look: Look) -> View:
     plan = look.plans[-1].payload if look.plans and look.holds_nodes else None
     limits = look.row.spec.get("limits") or {}
     spent = look.spending()
+    share = await shares.of_job(look.session, look.row.id)
+    stepped = await newest_steps_at_s(look.session, [look.row.id])
+    connected = None if look.cluster is None else clusters.connected(look.cluster)
+    standing = standing_of(look.row, share, stepped_at_s=stepped.get(look.row.id), connected=connected)
+    rate = mfu_per_rate(look.plans).get(look.row.epoch)
     return {
         "cluster": await clusters.of_job(look.session, look.row),
-        "share": shares.resource(await shares.of_job(look.session, look.row.id)),
+        "alerts": alerts_of(standing, look.now_s),
+        "ended_seq": look.history[-1].seq if look.history and jobs.ended(look.row) else None,
+        "mfu": None if rate is None or look.row.tokens_per_s is None else in_percent(rate * look.row.tokens_per_s),
+        "max_devices": limits.get("max_devices"),
+        "budget": budget_of(look.row.spec, spent),
+        "share": shares.resource(share),
         "trackers": await trackers.of_job(look.session, look.row.id),
         "script": await script_view(look.session, look.row) if jobs.is_script(look.row) else None,
         "devices": None if plan is None else num_devices(plan["plan"]),
@@ -96,6 +112,7 @@ async def _curves(look: Look) -> View:
         "marks": marks(look.history, [event_of(row) for row in reversed(stored)], jobs.rfc3339),
         "continuity": continuity(pairs, seams),
         "redone": look.row.redone_steps,
+        "mfu_per_rate": mfu_per_rate(look.plans),
         "tokens_per_step": None if jobs.is_script(look.row) else _tokens_per_step(look.row),
     }
 
@@ -117,7 +134,12 @@ async def _why(look: Look) -> View:
 
 async def _nodes(look: Look) -> View:
     heard_s = None if look.cluster is None else look.cluster.updated_at_s
+    uses: Mapping[str, NodeUse] = {}
+    if look.plans and look.holds_nodes:
+        adopted, step_s = look.plans[-1].payload, look.row.step_s if look.row.state == JobState.RUNNING else None
+        uses = await asyncio.to_thread(node_uses, look.row.spec, adopted, step_s)
     return {
+        "uses": uses,
         "nodes": nodes_panel(look.history, look.now_s) if look.holds_nodes else None,
         "heard_at": None if heard_s is None else jobs.rfc3339(heard_s),
         "connected": look.cluster is not None and clusters.connected(look.cluster),
@@ -137,7 +159,7 @@ async def _timeline(look: Look) -> View:
 async def _recoveries(look: Look) -> View:
     found = [event for event in look.history if event.kind == journal.RECOVERY_KIND]
     first = await first_steps_s(look.session, look.row.id, in_full(found))
-    return recoveries_panel(found, first)
+    return recoveries_panel(found, first) | {"has_logs": await log_store.get(look.session, look.row.id) is not None}
 
 
 async def _losses(look: Look) -> View:
@@ -182,6 +204,8 @@ async def _money(look: Look) -> View:
     return {
         "cost": views.cost_view(spent),
         "money": found,
+        "prices": price_histories(look.history),
+        "price_end_s": max(1.0, look.now_s - look.plans[0].at_s) if look.plans else 1.0,
         "stated_at": None if found.stated_at_s is None else jobs.rfc3339(found.stated_at_s),
         "spent_usd": spent.usd,
     }
@@ -204,12 +228,18 @@ async def _script(look: Look) -> View:
 
 
 async def _logs(look: Look) -> View:
-    return {"script": await script_view(look.session, look.row) if jobs.is_script(look.row) else None}
+    return await logs_panel(look.session, look.row.id, look.log)
+
+
+async def _limits(look: Look) -> View:
+    share = await shares.of_job(look.session, look.row.id)
+    return {"limits": limits_panel(look.row.spec, look.spending(), look.now_s), "warning": share.warning}
 
 
 async def _events(look: Look) -> View:
     newest = await journal.newest(look.session, look.row.id, views.MAX_EVENTS, _EVENT_KINDS)
-    return {"events": [views.event_line(entry) for entry in newest]}
+    has_logs = await log_store.get(look.session, look.row.id) is not None
+    return {"events": [views.event_line(entry) for entry in newest], "has_logs": has_logs}
 
 
 async def _nothing(look: Look) -> View:
@@ -244,6 +274,7 @@ PANELS: Mapping[str, Panel] = {
     ),
     "goodput": Panel(title="Goodput", link="Goodput", gather=_goodput),
     "cost": Panel(title="Cost", link="Cost", gather=_money),
+    "limits": Panel(title="Limits and budget", link="Limits", gather=_limits),
     "checkpoints": Panel(title="Checkpoints", link="Checkpoints", gather=_checkpoints),
     "why": Panel(title="Why this plan", link="Why", gather=_why, scripted=False),
     "exchanges": Panel(title="Exchanges in a step", link="", gather=_nothing, on_steps=True, scripted=False),
@@ -258,7 +289,9 @@ def panels_of(row: JobRow) -> Mapping[str, Panel]:
     return {name: panel for name, panel in PANELS.items() if (panel.scripted if script else panel.planned)}
 
 
-async def look_at(session: AsyncSession, row: JobRow, histories: Histories, *, epoch: int | None, window: str) -> Look:
+async def look_at(
+    session: AsyncSession, row: JobRow, histories: Histories, *, epoch: int | None, window: str, log: LogChoice
+) -> Look:
     return Look(
         session=session,
         row=row,
@@ -268,6 +301,7 @@ async def look_at(session: AsyncSession, row: JobRow, histories: Histories, *, e
         now_s=row.since_at_s if jobs.ended(row) else time.time(),
         epoch=epoch,
         window=window,
+        log=log,
     )
 
 

@@ -7,23 +7,19 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_recovery.journal_scripts import CheckpointReported, ScriptPrinted, ScriptReported, WorkersStarted
+from shoal_recovery.journal_scripts import CheckpointReported, ScriptReported, WorkersStarted
 from shoal_service import journal
 from shoal_service.models import JobRow
 from shoal_service.timeline import num_bytes
 
 _MAX_CHECKPOINTS = 20
-_MAX_LINES = 200
-_MAX_PRINTED = 100  # entries of the journal, of several lines each
 
 
 async def script_view(session: AsyncSession, row: JobRow) -> dict[str, Any]:
     reported = await journal.newest(session, row.id, 1, (ScriptReported.kind,))
     started = await journal.newest(session, row.id, 1, (WorkersStarted.kind,))
     stored = await journal.newest(session, row.id, _MAX_CHECKPOINTS, (CheckpointReported.kind,))
-    printed = await journal.newest(session, row.id, _MAX_PRINTED, (ScriptPrinted.kind,))
     wanted = row.spec["workers"]
-    lines = [line for entry in reversed(printed) for line in entry.payload["lines"]]
     return {
         "workers": len(started[0].payload["nodes"]) if started else None,
         "range": f"of {wanted['min']} to {wanted['max']}",
@@ -33,7 +29,6 @@ async def script_view(session: AsyncSession, row: JobRow) -> dict[str, Any]:
         "checkpoints": [
             (entry.payload["step"], entry.payload["uri"], num_bytes(entry.payload["num_bytes"])) for entry in stored
         ],
-        "lines": lines[-_MAX_LINES:],
     }
 
 

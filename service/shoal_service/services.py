@@ -14,6 +14,7 @@ from shoal_service.database import Database
 from shoal_service.enforcement import Enforcement
 from shoal_service.followers import Followers
 from shoal_service.job_history import Histories
+from shoal_service.ledger import Ledger
 from shoal_service.planning import Planner
 from shoal_service.scheduler import Scheduler
 from shoal_service.settings import Settings
@@ -33,6 +34,7 @@ class Services:
     followers: Followers
     tails: Tails
     histories: Histories
+    ledger: Ledger
     scheduler: Scheduler
     enforcement: Enforcement
 

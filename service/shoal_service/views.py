@@ -67,6 +67,7 @@ def summary(row: JobRow) -> dict[str, Any]:
         "cluster_id": row.cluster_id,
         "can_cancel": not jobs.ended(row) and row.wish != jobs.WISH_CANCELLED,
         "can_pause": not jobs.ended(row) and row.wish == jobs.WISH_RUN and jobs.has_store(row),
+        "can_checkpoint": jobs.can_checkpoint(row),
         "can_resume": not jobs.ended(row) and row.wish == jobs.WISH_PAUSED,
         "pausing": row.wish == jobs.WISH_PAUSED and row.state != JobState.PAUSED,
         "ended": jobs.ended(row),
@@ -220,6 +221,8 @@ def _sentence(row: JournalRow) -> str:
         case "checkpoint_committed":
             took = duration(said["duration_s"])
             return f"step {said['step']} stands in {said['uri']}: {num_bytes(said['num_bytes'])} in {took}"
+        case "checkpoint_asked":
+            return f"step {said['step']} is to go to the store, as somebody asked"
         case "checkpoint_failed":
             return f"step {said['step']} was not stored in {said['uri']}: {said['problem']}"
         case "store_failed":

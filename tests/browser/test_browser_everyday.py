@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -33,7 +34,16 @@ def job_id(http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> str:
     more = Story(job=parse_job(job), cluster=snapshot(), now_s=time.time(), entries=list(entries))
     more.add(NodeNoticed(node="spot-0", source="aws", why="terminate", lead_s=3500))
     ok(connector.send(created, more.entries))
+    lost = next(entry for entry in entries if entry.event.kind == "node_lost")
+    printed(http, created, [[1, lost.at_s, "warning", 1, 2, "peer closed its connection"]])
+    ok(http.post("/v1/projects/default/members", json={"email": "some.one@example.org", "role": "viewer"}))
     return created
+
+
+def printed(http: httpx.Client, job_id: str, rows: list[list[Any]]) -> None:
+    source = {"node": "big-0", "life": "1", "lines": rows}
+    body = {"cluster_id": "local", "holder": "connector-1", "sources": [source]}
+    ok(http.post(f"/v1/jobs/{job_id}/logs", json=body))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -44,7 +54,8 @@ def test_no_page_has_a_finding(
     link = ok(http.post("/v1/login-links"))["url"]
     options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
     with signed_in(browser, plane.url, link, **options) as page:
-        for path in ("/", f"/jobs/{job_id}", f"/jobs/{job_id}?epoch=2", "/nodes", "/new"):
+        paths = ("/", f"/jobs/{job_id}", f"/jobs/{job_id}?epoch=2", f"/jobs/{job_id}?event=24", "/nodes", "/new")
+        for path in (*paths, "/projects", "/projects/default", "/tokens"):
             loaded = page.goto(plane.url + path)
             assert loaded is not None and loaded.ok
             if path == "/new":
@@ -66,7 +77,7 @@ def test_pages_are_small(page: Page, plane: ControlPlane, job_id: str) -> None:
     wire.send("Network.setCacheDisabled", {"cacheDisabled": True})
     crossed: list[float] = []
     wire.on("Network.loadingFinished", lambda said: crossed.append(said["encodedDataLength"]))
-    for path in ("/", f"/jobs/{job_id}", "/nodes", "/new"):
+    for path in ("/", f"/jobs/{job_id}", "/nodes", "/new", "/projects", "/tokens"):
         crossed.clear()
         page.goto(plane.url + path, wait_until="load")
         assert len(crossed) > 4 and sum(crossed) < MOST_BYTES, (path, crossed)
@@ -98,6 +109,58 @@ def test_a_notice_counts_down(page: Page, plane: ControlPlane, job_id: str) -> N
     expect(row.locator(".countdown")).to_contain_text(re.compile(r"in \d+ min \d+ s"))
     before = row.locator(".countdown").inner_text()
     expect(row.locator(".countdown")).not_to_have_text(before)
+
+
+def test_lines_are_followed_and_found_by_event(
+    page: Page, plane: ControlPlane, http: httpx.Client, job_id: str
+) -> None:
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    page.get_by_role("link", name="lines printed around it").last.click()
+    expect(page.locator("#part-logs")).to_contain_text("to 30 s after it")
+    expect(page.locator("#log-lines tr")).to_have_count(1)
+    assert "?event=" in page.url and page.url.endswith("#part-logs")
+    page.reload()
+    expect(page.locator("#log-lines tr")).to_contain_text("peer closed its connection")
+    page.get_by_role("link", name="Newest lines").click()
+    page.get_by_label("follow").check()
+    printed(http, job_id, [[2, time.time(), "error", 3, 1, "<i>of another</i> rank"]])
+    row = page.locator("#log-lines tr", has_text="<i>of another</i> rank")
+    expect(row).to_contain_text("rank 1 big-0 error")
+    page.get_by_label("Has").fill("CLOSED")
+    page.get_by_label("Has").press("Enter")
+    expect(row).to_have_count(0)
+    expect(page.locator("#log-lines tr")).to_have_count(1)
+    page.locator("#log-lines a").click()
+    expect(page.locator("#line-1")).to_contain_text("peer closed")
+    assert page.url.endswith("?line=1#line-1")
+
+
+def test_limits_are_changed_and_a_checkpoint_is_asked_for(
+    page: Page, plane: ControlPlane, http: httpx.Client, job_id: str
+) -> None:
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    page.get_by_role("link", name="Resize").click()
+    page.get_by_label("Most devices").fill("5")
+    page.get_by_label("Budget in dollars").fill("1000")
+    page.get_by_role("button", name="Change limits").click()
+    expect(page.locator("#part-limits .figure")).to_contain_text("left of $1,000")
+    expect(page.locator("#part-head")).to_contain_text("at most 5")
+    assert ok(http.get(f"/v1/jobs/{job_id}"))["spec"]["limits"]["max_devices"] == 5
+    page.get_by_role("button", name="Checkpoint now").click()
+    page.wait_for_url("**#part-checkpoints")
+    page.locator("#curve-figure").select_option("mfu")
+    expect(page.locator("#curve canvas")).to_be_visible()
+
+
+def test_a_token_is_made_and_revoked(page: Page, plane: ControlPlane) -> None:
+    page.goto(f"{plane.url}/tokens")
+    page.get_by_label("Name").fill("nightly")
+    page.get_by_label("May").select_option("member in default")
+    page.get_by_role("button", name="Make token").click()
+    expect(page.locator("#secret")).to_have_text(re.compile(r"shoal_.{20,}"))
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Revoke nightly").click()
+    expect(page.locator("tr", has_text="nightly")).to_contain_text("revoked")
 
 
 def test_keys_alone_lead_everywhere(page: Page, plane: ControlPlane, job_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 from running import LIMIT_S, Running, job_mapping
 from waiting import eventually
 
@@ -67,3 +68,11 @@ def test_lines_of_ranks_outlive_their_node_and_their_job(running: Running, tmp_p
     eventually(lambda: "ValueError: told to give up" in why(), LIMIT_S)
     assert "Traceback (most recent call last):" in why()
     assert any("the last words" in line["text"] for line in lines(running, job_id, search="last words"))
+    page = httpx.get(
+        f"{running.shoal.url}/jobs/{job_id}",
+        params={"event": failed["seq"], "level": "error"},
+        headers={"Authorization": f"Bearer {running.shoal.token}"},
+        timeout=60,
+    )
+    assert '<td class="text">ValueError: told to give up</td>' in page.text
+    assert f"/jobs/{job_id}?event={failed['seq']}#part-logs" in page.text, "failures lead to their lines"

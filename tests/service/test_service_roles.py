@@ -75,6 +75,17 @@ ROUTES: Mapping[str, tuple[str, Any]] = {
     "POST /jobs/{job_id}/pause": (CHANGES, None),
     "POST /jobs/{job_id}/resume": (CHANGES, None),
     "POST /jobs/{job_id}/cancel": (CHANGES, None),
+    "POST /jobs/{job_id}/checkpoint": (CHANGES, None),
+    "POST /jobs/{job_id}/limits": (CHANGES, None),
+    "GET /tokens": (HUMANS, None),
+    "POST /tokens": ("AVMPO", None),
+    "POST /tokens/{token_id}/revoke": ("A", None),
+    "GET /projects": (HUMANS, None),
+    "POST /projects": ("A", None),
+    "GET /projects/{project_id}": (READS, None),
+    "POST /projects/{project_id}/members": ("AP", None),
+    "POST /projects/{project_id}/members/{user_id}": ("AP", None),
+    "POST /projects/{project_id}/members/{user_id}/remove": ("AP", None),
     "GET /jobs/{job_id}/panels/{name}": (READS, None),
     "GET /jobs/{job_id}/compare": (READS, None),
     "GET /new": ("AMPO", None),
@@ -197,7 +208,7 @@ def expected_status(who: str, route: str) -> int:
     if who == "O" and not brought and route != "DELETE /v1/projects/{project_id}":
         if template == "/v1/tokens" or any(name in template for name in hidden):
             return 404
-    if template.endswith("{token_id}"):
+    if "{token_id}" in template:
         return 404 if who not in "CF" else 403
     if who == "F" and (brought or route in ("GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events")):
         return 409

@@ -37,6 +37,7 @@ function columns() {
   const x = xOf[over.value];
   const name = figure.value;
   const evaluations = name === "loss" ? metrics.evaluations : [];
+  if (name === "mfu") withMfu([...metrics.points, ...metrics.rolled_back]);
   const all = [...metrics.points, ...metrics.rolled_back, ...evaluations].map(x);
   const places = [...new Set(all)].sort((a, b) => a - b);
   const index = new Map(places.map((place, number) => [place, number]));
@@ -49,6 +50,14 @@ function columns() {
     return values;
   };
   return [places, column(metrics.rolled_back, name), column(metrics.points, name), column(evaluations, "loss")];
+}
+
+// By epoch, which share of the peak of its devices one token per second is.
+const mfuPerRate = () => JSON.parse(document.getElementById("curve-marks")?.dataset.mfu ?? "{}");
+
+function withMfu(points) {
+  const rates = mfuPerRate();
+  for (const point of points) point.mfu = point.tokens_per_s == null || !rates[point.epoch] ? null : point.tokens_per_s * rates[point.epoch];
 }
 
 const marks = () => JSON.parse(document.getElementById("curve-marks")?.dataset.marks ?? "[]");
@@ -144,6 +153,7 @@ function fillTable() {
     ...metrics.points.map((point) => ({ ...point, counts: "yes" })),
     ...metrics.rolled_back.map((point) => ({ ...point, counts: "rolled back" })),
   ].sort((a, b) => b.step - a.step || b.epoch - a.epoch);
+  withMfu(rows);
   const evaluations = new Map(metrics.evaluations.map((found) => [found.step, found.loss]));
   table.replaceChildren(
     ...rows.map((point) => {
@@ -151,7 +161,7 @@ function fillTable() {
       const loss = (point.loss == null ? "not a number" : point.loss.toFixed(4)) + (point.skipped ? ", skipped" : "");
       const speed = point.tokens_per_s == null ? "-" : Math.round(point.tokens_per_s).toLocaleString("en");
       const evaluated = evaluations.get(point.step)?.toFixed(4) ?? "";
-      [point.step, point.epoch, loss, evaluated, short(point.grad_norm), short(point.lr), speed].forEach((value) => {
+      [point.step, point.epoch, loss, evaluated, short(point.grad_norm), short(point.lr), speed, point.mfu == null ? "-" : `${(100 * point.mfu).toFixed(1)} %`].forEach((value) => {
         const cell = row.insertCell();
         cell.className = "num";
         cell.textContent = value;

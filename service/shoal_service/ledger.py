@@ -1,0 +1,105 @@
+"""What jobs have cost, summed up by project. What a job cost that has ended is computed once, and a page never computes
+more than a few anew: it says of how many jobs its sums are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from shoal_service import jobs, journal
+from shoal_service.job_filter import JobFilter
+from shoal_service.job_history import Histories
+from shoal_service.models import JobRow
+from shoal_service.spending import Spending, spending_of
+
+MAX_JOBS = 200  # the newest
+_NEW_AT_ONCE = 40
+_KEPT = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """`usd` is None where no node of the job has had a price; `usd_per_hour` is what its nodes cost now."""
+
+    job_id: str
+    project: str
+    usd: float | None
+    usd_per_hour: float
+    unpriced_node_hours: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectSpending:
+    """Sums of the `num_jobs` that were looked at; `usd` without what nobody knows the price of."""
+
+    project: str
+    num_jobs: int
+    usd: float
+    usd_per_hour: float
+    unpriced_node_hours: float
+
+
+class Ledger:
+    """Use from one event loop."""
+
+    def __init__(self, histories: Histories) -> None:
+        self._histories = histories
+        self._kept: OrderedDict[str, Bill] = OrderedDict()
+
+    async def newest(self, session: AsyncSession, projects: frozenset[str] | None) -> tuple[tuple[Bill, ...], int]:
+        """Of the MAX_JOBS newest jobs of these projects (None: all), and how many of them are not in it: the next look
+        has them."""
+        seen = JobFilter(projects=projects).conditions()
+        query = select(JobRow).where(*seen).order_by(JobRow.id.desc()).limit(MAX_JOBS)
+        left, found, missing = _NEW_AT_ONCE, [], 0
+        for row in (await session.scalars(query)).all():
+            if not jobs.ended(row):
+                found.append(bill_of(row, spending_of(row, await self._histories.of(session, row.id))))
+            elif row.id in self._kept:
+                self._kept.move_to_end(row.id)
+                found.append(self._kept[row.id])
+            elif left:
+                left -= 1
+                found.append(await self._keep(session, row))
+            else:
+                missing += 1
+        return tuple(found), missing
+
+    async def _keep(self, session: AsyncSession, row: JobRow) -> Bill:
+        bill = self._kept[row.id] = bill_of(row, spending_of(row, await journal.history(session, row.id)))
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return bill
+
+
+def bill_of(row: JobRow, spent: Spending) -> Bill:
+    return Bill(
+        job_id=row.id,
+        project=row.project_id,
+        usd=spent.usd if spent.charges else 0.0,
+        usd_per_hour=spent.usd_per_hour or 0.0,
+        unpriced_node_hours=spent.unpriced_node_hours,
+    )
+
+
+def by_project(bills: Iterable[Bill]) -> tuple[ProjectSpending, ...]:
+    """The one that has cost most first. Pure."""
+    sums: defaultdict[str, list[Bill]] = defaultdict(list)
+    for bill in bills:
+        sums[bill.project].append(bill)
+    found = [_sum(project, members) for project, members in sums.items()]
+    return tuple(sorted(found, key=lambda each: (-each.usd, each.project)))
+
+
+def _sum(project: str, bills: Sequence[Bill]) -> ProjectSpending:
+    return ProjectSpending(
+        project=project,
+        num_jobs=len(bills),
+        usd=sum(bill.usd or 0.0 for bill in bills),
+        usd_per_hour=sum(bill.usd_per_hour for bill in bills),
+        unpriced_node_hours=sum(bill.unpriced_node_hours for bill in bills),
+    )
