@@ -15,6 +15,7 @@ _ANY: Mapping[str, str] = {
     "limits.max_price_per_hour": "What all nodes that it has at one time may cost, in dollars.",
     "limits.budget_usd": "All that its nodes may cost, in dollars; then it rests in its object store.",
     "limits.deadline": "When it rests, done or not, as in 2027-01-31T18:00:00Z.",
+    "limits.max_duration": "How long after it began it rests, done or not, as in 90m, 12h or 2d.",
     "priority": "low, normal, high or a whole number: who goes first where nodes do not suffice for all.",
     "checkpoint": "Where whole states go, and how often.",
 }

@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from shoal_service import (
     api_attempts,
     api_clusters,
+    api_debug,
     api_history,
     api_jobs,
     api_limits,
@@ -100,7 +101,7 @@ def create_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(authorize)],
     )
     app.state.services = services
-    jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs)
+    jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs, api_debug)
     for module in (*jobs_apis, api_clusters, api_plans, api_people, api_schemas):
         app.include_router(module.router)
     for module in (pages, pages_job, pages_fleet, pages_submit, streams, sign_in):

@@ -40,6 +40,7 @@ RULES: Mapping[str, Rule] = {
     "POST /v1/jobs/{job_id}/clone": _change_job("job.clone"),
     "POST /v1/jobs/{job_id}/checkpoint": _change_job("job.checkpoint"),
     "POST /v1/jobs/{job_id}/limits": _change_job("job.limits"),
+    "POST /v1/jobs/{job_id}/resize": _change_job("job.resize"),
     "GET /v1/jobs/{job_id}/attempts": _read_job(),
     "GET /v1/jobs/{job_id}/logs": _read_job(),
     "GET /v1/jobs/{job_id}/events": _read_job(connectors=True),
@@ -50,6 +51,8 @@ RULES: Mapping[str, Rule] = {
     "GET /v1/jobs/{job_id}/bulk-losses": _read_job(),
     "GET /v1/jobs/{job_id}/checkpoints": _read_job(),
     "GET /v1/jobs/{job_id}/cost": _read_job(),
+    # what it holds was seen by viewers, but it is made to leave the house
+    "GET /v1/jobs/{job_id}/debug-dump": _change_job("job.debug_dump"),
     "POST /v1/plans": Rule(scope=Scope.SOMEWHERE, role=_MEMBER),
     # clusters and their connectors; what these bring is in journals already
     "PUT /v1/clusters/{cluster_id}": Rule(scope=Scope.CLUSTER),
