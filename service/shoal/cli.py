@@ -26,6 +26,7 @@ from shoal import (
     cli_plan,
     cli_rent,
     cli_schema,
+    cli_storages,
     cli_users,
     cli_verbs,
     cli_watch,
@@ -33,7 +34,7 @@ from shoal import (
 from shoal.cli_complete import JobId, complete_node
 from shoal.cli_input import BadUsage, read_submission
 from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
-from shoal.cli_state import TIMED_OUT, exit_with, show_state
+from shoal.cli_state import TIMED_OUT, exit_with, hinted, show_state
 from shoal.client import Client
 from shoal.errors import InvalidRequest, NotFound, ShoalError, WaitTimeout
 
@@ -59,6 +60,7 @@ app.registered_commands.extend(cli_limits.app.registered_commands)
 app.registered_commands.extend(cli_clusters.app.registered_commands)
 app.registered_commands.extend(cli_debug.app.registered_commands)
 app.add_typer(cli_users.user_app, name="user")
+app.add_typer(cli_storages.storage_app, name="storage")
 AsJson = cli_plan.AsJson
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer carries a click of its own and does not export this class
 IfMatch = Annotated[
@@ -314,13 +316,13 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         return app(arguments, standalone_mode=False, prog_name="shoal") or 0
     except (BadUsage, InvalidRequest, NotFound) as error:
-        say(str(error))
+        say(hinted(error))
         return 2
     except _UsageError as error:
         say(f"{error.format_message().rstrip('.')}; 'shoal --help' says what there is")
         return 2
     except ShoalError as error:
-        say(str(error))
+        say(hinted(error))
         return TIMED_OUT if isinstance(error, WaitTimeout) else 1
     except (KeyboardInterrupt, typer.Abort):
         return 130

@@ -14,6 +14,7 @@ from ulid import ULID
 
 from shoal.client_calls import Calls
 from shoal.client_people import People
+from shoal.client_storages import Storages
 from shoal.client_text import given, path_part
 from shoal.errors import (
     Conflict,
@@ -68,6 +69,10 @@ class Client(Calls):
     def people(self) -> People:
         """Projects, roles, tokens, and what was done by whom."""
         return People(self._call)
+
+    def storages(self, project: str) -> Storages:
+        """How the object stores of a project are reached."""
+        return Storages(self._call, project)
 
     def __enter__(self) -> Self:
         return self

@@ -25,6 +25,7 @@ from shoal_service import (
     api_people,
     api_plans,
     api_schemas,
+    api_storages,
     api_verbs,
     openapi,
     pages,
@@ -102,7 +103,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.services = services
     jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs, api_debug)
-    for module in (*jobs_apis, api_clusters, api_plans, api_people, api_schemas):
+    for module in (*jobs_apis, api_clusters, api_plans, api_people, api_storages, api_schemas):
         app.include_router(module.router)
     for module in (pages, pages_job, pages_fleet, pages_submit, streams, sign_in):
         app.include_router(module.router, include_in_schema=False)

@@ -76,6 +76,11 @@ RULES: Mapping[str, Rule] = {
     "POST /v1/projects/{project_id}/members": _administer("member.add"),
     "PUT /v1/projects/{project_id}/members/{user_id}": _administer("member.change"),
     "DELETE /v1/projects/{project_id}/members/{user_id}": _administer("member.remove"),
+    # they name what the operator has set on the control plane and on nodes
+    "GET /v1/projects/{project_id}/storages": Rule(scope=Scope.PROJECT),
+    "GET /v1/projects/{project_id}/storages/{name}": Rule(scope=Scope.PROJECT),
+    "PUT /v1/projects/{project_id}/storages/{name}": _server("storage.set"),
+    "DELETE /v1/projects/{project_id}/storages/{name}": _server("storage.delete"),
     "GET /v1/users": _server(),
     "PATCH /v1/users/{user_id}": _server("user.change"),
     "DELETE /v1/users/{user_id}": _server("user.delete"),

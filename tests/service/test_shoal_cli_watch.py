@@ -3,9 +3,11 @@ first words of somebody who types `shoal` alone."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import pty
 import subprocess
 import sys
 import time
@@ -80,6 +82,35 @@ def test_watching_a_job_to_its_end(plane: ControlPlane, http: httpx.Client) -> N
     assert "succeeded" in lines[-1]
 
 
+def on_a_terminal(plane: ControlPlane, *arguments: str) -> str:
+    """What somebody sees who types that, until it has ended well."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from shoal.cli import main; main()", *arguments]
+    environment = {**plane.environment(), "TERM": "xterm-256color", "COLUMNS": "160"}
+    with subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as shown:
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # the end of it
+            while piece := os.read(ours, 65536):
+                seen += piece
+    os.close(ours)
+    assert shown.returncode == 0, seen.decode()
+    return seen.decode()
+
+
+def test_on_a_terminal_a_bar_stays_below(plane: ControlPlane, http: httpx.Client) -> None:
+    job_id = submitted(http)
+    ok(Connector(http=http).send(job_id, told()))
+    lines = [(number, time.time(), "info", 1, 0, f"printed line [{number}]") for number in (1, 2)]
+    sources = [{"node": "big-0", "life": "a", "lines": lines}]
+    batch = {"cluster_id": "local", "holder": "connector-1", "sources": sources}
+    ok(http.post(f"/v1/jobs/{job_id}/logs", json=batch))
+    followed = on_a_terminal(plane, "logs", job_id, "-f")
+    assert "printed line [1]" in followed and "printed line [2]" in followed
+    for seen in (followed, on_a_terminal(plane, "watch", job_id)):
+        assert "tiny succeeded" in seen and "100%" in seen and "step 60 of 60" in seen and "\x1b[" in seen
+
+
 def test_watching_until_a_step(plane: ControlPlane, http: httpx.Client, shell: Any) -> None:
     job_id = submitted(http)
     entries = told()
@@ -139,7 +170,9 @@ def test_what_else_there_is_to_see_of_a_job(
         assert (status, err) == (0, "") and words in out
     assert "<svg" in picture.read_text()
     status, _, err = shell("cancel", job_id, "--if-match", '"another"')
-    assert status == 1 and "has changed since" in err
+    assert status == 1 and "has changed since" in err and "'shoal status ID --json' has the ETag of now" in err
+    status, _, err = shell("plans", "job_nope")
+    assert status == 2 and err.count("\n") == 1 and "'shoal list' shows your jobs" in err
 
 
 def test_a_clone_may_be_rehearsed_and_a_key_makes_one_job(http: httpx.Client, shell: Any, tmp_path: Path) -> None:
