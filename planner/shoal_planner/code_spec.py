@@ -53,11 +53,16 @@ class CodeSpec:
 NO_CODE = CodeSpec()
 
 
+def looks_secret(name: str) -> bool:
+    """Whether what has this name is likely to be one."""
+    return _LIKE_A_SECRET.search(name.upper()) is not None
+
+
 def check_no_secrets(code: CodeSpec) -> None:
     """Raises InvalidField where something in `env` looks like a secret: what is in a job is kept and shown. For jobs
     that are new; those that were accepted before are what they are."""
     for name in code.env:
-        if _LIKE_A_SECRET.search(name.upper()):
+        if looks_secret(name):
             hint = f"set it in the environment of the nodes, and give secrets: {{{name}: ITS_NAME_THERE}}"
             raise InvalidField(f"env.{name}", "...", f"looks like a secret, and jobs are kept and shown: {hint}")
 

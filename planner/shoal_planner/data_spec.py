@@ -24,6 +24,7 @@ _OF_IDS = ("tokens", "megatron")
 _WITH_FIELDS = ("jsonl", "parquet", "arrow")
 # What would be read as text without complaint, and never is any.
 _NO_TEXT = {".parquet": "parquet", ".arrow": "arrow", ".idx": "megatron"}
+STORAGE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 LEAST_SHARE = 0.0002  # of a source in a mixture, whose order is a round of some ten thousand samples
 _S3 = re.compile(r"s3://[^/]+/.+")
 
@@ -34,10 +35,12 @@ class SourceSpec:
     `stdlib:`, the source of the running Python's standard library.
 
     `field` is where the text of a line or row stands (`text` unless it is said, `messages` with a `template`, which
-    makes text of a list of messages). `token_type` is that of `tokens`. `weight` counts in a mixture alone.
+    makes text of a list of messages). `token_type` is that of `tokens`. `weight` counts in a mixture alone. `storage`
+    is the project's profile that says how the bucket is reached, where that is not as everywhere.
     """
 
     uri: str
+    storage: str | None = None
     format: Format = "text"
     field: str | None = None
     template: Literal["chatml", "tokenizer"] | None = None
@@ -46,6 +49,7 @@ class SourceSpec:
 
     def __post_init__(self) -> None:
         _check_uri("uri", self.uri, self.format)
+        check_storage(self.storage, self.uri)
         if self.field is not None and self.format not in _WITH_FIELDS:
             raise InvalidField("field", self.field, f"is of no use with format {self.format!r}")
         if self.template is not None and self.format not in _WITH_FIELDS:
@@ -68,10 +72,12 @@ class SourceSpec:
 class DataSpec:
     """What is trained on: the files at `uri`, or a `mix` of several sources by their weights. `tokenizer` is `bytes`
     or the absolute path, on every node, of a tokenizers JSON file or of a Hugging Face folder; `end_token` its token
-    between documents, where it names none itself. Evaluations are on `eval_uri`, which is of the same format as `uri`,
-    or else on what training leaves out of every source."""
+    between documents, where it names none itself. `storage` is as in a SourceSpec, and that of `eval_uri`, too, where
+    this is in S3. Evaluations are on `eval_uri`, which is of the same format as `uri`, or else on what training leaves
+    out of every source."""
 
     uri: str | None = None
+    storage: str | None = None
     eval_uri: str | None = None
     tokenizer: str = BYTES
     format: Format = "text"
@@ -84,6 +90,8 @@ class DataSpec:
     def __post_init__(self) -> None:
         if self.uri is None and not self.mix:
             raise InvalidField("uri", None, "is required, unless there is a mix")
+        if self.storage is not None and self.mix and not _is_far(self.eval_uri):
+            raise InvalidField("storage", self.storage, "is of no use beside a mix: each source says its own")
         if self.uri is not None and self.mix:
             raise InvalidField("uri", self.uri, "cannot stand beside a mix: make it one of its sources")
         if self.mix and self.eval_uri is None:
@@ -134,7 +142,24 @@ class DataSpec:
 
 
 def _as_source(data: DataSpec, uri: str) -> SourceSpec:
-    return SourceSpec(uri=uri, format=data.format, field=data.field, template=data.template, token_type=data.token_type)
+    storage = data.storage if uri == data.uri or _is_far(uri) else None
+    kind = {"format": data.format, "field": data.field, "template": data.template, "token_type": data.token_type}
+    return SourceSpec(uri=uri, storage=storage, **kind)  # type: ignore[arg-type]
+
+
+def _is_far(uri: str | None) -> bool:
+    return uri is not None and uri.startswith("s3://")
+
+
+def check_storage(storage: str | None, uri: str | None) -> None:
+    """Raises InvalidField."""
+    if storage is None:
+        return
+    if not STORAGE.fullmatch(storage):
+        problem = "must be the name of a storage profile: lower-case letters, digits and dashes"
+        raise InvalidField("storage", storage, problem)
+    if not _is_far(uri):
+        raise InvalidField("storage", storage, "is for places that begin with s3://")
 
 
 def _check_uri(name: str, uri: str, form: str) -> None:

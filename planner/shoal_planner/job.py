@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from shoal_planner.architecture import ModelSpec as ModelSpec
 from shoal_planner.code_spec import NO_CODE
 from shoal_planner.code_spec import CodeSpec as CodeSpec
-from shoal_planner.data_spec import NUM_BYTE_TOKENS
+from shoal_planner.data_spec import NUM_BYTE_TOKENS, check_storage
 from shoal_planner.data_spec import DataSpec as DataSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.labels import check_labels
@@ -149,10 +149,12 @@ class CheckpointSpec:
     """Where whole states go (`file:///folder` or `s3://bucket/prefix`), how often, and how many are kept.
 
     No `uri` means no object store: state then lives in the nodes' memory alone. `copies` is on how many *other* nodes
-    each snapshot stands before its step counts as safe.
+    each snapshot stands before its step counts as safe. `storage` is the project's profile that says how the bucket is
+    reached.
     """
 
     uri: str | None = None
+    storage: str | None = None
     every_steps: int = EVERY_STEPS
     keep: int = KEEP
     protect_every: int = 1
@@ -161,6 +163,7 @@ class CheckpointSpec:
     def __post_init__(self) -> None:
         if self.uri is not None and urlsplit(self.uri).scheme not in ("file", "s3"):
             raise InvalidField("uri", self.uri, "must begin with file:// or s3://")
+        check_storage(self.storage, self.uri)
         check_ranges(self, CHECKPOINT_RANGES)
         if self.uri is None:
             for name, default in (("every_steps", EVERY_STEPS), ("keep", KEEP)):

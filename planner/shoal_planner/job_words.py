@@ -15,12 +15,14 @@ _ANY: Mapping[str, str] = {
     "limits.max_price_per_hour": "What all nodes that it has at one time may cost, in dollars.",
     "limits.budget_usd": "All that its nodes may cost, in dollars; then it rests in its object store.",
     "limits.deadline": "When it rests, done or not, as in 2027-01-31T18:00:00Z.",
+    "limits.max_duration": "How long after it began it rests, done or not, as in 90m, 12h or 2d.",
     "priority": "low, normal, high or a whole number: who goes first where nodes do not suffice for all.",
     "checkpoint": "Where whole states go, and how often.",
 }
 
 _SOURCE: Mapping[str, str] = {
     "uri": "file:///path of a file or folder, s3://bucket/prefix, or stdlib: (the source of Python's library).",
+    "storage": "The project's storage profile that says how the bucket is reached.",
     "format": "How the documents are stored there.",
     "field": "Where the text stands in lines or rows: text, or messages where there is a template.",
     "template": "The documents are chats, of which only answers are learnt.",
@@ -123,6 +125,7 @@ _TRAINED: Mapping[str, str] = {
     **{f"train.{name}": text for name, text in _TRAIN.items()},
     "limits.min_devices": "Plans use at least so many devices, or the job waits.",
     "checkpoint.uri": "file:///folder or s3://bucket/prefix; without it state lives in the nodes' memory alone.",
+    "checkpoint.storage": "The project's storage profile that says how the bucket is reached.",
     "checkpoint.every_steps": "How often a whole state goes there, beside the last one.",
     "checkpoint.keep": "How many are kept.",
     "checkpoint.protect_every": "Every step is brought to safety.",

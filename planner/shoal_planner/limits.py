@@ -3,6 +3,7 @@ themselves. What follows from them is decided where nodes are shared out (`allot
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +16,11 @@ PRIORITIES: Mapping[str, int] = {"low": -100, "normal": 0, "high": 100}
 Priority = int | Literal["low", "normal", "high"]
 _MOST_PRIORITY = 1000
 _MANY = 1_000_000_000
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([smhd])")
+_UNIT_S: Mapping[str, float] = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_S = 100 * 366 * 86400.0
+# Who has reached one of these rests until it allows more.
+RESTING = ("budget_usd", "deadline", "max_duration")
 
 
 def check_priority(given: Priority) -> None:
@@ -39,15 +45,25 @@ def deadline_at_s(deadline: str) -> float:
     return moment.timestamp()
 
 
+def duration_s(duration: str) -> float:
+    """The seconds of a duration as in 90m, 12h or 2d. Raises InvalidField."""
+    if found := _DURATION.fullmatch(duration):
+        seconds = float(found[1]) * _UNIT_S[found[2]]
+        if 0 < seconds <= _LONGEST_S:
+            return seconds
+    raise InvalidField("max_duration", duration, "must be a number of s, m, h or d, as in 90m, 12h or 2d")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostLimits:
     """`budget_usd` is all that the job's nodes may cost, `max_price_per_hour` what those may cost that it has at one
     time, in dollars; a node without a price costs nothing that anybody knows of. At most `max_devices` at one time.
-    At the `deadline` it rests, done or not."""
+    At the `deadline` it rests, done or not, and so it does when `max_duration` has passed since it began."""
 
     max_price_per_hour: float | None = None
     budget_usd: float | None = None
     deadline: str | None = None
+    max_duration: str | None = None
     max_devices: int | None = None
 
     def __post_init__(self) -> None:
@@ -56,6 +72,8 @@ class CostLimits:
                 check_positive(name, given)
         if self.deadline is not None:
             deadline_at_s(self.deadline)
+        if self.max_duration is not None:
+            duration_s(self.max_duration)
         if self.max_devices is not None:
             check_range("max_devices", self.max_devices, 1, _MANY)
 
@@ -76,7 +94,7 @@ class LimitsSpec(CostLimits):
 
     def check_store(self, uri: str | None) -> None:
         """Who has spent its budget, or is past its deadline, rests in its object store. Raises InvalidField."""
-        for name in ("budget_usd", "deadline"):
+        for name in RESTING:
             if getattr(self, name) is not None and uri is None:
                 problem = "needs a checkpoint.uri: a job that may not go on rests there, and would lose all it did"
                 raise InvalidField(f"limits.{name}", getattr(self, name), problem)

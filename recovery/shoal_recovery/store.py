@@ -21,6 +21,7 @@ from urllib.request import url2pathname
 
 from shoal_planner.errors import InvalidField
 from shoal_recovery.errors import StoreChanged, StoreConflict, StoreError, StoreRefused, StoreUnreachable
+from shoal_recovery.storage_access import split_access
 
 Data = bytes | bytearray | memoryview
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._=-]*(/[A-Za-z0-9_-][A-Za-z0-9._=-]*)*")
@@ -100,7 +101,8 @@ class Store(Protocol):
 
 
 def open_store(uri: str) -> Store:
-    """The store at `file:///folder` or `s3://bucket/prefix`; does not touch it yet. Raises InvalidField."""
+    """The store at `file:///folder`, `s3://bucket/prefix` or `s3://ACCESS@bucket/prefix` (`storage_access`); does not
+    touch it yet. Raises InvalidField, and StoreRefused where credentials that it names are not here."""
     parts = urlsplit(uri)
     match parts.scheme:
         case "file":
@@ -113,7 +115,8 @@ def open_store(uri: str) -> Store:
             # boto3 is needed, and takes a moment to load, only where S3 is used.
             from shoal_recovery.store_s3 import open_s3
 
-            return open_s3(uri, bucket=parts.netloc, prefix=parts.path.strip("/"))
+            bucket, access = split_access(parts.netloc)
+            return open_s3(uri, bucket=bucket, prefix=parts.path.strip("/"), access=access)
         case _:
             raise InvalidField("uri", uri, "must begin with file:// or s3://")
 

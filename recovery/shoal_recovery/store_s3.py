@@ -1,8 +1,9 @@
 """The object store over the S3 protocol: the only file that knows boto3.
 
 Where the server is and who we are comes from boto3's own configuration (AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID,
-profiles, instance roles ...), never from here. Servers differ: some answer ranged reads with status 200, some ignore
-the condition of a conditional write. The latter is found out before the first one, and locked around (`claims`).
+profiles, instance roles ...), or as the place of the store says (`storage_access`). Servers differ: some answer ranged
+reads with status 200, some ignore the condition of a conditional write. The latter is found out before the first one,
+and locked around (`claims`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +31,7 @@ from botocore.exceptions import (
     NoAuthTokenError,
     NoCredentialsError,
     PartialCredentialsError,
+    ProfileNotFound,
     TokenRetrievalError,
 )
 from botocore.loaders import create_loader
@@ -37,10 +40,14 @@ from urllib3.exceptions import HTTPError
 from shoal_recovery import multipart
 from shoal_recovery.claims import put_claimed
 from shoal_recovery.errors import StoreChanged, StoreConflict, StoreError, StoreRefused, StoreUnreachable
+from shoal_recovery.storage_access import KEYS_PREFIX, PROFILE_PREFIX, StoreAccess
 from shoal_recovery.store import Data, Entry, check_length, check_name, exactly, fill, probe
 
 T = TypeVar("T")
 
+# Of a client; whether there must be one.
+_KEYS = {"aws_access_key_id": True, "aws_secret_access_key": True, "aws_session_token": False}
+_ANY_REGION = "us-east-1"  # which servers other than Amazon's take, or do not look at
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
 _ATTEMPTS = 3
@@ -63,8 +70,9 @@ _NO_CONDITIONS = frozenset({"501", "NotImplemented"})
 _NO_ANSWER_CODES = frozenset({"500", "502", "503", "504", "InternalError", "ServiceUnavailable", "SlowDown"})
 
 
-def open_s3(uri: str, bucket: str, prefix: str) -> S3Store:
+def open_s3(uri: str, bucket: str, prefix: str, access: StoreAccess | None = None) -> S3Store:
     """Does not connect yet. Raises StoreError where boto3's configuration is incomplete."""
+    access = access or StoreAccess()
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,
@@ -74,10 +82,28 @@ def open_s3(uri: str, bucket: str, prefix: str) -> S3Store:
         # A session of our own: the default one is not thread-safe and keeps the first credentials for ever.
         session = botocore.session.get_session()
         session.register_component("data_loader", _models())
-        client = boto3.session.Session(botocore_session=session).client("s3", config=config)
+        named = None if access.profile is None else f"{PROFILE_PREFIX}{access.profile}"
+        boto3_session = boto3.session.Session(botocore_session=session, profile_name=named)
+        client = boto3_session.client("s3", config=config, **_reached(uri, access))
+    except ProfileNotFound as error:
+        raise StoreRefused(uri, f"the AWS credentials file here has no section {named}") from error
     except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
         raise StoreError(uri, f"the configuration of S3 access cannot be used ({error})") from error
     return S3Store(uri, bucket=bucket, prefix=prefix, client=client)
+
+
+def _reached(uri: str, access: StoreAccess) -> dict[str, str]:
+    """For a client of boto3's. Raises StoreRefused where the credentials are not here."""
+    given = {"endpoint_url": access.endpoint, "region_name": access.region}
+    if access.endpoint is not None and access.region is None:
+        given["region_name"] = _ANY_REGION
+    if access.keys is not None:
+        for name, is_needed in _KEYS.items():
+            variable = f"{KEYS_PREFIX}{access.keys}_{name.removeprefix('aws_').upper()}"
+            given[name] = os.environ.get(variable)
+            if is_needed and not given[name]:
+                raise StoreRefused(uri, f"the environment of this process has no {variable}")
+    return {name: value for name, value in given.items() if value}
 
 
 @functools.cache

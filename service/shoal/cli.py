@@ -1,4 +1,5 @@
-"""The command line: `shoal`. Exit status 0 done, 1 failed (or a job that failed), 2 wrong usage or bad input."""
+"""The command line: `shoal`. Exit status 0 done, 1 failed (or a job that failed), 2 wrong usage or bad input; more of
+them, for commands that wait for a job, in `cli_state`."""
 
 from __future__ import annotations
 
@@ -14,25 +15,33 @@ import typer
 from shoal import (
     cli_calibrate,
     cli_checkpoints,
+    cli_clusters,
+    cli_debug,
+    cli_first,
     cli_generate,
     cli_history,
+    cli_limits,
     cli_logs,
     cli_people,
     cli_plan,
     cli_rent,
     cli_schema,
+    cli_storages,
+    cli_users,
     cli_verbs,
+    cli_watch,
 )
+from shoal.cli_complete import JobId, complete_node
 from shoal.cli_input import BadUsage, read_submission
 from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
-from shoal.client import ENDED, Client
-from shoal.errors import InvalidRequest, NotFound, ShoalError
+from shoal.cli_state import TIMED_OUT, exit_with, hinted, show_state
+from shoal.client import Client
+from shoal.errors import InvalidRequest, NotFound, ShoalError, WaitTimeout
 
 app = typer.Typer(
     name="shoal",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Trains one large model on machines that may vanish. SHOAL_SERVER and SHOAL_TOKEN say where and as whom.",
 )
 app.registered_commands.extend(cli_plan.app.registered_commands)
 app.registered_commands.extend(cli_rent.app.registered_commands)
@@ -46,19 +55,38 @@ app.registered_commands.extend(cli_history.app.registered_commands)
 app.registered_commands.extend(cli_logs.app.registered_commands)
 app.registered_commands.extend(cli_schema.app.registered_commands)
 app.registered_commands.extend(cli_verbs.app.registered_commands)
+app.registered_commands.extend(cli_watch.app.registered_commands)
+app.registered_commands.extend(cli_limits.app.registered_commands)
+app.registered_commands.extend(cli_clusters.app.registered_commands)
+app.registered_commands.extend(cli_debug.app.registered_commands)
+app.add_typer(cli_users.user_app, name="user")
+app.add_typer(cli_storages.storage_app, name="storage")
 AsJson = cli_plan.AsJson
 _UsageError: Any = typer.BadParameter.__mro__[1]  # typer carries a click of its own and does not export this class
-JobId = Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")]
+IfMatch = Annotated[
+    str | None, typer.Option(metavar="ETAG", help="Only if the job is as it was when 'status' showed this ETag.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def first(context: typer.Context) -> None:
+    """Trains one large model on machines that may vanish. SHOAL_SERVER and SHOAL_TOKEN say where and as whom."""
+    if context.invoked_subcommand is None:
+        cli_first.welcome()
 
 
 @app.command()
 def submit(
     job: cli_plan.Job,
     follow: Annotated[bool, typer.Option("--follow", help="Print its events until it has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Watch it until it has ended, as 'shoal watch' does.")] = False,
     project: Annotated[str | None, typer.Option(help="Whose it is (default SHOAL_PROJECT, or your only one).")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would come of it, and what it costs.")
     ] = False,
+    key: Annotated[
+        str | None, typer.Option("--idempotency-key", metavar="KEY", help="Sent again under it, it is the same job.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a job."""
@@ -69,16 +97,18 @@ def submit(
         (show_json if as_json else cli_verbs.show_dry_run)(found)
         return
     with Client() as client:
-        created = client.submit(spec, project=project)
+        created = client.submit(spec, project=project, idempotency_key=key)
         if not as_json:
             print(created["id"])
-        if follow:
+        if watch:
+            created = cli_watch.look_on(client, created["id"], quiet=as_json)
+        elif follow:
             say(f"{created['id']} was created; {created['status']['reason']}")
             created = _follow(client, created["id"], quiet=as_json)
     if as_json:
         show_json(created)
-    if follow:
-        _exit_with(created)
+    if follow or watch:
+        exit_with(created)
 
 
 @app.command("list")
@@ -89,14 +119,19 @@ def list_jobs(
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only jobs created since: 2h, 1d, or a time.")
     ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only jobs created until then.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 50,
     project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
     with Client() as client:
-        since = since and cli_logs.moment("--since", since, datetime.now(UTC))
-        wanted = {"state": state, "name": name, "created_since": since, "project": project}
+        now = datetime.now(UTC)
+        created = {
+            "created_since": since and cli_logs.moment("--since", since, now),
+            "created_until": until and cli_logs.moment("--until", until, now),
+        }
+        wanted = {"state": state, "name": name, "project": project, **created}
         found = list(client.list(**wanted, labels=label or (), limit=limit))
     if as_json:
         show_json({"items": found})
@@ -111,6 +146,7 @@ def status(job_id: JobId, as_json: AsJson = False) -> None:
         job = client.get(job_id)
         job["cost"] = client.cost(job_id)
         job["bulk_losses"] = client.bulk_losses(job_id)
+        job["etag"] = client.etag(job_id)
     if as_json:
         show_json(job)
     else:
@@ -122,12 +158,13 @@ def events(
     job_id: JobId,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     after: Annotated[int, typer.Option(min=0, help="Only entries after this number.")] = 0,
+    kind: Annotated[list[str] | None, typer.Option(help="Only entries of this kind, as in recovery_done.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a job's journal."""
     seen: list[dict[str, Any]] = []
     with Client() as client:
-        for event in client.events(job_id, after=after, follow=follow):
+        for event in client.events(job_id, after=after, follow=follow, kinds=kind or ()):
             if as_json:
                 seen.append(event)
             else:
@@ -137,64 +174,24 @@ def events(
 
 
 @app.command()
-def wait(
-    job_id: JobId,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Give up after so many seconds.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Wait until a job has ended; exit status 1 if it did not succeed."""
-    with Client() as client:
-        job = client.wait(job_id, timeout_s=timeout)
-    if as_json:
-        show_json(job)
-    else:
-        print(f"{job['id']} {job['status']['state']}: {job['status']['reason']}")
-    _exit_with(job)
-
-
-@app.command()
-def cancel(job_id: JobId, as_json: AsJson = False) -> None:
+def cancel(job_id: JobId, if_match: IfMatch = None, as_json: AsJson = False) -> None:
     """Ask a job to stop."""
     with Client() as client:
-        _show_state(client.cancel(job_id), as_json)
+        show_state(client.cancel(job_id, if_match=if_match), as_json)
 
 
 @app.command()
-def pause(job_id: JobId, as_json: AsJson = False) -> None:
+def pause(job_id: JobId, if_match: IfMatch = None, as_json: AsJson = False) -> None:
     """Ask a job to rest in its object store, which frees its nodes."""
     with Client() as client:
-        _show_state(client.pause(job_id), as_json)
+        show_state(client.pause(job_id, if_match=if_match), as_json)
 
 
 @app.command()
-def resume(job_id: JobId, as_json: AsJson = False) -> None:
+def resume(job_id: JobId, if_match: IfMatch = None, as_json: AsJson = False) -> None:
     """Let a paused job go on, on the nodes that there are now."""
     with Client() as client:
-        _show_state(client.resume(job_id), as_json)
-
-
-@app.command()
-def limits(
-    job_id: JobId,
-    budget_usd: Annotated[float | None, typer.Option(help="All that its nodes may cost.")] = None,
-    max_price_per_hour: Annotated[float | None, typer.Option(help="Of all nodes that it has at one time.")] = None,
-    max_devices: Annotated[int | None, typer.Option(help="At most so many at one time.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="When it rests, done or not, as in 2027-01-31T18:00Z.")] = None,
-    priority: Annotated[str | None, typer.Option(help="low, normal, high, or a whole number.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Change what a job may cost and use, or its priority, while it runs or rests."""
-    given = {
-        "budget_usd": budget_usd,
-        "max_price_per_hour": max_price_per_hour,
-        "max_devices": max_devices,
-        "deadline": deadline,
-        "priority": int(priority) if priority is not None and priority.lstrip("-").isdecimal() else priority,
-    }
-    with Client() as client:
-        _show_state(
-            client.set_limits(job_id, **{name: value for name, value in given.items() if value is not None}), as_json
-        )
+        show_state(client.resume(job_id, if_match=if_match), as_json)
 
 
 @app.command()
@@ -210,7 +207,7 @@ def nodes(as_json: AsJson = False) -> None:
 
 @app.command()
 def preempt(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Its name.", autocompletion=complete_node)],
     notice: Annotated[
         float, typer.Option("--notice", "--grace", metavar="S", min=0, max=86400, help="Seconds until it goes away.")
     ] = 120.0,
@@ -270,7 +267,7 @@ def serve(
 @app.command()
 def up(
     cluster: Annotated[Path | None, typer.Option(metavar="FILE", help="The nodes to start (default: our own).")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the control plane.")] = 8700,
+    port: Annotated[int, typer.Option(min=0, max=65535, envvar="SHOAL_PORT", help="Port of the control plane.")] = 8700,
     data_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where token, database and state go.")] = None,
 ) -> None:
     """Start a local cluster of unequal nodes with a control plane; Ctrl-C stops all of it."""
@@ -314,35 +311,19 @@ def _follow(client: Client, job_id: str, *, quiet: bool) -> dict[str, Any]:
     return client.get(job_id)
 
 
-def _show_state(job: dict[str, Any], as_json: bool) -> None:
-    status = job["status"]
-    wished = " (a pause is wished)" if job["wish"] == "paused" and status["state"] != "paused" else ""
-    if as_json:
-        show_json(job)
-    else:
-        print(f"{job['id']} {status['state']}{wished}: {status['reason']}")
-
-
-def _exit_with(job: dict[str, Any]) -> None:
-    assert job["status"]["state"] in ENDED
-    if job["status"]["state"] != "succeeded":
-        say(f"{job['id']} {job['status']['state']}: {job['status']['reason']}")
-        raise typer.Exit(1)
-
-
 def run(arguments: list[str] | None = None) -> int:
     """The exit status of one command line."""
     try:
         return app(arguments, standalone_mode=False, prog_name="shoal") or 0
     except (BadUsage, InvalidRequest, NotFound) as error:
-        say(str(error))
+        say(hinted(error))
         return 2
     except _UsageError as error:
         say(f"{error.format_message().rstrip('.')}; 'shoal --help' says what there is")
         return 2
     except ShoalError as error:
-        say(str(error))
-        return 1
+        say(hinted(error))
+        return TIMED_OUT if isinstance(error, WaitTimeout) else 1
     except (KeyboardInterrupt, typer.Abort):
         return 130
 

@@ -10,6 +10,7 @@ import typer
 from shoal.cli_input import BadUsage, job_with_model
 from shoal.cli_plan import AsJson
 from shoal.cli_show import say, show_json, table
+from shoal.cli_storages import place_of
 from shoal.client import Client
 from shoal.errors import ShoalError
 from shoal_planner.errors import InvalidField
@@ -87,10 +88,11 @@ def _found(what: str) -> tuple[str, str, ModelSpec | None, int | None]:
         uri, _, job_id = what.rstrip("/").rpartition("/")
         return uri, job_id, None, None
     with Client() as client:
-        spec = job_with_model(client.get(what))
-    if spec.checkpoint.uri is None:
+        job = client.get(what)
+        spec, place = job_with_model(job), place_of(client, job)
+    if place is None:
         raise BadUsage(f"{what} has no checkpoint.uri, so nothing of it is stored")
-    return spec.checkpoint.uri, what, spec.model, spec.train.seq_len
+    return place, what, spec.model, spec.train.seq_len
 
 
 def _step(store: Store, job_id: str, wanted: int | None) -> int:

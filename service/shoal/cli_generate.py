@@ -14,6 +14,7 @@ import typer
 from shoal.cli_input import BadUsage, job_with_model
 from shoal.cli_plan import AsJson
 from shoal.cli_show import show_json
+from shoal.cli_storages import place_of
 from shoal.client import Client
 from shoal.errors import ShoalError
 
@@ -65,11 +66,12 @@ def _order(what: str, tokenizer: str | None) -> dict[str, Any]:
         uri = what if "://" in what else folder.resolve().as_uri()
         return {"uri": uri, "tokenizer": tokenizer or usual, "positions": 2048}
     with Client() as client:
-        spec = job_with_model(client.get(what))
-    if spec.checkpoint.uri is None:
+        job = client.get(what)
+        spec, place = job_with_model(job), place_of(client, job)
+    if place is None:
         raise BadUsage(f"{what} has no checkpoint.uri, so nothing of it is stored")
     return {
-        "uri": f"{spec.checkpoint.uri.rstrip('/')}/{what}",
+        "uri": f"{place.rstrip('/')}/{what}",
         "tokenizer": tokenizer or spec.data.tokenizer,
         "positions": spec.train.seq_len,
     }

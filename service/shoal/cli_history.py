@@ -1,22 +1,27 @@
-"""`shoal attempts`: the epochs of a job, one line each."""
+"""`shoal attempts`, `recoveries`, `plans` and `metrics`: what became of a job, and by which plans."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.cli_show import show_json, table
+from shoal.cli_complete import JobId
+from shoal.cli_plan import write
+from shoal.cli_show import show_json, show_plan, table
 from shoal.client import Client
 
 app = typer.Typer()
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_SOURCES = ("own", "node", "peer", "store")
 
 
 @app.command()
 def attempts(
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")],
+    job_id: JobId,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the attempts (epochs) of a job: what each was for, what it did, and what became of it."""
     with Client() as client:
@@ -41,3 +46,72 @@ def attempts(
         for each in found
     )
     table(columns, rows)
+
+
+@app.command()
+def recoveries(job_id: JobId, as_json: AsJson = False) -> None:
+    """List the changes of plan of a job: what each was for, what it took, and where the state came from."""
+    with Client() as client:
+        found = client.recoveries(job_id)
+    if as_json:
+        show_json(found)
+        return
+    phases = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
+    heads = (phase.removesuffix("_s").upper() for phase in phases)
+    sources = (f"MB {source.upper()}" for source in _SOURCES)
+    columns = ("CAUSE", "NODES", "FROM STEP", "REDONE", "LOST", *heads, *sources)
+    rows = (
+        (
+            each["cause"],
+            ", ".join([*each["nodes_lost"], *each["nodes_joined"]]),
+            each["step"],
+            each["redone_steps"],
+            each["lost_steps"],
+            *(f"{each[phase]:.2f} s" for phase in phases),
+            *(f"{each['bytes'].get(source, 0) / 1e6:.1f}" for source in _SOURCES),
+        )
+        for each in found["items"]
+    )
+    table(columns, rows)
+    if len(found["items"]) < found["total"]:
+        print(f"the newest {len(found['items'])} of {found['total']}")
+
+
+@app.command()
+def plans(
+    job_id: JobId,
+    epoch: Annotated[int | None, typer.Option(min=0, help="That of this epoch (default: the newest).")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan there as a picture.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the plan that a job runs by, or ran by, and list all its plans."""
+    with Client() as client:
+        found = client.plan(job_id, epoch=epoch)
+        if svg is not None:
+            write(svg, client.plan_svg(job_id, epoch=epoch), "--svg")
+    if as_json:
+        show_json(found)
+        return
+    show_plan(found["plan"])
+    print()
+    columns = ("epoch", "plan_id", "step", "since", "reason")
+    table([name.upper() for name in columns], ([each[name] for name in columns] for each in found["generations"]))
+
+
+@app.command()
+def metrics(
+    job_id: JobId,
+    max_points: Annotated[int, typer.Option(min=10, max=10_000, help="At most about so many points.")] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Print the loss curve of a job: what counts, without steps that were rolled back."""
+    with Client() as client:
+        found = client.metrics(job_id, max_points=max_points)
+    if as_json:
+        show_json(found)
+        return
+    columns = ("step", "epoch", "at", "loss", "tokens_per_s", "lr", "grad_norm")
+    there = [name for name in columns if any(name in point for point in found["points"])]
+    table([name.upper() for name in there], ([point.get(name) for name in there] for point in found["points"]))
+    for each in found["evaluations"]:
+        print(f"evaluation at step {each['step']}: loss {each['loss']}")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from shoal.cli_complete import JobId
 from shoal.cli_input import BadUsage
+from shoal.cli_progress import view_on
 from shoal.cli_show import say, show_json
+from shoal.cli_watch import Looking
 from shoal.client import Client
 
 app = typer.Typer()
@@ -29,7 +33,7 @@ class Level(StrEnum):
 
 @app.command()
 def logs(
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")],
+    job_id: JobId,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="Only of this rank.")] = None,
     node: Annotated[str | None, typer.Option(help="Only of this node.")] = None,
@@ -56,14 +60,29 @@ def logs(
         "tail": tail,
     }
     seen: list[dict[str, Any]] = []
+    console = Console(highlight=False)
     with Client() as client:
-        for line in client.logs(job_id, follow=follow, forgotten=_say_forgotten, **wanted):
+        lines = client.logs(job_id, follow=follow, forgotten=_say_forgotten, **wanted)
+        if follow and console.is_terminal and not as_json:
+            _show_with_progress(client, job_id, lines, console)
+            return
+        for line in lines:
             if as_json:
                 seen.append(line)
             else:
                 print(log_line(line), flush=True)
     if as_json:
         show_json({"items": seen})
+
+
+def _show_with_progress(client: Client, job_id: str, lines: Iterator[dict[str, Any]], console: Console) -> None:
+    """How far the job is stands below what it prints."""
+    with view_on(console) as view:
+        view.show(client.get(job_id))
+        with Looking(client, job_id, view):
+            for line in lines:
+                view.line(log_line(line))
+        view.show(client.get(job_id))
 
 
 def moment(option: str, text: str, now: datetime) -> str:

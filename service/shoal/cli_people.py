@@ -43,12 +43,15 @@ def login(
 
 
 @app.command()
-def logout() -> None:
+def logout(as_json: AsJson = False) -> None:
     """Forget the token for the control plane that commands use now. It stays valid: see 'shoal token revoke'."""
     settings = ClientSettings()
     server, path = settings.find_server(), settings.credentials_path
     write_credentials(path, read_credentials(path).without(server))
-    print(f"no token is kept for {server}")
+    if as_json:
+        show_json({"server": server})
+    else:
+        print(f"no token is kept for {server}")
 
 
 @app.command()
@@ -145,6 +148,18 @@ def list_projects(as_json: AsJson = False) -> None:
         table(("PROJECT", "ROLE", "SINCE"), ((each["id"], each["role"], each["created_at"]) for each in found))
 
 
+@project_app.command("show")
+def show_project(project: Project, as_json: AsJson = False) -> None:
+    """Show a project, and who has which role in it."""
+    with Client() as client:
+        found = {**client.people.project(project), "members": client.people.members(project)}
+    if as_json:
+        show_json(found)
+        return
+    table(("PROJECT", "ROLE", "SINCE"), [(found["id"], found["role"], found["created_at"])])
+    table(("MEMBER", "NAME", "ROLE"), ((each["user_id"], each["name"], each["role"]) for each in found["members"]))
+
+
 @project_app.command("create")
 def create_project(project: Project, as_json: AsJson = False) -> None:
     """Create a project."""
@@ -157,11 +172,14 @@ def create_project(project: Project, as_json: AsJson = False) -> None:
 
 
 @project_app.command("delete")
-def delete_project(project: Project) -> None:
+def delete_project(project: Project, as_json: AsJson = False) -> None:
     """Delete a project that has had no jobs."""
     with Client() as client:
         client.people.delete_project(project)
-    print(f"{project} is deleted")
+    if as_json:
+        show_json({"id": project, "deleted": True})
+    else:
+        print(f"{project} is deleted")
 
 
 @project_app.command("members")
@@ -194,12 +212,18 @@ def add_member(
 
 @project_app.command("remove")
 def remove_member(
-    project: Project, who: Annotated[str, typer.Argument(metavar="WHO", help="A user's id, or an e-mail address.")]
+    project: Project,
+    who: Annotated[str, typer.Argument(metavar="WHO", help="A user's id, or an e-mail address.")],
+    as_json: AsJson = False,
 ) -> None:
     """Take somebody's role in a project away."""
     with Client() as client:
-        client.people.remove_member(project, _user_id(client, project, who))
-    print(f"{who} has no role in {project}")
+        user_id = _user_id(client, project, who)
+        client.people.remove_member(project, user_id)
+    if as_json:
+        show_json({"project": project, "user_id": user_id, "role": None})
+    else:
+        print(f"{who} has no role in {project}")
 
 
 def _user_id(client: Client, project: str, who: str) -> str:

@@ -1,4 +1,5 @@
-"""`shoal plan` and `shoal score`: the planner on this machine, without any server."""
+"""`shoal plan` and `shoal score`: the planner on this machine, without any server; or, without a cluster file, that of
+the control plane."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli_explain import show_explanation
-from shoal.cli_input import BadUsage, read_cluster, read_job, read_plan, read_profile
+from shoal.cli_input import BadUsage, read_cluster, read_job, read_plan, read_profile, read_submission
 from shoal.cli_show import calibrated_by, say, show_json, show_plan
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
+from shoal_planner.script_spec import ScriptSpec
 
 if TYPE_CHECKING:
     from shoal_planner.costs import CostModel
@@ -39,7 +41,9 @@ Timeline = Annotated[
 @app.command()
 def plan(
     job: Job,
-    cluster: Cluster,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="FILE", help="Cluster file (default: the connected cluster).")
+    ] = None,
     profile: ProfileFile = None,
     as_json: AsJson = False,
     explain: Explain = False,
@@ -55,6 +59,10 @@ def plan(
     from shoal_planner.marginals import explain_fully
     from shoal_planner.search import plan as search
 
+    if cluster is None:
+        given = {"--profile": profile, "--explain": explain, "--svg": svg, "--timeline": timeline}
+        _plan_there(job, seed, [name for name, value in given.items() if value], as_json)
+        return
     spec, snapshot = read_job(job), read_cluster(cluster)
     costs = known_costs(spec, snapshot, cluster, profile)
     try:
@@ -71,6 +79,20 @@ def plan(
     _show(answer, costs.profile, profile, as_json)
     if result.truncated:
         say(f"the search was cut short after {result.search_s:.3g} s; a longer --time-limit may find a better plan")
+
+
+def _plan_there(job: str, seed: int, unusable: list[str], as_json: bool) -> None:
+    """By the control plane, for the largest cluster that is connected, with what was measured there."""
+    from shoal.client import Client
+
+    if unusable:
+        raise BadUsage(f"{unusable[0]} needs --cluster: without it the control plane plans for the connected cluster")
+    spec = read_submission(job)
+    if isinstance(spec, ScriptSpec):
+        raise BadUsage(f"{job}: kind = 'ray_train': there is no plan of such a job: Ray Train spreads its workers")
+    with Client() as client:
+        answer = client.preview(spec, seed=seed)
+    (show_json if as_json else show_plan)(answer)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shoal.cli_complete import JobId
 from shoal.cli_input import BadUsage
 from shoal.cli_show import show_json, table
 from shoal.client import Client
@@ -20,18 +21,24 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.command()
 def clone(
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")],
+    job_id: JobId,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="As in train.steps=200; null takes a field away."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would come of it.")] = False,
+    key: Annotated[
+        str | None, typer.Option("--idempotency-key", metavar="KEY", help="Sent again under it, it is the same job.")
     ] = None,
     as_json: _AsJson = False,
 ) -> None:
     """Submit a job again, as it was or with other values."""
     overrides = overrides_of(changes or [])
     with Client() as client:
-        created = client.clone(job_id, overrides)
-    if as_json:
+        created = client.clone(job_id, overrides, idempotency_key=key, dry_run=dry_run)
+    if dry_run:
+        (show_json if as_json else show_dry_run)(created)
+    elif as_json:
         show_json(created)
     else:
         print(created["id"])
@@ -39,11 +46,13 @@ def clone(
 
 @app.command()
 def checkpoint(
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="A job's id, as in job_01J...")], as_json: _AsJson = False
+    job_id: JobId,
+    if_match: Annotated[str | None, typer.Option(metavar="ETAG", help="Only if the job is as it was then.")] = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Bring the newest step of a job to its object store now."""
     with Client() as client:
-        job = client.checkpoint(job_id)
+        job = client.checkpoint(job_id, if_match=if_match)
     if as_json:
         show_json(job)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -13,7 +12,9 @@ from httpx_sse import EventSource, ServerSentEvent, SSEError, connect_sse
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 from ulid import ULID
 
+from shoal.client_calls import Calls
 from shoal.client_people import People
+from shoal.client_storages import Storages
 from shoal.client_text import given, path_part
 from shoal.errors import (
     Conflict,
@@ -26,7 +27,7 @@ from shoal.errors import (
     WaitTimeout,
 )
 from shoal.settings import ClientSettings
-from shoal_planner.job import JobSpec, job_to_mapping
+from shoal_planner.job import JobSpec
 from shoal_planner.script_spec import AnyJob, ScriptSpec, any_job_to_mapping
 
 ENDED = ("succeeded", "failed", "cancelled")
@@ -45,7 +46,7 @@ _RECONNECTS = 15  # about a minute: a control plane that is being restarted is b
 _SILENCE_S = 45.0  # a stream pings every 15 s; three missed pings mean that nobody is there any more
 
 
-class Client:
+class Client(Calls):
     """Talks to one control plane; safe to retry everywhere, since submitting carries an Idempotency-Key.
 
     `server` and `token` default to SHOAL_SERVER and SHOAL_TOKEN, then to the control plane of this machine. Answers
@@ -68,6 +69,10 @@ class Client:
     def people(self) -> People:
         """Projects, roles, tokens, and what was done by whom."""
         return People(self._call)
+
+    def storages(self, project: str) -> Storages:
+        """How the object stores of a project are reached."""
+        return Storages(self._call, project)
 
     def __enter__(self) -> Self:
         return self
@@ -96,12 +101,17 @@ class Client:
         return self._call("POST", "/v1/jobs", params={"dry_run": "1"}, json=body)
 
     def clone(
-        self, job_id: str, overrides: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
+        self,
+        job_id: str,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        dry_run: bool = False,
     ) -> dict[str, Any]:
         """Submits the job again, with `overrides` merged into its spec (None takes a field away), and returns the new
-        one, which begins anew."""
+        one, which begins anew; with `dry_run` what would come of it, and creates nothing."""
         headers = {"Idempotency-Key": idempotency_key or str(ULID())}
-        body = {"overrides": dict(overrides or {})}
+        body = {"overrides": dict(overrides or {}), "dry_run": dry_run}
         return self._call("POST", f"/v1/jobs/{path_part(job_id)}/clone", json=body, headers=headers)
 
     def list(
@@ -124,6 +134,10 @@ class Client:
         """The epochs that the job has had, newest first."""
         yield from self._pages(f"/v1/jobs/{path_part(job_id)}/attempts", limit)
 
+    def nodes(self) -> builtins.list[dict[str, Any]]:
+        """The nodes of all clusters that have connected."""
+        return [*self._pages("/v1/nodes", None)]
+
     def _pages(self, path: str, limit: int | None, **wanted: Any) -> Iterator[dict[str, Any]]:
         left = limit
         cursor: str | None = None
@@ -136,95 +150,18 @@ class Client:
             if cursor is None:
                 return
 
-    def get(self, job_id: str) -> dict[str, Any]:
-        return self._call("GET", f"/v1/jobs/{path_part(job_id)}")
-
-    def cancel(self, job_id: str) -> dict[str, Any]:
-        """Wishes the job to stop; it has stopped when its state is `cancelled`."""
-        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/cancel")
-
-    def pause(self, job_id: str) -> dict[str, Any]:
-        """Wishes the job to rest; its state is `paused` once its newest step stands in its object store: then it has no
-        nodes. Raises Conflict where it has no store, has ended, or is wished to rest already."""
-        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/pause")
-
-    def resume(self, job_id: str) -> dict[str, Any]:
-        """Lets a job that rests go on, on whatever cluster suits it best now; or calls a pause off that has not come
-        about yet. Raises Conflict where it is not wished to rest."""
-        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/resume")
-
-    def checkpoint(self, job_id: str) -> dict[str, Any]:
-        """Wishes the newest step into the object store, while training goes on; it stands there with the journal's next
-        `checkpoint_committed`. Raises Conflict where the job has no store, rests or has ended."""
-        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/checkpoint")
-
-    def set_limits(self, job_id: str, **limits: Any) -> dict[str, Any]:
-        """Changes `budget_usd`, `max_price_per_hour`, `max_devices`, `deadline` or `priority`; None takes one away. A
-        job that rests because of a limit goes on when it is resumed. Raises Conflict where it has ended."""
-        return self._call("POST", f"/v1/jobs/{path_part(job_id)}/limits", json=limits)
-
-    def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:
-        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/metrics", params=given(max_points=max_points))
-
-    def plan(self, job_id: str, *, epoch: int | None = None) -> dict[str, Any]:
-        """The plan that the job runs by, or ran by in `epoch`."""
-        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/plan", params=given(epoch=epoch))
-
-    def recoveries(self, job_id: str) -> dict[str, Any]:
-        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/recoveries")
-
-    def checkpoints(self, job_id: str) -> dict[str, Any]:
-        """What stands whole in the job's object store now, newest first."""
-        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/checkpoints")
-
-    def bulk_losses(self, job_id: str) -> dict[str, Any]:
-        """What of the job's state only its object store would hold, by what could be lost at once: each node, pool and
-        zone, the costliest first."""
-        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/bulk-losses")
-
-    def cost(self, job_id: str) -> dict[str, Any]:
-        """What the nodes that the job has had cost so far and cost now, in dollars, by type of node; None where nobody
-        stated a price."""
-        return self._call("GET", f"/v1/jobs/{path_part(job_id)}/cost")
-
-    def prices(self) -> builtins.list[dict[str, Any]]:
-        """What nodes of each cluster cost, by type, zone and market."""
-        items: builtins.list[dict[str, Any]] = self._call("GET", "/v1/prices")["items"]
-        return items
-
-    def drills(self) -> builtins.list[dict[str, Any]]:
-        """Notices that users had given to nodes, and that still hold."""
-        items: builtins.list[dict[str, Any]] = self._call("GET", "/v1/drills")["items"]
-        return items
-
-    def nodes(self) -> builtins.list[dict[str, Any]]:
-        return [*self._pages("/v1/nodes", None)]
-
-    def preempt(self, node: str, *, notice_s: float = 120.0, cluster_id: str | None = None) -> dict[str, Any]:
-        """A drill: the node is told that it goes away, and jobs leave it; nothing ends it. `cluster_id` says whose it
-        is where several clusters have one of that name."""
-        body = given(notice_s=notice_s, cluster_id=cluster_id)
-        return self._call("POST", f"/v1/nodes/{path_part(node)}/preempt", json=body)
-
-    def preview(
-        self, job: JobSpec | Mapping[str, Any], cluster: Mapping[str, Any] | None = None, *, seed: int = 0
-    ) -> dict[str, Any]:
-        """The plan of a job on a CLUSTER, or on the connected one. Creates nothing."""
-        body = job_to_mapping(job) if isinstance(job, JobSpec) else dict(job)
-        return self._call("POST", "/v1/plans", json=given(job=body, cluster=cluster, seed=seed))
-
-    def login_link(self) -> dict[str, Any]:
-        """A link that signs one browser in, once."""
-        return self._call("POST", "/v1/login-links")
-
-    def events(self, job_id: str, *, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
-        """The journal after number `after`; with `follow` until the job has ended, over lost connections too."""
+    def events(
+        self, job_id: str, *, after: int = 0, follow: bool = False, kinds: Sequence[str] = ()
+    ) -> Iterator[dict[str, Any]]:
+        """The journal after number `after`, or only `kinds` of its entries; with `follow` until the job has ended, over
+        lost connections too."""
+        path, params = f"/v1/jobs/{path_part(job_id)}/events", given(kind=[*kinds] or None)
         if follow:
-            yield from self._follow(f"/v1/jobs/{path_part(job_id)}/events", after)
+            yield from self._follow(path, after, params=params)
             return
         more = True
         while more:
-            page = self._call("GET", f"/v1/jobs/{path_part(job_id)}/events", params={"after": after, "limit": 1000})
+            page = self._call("GET", path, params={**params, "after": after, "limit": 1000})
             yield from page["items"]
             after, more = page["next_after"], page["more"]
 
@@ -319,6 +256,21 @@ class Client:
             raise ServerUnreachable(self.server, str(error) or type(error).__name__) from error
 
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        return _read(self._send(method, path, **arguments), self.server)
+
+    def _etag(self, path: str) -> str:
+        answer = self._send("GET", path)
+        _read(answer, self.server)
+        return str(answer.headers.get("ETag", ""))
+
+    def _content(self, path: str, **arguments: Any) -> bytes:
+        answer = self._send("GET", path, **arguments)
+        if not answer.is_success:
+            _read(answer, self.server)
+        return answer.content
+
+    def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """Whatever is answered. Raises ServerUnreachable."""
         retrying = Retrying(
             retry=retry_if_exception_type(httpx.TransportError),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -326,10 +278,9 @@ class Client:
             reraise=True,
         )
         try:
-            answer = retrying(self._http.request, method, path, **arguments)
+            return retrying(self._http.request, method, path, **arguments)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerUnreachable(self.server, str(error) or type(error).__name__) from error
-        return _read(answer, self.server)
 
 
 def _read(answer: httpx.Response, server: str) -> dict[str, Any]:

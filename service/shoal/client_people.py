@@ -25,6 +25,9 @@ class People:
         items: list[dict[str, Any]] = self._call("GET", "/v1/projects")["items"]
         return items
 
+    def project(self, project: str) -> dict[str, Any]:
+        return self._call("GET", f"/v1/projects/{path_part(project)}")
+
     def create_project(self, project: str) -> dict[str, Any]:
         return self._call("POST", "/v1/projects", json={"id": project})
 
@@ -46,6 +49,14 @@ class People:
 
     def users(self) -> Iterator[dict[str, Any]]:
         yield from self._pages("/v1/users")
+
+    def change_user(self, user_id: str, *, server_admin: bool) -> dict[str, Any]:
+        """Makes a user an administrator of the server, or no more."""
+        return self._call("PATCH", f"/v1/users/{path_part(user_id)}", json={"server_admin": server_admin})
+
+    def delete_user(self, user_id: str) -> None:
+        """Roles, sessions and tokens end with the user."""
+        self._call("DELETE", f"/v1/users/{path_part(user_id)}")
 
     def tokens(self) -> Iterator[dict[str, Any]]:
         """Newest first, without secrets."""

@@ -18,7 +18,7 @@ from shoal_planner.picture import plan_svg
 from shoal_recovery.checkpoints import list_manifests, manifest_name
 from shoal_recovery.errors import StoreError
 from shoal_recovery.store import open_store
-from shoal_service import jobs, journal
+from shoal_service import jobs, journal, storages
 from shoal_service.answers import encoded, fitting, page
 from shoal_service.bell import job_topic
 from shoal_service.bulk_losses import losses_resource
@@ -199,18 +199,23 @@ async def get_checkpoints(deps: Deps, job_id: str) -> dict[str, Any]:
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         entries = await journal.newest(session, job_id, _PAGE, ("checkpoint_committed", "checkpoint_reported"))
+        place: str | None = ((await storages.located_of(session, row)).get("checkpoint") or {}).get("uri")
     if jobs.is_script(row):
         items = [_checkpoint(entry.payload["uri"], entry.payload["step"], entry) for entry in entries]
         return {"uri": row.spec["checkpoint"]["uri"], "items": fitting(items)}
     uri = (row.spec.get("checkpoint") or {}).get("uri")
     try:
         async with asyncio.timeout(deps.settings.store_check_s):
-            steps = () if uri is None else await asyncio.to_thread(lambda: list_manifests(open_store(uri), job_id))
+            steps = () if place is None else await asyncio.to_thread(lambda: list_manifests(open_store(place), job_id))
     except (StoreError, TimeoutError) as error:
-        raise Unavailable("store_unreachable", f"checkpoint.uri = {uri!r}: {error or 'does not answer'}") from error
+        raise Unavailable("store_unreachable", f"checkpoint.uri = {uri!r}: {_problem(error)}") from error
     said = {entry.payload["step"]: entry for entry in reversed(entries)}
     items = [_checkpoint(f"{uri}/{manifest_name(job_id, s)}", s, said.get(s)) for s in steps]
     return {"uri": uri, "items": fitting(items)}
+
+
+def _problem(error: StoreError | TimeoutError) -> str:
+    return error.problem if isinstance(error, StoreError) else "does not answer"
 
 
 def _checkpoint(uri: str, step: int, said: JournalRow | None) -> dict[str, Any]:

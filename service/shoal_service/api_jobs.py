@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from shoal_planner.job import JobSpec
 from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import JobState
-from shoal_service import clusters, enforcement, jobs, preconditions, shares, trackers
+from shoal_service import clusters, enforcement, jobs, preconditions, shares, storages, trackers
 from shoal_service.access import seen_projects
 from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
@@ -63,7 +63,7 @@ async def submitted(
     """The answer to a request that brings a JOB document as plain values. Raises BadInput and Conflict."""
     if dry_run:
         spec = await read_any_job(body, deps.settings.store_check_s, deps.settings.places)
-        return JSONResponse(await rehearse(deps, spec))
+        return JSONResponse(await rehearse(deps, project, spec))
     row = await submit(request, deps, project, body, idempotency_key)
     headers = {"Location": f"/v1/jobs/{row.id}", "ETag": preconditions.etag(row)}
     return JSONResponse(jobs.resource(row), status_code=201, headers=headers)
@@ -88,7 +88,9 @@ async def _known(deps: Services, project: str, key: str | None, wanted_hash: str
 
 
 async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, key: str | None) -> JobRow:
-    spec = await check_surroundings(spec, deps.settings.store_check_s)
+    async with deps.database.read() as session:
+        accesses = await storages.for_job(session, project, spec)
+    spec = await check_surroundings(spec, deps.settings.store_check_s, accesses)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
     cluster_id = await deps.planner.choose_cluster(spec, candidates)
@@ -97,6 +99,7 @@ async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, 
         async with deps.database.write() as session:
             if key is not None and (known := await jobs.find_by_key(session, project, key, wanted_hash)) is not None:
                 return known
+            await storages.for_job(session, project, spec, kept=True)
             row = jobs.create(session, new)
             if isinstance(spec, JobSpec):
                 trackers.create(session, row.id, spec)

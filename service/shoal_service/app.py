@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from shoal_service import (
     api_attempts,
     api_clusters,
+    api_debug,
     api_history,
     api_jobs,
     api_limits,
@@ -25,6 +26,7 @@ from shoal_service import (
     api_people,
     api_plans,
     api_schemas,
+    api_storages,
     api_verbs,
     openapi,
     pages,
@@ -105,8 +107,8 @@ def create_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(authorize)],
     )
     app.state.services = services
-    jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs)
-    for module in (*jobs_apis, api_clusters, api_nodes, api_plans, api_people, api_schemas):
+    jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs, api_debug)
+    for module in (*jobs_apis, api_clusters, api_nodes, api_plans, api_people, api_storages, api_schemas):
         app.include_router(module.router)
     for module in (pages, pages_job, pages_fleet, pages_people, pages_submit, streams, sign_in):
         app.include_router(module.router, include_in_schema=False)

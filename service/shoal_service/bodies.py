@@ -75,7 +75,15 @@ class NewLimits(_Body):
     max_price_per_hour: float | None = Field(default=None, description="Of all nodes that it has at one time.")
     max_devices: int | None = Field(default=None, description="At most so many devices at one time.")
     deadline: str | None = Field(default=None, description="When it rests, done or not (RFC 3339).")
+    max_duration: str | None = Field(default=None, description="How long after it began it rests, as in 12h.")
     priority: int | str = Field(default="normal", description="A whole number, or low, normal or high.")
+
+
+class NewSize(_Body):
+    """How many devices a job is to have, as in the `limits` of a JOB; what is left out stays."""
+
+    min_devices: int = Field(default=1, description="It begins with so many, or not at all; not while it runs.")
+    max_devices: int | None = Field(default=None, description="At most so many at one time; null: all that there are.")
 
 
 class JournalBatch(_Body):

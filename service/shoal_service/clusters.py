@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, JobState
-from shoal_service import jobs, journal, shares
+from shoal_service import jobs, journal, shares, storages
 from shoal_service.errors import Conflict, NotFound
 from shoal_service.models import ClusterRow, JobRow, ShareRow
 
@@ -111,10 +111,11 @@ async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[s
     wished alone, not on progress."""
     rows = await scheduled(session, cluster_id)
     told = {job: shares.wish(share) for job, share in (await shares.of_jobs(session, [row.id for row in rows])).items()}
+    specs = await storages.located_specs(session, rows)
     listed = [
         {
             "id": row.id,
-            "spec": row.spec,
+            "spec": specs[row.id],
             "wish": _wish(row, told[row.id]),
             "last_seq": row.last_seq,
             "saves": row.saves,

@@ -11,7 +11,7 @@ from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
-from shoal_service import clusters
+from shoal_service import clusters, storages
 from shoal_service.models import ClusterRow
 from shoal_service.services import Services
 from shoal_service.submission import check_surroundings
@@ -19,10 +19,12 @@ from shoal_service.submission import check_surroundings
 _HOUR_S = 3600.0
 
 
-async def rehearse(deps: Services, spec: AnyJob) -> dict[str, Any]:
+async def rehearse(deps: Services, project: str, spec: AnyJob) -> dict[str, Any]:
     """`plan` and `expected` are None where nobody can tell before the job begins; `reason` says why. Raises BadInput
     as submitting does."""
-    spec = await check_surroundings(spec, deps.settings.store_check_s)
+    async with deps.database.read() as session:
+        accesses = await storages.for_job(session, project, spec)
+    spec = await check_surroundings(spec, deps.settings.store_check_s, accesses)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
     cluster_id, found = await deps.planner.choose(spec, candidates)

@@ -1,4 +1,4 @@
-"""Budgets and deadlines: looks at every job that has one, and lets those rest that have spent it, or are past it. They
+"""Budgets, deadlines and durations: looks at every job that has one, and lets those rest that have reached it. They
 rest as after a pause of their user's, with their state in the object store, and go on once their limits allow it.
 
 Owns no figures: what a job has cost is `spending`'s. A store that takes nothing stops no training, here as ever.
@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_planner.limits import CostLimits, deadline_at_s
+from shoal_planner.limits import CostLimits, deadline_at_s, duration_s
 from shoal_planner.script_spec import parse_any_job
 from shoal_recovery.journal import AT_REST
 from shoal_service import jobs, journal, shares
@@ -30,6 +30,7 @@ log = structlog.get_logger()
 
 BUDGET_SPENT = "budget_spent"
 DEADLINE_PASSED = "deadline_passed"
+DURATION_PASSED = "max_duration_passed"
 _LOOK_S = 2.0
 _WARN_SHARE = 0.8
 _OPEN = tuple(state.value for state in AT_REST)
@@ -104,6 +105,8 @@ async def standing(session: AsyncSession, row: JobRow) -> tuple[Held | None, str
     limits: CostLimits = parse_any_job(row.spec).limits
     if limits.deadline is not None and time.time() >= deadline_at_s(limits.deadline):
         return Held(code=DEADLINE_PASSED, words=f"as limits.deadline ({limits.deadline}) has passed"), None
+    if limits.max_duration is not None and (over := await _too_long(session, row, limits.max_duration)):
+        return over, None
     if limits.budget_usd is None:
         return None, None
     spent_usd = spending_of(row, await journal.history(session, row.id)).usd
@@ -115,3 +118,12 @@ async def standing(session: AsyncSession, row: JobRow) -> tuple[Held | None, str
     if spent_usd >= _WARN_SHARE * limits.budget_usd:
         return None, f"{spent_usd / limits.budget_usd:.0%} of its budget is spent, {of_budget}"
     return None, None
+
+
+async def _too_long(session: AsyncSession, row: JobRow, max_duration: str) -> Held | None:
+    """Since its journal began, which is when it first had nodes, whatever happened since."""
+    first = await journal.entries_after(session, row.id, 0, 1)
+    if not first or time.time() < first[0].at_s + duration_s(max_duration):
+        return None
+    began = jobs.rfc3339(first[0].at_s)
+    return Held(code=DURATION_PASSED, words=f"as limits.max_duration ({max_duration}) has passed since {began}")

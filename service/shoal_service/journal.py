@@ -28,6 +28,7 @@ from shoal_recovery.journal import (
 )
 from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
 from shoal_recovery.journal_scripts import ScriptReported
+from shoal_recovery.storage_access import without_access
 from shoal_service import curve_levels, jobs, shares, timeline
 from shoal_service.errors import BadInput, Conflict
 from shoal_service.models import JobRow, JournalRow, StepRow
@@ -37,8 +38,9 @@ MAX_HISTORY = 5000  # entries other than steps that pages and sums look at
 
 
 def parse_entries(values: Sequence[dict[str, Any]]) -> tuple[Entry, ...]:
-    """Raises BadInput, naming entry and field."""
-    return tuple(_parse_entry(value, f"entries[{index}]") for index, value in enumerate(values))
+    """How the job's stores are reached is nobody's matter who reads its history. Raises BadInput, naming entry and
+    field."""
+    return tuple(_parse_entry(without_access(value), f"entries[{index}]") for index, value in enumerate(values))
 
 
 def _parse_entry(value: dict[str, Any], path: str) -> Entry:

@@ -40,6 +40,21 @@ class UserRow(Base):
     seen_at_s: Mapped[float | None] = mapped_column(Float)
 
 
+class StorageRow(Base):
+    """A project's named way to an object store. Of credentials it has names alone, as StoreAccess has them."""
+
+    __tablename__ = "storages"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    endpoint: Mapped[str | None] = mapped_column(String(200))
+    region: Mapped[str | None] = mapped_column(String(60))
+    keys: Mapped[str | None] = mapped_column(String(60))
+    profile: Mapped[str | None] = mapped_column(String(60))
+    created_at_s: Mapped[float] = mapped_column(Float)
+    updated_at_s: Mapped[float] = mapped_column(Float)
+
+
 class MemberRow(Base):
     """The role of a user in a project."""
 

@@ -20,8 +20,8 @@ from shoal_planner.plan import plan_to_mapping
 from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import AnyJob
 from shoal_planner.search import PlanResult
-from shoal_service import api_jobs, clusters, jobs, views
-from shoal_service.access import job_not_found
+from shoal_service import api_jobs, clusters, jobs, storages, views
+from shoal_service.access import default_project, job_not_found
 from shoal_service.errors import BadInput, Problem
 from shoal_service.gate import Caller, ChosenProject
 from shoal_service.models import ClusterRow
@@ -73,12 +73,14 @@ def beginning_at(spec: Mapping[str, Any], job_id: str, step: int) -> dict[str, A
 
 
 @router.post("/new/preview", response_class=HTMLResponse)
-async def preview(request: Request, deps: Deps) -> Response:
+async def preview(request: Request, deps: Deps, caller: Caller) -> Response:
     """Checks a job and plans it, as submitting would; creates nothing."""
     form = await read_form(request)
     text, part = form.get("job", ""), "hx-request" in request.headers
+    project = default_project(caller)
+    project = project if caller.role_in(project) is not None else ""  # whose storages are nobody's business
     try:
-        found, problem = await _preview(deps, text), None
+        found, problem = await _preview(deps, project, text), None
     except Problem as error:
         found, problem = None, error
     if part:
@@ -125,11 +127,13 @@ class _Planned:
     result: PlanResult
 
 
-async def _preview(deps: Services, text: str) -> dict[str, Any]:
+async def _preview(deps: Services, project: str, text: str) -> dict[str, Any]:
     """`plan` is None where none is made before the job runs, or `cluster_id` where no cluster is there. Raises
     BadInput."""
     spec = await read_any_job(_document(text), deps.settings.store_check_s, deps.settings.places)
-    spec = await check_surroundings(spec, deps.settings.store_check_s)
+    async with deps.database.read() as session:
+        accesses = await storages.for_job(session, project, spec)
+    spec = await check_surroundings(spec, deps.settings.store_check_s, accesses)
     async with deps.database.read() as session:
         rows = {row.id: row for row in await clusters.all_clusters(session) if clusters.connected(row)}
     cluster_id = await deps.planner.choose_cluster(spec, list(rows.values()))

@@ -14,7 +14,7 @@ from shoal_service.access import DEFAULT_PROJECT, Role, project_not_found
 from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JobRow, SecretRow
-from shoal_service.models_people import MemberRow, ProjectRow, TokenRow, UserRow
+from shoal_service.models_people import MemberRow, ProjectRow, StorageRow, TokenRow, UserRow
 
 
 async def all_projects(session: AsyncSession, ids: frozenset[str] | None) -> Sequence[ProjectRow]:
@@ -46,7 +46,7 @@ async def delete_project(session: AsyncSession, project: str) -> None:
         raise Conflict("project_in_use", f"project {project} cannot be deleted: it is the one of whoever names none")
     if await session.scalar(select(JobRow.id).where(JobRow.project_id == project).limit(1)) is not None:
         raise Conflict("project_in_use", f"project {project} cannot be deleted: it has jobs")
-    for table in (MemberRow, TokenRow):
+    for table in (MemberRow, TokenRow, StorageRow):
         await session.execute(delete(table).where(table.project_id == project))
     await session.delete(row)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from shoal_planner.errors import InvalidField
+from shoal_recovery.storage_access import has_access
 
 # What is handed to a user's own code as it is.
 _NOT_PLACES = ("env", "arguments", "pip")
@@ -28,6 +29,9 @@ class Places:
     def check(self, job: object) -> None:
         """Looks at every place that a JOB document names, before anybody opens one. Raises InvalidField."""
         for field, value in _texts(job, ()):
+            if has_access(value):
+                problem = "must be s3://bucket/prefix; how that is reached, a storage profile of the project says"
+                raise InvalidField(".".join(field), "...", problem)
             path = _local_path(field, value)
             if path is not None:
                 self._check_path(".".join(field), value, path)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
+from shoal_planner.code_spec import looks_secret
 from shoal_planner.errors import InvalidField
 from shoal_service.errors import BadInput, DatabaseAway, NotFound, Problem, Unavailable
 
@@ -85,7 +86,8 @@ def _invalid_request(error: RequestValidationError) -> BadInput:
     if first["type"] == "missing":
         return BadInput("invalid_field", f"{field}: is required", field)
     message = first["msg"][:1].lower() + first["msg"][1:]
-    return BadInput("invalid_field", str(InvalidField(field, first.get("input"), message)), field)
+    given = "..." if looks_secret(field.rpartition(".")[2]) else first.get("input")
+    return BadInput("invalid_field", str(InvalidField(field, given, message)), field)
 
 
 def _path(location: tuple[str | int, ...]) -> str:

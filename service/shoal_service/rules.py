@@ -40,6 +40,7 @@ RULES: Mapping[str, Rule] = {
     "POST /v1/jobs/{job_id}/clone": _change_job("job.clone"),
     "POST /v1/jobs/{job_id}/checkpoint": _change_job("job.checkpoint"),
     "POST /v1/jobs/{job_id}/limits": _change_job("job.limits"),
+    "POST /v1/jobs/{job_id}/resize": _change_job("job.resize"),
     "GET /v1/jobs/{job_id}/attempts": _read_job(),
     "GET /v1/jobs/{job_id}/logs": _read_job(),
     "GET /v1/jobs/{job_id}/events": _read_job(connectors=True),
@@ -50,6 +51,8 @@ RULES: Mapping[str, Rule] = {
     "GET /v1/jobs/{job_id}/bulk-losses": _read_job(),
     "GET /v1/jobs/{job_id}/checkpoints": _read_job(),
     "GET /v1/jobs/{job_id}/cost": _read_job(),
+    # what it holds was seen by viewers, but it is made to leave the house
+    "GET /v1/jobs/{job_id}/debug-dump": _change_job("job.debug_dump"),
     "POST /v1/plans": Rule(scope=Scope.SOMEWHERE, role=_MEMBER),
     # clusters and their connectors; what these bring is in journals already
     "PUT /v1/clusters/{cluster_id}": Rule(scope=Scope.CLUSTER),
@@ -73,6 +76,11 @@ RULES: Mapping[str, Rule] = {
     "POST /v1/projects/{project_id}/members": _administer("member.add"),
     "PUT /v1/projects/{project_id}/members/{user_id}": _administer("member.change"),
     "DELETE /v1/projects/{project_id}/members/{user_id}": _administer("member.remove"),
+    # they name what the operator has set on the control plane and on nodes
+    "GET /v1/projects/{project_id}/storages": Rule(scope=Scope.PROJECT),
+    "GET /v1/projects/{project_id}/storages/{name}": Rule(scope=Scope.PROJECT),
+    "PUT /v1/projects/{project_id}/storages/{name}": _server("storage.set"),
+    "DELETE /v1/projects/{project_id}/storages/{name}": _server("storage.delete"),
     "GET /v1/users": _server(),
     "PATCH /v1/users/{user_id}": _server("user.change"),
     "DELETE /v1/users/{user_id}": _server("user.delete"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shoal_planner.code_spec import looks_secret
 from shoal_service.places import Places
 
 
@@ -125,6 +126,11 @@ _WRITER_DEFAULTS: Mapping[str, str] = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "WANDB_ERROR_REPORTING": "false",
 }
+
+
+def secrets_held() -> frozenset[str]:
+    """The values of all variables of this process whose names are those of secrets."""
+    return frozenset(value for name, value in os.environ.items() if looks_secret(name) and value)
 
 
 def writer_environment() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_planner.limits import CostLimits, priority_of
+from shoal_planner.limits import RESTING, CostLimits, priority_of
 from shoal_planner.script_spec import AnyJob
 from shoal_recovery.journal import Entry
 from shoal_recovery.journal_shares import ShareTaken
@@ -42,7 +42,7 @@ async def relimit(session: AsyncSession, job_id: str, priority: int, limits: Cos
 
 
 def _is_limited(limits: CostLimits) -> bool:
-    return limits.budget_usd is not None or limits.deadline is not None
+    return any(getattr(limits, name) is not None for name in RESTING)
 
 
 async def of_jobs(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, ShareRow]:

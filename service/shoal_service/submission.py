@@ -23,10 +23,12 @@ from shoal_planner.track_spec import TensorBoardSpec
 from shoal_recovery.errors import BaseChanged, StoreError
 from shoal_recovery.first_weights import fingerprint, open_weights
 from shoal_recovery.hf_jobs import with_hf_model
+from shoal_recovery.storage_access import StoreAccess, located
 from shoal_recovery.store import open_store, probe
 from shoal_service.errors import invalid_field
 from shoal_service.places import Places
 from shoal_service.sinks import MODULES
+from shoal_service.storages import Accesses
 
 _TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 _MANY_FILES = 100_000  # of a larger folder, the first ones show whether it holds enough text
@@ -69,9 +71,10 @@ async def read_job(value: object, store_check_s: float, places: Places) -> JobSp
     return job
 
 
-async def check_surroundings(job: AnyJob, store_check_s: float) -> AnyJob:
+async def check_surroundings(job: AnyJob, store_check_s: float, accesses: Accesses) -> AnyJob:
     """Data readable and large enough, weights to begin with those of the model, the script there, checkpoint place
-    writable. The job, which knows from then on what its adapters are beside. Raises BadInput."""
+    writable. The job, which knows from then on what its adapters are beside. `accesses` are those of the storage
+    profiles that it names. Raises BadInput."""
     try:
         if isinstance(job, ScriptSpec):
             await asyncio.to_thread(_check_script, job)
@@ -79,7 +82,7 @@ async def check_surroundings(job: AnyJob, store_check_s: float) -> AnyJob:
             return job
         await asyncio.to_thread(_check_data, job)
         found = await _with_weights(job, store_check_s)
-        await _check_store(job.checkpoint.uri, store_check_s)
+        await _check_store(job.checkpoint.uri, store_check_s, accesses.get(job.checkpoint.storage or ""))
         await _check_trackers(job, store_check_s)
         return found
     except InvalidField as error:
@@ -186,12 +189,12 @@ def _local(uri: str) -> Path:
     return Path(unquote(urlsplit(uri).path))
 
 
-async def _check_store(uri: str | None, store_check_s: float) -> None:
+async def _check_store(uri: str | None, store_check_s: float, access: StoreAccess | None = None) -> None:
     if uri is None:
         return
     try:
         async with asyncio.timeout(store_check_s):
-            await asyncio.to_thread(_try_store, uri)
+            await asyncio.to_thread(_try_store, uri if access is None else located(uri, access))
     except InvalidField as error:
         raise InvalidField("checkpoint.uri", uri, error.problem) from error
     except StoreError as error:

@@ -39,10 +39,12 @@ ROUTES: Mapping[str, tuple[str, Any]] = {
     "POST /v1/jobs/{job_id}/clone": (CHANGES, None),
     "POST /v1/jobs/{job_id}/checkpoint": (CHANGES, None),
     "POST /v1/jobs/{job_id}/limits": (CHANGES, {"max_devices": 3}),
+    "POST /v1/jobs/{job_id}/resize": (CHANGES, {"max_devices": 4}),
     "GET /v1/jobs/{job_id}/attempts": (READS, None),
     "GET /v1/jobs/{job_id}/logs": (READS, None),
     "POST /v1/jobs/{job_id}/logs": ("AC", {}),
     "POST /v1/jobs/{job_id}/journal": ("AC", {"cluster_id": "local", "holder": "connector-1", "entries": []}),
+    "GET /v1/jobs/{job_id}/debug-dump": (CHANGES, None),
     "POST /v1/plans": ("AMPO", {"job": {}}),
     "GET /v1/clusters": (HUMANS, None),
     "GET /v1/clusters/{cluster_id}": (HUMANS + "C", None),
@@ -62,6 +64,10 @@ ROUTES: Mapping[str, tuple[str, Any]] = {
     "POST /v1/projects/{project_id}/members": ("AP", {"email": "new@example.org", "role": "viewer"}),
     "PUT /v1/projects/{project_id}/members/{user_id}": ("AP", {"role": "viewer"}),
     "DELETE /v1/projects/{project_id}/members/{user_id}": ("AP", None),
+    "GET /v1/projects/{project_id}/storages": (READS, None),
+    "GET /v1/projects/{project_id}/storages/{name}": (READS, None),
+    "PUT /v1/projects/{project_id}/storages/{name}": ("A", {"region": "eu-1"}),
+    "DELETE /v1/projects/{project_id}/storages/{name}": ("A", None),
     "GET /v1/users": ("A", None),
     "PATCH /v1/users/{user_id}": ("A", {"server_admin": False}),
     "DELETE /v1/users/{user_id}": ("A", None),
@@ -97,6 +103,12 @@ ROUTES: Mapping[str, tuple[str, Any]] = {
     "GET /stream": (HUMANS, None),
     "GET /jobs/{job_id}/stream": (READS, None),
 }
+# Refused before it is asked which project is meant.
+OF_THE_SERVER = (
+    "DELETE /v1/projects/{project_id}",
+    "PUT /v1/projects/{project_id}/storages/{name}",
+    "DELETE /v1/projects/{project_id}/storages/{name}",
+)
 _REFUSALS = {
     "unauthorized",
     "role",
@@ -205,7 +217,7 @@ def expected_status(who: str, route: str) -> int:
     template = route.partition(" ")[2]
     hidden = ("{job_id}", "{project_id}")
     brought = route in ("POST /v1/jobs/{job_id}/journal", "POST /v1/jobs/{job_id}/logs")
-    if who == "O" and not brought and route != "DELETE /v1/projects/{project_id}":
+    if who == "O" and not brought and route not in OF_THE_SERVER:
         if template == "/v1/tokens" or any(name in template for name in hidden):
             return 404
     if "{token_id}" in template:

@@ -258,3 +258,54 @@ def test_a_deadline_that_passes(api: httpx.Client, tmp_path: Path, eventually: C
     assert api.post(f"/v1/jobs/{job_id}/resume").json()["code"] == "deadline_passed"
     ok(api.post(f"/v1/jobs/{job_id}/limits", json={"deadline": None}))
     assert ok(api.post(f"/v1/jobs/{job_id}/resume"))["status"]["state"] == "queued"
+
+
+def test_a_job_that_runs_is_resized(api: httpx.Client, tmp_path: Path) -> None:
+    job = Played(started(api), api, stored(tmp_path))
+    job.begins()
+    assert job.told()["nodes"] is None
+
+    def resize(**size: Any) -> httpx.Response:
+        return api.post(f"/v1/jobs/{job.id}/resize", json=size)
+
+    etag = api.get(f"/v1/jobs/{job.id}").headers["ETag"]
+    resized = resize(max_devices=2)
+    assert ok(resized)["spec"]["limits"]["max_devices"] == 2 and resized.headers["ETag"] != etag
+    assert len(job.told()["nodes"]) == 2
+    refused = api.post(f"/v1/jobs/{job.id}/resize", json={"max_devices": 3}, headers={"If-Match": etag})
+    assert (refused.status_code, refused.json()["code"]) == (412, "precondition_failed")
+    refused = resize(min_devices=2)
+    assert (refused.status_code, refused.json()["code"]) == (409, "job_has_nodes")
+    assert "pause it, resize it, and resume it" in refused.json()["detail"]
+    ok(resize(max_devices=None))
+    assert job.told()["nodes"] is None
+    ok(api.post(f"/v1/jobs/{job.id}/pause"))
+    job.state("paused")
+    refused = resize(min_devices=3, max_devices=2)
+    assert refused.status_code == 422 and "limits.max_devices = 2: must be at least min_devices (3)" in refused.text
+    assert ok(resize(min_devices=3))["spec"]["limits"]["min_devices"] == 3
+    ok(api.post(f"/v1/jobs/{job.id}/resume"))
+    assert job.wish()["spec"]["limits"]["min_devices"] == 3, "whoever runs it from here on goes by that"
+
+
+def test_a_job_rests_when_its_time_is_over(
+    api: httpx.Client, tmp_path: Path, eventually: Callable[..., object]
+) -> None:
+    job = Played(started(api), api, stored(tmp_path, limits={"max_duration": "36000d"}))
+    refused = api.post("/v1/jobs", json=stored(tmp_path, limits={"max_duration": "soon"}))
+    assert (
+        refused.status_code == 422 and "limits.max_duration = 'soon': must be a number of s, m, h or d" in refused.text
+    )
+    refused = api.post("/v1/jobs", json=job_mapping(limits={"max_duration": "2h"}))
+    assert "limits.max_duration = '2h': needs a checkpoint.uri" in refused.json()["detail"]
+    job.begins()  # in 1970
+    assert job.shown()["wish"] == "run"
+    ok(api.post(f"/v1/jobs/{job.id}/limits", json={"max_duration": "12h"}))
+    eventually(lambda: job.wish()["wish"] == "paused")
+    assert job.wish()["why"]["code"] == "max_duration_passed"
+    assert "as limits.max_duration (12h) has passed since 1970-01-01" in job.wish()["why"]["words"]
+    job.state("draining")
+    job.say(StateChanged(state="paused", code="max_duration_passed", reason=job.wish()["why"]["words"]))
+    assert api.post(f"/v1/jobs/{job.id}/resume").json()["code"] == "max_duration_passed"
+    ok(api.post(f"/v1/jobs/{job.id}/limits", json={"max_duration": None}))
+    assert ok(api.post(f"/v1/jobs/{job.id}/resume"))["status"]["state"] == "queued"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+from shoal_recovery.storage_access import without_access
 from shoal_workers.errors import DataDiffers, DataError
 from shoal_workers.file_ranges import File
 from shoal_workers.rows import Row
@@ -24,7 +25,7 @@ def identity(uri: str, files: Sequence[File]) -> Row:
     """The row of one source."""
     size = _group_size(len(files))
     groups = [[files[at].relative, _digest(files[at : at + size])] for at in range(0, len(files), size)]
-    return [uri, len(files), sum(file.num_bytes for file in files), groups]
+    return [without_access(uri), len(files), sum(file.num_bytes for file in files), groups]
 
 
 def difference(told: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]) -> DataError | None:

@@ -1,0 +1,83 @@
+"""REST: storage profiles of a project, how its object stores are reached."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+
+from shoal_planner.data_spec import STORAGE
+from shoal_planner.errors import InvalidField
+from shoal_recovery.storage_access import StoreAccess
+from shoal_service import people, storages
+from shoal_service.bell import CLUSTERS
+from shoal_service.errors import invalid_field
+from shoal_service.problems import documented
+from shoal_service.services import Deps
+
+router = APIRouter(prefix="/v1/projects/{project_id}/storages", tags=["storages"])
+ProjectId = Annotated[str, Path(max_length=40, pattern=r"^[a-z0-9-]+$")]
+Name = Annotated[str, Path(pattern=f"^{STORAGE.pattern}$")]
+_NEW: dict[int | str, dict[str, Any]] = {201: {"description": "It is new.", "content": {"application/json": {}}}}
+
+
+class _Body(BaseModel):
+    """What values may be is StoreAccess's to say, which repeats none that may be a secret."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Credentials(_Body):
+    """Where credentials are found by whoever opens the store: control plane, nodes, and who exports. One of the two."""
+
+    environment: str | None = Field(
+        default=None, description="X: in the variables SHOAL_STORAGE_X_ACCESS_KEY_ID and so on."
+    )
+    profile: str | None = Field(default=None, description="x: in the section shoal-x of the AWS credentials file.")
+
+
+class NewStorage(_Body):
+    endpoint: str | None = Field(
+        default=None, description="Where the S3 protocol is spoken, as in https://minio.example:9000."
+    )
+    region: str | None = None
+    credentials: Credentials | None = Field(default=None, description="Null: what boto3 finds by itself.")
+
+
+@router.get("", responses=documented(404))
+async def list_storages(deps: Deps, project_id: ProjectId) -> dict[str, Any]:
+    async with deps.database.read() as session:
+        await people.get_project(session, project_id)
+        return {"items": [storages.resource(row) for row in await storages.of_project(session, project_id)]}
+
+
+@router.get("/{name}", responses=documented(404))
+async def get_storage(deps: Deps, project_id: ProjectId, name: Name) -> dict[str, Any]:
+    async with deps.database.read() as session:
+        return storages.resource(await storages.get(session, project_id, name))
+
+
+@router.put("/{name}", responses={**_NEW, **documented(404)})
+async def put_storage(deps: Deps, project_id: ProjectId, name: Name, body: NewStorage) -> Response:
+    """Makes a profile, or replaces it: jobs that begin or go on from then on go by it. Of credentials it has names
+    alone; what looks like more is refused, and not repeated."""
+    named = body.credentials or Credentials()
+    try:
+        access = StoreAccess(endpoint=body.endpoint, region=body.region, keys=named.environment, profile=named.profile)
+    except InvalidField as error:
+        raise invalid_field(error) from error
+    async with deps.database.write() as session:
+        row, is_new = await storages.put(session, project_id, name, access)
+        found = storages.resource(row)
+    deps.bell.ring(CLUSTERS)
+    return JSONResponse(found, status_code=201 if is_new else 200)
+
+
+@router.delete("/{name}", status_code=204, responses=documented(404, 409))
+async def delete_storage(deps: Deps, project_id: ProjectId, name: Name) -> Response:
+    """409 while a job that has not ended uses it."""
+    async with deps.database.write() as session:
+        await storages.remove(session, project_id, name)
+    return Response(status_code=204)
