@@ -21,6 +21,7 @@ from shoal_service import (
     api_jobs,
     api_limits,
     api_logs,
+    api_metrics,
     api_people,
     api_plans,
     api_schemas,
@@ -47,6 +48,8 @@ from shoal_service.identity import Identity
 from shoal_service.job_history import Histories
 from shoal_service.limits import Limits
 from shoal_service.log_retention import keep_forgetting
+from shoal_service.metered import Metered
+from shoal_service.meters import Meters
 from shoal_service.planning import Planner
 from shoal_service.providers import open_provider
 from shoal_service.relay import Relay
@@ -68,9 +71,14 @@ def create_app(settings: Settings) -> FastAPI:
     bell, planner, awake = Bell(), Planner(settings.plan_time_limit_s), Awake()
     token = admin_token(settings.data_path)
     check_exposure(settings, token)
-    database = Database(
-        settings.resolved_database_url, timeout_s=settings.database_timeout_s, on_away=awake.interrupted
-    )
+    meters = Meters()
+
+    def away() -> None:
+        awake.interrupted()
+        meters.database_away.inc()
+
+    database = Database(settings.resolved_database_url, timeout_s=settings.database_timeout_s, on_away=away)
+    meters.watch(database.engine.pool)
     services = Services(
         settings=settings,
         database=database,
@@ -88,7 +96,8 @@ def create_app(settings: Settings) -> FastAPI:
         tails=Tails(database),
         histories=Histories(),
         enforcement=Enforcement(database, bell),
-        scheduler=Scheduler(database, bell, settings.plan_time_limit_s),
+        scheduler=Scheduler(database, bell, settings.plan_time_limit_s, meters.decisions.observe),
+        meters=meters,
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(
@@ -103,7 +112,7 @@ def create_app(settings: Settings) -> FastAPI:
     jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs)
     for module in (*jobs_apis, api_clusters, api_plans, api_people, api_schemas):
         app.include_router(module.router)
-    for module in (pages, pages_job, pages_fleet, pages_submit, streams, sign_in):
+    for module in (api_metrics, pages, pages_job, pages_fleet, pages_submit, streams, sign_in):
         app.include_router(module.router, include_in_schema=False)
     # Pages themselves are not compressed: what they echo stands beside the tokens of their forms.
     app.mount("/static", GZipMiddleware(StaticFiles(directory=_STATIC)), name="static")
@@ -114,6 +123,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     openapi.describe(app)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Metered, meters=meters)
     return app
 
 

@@ -28,7 +28,7 @@ from shoal_recovery.journal import (
 )
 from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
 from shoal_recovery.journal_scripts import ScriptReported
-from shoal_service import curve_levels, jobs, shares, timeline
+from shoal_service import curve_levels, job_totals, jobs, shares, timeline
 from shoal_service.errors import BadInput, Conflict
 from shoal_service.models import JobRow, JournalRow, StepRow
 from shoal_service.status import Status, advance, finite, moved
@@ -74,6 +74,7 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
             raise Conflict("journal_gap", f"seq = {entry.seq}: entry {expected} must come first", expected_seq=expected)
     if not fresh:
         return row.last_seq
+    await job_totals.add(session, row, fresh)
     status = jobs.status_of(row)
     for entry in fresh:
         status = advance(status, entry)

@@ -81,6 +81,7 @@ RULES: Mapping[str, Rule] = {
     "DELETE /v1/tokens/{token_id}": _own("token.revoke"),
     "GET /v1/audit-events": Rule(scope=Scope.SOMEWHERE, role=_ADMIN),
     "POST /v1/login-links": _own("login_link.create"),
+    "GET /metrics": Rule(scope=Scope.SOMEWHERE, scrapers=True),
     # pages
     "GET /": _own(),
     "GET /stream": _own(),

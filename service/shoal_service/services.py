@@ -14,6 +14,7 @@ from shoal_service.database import Database
 from shoal_service.enforcement import Enforcement
 from shoal_service.followers import Followers
 from shoal_service.job_history import Histories
+from shoal_service.meters import Meters
 from shoal_service.planning import Planner
 from shoal_service.scheduler import Scheduler
 from shoal_service.settings import Settings
@@ -35,6 +36,7 @@ class Services:
     histories: Histories
     scheduler: Scheduler
     enforcement: Enforcement
+    meters: Meters
 
 
 def _services(request: Request) -> Services:

@@ -68,6 +68,9 @@ class Settings(BaseSettings):
     log_bytes_per_job: int = Field(
         default=10 * 2**30, gt=0, description="How much text that a job printed is kept, the newest of it."
     )
+    metrics_jobs: int = Field(
+        default=200, ge=0, description="How many jobs, the newest that run, have figures of their own at /metrics."
+    )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
     tls_cert: Path | None = Field(default=None, description="PEM file of the certificate chain to serve HTTPS with.")

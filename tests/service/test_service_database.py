@@ -54,6 +54,7 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "max_body_bytes",
         "max_lease_s",
         "max_wait_s",
+        "metrics_jobs",
         "oidc_admins",
         "oidc_audience",
         "oidc_client_id",

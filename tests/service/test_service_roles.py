@@ -17,7 +17,7 @@ from shoal_service.gate import is_open
 from shoal_service.rules import RULES
 
 # A: holds admin.token. V, M, P: viewer, member and admin of the project that the job belongs to. O: admin of another
-# project. C: the connector of the cluster that has the job. F: that of another cluster.
+# project. C: the connector of the cluster that has the job. F: that of another cluster. S: a scraper of metrics.
 EVERYBODY, HUMANS = "AVMPOCF", "AVMPO"
 READS, CHANGES = "AVMP", "AMP"
 
@@ -69,6 +69,7 @@ ROUTES: Mapping[str, tuple[str, Any]] = {
     "POST /v1/tokens": ("AP", {"name": "x", "role": "viewer", "project": "default"}),
     "DELETE /v1/tokens/{token_id}": ("A", None),
     "GET /v1/audit-events": ("APO", None),
+    "GET /metrics": (HUMANS + "S", None),
     "GET /": (HUMANS, None),
     "GET /nodes": (HUMANS, None),
     "GET /jobs/{job_id}": (READS, None),
@@ -128,6 +129,7 @@ def world(api: httpx.Client) -> Iterator[World]:
         "O": token_of(api, role="admin", project="other")["secret"],
         "C": token_of(api, role="connector", cluster_id="local")["secret"],
         "F": token_of(api, role="connector", cluster_id="elsewhere")["secret"],
+        "S": token_of(api, role="metrics")["secret"],
     }
     ids = {
         "job_id": job_id,
@@ -198,7 +200,7 @@ def expected_status(who: str, route: str) -> int:
         if template == "/v1/tokens" or any(name in template for name in hidden):
             return 404
     if template.endswith("{token_id}"):
-        return 404 if who not in "CF" else 403
+        return 404 if who not in "CFS" else 403
     if who == "F" and (brought or route in ("GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events")):
         return 409
     return 403
