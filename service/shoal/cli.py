@@ -22,6 +22,7 @@ from shoal import (
     cli_rent,
     cli_schema,
     cli_verbs,
+    cli_webhooks,
 )
 from shoal.cli_input import BadUsage, read_submission
 from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
@@ -42,6 +43,7 @@ app.registered_commands.extend(cli_generate.app.registered_commands)
 app.registered_commands.extend(cli_people.app.registered_commands)
 app.add_typer(cli_people.token_app, name="token")
 app.add_typer(cli_people.project_app, name="project")
+app.add_typer(cli_webhooks.app, name="webhooks")
 app.registered_commands.extend(cli_history.app.registered_commands)
 app.registered_commands.extend(cli_logs.app.registered_commands)
 app.registered_commands.extend(cli_schema.app.registered_commands)

@@ -15,6 +15,7 @@ from ulid import ULID
 
 from shoal.client_people import People
 from shoal.client_text import given, path_part
+from shoal.client_webhooks import Webhooks
 from shoal.errors import (
     Conflict,
     InvalidRequest,
@@ -68,6 +69,11 @@ class Client:
     def people(self) -> People:
         """Projects, roles, tokens, and what was done by whom."""
         return People(self._call)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """Addresses that are told of what happens to jobs."""
+        return Webhooks(self._call)
 
     def __enter__(self) -> Self:
         return self

@@ -39,7 +39,10 @@ async def get_metrics(deps: Deps, caller: Caller) -> Response:
     try:
         async with deps.database.read() as session:
             projects = None if everything else caller.projects()
-            families = await watching.families(session, projects, deps.settings.metrics_jobs)
+            settings = deps.settings
+            families = await watching.families(
+                session, projects, most_jobs=settings.metrics_jobs, no_progress_s=settings.no_progress_s
+            )
     except DatabaseAway:
         if not everything:
             raise

@@ -26,6 +26,7 @@ from shoal_service import (
     api_plans,
     api_schemas,
     api_verbs,
+    api_webhooks,
     openapi,
     pages,
     pages_fleet,
@@ -38,6 +39,7 @@ from shoal_service import (
 from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
+from shoal_service.couriers import Couriers
 from shoal_service.database import Database
 from shoal_service.enforcement import Enforcement
 from shoal_service.errors import DatabaseAway, Problem
@@ -48,6 +50,7 @@ from shoal_service.identity import Identity
 from shoal_service.job_history import Histories
 from shoal_service.limits import Limits
 from shoal_service.log_retention import keep_forgetting
+from shoal_service.lookout import Lookout
 from shoal_service.metered import Metered
 from shoal_service.meters import Meters
 from shoal_service.planning import Planner
@@ -98,6 +101,7 @@ def create_app(settings: Settings) -> FastAPI:
         enforcement=Enforcement(database, bell),
         scheduler=Scheduler(database, bell, settings.plan_time_limit_s, meters.decisions.observe),
         meters=meters,
+        webhook_key=token,
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(
@@ -110,7 +114,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.services = services
     jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs)
-    for module in (*jobs_apis, api_clusters, api_plans, api_people, api_schemas):
+    for module in (*jobs_apis, api_clusters, api_plans, api_people, api_webhooks, api_schemas):
         app.include_router(module.router)
     for module in (api_metrics, pages, pages_job, pages_fleet, pages_submit, streams, sign_in):
         app.include_router(module.router, include_in_schema=False)
@@ -143,10 +147,18 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     retention = Retention(services.database, events_kept_s=settings.events_kept_s, points_kept_s=settings.points_kept_s)
     retention.start()
     services.enforcement.start()
+    couriers = Couriers(
+        services.database, services.meters, services.webhook_key, allow_private=settings.webhook_private
+    )
+    couriers.start()
+    lookout = Lookout(services.database, services.awake, settings.no_progress_s)
+    lookout.start()
     yield
     beat.cancel()
     forgetting.cancel()
     services.bell.close()
+    await lookout.close()
+    await couriers.close()
     await services.enforcement.close()
     await services.followers.close()
     await services.takeover.close()

@@ -37,6 +37,7 @@ class WatchedJob:
     skipped_steps: int
     store_fails: bool
     budget_usd: float | None
+    is_stuck: bool
     figures: Figures | None
 
 
@@ -65,6 +66,7 @@ _ROW_GAUGES: tuple[tuple[str, str, Any], ...] = (
     ("shoal_job_tokens_per_second", "Tokens in a step by how long it takes.", lambda job: job.tokens_per_s),
     ("shoal_job_skipped_steps", "Steps that brought no update (train.on_nan).", lambda job: job.skipped_steps),
     ("shoal_job_store_failing", "1 while the object store takes no checkpoints.", lambda job: int(job.store_fails)),
+    ("shoal_job_stuck", "1 while the job makes no progress.", lambda job: int(job.is_stuck)),
     ("shoal_job_budget_dollars", "What the job may cost (limits.budget_usd).", lambda job: job.budget_usd),
 )
 _ROW_COUNTERS: tuple[tuple[str, str, Any], ...] = (

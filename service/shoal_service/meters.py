@@ -53,6 +53,9 @@ class Meters:
             buckets=_SEARCHES_S,
             registry=registry,
         )
+        self.deliveries = Counter(
+            "shoal_webhook_deliveries", "Attempts to tell webhooks something.", ["outcome"], registry=registry
+        )
         self.database_away = Counter(
             "shoal_database_failures", "Times that the database did not answer, or was too busy.", registry=registry
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -37,6 +37,7 @@ class Services:
     scheduler: Scheduler
     enforcement: Enforcement
     meters: Meters
+    webhook_key: str = field(repr=False)
 
 
 def _services(request: Request) -> Services:

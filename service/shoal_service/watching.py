@@ -15,19 +15,24 @@ from shoal_recovery.journal import AT_REST, JobState
 from shoal_service import clusters, jobs
 from shoal_service.job_metrics import WatchedJob, job_families
 from shoal_service.job_totals import figures_of
-from shoal_service.models import DutyRow, JobRow, TrackerRow
+from shoal_service.models import ClusterRow, DutyRow, JobRow, TrackerRow
 from shoal_service.models_watching import JobTotalsRow
+from shoal_service.models_webhooks import DeliveryRow
+from shoal_service.outbox import PENDING
+from shoal_service.progress import stuck
 
 _STILL_SHOWN_S = 600.0  # after a job has ended: so that its last figures are scraped
 _AT_REST = tuple(state.value for state in AT_REST)
 _RUN = tuple(state.value for state in JobState if state not in (*AT_REST, JobState.QUEUED))
 
 
-async def families(session: AsyncSession, projects: frozenset[str] | None, most_jobs: int) -> list[Metric]:
+async def families(
+    session: AsyncSession, projects: frozenset[str] | None, *, most_jobs: int, no_progress_s: float
+) -> list[Metric]:
     """Of these projects. None: of all of them, and of the server itself."""
     now_s = time.time()
     mine = [] if projects is None else [JobRow.project_id.in_(projects)]
-    found = [*await _counts(session, mine, now_s), *await _jobs(session, mine, most_jobs, now_s)]
+    found = [*await _counts(session, mine, now_s), *await _jobs(session, mine, most_jobs, now_s, no_progress_s)]
     if projects is None:
         found += [*await _clusters(session), *await _duties(session, now_s)]
     return found
@@ -48,11 +53,14 @@ async def _counts(session: AsyncSession, mine: Sequence[ColumnElement[bool]], no
     return [states, queue]
 
 
-async def _jobs(session: AsyncSession, mine: Sequence[ColumnElement[bool]], most: int, now_s: float) -> list[Metric]:
+async def _jobs(
+    session: AsyncSession, mine: Sequence[ColumnElement[bool]], most: int, now_s: float, no_progress_s: float
+) -> list[Metric]:
     just_now = JobRow.state.in_(_AT_REST) & (JobRow.since_at_s > now_s - _STILL_SHOWN_S)
     query = (
-        select(JobRow, JobTotalsRow.figures)
+        select(JobRow, JobTotalsRow.figures, ClusterRow.updated_at_s)
         .outerjoin(JobTotalsRow, JobTotalsRow.job_id == JobRow.id)
+        .outerjoin(ClusterRow, ClusterRow.id == JobRow.cluster_id)
         .where(or_(JobRow.state.in_(_RUN), just_now), *mine)
         .order_by(JobRow.id.desc())
         .limit(most + 1)
@@ -63,11 +71,15 @@ async def _jobs(session: AsyncSession, mine: Sequence[ColumnElement[bool]], most
         "1 if there are older jobs, too, that run and have no figures of their own here (SHOAL_METRICS_JOBS).",
         value=int(len(rows) > most),
     )
-    shown = [_watched(row, figures, now_s) for row, figures in rows[:most]]
+    shown = [_watched(row, figures, heard_s or 0.0, now_s, no_progress_s) for row, figures, heard_s in rows[:most]]
     return [left_out, *job_families(shown, now_s)]
 
 
-def _watched(row: JobRow, figures: dict[str, Any] | None, now_s: float) -> WatchedJob:
+def _watched(
+    row: JobRow, figures: dict[str, Any] | None, heard_s: float, now_s: float, no_progress_s: float
+) -> WatchedJob:
+    found = None if figures is None else figures_of(figures)
+    state = JobState(row.state)
     return WatchedJob(
         id=row.id,
         project=row.project_id,
@@ -85,7 +97,8 @@ def _watched(row: JobRow, figures: dict[str, Any] | None, now_s: float) -> Watch
         skipped_steps=row.skipped_steps,
         store_fails=row.store_problem is not None,
         budget_usd=(row.spec.get("limits") or {}).get("budget_usd"),
-        figures=None if figures is None else figures_of(figures),
+        is_stuck=found is not None and stuck(found, state, row.step_s, heard_s, no_progress_s) is not None,
+        figures=found,
     )
 
 
@@ -116,4 +129,10 @@ async def _duties(session: AsyncSession, now_s: float) -> list[Metric]:
     trackers = GaugeMetricFamily(
         "shoal_trackers_failing", "Trackers of jobs that take nothing at present.", value=await session.scalar(failing)
     )
-    return [leases, trackers]
+    waiting = select(func.count()).select_from(DeliveryRow).where(DeliveryRow.state == PENDING)
+    deliveries = GaugeMetricFamily(
+        "shoal_webhook_deliveries_pending",
+        "What webhooks are to be told, and were not yet.",
+        value=await session.scalar(waiting),
+    )
+    return [leases, trackers, deliveries]
