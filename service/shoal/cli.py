@@ -30,6 +30,7 @@ from shoal import (
     cli_users,
     cli_verbs,
     cli_watch,
+    cli_webhooks,
 )
 from shoal.cli_complete import JobId, complete_node
 from shoal.cli_input import BadUsage, read_submission
@@ -51,6 +52,7 @@ app.registered_commands.extend(cli_generate.app.registered_commands)
 app.registered_commands.extend(cli_people.app.registered_commands)
 app.add_typer(cli_people.token_app, name="token")
 app.add_typer(cli_people.project_app, name="project")
+app.add_typer(cli_webhooks.app, name="webhooks")
 app.registered_commands.extend(cli_history.app.registered_commands)
 app.registered_commands.extend(cli_logs.app.registered_commands)
 app.registered_commands.extend(cli_schema.app.registered_commands)

@@ -89,7 +89,7 @@ def audit(
 @token_app.command("create")
 def create_token(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it is for.")],
-    role: Annotated[str, typer.Option(help="viewer, member, admin, connector or server_admin.")] = "member",
+    role: Annotated[str, typer.Option(help="viewer, member, admin, connector, metrics or server_admin.")] = "member",
     project: Annotated[str | None, typer.Option(help="Of which project (default: yours).")] = None,
     cluster_id: Annotated[str | None, typer.Option(metavar="ID", help="Of which cluster, for a connector.")] = None,
     days: Annotated[float | None, typer.Option(min=0, help="Valid for so long (default 90; 0: for ever).")] = None,

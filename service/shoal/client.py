@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -16,6 +17,7 @@ from shoal.client_calls import Calls
 from shoal.client_people import People
 from shoal.client_storages import Storages
 from shoal.client_text import given, path_part
+from shoal.client_webhooks import Webhooks
 from shoal.errors import (
     Conflict,
     InvalidRequest,
@@ -73,6 +75,11 @@ class Client(Calls):
     def storages(self, project: str) -> Storages:
         """How the object stores of a project are reached."""
         return Storages(self._call, project)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """Addresses that are told of what happens to jobs."""
+        return Webhooks(self._call)
 
     def __enter__(self) -> Self:
         return self

@@ -121,6 +121,7 @@ class LocalShoal:
             "SHOAL_HOST": "127.0.0.1",
             "SHOAL_PORT": port,
             "SHOAL_FILE_ROOTS": "/",
+            "SHOAL_WEBHOOK_PRIVATE": "true",
         }
         with self._log("server").open("ab") as log:
             self._server = subprocess.Popen(

@@ -38,6 +38,8 @@ class Kind(StrEnum):
     USER = "user"
     CONNECTOR = "connector"
     """Speaks for one cluster, and may do nothing else."""
+    METRICS = "metrics"
+    """Reads /metrics, of all projects, and may do nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +97,13 @@ class Scope(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """`action` names what is recorded of a request (None: nothing is). `connectors`: those of the cluster in question
-    may ask, too."""
+    may ask, too. `scrapers`: so may those who read metrics."""
 
     scope: Scope
     role: Role = Role.VIEWER
     action: str | None = None
     connectors: bool = False
+    scrapers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,9 @@ def refusal(rule: Rule, principal: Principal, target: Target) -> Problem | None:
     """Why the principal may not do that; None if it may. What is in a foreign project does not exist."""
     if principal.kind is Kind.CONNECTOR:
         return _refuses_connector(rule, principal, target)
+    if principal.kind is Kind.METRICS:
+        alone = f"{principal.subject} is a token with the role metrics: it may read /metrics alone"
+        return None if rule.scrapers else Forbidden("role", alone)
     match rule.scope:
         case Scope.SIGNED_IN:
             return None

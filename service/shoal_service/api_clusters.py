@@ -113,6 +113,7 @@ async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[s
         if printed.lines:
             await log_store.append(session, job_id, [printed], deps.settings.log_bytes_per_job)
     if last_seq != before:
+        deps.meters.ingested(entries[before - last_seq :], time.time())
         deps.bell.ring(job_topic(job_id), JOBS, *([log_topic(job_id)] if printed.lines else []))
         # A job that has ended leaves the wishes of its cluster, and one that has left nodes makes room.
         if any(isinstance(entry.event, StateChanged | ShareTaken) for entry in entries):

@@ -14,7 +14,7 @@ from shoal_service.bodies import Identifier
 from shoal_service.gate import Caller, did
 from shoal_service.problems import documented
 from shoal_service.services import Deps
-from shoal_service.tokens import VALID_S, TokenRole
+from shoal_service.tokens import OF_SERVER, VALID_S, TokenRole
 
 router = APIRouter(prefix="/v1", tags=["people"])
 ProjectId = Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$")]
@@ -57,8 +57,8 @@ class UserChange(_Body):
 
 
 class NewToken(_Body):
-    """A token of a `project` (without one, the project that you have), of the connector of a cluster, or with the
-    rights of the server's administrator."""
+    """A token of a `project` (without one, the project that you have), of the connector of a cluster, for reading
+    /metrics, or with the rights of the server's administrator."""
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
     role: TokenRole
@@ -191,7 +191,7 @@ async def list_tokens(
 async def create_token(request: Request, deps: Deps, caller: Caller, body: NewToken) -> dict[str, Any]:
     """The answer has the `secret`: it is told this once, and can never be found out again. Nobody can give away more
     than they have, and what you make never may more than you may."""
-    has_project = body.role not in (TokenRole.CONNECTOR, TokenRole.SERVER_ADMIN)
+    has_project = body.role not in OF_SERVER
     project = body.project or (default_project(caller) if has_project else None)
     is_lasting = body.role is TokenRole.CONNECTOR and "expires_in_s" not in body.model_fields_set
     valid_s = body.expires_in_s if "expires_in_s" in body.model_fields_set or is_lasting else VALID_S

@@ -22,12 +22,14 @@ from shoal_service import (
     api_jobs,
     api_limits,
     api_logs,
+    api_metrics,
     api_nodes,
     api_people,
     api_plans,
     api_schemas,
     api_storages,
     api_verbs,
+    api_webhooks,
     openapi,
     pages,
     pages_fleet,
@@ -41,6 +43,7 @@ from shoal_service import (
 from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
+from shoal_service.couriers import Couriers
 from shoal_service.database import Database
 from shoal_service.enforcement import Enforcement
 from shoal_service.errors import DatabaseAway, Problem
@@ -52,6 +55,9 @@ from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
 from shoal_service.limits import Limits
 from shoal_service.log_retention import keep_forgetting
+from shoal_service.lookout import Lookout
+from shoal_service.metered import Metered
+from shoal_service.meters import Meters
 from shoal_service.planning import Planner
 from shoal_service.providers import open_provider
 from shoal_service.relay import Relay
@@ -73,9 +79,14 @@ def create_app(settings: Settings) -> FastAPI:
     bell, planner, awake = Bell(), Planner(settings.plan_time_limit_s), Awake()
     token = admin_token(settings.data_path)
     check_exposure(settings, token)
-    database = Database(
-        settings.resolved_database_url, timeout_s=settings.database_timeout_s, on_away=awake.interrupted
-    )
+    meters = Meters()
+
+    def away() -> None:
+        awake.interrupted()
+        meters.database_away.inc()
+
+    database = Database(settings.resolved_database_url, timeout_s=settings.database_timeout_s, on_away=away)
+    meters.watch(database.engine.pool)
     histories = Histories()
     services = Services(
         settings=settings,
@@ -95,7 +106,9 @@ def create_app(settings: Settings) -> FastAPI:
         histories=histories,
         ledger=Ledger(histories),
         enforcement=Enforcement(database, bell),
-        scheduler=Scheduler(database, bell, settings.plan_time_limit_s),
+        scheduler=Scheduler(database, bell, settings.plan_time_limit_s, meters.decisions.observe),
+        meters=meters,
+        webhook_key=token,
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
     app = FastAPI(
@@ -108,9 +121,10 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.services = services
     jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs, api_debug)
-    for module in (*jobs_apis, api_clusters, api_nodes, api_plans, api_people, api_storages, api_schemas):
+    others = (api_clusters, api_nodes, api_plans, api_people, api_storages, api_webhooks, api_schemas)
+    for module in (*jobs_apis, *others):
         app.include_router(module.router)
-    for module in (pages, pages_job, pages_fleet, pages_people, pages_submit, streams, sign_in):
+    for module in (api_metrics, pages, pages_job, pages_fleet, pages_people, pages_submit, streams, sign_in):
         app.include_router(module.router, include_in_schema=False)
     # Pages themselves are not compressed: what they echo stands beside the tokens of their forms.
     app.mount("/static", GZipMiddleware(StaticFiles(directory=_STATIC)), name="static")
@@ -121,6 +135,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     openapi.describe(app)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Metered, meters=meters)
     return app
 
 
@@ -140,10 +155,18 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     retention = Retention(services.database, events_kept_s=settings.events_kept_s, points_kept_s=settings.points_kept_s)
     retention.start()
     services.enforcement.start()
+    couriers = Couriers(
+        services.database, services.meters, services.webhook_key, allow_private=settings.webhook_private
+    )
+    couriers.start()
+    lookout = Lookout(services.database, services.awake, settings.no_progress_s)
+    lookout.start()
     yield
     beat.cancel()
     forgetting.cancel()
     services.bell.close()
+    await lookout.close()
+    await couriers.close()
     await services.enforcement.close()
     await services.followers.close()
     await services.takeover.close()

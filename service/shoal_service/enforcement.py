@@ -18,11 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_planner.limits import CostLimits, deadline_at_s, duration_s
 from shoal_planner.script_spec import parse_any_job
 from shoal_recovery.journal import AT_REST
-from shoal_service import jobs, journal, shares
+from shoal_service import jobs, journal, outbox, shares
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
 from shoal_service.errors import Conflict
 from shoal_service.models import JobRow, ShareRow
+from shoal_service.outbox import Told
 from shoal_service.shares import Held
 from shoal_service.spending import spending_of
 
@@ -31,6 +32,13 @@ log = structlog.get_logger()
 BUDGET_SPENT = "budget_spent"
 DEADLINE_PASSED = "deadline_passed"
 DURATION_PASSED = "max_duration_passed"
+_FIELDS = {BUDGET_SPENT: "budget_usd", DEADLINE_PASSED: "deadline", DURATION_PASSED: "max_duration"}
+_TOLD = {
+    BUDGET_SPENT: Told.BUDGET_SPENT,
+    DEADLINE_PASSED: Told.DEADLINE_PASSED,
+    DURATION_PASSED: Told.DEADLINE_PASSED,
+}
+_UNPRICED = "limits.budget_usd cannot be kept: none of its nodes has a price"
 _LOOK_S = 2.0
 _WARN_SHARE = 0.8
 _OPEN = tuple(state.value for state in AT_REST)
@@ -93,11 +101,20 @@ async def _keep(session: AsyncSession, row: JobRow) -> bool:
             log.info("job not let rest yet", job=row.id, why=error.detail)
             await session.rollback()
             return False
+        await outbox.announce(session, row, _TOLD[over.code], once=_limit_of(row, over.code), reason=over.words)
         return True
+    if warning is not None and warning != _UNPRICED:
+        await outbox.announce(session, row, Told.BUDGET_WARNING, once=_limit_of(row, BUDGET_SPENT), reason=warning)
     if share.warning == warning:
         return False
     share.warning = warning
     return True
+
+
+def _limit_of(row: JobRow, code: str) -> str:
+    """Of each limit a webhook is told once, and again when it was changed."""
+    field = _FIELDS[code]
+    return f"{field} {row.spec['limits'][field]}"
 
 
 async def standing(session: AsyncSession, row: JobRow) -> tuple[Held | None, str | None]:
@@ -111,7 +128,7 @@ async def standing(session: AsyncSession, row: JobRow) -> tuple[Held | None, str
         return None, None
     spent_usd = spending_of(row, await journal.history(session, row.id)).usd
     if spent_usd is None:
-        return None, "limits.budget_usd cannot be kept: none of its nodes has a price"
+        return None, _UNPRICED
     of_budget = f"{spent_usd:.2f} of {limits.budget_usd:.2f} USD (limits.budget_usd)"
     if spent_usd >= limits.budget_usd:
         return Held(code=BUDGET_SPENT, words=f"as its budget is spent, {of_budget}"), None

@@ -32,6 +32,8 @@ _IDS = (
     "user_id",
     "node_id",
     "cluster_id",
+    "webhook_id",
+    "delivery_id",
     "name",
 )  # of what is done, as paths name it
 

@@ -104,6 +104,9 @@ async def _of_row(session: AsyncSession, row: TokenRow, now_s: float) -> Princip
     if owner is None:
         return None
     as_token = dataclasses.replace(owner, subject=row.id, name=row.name, kind=Kind.TOKEN, owner=owner.subject)
+    if row.role == Kind.METRICS:
+        scraper = dataclasses.replace(as_token, kind=Kind.METRICS, roles=(), server_admin=False)
+        return scraper if owner.server_admin else None
     if row.project_id is None:
         return as_token if owner.server_admin else None
     role = lesser(Role(row.role), owner.role_in(row.project_id))

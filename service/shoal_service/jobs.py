@@ -21,10 +21,11 @@ from ulid import ULID
 
 from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
 from shoal_recovery.journal import AT_REST, TERMINAL, JobState
-from shoal_service import shares
+from shoal_service import outbox, shares
 from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.job_filter import JobFilter
 from shoal_service.models import JobRow
+from shoal_service.outbox import Told
 from shoal_service.status import Status, moved
 
 _LARGEST_EXPONENT = 700.0  # a little less than what floats can carry
@@ -62,12 +63,20 @@ async def put_status(session: AsyncSession, row: JobRow, status: Status, **other
     values: dict[str, Any] = {name: getattr(status, name) for name in _STATUS_FIELDS} | others
     values |= {"state": status.state.value, "version": row.version + 1, "updated_at_s": time.time()}
     rests = status.state in AT_REST and row.state != status.state
+    told = _TOLD.get(status.state) if rests else None
     if rests or others.get("cluster_id", row.cluster_id) != row.cluster_id:
         await shares.give_back(session, row.id)
     changed = await session.execute(
         update(JobRow).where(JobRow.id == row.id, JobRow.version == row.version).values(values)
     )
+    if changed.rowcount and told is not None:  # type: ignore[attr-defined]
+        await outbox.announce(
+            session, row, told, once="", step=status.step, code=status.state_code, reason=status.reason
+        )
     return bool(changed.rowcount)  # type: ignore[attr-defined]
+
+
+_TOLD = {JobState.SUCCEEDED: Told.SUCCEEDED, JobState.FAILED: Told.FAILED}
 
 
 def stored_key(project: str, key: str | None) -> str | None:

@@ -29,9 +29,10 @@ from shoal_recovery.journal import (
 from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
 from shoal_recovery.journal_scripts import ScriptReported
 from shoal_recovery.storage_access import without_access
-from shoal_service import curve_levels, jobs, shares, timeline
+from shoal_service import curve_levels, job_totals, jobs, outbox, shares, timeline
 from shoal_service.errors import BadInput, Conflict
 from shoal_service.models import JobRow, JournalRow, StepRow
+from shoal_service.outbox import Told
 from shoal_service.status import Status, advance, finite, moved
 
 MAX_HISTORY = 5000  # entries other than steps that pages and sums look at
@@ -76,6 +77,7 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
             raise Conflict("journal_gap", f"seq = {entry.seq}: entry {expected} must come first", expected_seq=expected)
     if not fresh:
         return row.last_seq
+    await job_totals.add(session, row, fresh)
     status = jobs.status_of(row)
     for entry in fresh:
         status = advance(status, entry)
@@ -87,10 +89,21 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
     await session.execute(insert(JournalRow), [_journal_values(row.id, entry) for entry in fresh])
     await _add_points(session, row.id, row.step, fresh)
     for entry in fresh:
+        if isinstance(entry.event, RecoveryDone):
+            await _announce(session, row, entry.seq, entry.event)
         if isinstance(entry.event, ModelSeen):
             seen = with_seen_model(row.spec, entry.event.model, entry.event.packages)
             await session.execute(update(JobRow).where(JobRow.id == row.id).values(spec=seen))
     return status.last_seq
+
+
+async def _announce(session: AsyncSession, row: JobRow, seq: int, done: RecoveryDone) -> None:
+    """Nobody need be woken because a job has grown."""
+    if done.nodes_joined and not done.nodes_lost and not done.nodes_drained:
+        return
+    named = ("cause", "reason", "step", "redone_steps", "lost_steps", "total_s", "nodes_lost", "nodes_drained")
+    more = {name: getattr(done, name) for name in named}
+    await outbox.announce(session, row, Told.RECOVERED, once=str(seq), seq=seq, **more)
 
 
 async def _rested(session: AsyncSession, row: JobRow, status: Status) -> Status:

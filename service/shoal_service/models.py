@@ -26,6 +26,7 @@ class JobRow(Base):
         Index("ix_jobs_state_id", "state", "id"),
         Index("ix_jobs_cluster_state", "cluster_id", "state"),
         Index("ix_jobs_state_since", "state", "since_at_s"),
+        Index("ix_jobs_project_state", "project_id", "state"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)

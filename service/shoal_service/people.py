@@ -15,6 +15,7 @@ from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JobRow, SecretRow
 from shoal_service.models_people import MemberRow, ProjectRow, StorageRow, TokenRow, UserRow
+from shoal_service.models_webhooks import WebhookRow
 
 
 async def all_projects(session: AsyncSession, ids: frozenset[str] | None) -> Sequence[ProjectRow]:
@@ -40,13 +41,13 @@ async def create_project(session: AsyncSession, project: str) -> ProjectRow:
 
 
 async def delete_project(session: AsyncSession, project: str) -> None:
-    """With its members and tokens. Raises Conflict for one that has had jobs, whose history stays."""
+    """With its members, tokens and webhooks. Raises Conflict for one that has had jobs, whose history stays."""
     row = await get_project(session, project)
     if project == DEFAULT_PROJECT:
         raise Conflict("project_in_use", f"project {project} cannot be deleted: it is the one of whoever names none")
     if await session.scalar(select(JobRow.id).where(JobRow.project_id == project).limit(1)) is not None:
         raise Conflict("project_in_use", f"project {project} cannot be deleted: it has jobs")
-    for table in (MemberRow, TokenRow, StorageRow):
+    for table in (MemberRow, TokenRow, StorageRow, WebhookRow):
         await session.execute(delete(table).where(table.project_id == project))
     await session.delete(row)
 

@@ -29,6 +29,12 @@ def _administer(action: str) -> Rule:
     return Rule(scope=Scope.PROJECT, role=_ADMIN, action=action)
 
 
+def _webhook(verb: str) -> Rule:
+    return Rule(scope=Scope.SOMEWHERE, role=_ADMIN, action=f"webhook.{verb}")
+
+
+_ADMINISTERS = Rule(scope=Scope.SOMEWHERE, role=_ADMIN)
+
 RULES: Mapping[str, Rule] = {
     # jobs
     "POST /v1/jobs": Rule(scope=Scope.CHOSEN, role=_MEMBER, action="job.create"),
@@ -88,7 +94,18 @@ RULES: Mapping[str, Rule] = {
     "POST /v1/tokens": _own("token.create"),
     "DELETE /v1/tokens/{token_id}": _own("token.revoke"),
     "GET /v1/audit-events": Rule(scope=Scope.SOMEWHERE, role=_ADMIN),
+    # webhooks: whose may be whose, webhooks.py says
+    "GET /v1/webhooks": _ADMINISTERS,
+    "POST /v1/webhooks": _webhook("create"),
+    "GET /v1/webhooks/{webhook_id}": _ADMINISTERS,
+    "PATCH /v1/webhooks/{webhook_id}": _webhook("change"),
+    "DELETE /v1/webhooks/{webhook_id}": _webhook("delete"),
+    "POST /v1/webhooks/{webhook_id}/secret": _webhook("renew_secret"),
+    "POST /v1/webhooks/{webhook_id}/ping": _webhook("ping"),
+    "GET /v1/webhooks/{webhook_id}/deliveries": _ADMINISTERS,
+    "POST /v1/webhooks/{webhook_id}/deliveries/{delivery_id}/retry": _webhook("retry"),
     "POST /v1/login-links": _own("login_link.create"),
+    "GET /metrics": Rule(scope=Scope.SOMEWHERE, scrapers=True),
     # pages
     "GET /": _own(),
     "GET /stream": _own(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -42,10 +42,19 @@ class _Seen:
 
 
 class Scheduler:
-    def __init__(self, database: Database, bell: Bell, time_limit_s: float) -> None:
+    """`decided` is told how many seconds each decision took."""
+
+    def __init__(
+        self,
+        database: Database,
+        bell: Bell,
+        time_limit_s: float,
+        decided: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._database = database
         self._bell = bell
         self._limit_s = time_limit_s
+        self._decided = decided
         self._locks: dict[str, asyncio.Lock] = {}
         self._settled: dict[str, _Seen] = {}
         self._known: dict[str, dict[str, Known]] = {}
@@ -58,7 +67,9 @@ class Scheduler:
                 seen = await _seen(session, cluster)
             if seen == self._settled.get(cluster_id):
                 return
+            began_s = time.monotonic()
             found = await asyncio.to_thread(self._decide, cluster, seen)
+            self._decided(time.monotonic() - began_s)
             told = await self._write(cluster_id, seen, found)
             if told is None:
                 return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -15,6 +15,7 @@ from shoal_service.enforcement import Enforcement
 from shoal_service.followers import Followers
 from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
+from shoal_service.meters import Meters
 from shoal_service.planning import Planner
 from shoal_service.scheduler import Scheduler
 from shoal_service.settings import Settings
@@ -37,6 +38,8 @@ class Services:
     ledger: Ledger
     scheduler: Scheduler
     enforcement: Enforcement
+    meters: Meters
+    webhook_key: str = field(repr=False)
 
 
 def _services(request: Request) -> Services:

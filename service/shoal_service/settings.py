@@ -69,6 +69,16 @@ class Settings(BaseSettings):
     log_bytes_per_job: int = Field(
         default=10 * 2**30, gt=0, description="How much text that a job printed is kept, the newest of it."
     )
+    metrics_jobs: int = Field(
+        default=200, ge=0, description="How many jobs, the newest that run, have figures of their own at /metrics."
+    )
+    no_progress_s: float = Field(
+        default=600.0, gt=0, description="After how long without progress a job is stuck, and webhooks are told."
+    )
+    webhook_private: bool = Field(
+        default=False,
+        description="Whether webhooks may go to this machine and to private networks, and without TLS.",
+    )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
     tls_cert: Path | None = Field(default=None, description="PEM file of the certificate chain to serve HTTPS with.")

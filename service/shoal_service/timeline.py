@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal_recovery.journal import (
-    JobState,
     NodeJoined,
     NodeLost,
     NodeNoticed,
@@ -22,6 +21,7 @@ from shoal_recovery.journal import (
 )
 from shoal_recovery.journal_scripts import WorkersStarted
 from shoal_recovery.journal_shares import ShareTaken
+from shoal_service.presence import arrivals, departures
 
 LABEL_WIDTH = 118.0
 WIDTH = 1000.0
@@ -203,32 +203,14 @@ def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span
     spans: dict[str, list[_Span]] = {}
     alive: dict[str, tuple[float, bool]] = {}
     for event in events:
-        match event.kind:
-            case PlanAdopted.kind | WorkersStarted.kind:
-                for node in event.payload["snapshot"]["nodes"]:
-                    alive.setdefault(node["id"], (event.at_s, False))
-            case NodeJoined.kind:
-                alive.setdefault(event.payload["node"], (event.at_s, True))
-            case ShareTaken.kind if event.payload["nodes"] is not None:
-                for name in alive.keys() - {*event.payload["nodes"]}:
-                    since_s, joined = alive.pop(name)
-                    spans.setdefault(name, []).append((since_s, event.at_s, event.payload, joined))
-            case StateChanged.kind if event.payload["state"] == JobState.PAUSED:
-                for name, (since_s, joined) in alive.items():
-                    spans.setdefault(name, []).append((since_s, event.at_s, event.payload, joined))
-                alive.clear()
-            case NodeLost.kind | NoticeEnded.kind if event.payload["node"] in alive and _left(event):
-                since_s, joined = alive.pop(event.payload["node"])
-                spans.setdefault(event.payload["node"], []).append((since_s, event.at_s, event.payload, joined))
-            case _:
-                pass
+        for name in arrivals(event.kind, event.payload):
+            alive.setdefault(name, (event.at_s, event.kind == NodeJoined.kind))
+        for name in sorted(departures(event.kind, event.payload, alive)):
+            since_s, joined = alive.pop(name)
+            spans.setdefault(name, []).append((since_s, event.at_s, event.payload, joined))
     for name, (since_s, joined) in alive.items():
         spans.setdefault(name, []).append((since_s, end_at_s, None, joined))
     return spans
-
-
-def _left(event: Event) -> bool:
-    return event.kind == NodeLost.kind or event.payload["outcome"] == "gone"
 
 
 def _pace_marks(events: Sequence[Event], scale: _Scale) -> dict[str, list[Mark]]:

@@ -29,6 +29,11 @@ class TokenRole(StrEnum):
     ADMIN = "admin"
     CONNECTOR = "connector"
     SERVER_ADMIN = "server_admin"
+    METRICS = "metrics"
+    """Reads /metrics and nothing else."""
+
+
+OF_SERVER = (TokenRole.CONNECTOR, TokenRole.SERVER_ADMIN, TokenRole.METRICS)
 
 
 def refusal(principal: Principal, role: TokenRole, project: str | None, cluster_id: str | None) -> Problem | None:
@@ -37,7 +42,7 @@ def refusal(principal: Principal, role: TokenRole, project: str | None, cluster_
         return BadInput(
             "invalid_field", f"cluster_id = {cluster_id!r}: goes with the role connector alone", "cluster_id"
         )
-    if role in (TokenRole.CONNECTOR, TokenRole.SERVER_ADMIN):
+    if role in OF_SERVER:
         if project is not None:
             return BadInput("invalid_field", f"project = {project!r}: a token with the role {role} has none", "project")
         return None if principal.server_admin else Forbidden("role", "needs an administrator of this server")

@@ -51,10 +51,11 @@ def migrated(postgres: RunningPostgres) -> str:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, database_url: str) -> Settings:
-    return Settings(
-        data_dir=tmp_path / "data", database_url=database_url, poll_s=0.1, plan_time_limit_s=3, file_roots="/"
-    )
+def settings(request: pytest.FixtureRequest, tmp_path: Path, database_url: str) -> Settings:
+    """A test may set more of them, as its (indirect) parameter."""
+    given = {"data_dir": tmp_path / "data", "database_url": database_url, "poll_s": 0.1}
+    more = getattr(request, "param", {})
+    return Settings(**{**given, "plan_time_limit_s": 3, "file_roots": "/", **more})
 
 
 @pytest.fixture

@@ -54,6 +54,8 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "max_body_bytes",
         "max_lease_s",
         "max_wait_s",
+        "metrics_jobs",
+        "no_progress_s",
         "oidc_admins",
         "oidc_audience",
         "oidc_client_id",
@@ -72,6 +74,7 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "tracker_lease_s",
         "tracker_timeout_s",
         "trusted_proxies",
+        "webhook_private",
     ]
     assert sorted(ClientSettings.model_fields) == ["data_dir", "project", "server", "token"]
     for kind in (Settings, ClientSettings):

@@ -17,7 +17,7 @@ from shoal_service.gate import is_open
 from shoal_service.rules import RULES
 
 # A: holds admin.token. V, M, P: viewer, member and admin of the project that the job belongs to. O: admin of another
-# project. C: the connector of the cluster that has the job. F: that of another cluster.
+# project. C: the connector of the cluster that has the job. F: that of another cluster. S: a scraper of metrics.
 EVERYBODY, HUMANS = "AVMPOCF", "AVMPO"
 READS, CHANGES = "AVMP", "AMP"
 
@@ -75,6 +75,16 @@ ROUTES: Mapping[str, tuple[str, Any]] = {
     "POST /v1/tokens": ("AP", {"name": "x", "role": "viewer", "project": "default"}),
     "DELETE /v1/tokens/{token_id}": ("A", None),
     "GET /v1/audit-events": ("APO", None),
+    "GET /v1/webhooks": ("APO", None),
+    "POST /v1/webhooks": ("AP", {"url": "https://hooks.example.invalid", "project": "default"}),
+    "GET /v1/webhooks/{webhook_id}": ("AP", None),
+    "PATCH /v1/webhooks/{webhook_id}": ("AP", {"enabled": True}),
+    "DELETE /v1/webhooks/{webhook_id}": ("AP", None),
+    "POST /v1/webhooks/{webhook_id}/secret": ("AP", None),
+    "POST /v1/webhooks/{webhook_id}/ping": ("AP", None),
+    "GET /v1/webhooks/{webhook_id}/deliveries": ("AP", None),
+    "POST /v1/webhooks/{webhook_id}/deliveries/{delivery_id}/retry": ("AP", None),
+    "GET /metrics": (HUMANS + "S", None),
     "GET /": (HUMANS, None),
     "GET /nodes": (HUMANS, None),
     "GET /jobs/{job_id}": (READS, None),
@@ -117,6 +127,7 @@ _REFUSALS = {
     "job_not_found",
     "project_not_found",
     "token_not_found",
+    "webhook_not_found",
 }
 
 
@@ -151,7 +162,9 @@ def world(api: httpx.Client) -> Iterator[World]:
         "O": token_of(api, role="admin", project="other")["secret"],
         "C": token_of(api, role="connector", cluster_id="local")["secret"],
         "F": token_of(api, role="connector", cluster_id="elsewhere")["secret"],
+        "S": token_of(api, role="metrics")["secret"],
     }
+    hook = ok(api.post("/v1/webhooks", json={"url": "https://hooks.example.invalid", "events": ["job.failed"]}))["id"]
     ids = {
         "job_id": job_id,
         "node_id": "big-0",
@@ -160,6 +173,8 @@ def world(api: httpx.Client) -> Iterator[World]:
         "project_id": "default",
         "user_id": user["user_id"],
         "token_id": token_of(api, role="server_admin")["id"],
+        "webhook_id": hook,
+        "delivery_id": ok(api.post(f"/v1/webhooks/{hook}/ping"))["id"],
     }
     with ExitStack() as stack:
         askers = {
@@ -203,7 +218,8 @@ def test_every_role_on_every_route(world: World) -> None:
                 if not answer.is_success and "json" in answer.headers.get("content-type", "")
                 else None
             )
-            refused = answer.status_code in (401, 403) or code in _REFUSALS
+            taken_away = method == "DELETE" and who in allowed  # by somebody who asked before
+            refused = answer.status_code in (401, 403) or (code in _REFUSALS and not taken_away)
             assert refused == (who not in allowed), (route, who, answer.status_code, answer.text[:300])
             if refused:
                 assert answer.status_code == expected_status(who, route), (route, who, answer.text[:300])
@@ -215,13 +231,13 @@ def test_every_role_on_every_route(world: World) -> None:
 def expected_status(who: str, route: str) -> int:
     """What is in a foreign project does not exist; who may too little there is told so."""
     template = route.partition(" ")[2]
-    hidden = ("{job_id}", "{project_id}")
+    hidden = ("{job_id}", "{project_id}", "{webhook_id}")
     brought = route in ("POST /v1/jobs/{job_id}/journal", "POST /v1/jobs/{job_id}/logs")
     if who == "O" and not brought and route not in OF_THE_SERVER:
-        if template == "/v1/tokens" or any(name in template for name in hidden):
+        if template in ("/v1/tokens", "/v1/webhooks") or any(name in template for name in hidden):
             return 404
     if "{token_id}" in template:
-        return 404 if who not in "CF" else 403
+        return 404 if who not in "CFS" else 403
     if who == "F" and (brought or route in ("GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events")):
         return 409
     return 403

@@ -1,0 +1,69 @@
+"""Client.webhooks: addresses that are told of what happens to jobs, as Python calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from shoal.client_text import given, path_part
+
+Call = Callable[..., dict[str, Any]]
+_PAGE = 50
+
+
+class Webhooks:
+    """What is answered are the JSON objects of the REST interface. Methods raise ShoalError."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def all(self) -> list[dict[str, Any]]:
+        """Those that you administer, without their secrets."""
+        items: list[dict[str, Any]] = self._call("GET", "/v1/webhooks")["items"]
+        return items
+
+    def create(
+        self, url: str, *, events: Sequence[str] = (), project: str | None = None, all_projects: bool = False
+    ) -> dict[str, Any]:
+        """The answer has the `secret`, this once. No `events`: all of them. Of `project` (the one that you have), or
+        of `all_projects`."""
+        body = given(url=url, events=[*events] or None, project=project)
+        return self._call("POST", "/v1/webhooks", json=body | ({"project": None} if all_projects else {}))
+
+    def change(
+        self,
+        webhook_id: str,
+        *,
+        url: str | None = None,
+        events: Sequence[str] = (),
+        enabled: bool | None = None,
+    ) -> dict[str, Any]:
+        """What is given."""
+        body = given(url=url, events=[*events] or None, enabled=enabled)
+        return self._call("PATCH", f"/v1/webhooks/{path_part(webhook_id)}", json=body)
+
+    def delete(self, webhook_id: str) -> None:
+        self._call("DELETE", f"/v1/webhooks/{path_part(webhook_id)}")
+
+    def renew_secret(self, webhook_id: str) -> dict[str, Any]:
+        """The answer has the new `secret`, this once."""
+        return self._call("POST", f"/v1/webhooks/{path_part(webhook_id)}/secret")
+
+    def ping(self, webhook_id: str) -> dict[str, Any]:
+        """The delivery that is now to be made."""
+        return self._call("POST", f"/v1/webhooks/{path_part(webhook_id)}/ping")
+
+    def deliveries(self, webhook_id: str, *, state: str | None = None) -> Iterator[dict[str, Any]]:
+        """Newest first; pages are fetched as they are needed."""
+        cursor: str | None = None
+        while True:
+            params = given(limit=_PAGE, cursor=cursor, state=state)
+            page = self._call("GET", f"/v1/webhooks/{path_part(webhook_id)}/deliveries", params=params)
+            yield from page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    def retry(self, webhook_id: str, delivery_id: str) -> dict[str, Any]:
+        """Makes a delivery again."""
+        return self._call("POST", f"/v1/webhooks/{path_part(webhook_id)}/deliveries/{path_part(delivery_id)}/retry")

@@ -1,0 +1,154 @@
+"""REST: webhooks of projects and of the whole server, and what they were told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from shoal_service import webhooks
+from shoal_service.access import default_project
+from shoal_service.api_people import ProjectId, cursor_of
+from shoal_service.errors import BadInput
+from shoal_service.gate import Caller, did
+from shoal_service.guarded_http import check_url
+from shoal_service.outbox import Told
+from shoal_service.problems import documented
+from shoal_service.services import Deps, Services
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+WebhookId = Annotated[str, Path(pattern=r"^hook_[0-9A-Z]{26}$")]
+DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9A-Z]{26}$")]
+Url = Annotated[str, Field(max_length=2000)]
+Events = Annotated[list[Told], Field(min_length=1, max_length=len(Told))]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewWebhook(_Body):
+    """Of a `project` (without one, the project that you have); with null, of all jobs of this server."""
+
+    url: Url = Field(description="Where to post to: https://...")
+    events: Events = Field(default_factory=lambda: list(Told), description="What to tell; all of it by default.")
+    project: ProjectId | None = None
+
+
+class WebhookChange(_Body):
+    """What is given is changed."""
+
+    url: Url | None = None
+    events: Events | None = None
+    enabled: bool | None = None
+
+
+def _checked(deps: Services, url: str) -> str:
+    try:
+        check_url(url, allow_private=deps.settings.webhook_private)
+    except ValueError as error:
+        raise BadInput("invalid_field", f"url = {url!r}: {error}", "url") from error
+    return url
+
+
+@router.get("", responses=documented())
+async def list_webhooks(deps: Deps, caller: Caller) -> dict[str, Any]:
+    """Those of projects that you administer, or, for administrators of this server, all. Secrets are not in it."""
+    async with deps.database.read() as session:
+        return {"items": [webhooks.resource(row) for row in await webhooks.all_of(session, caller)]}
+
+
+@router.post("", status_code=201, responses=documented(404, 409))
+async def create_webhook(request: Request, deps: Deps, caller: Caller, body: NewWebhook) -> dict[str, Any]:
+    """The answer has the `secret` with which deliveries are signed: it is told this once."""
+    project = body.project if "project" in body.model_fields_set else default_project(caller)
+    url = _checked(deps, body.url)
+    async with deps.database.write() as session:
+        row, secret = await webhooks.create(
+            session, caller, deps.webhook_key, project=project, url=url, events=body.events
+        )
+    did(request, row.id, project)
+    return {**webhooks.resource(row), "secret": secret}
+
+
+@router.get("/{webhook_id}", responses=documented(404))
+async def get_webhook(deps: Deps, caller: Caller, webhook_id: WebhookId) -> dict[str, Any]:
+    async with deps.database.read() as session:
+        return webhooks.resource(await webhooks.get(session, caller, webhook_id))
+
+
+@router.patch("/{webhook_id}", responses=documented(404))
+async def change_webhook(
+    request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, body: WebhookChange
+) -> dict[str, Any]:
+    """One that is not `enabled` is told nothing, also not what happened meanwhile."""
+    async with deps.database.write() as session:
+        row = await webhooks.get(session, caller, webhook_id)
+        row.url = row.url if body.url is None else _checked(deps, body.url)
+        row.events = row.events if body.events is None else [event.value for event in body.events]
+        if body.enabled is not None and body.enabled != row.enabled:
+            row.enabled, row.problem = body.enabled, None
+            if not body.enabled:
+                await webhooks.end_pending(session, row.id, "the webhook was disabled")
+    did(request, row.id, row.project_id)
+    return webhooks.resource(row)
+
+
+@router.delete("/{webhook_id}", status_code=204, responses=documented(404))
+async def delete_webhook(request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId) -> Response:
+    """With the record of its deliveries."""
+    async with deps.database.write() as session:
+        row = await webhooks.get(session, caller, webhook_id)
+        did(request, row.id, row.project_id)
+        await webhooks.remove(session, row)
+    return Response(status_code=204)
+
+
+@router.post("/{webhook_id}/secret", responses=documented(404))
+async def renew_secret(request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId) -> dict[str, Any]:
+    """Another secret, told this once; the one before is of no use any more."""
+    async with deps.database.write() as session:
+        row = await webhooks.get(session, caller, webhook_id)
+        secret = webhooks.renew_secret(row, deps.webhook_key)
+    did(request, row.id, row.project_id)
+    return {**webhooks.resource(row), "secret": secret}
+
+
+@router.post("/{webhook_id}/ping", status_code=202, responses=documented(404))
+async def ping_webhook(request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId) -> dict[str, Any]:
+    """Tells it something (`ping`), whatever it asked to be told: to see whether it hears."""
+    async with deps.database.write() as session:
+        row = await webhooks.get(session, caller, webhook_id)
+        found = webhooks.ping(session, row)
+    did(request, row.id, row.project_id)
+    return webhooks.delivery_resource(found)
+
+
+@router.get("/{webhook_id}/deliveries", responses=documented(404))
+async def list_deliveries(
+    deps: Deps,
+    caller: Caller,
+    webhook_id: WebhookId,
+    state: Annotated[Literal["pending", "delivered", "failed"] | None, Query()] = None,
+    limit: Annotated[int, Query(ge=1, le=50)] = 20,
+    cursor: Annotated[str | None, cursor_of("msg")] = None,
+) -> dict[str, Any]:
+    """What it was told, or is to be, newest first. Those that are made or failed are kept for 30 days."""
+    async with deps.database.read() as session:
+        row = await webhooks.get(session, caller, webhook_id)
+        rows, following = await webhooks.deliveries(session, row.id, state=state, limit=limit, before=cursor)
+    return {"items": [webhooks.delivery_resource(each) for each in rows], "next_cursor": following}
+
+
+@router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202, responses=documented(404))
+async def retry_delivery(
+    request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, delivery_id: DeliveryId
+) -> dict[str, Any]:
+    """Makes it again, from the first attempt on, under the same id."""
+    async with deps.database.write() as session:
+        row = await webhooks.get(session, caller, webhook_id)
+        found = await webhooks.redeliver(session, row.id, delivery_id)
+    did(request, f"{row.id}/{found.id}", row.project_id)
+    return webhooks.delivery_resource(found)

@@ -1,0 +1,121 @@
+"""Figures of jobs in the database: added to in the transaction that adds to the journal, so that whoever reads them
+never needs the journal itself, and every replica of this server says the same. How they add up is job_figures.py's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from shoal_recovery.journal import Entry, entry_to_mapping
+from shoal_service import job_figures
+from shoal_service.job_figures import STEP_KINDS, Figures, Held, Histogram
+from shoal_service.models import JobRow, JournalRow, StepRow
+from shoal_service.models_watching import JobTotalsRow
+from shoal_service.step_sums import step_sums
+
+_BATCH = 1000
+
+
+async def add(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -> Figures:
+    """Adds new entries, before they stand in the table of steps. The caller has locked the job."""
+    kept = await session.get(JobTotalsRow, row.id)
+    if kept is None:
+        kept = await _of_journal(session, row)
+        session.add(kept)
+    figures, held = figures_of(kept.figures), _held_of(kept.held)
+    undone = _Undone(session, row)
+    for entry in entries:
+        payload = entry_to_mapping(entry)
+        kind = entry.event.kind
+        if kind in STEP_KINDS:
+            figures = job_figures.with_steps_undone(figures, await undone.before(payload["step"]))
+            undone.pending.append((payload["step"], float(payload["duration_s"])))
+        figures, held = _advanced(figures, held, kind, entry.at_s, payload)
+    kept.seq, kept.figures = entries[-1].seq, dataclasses.asdict(figures)
+    if (mapping := _held_mapping(held)) != kept.held:
+        kept.held = mapping
+    return figures
+
+
+def _advanced(figures: Figures, held: Held, kind: str, at_s: float, payload: Mapping[str, Any]) -> tuple[Figures, Held]:
+    figures = job_figures.advance(figures, kind, at_s, payload)
+    if job_figures.concerns_nodes(kind, payload):
+        held = job_figures.with_nodes(held, kind, at_s, payload)
+        figures = job_figures.with_held(figures, held, at_s)
+    return figures, held
+
+
+class _Undone:
+    """Seconds of steps that do not count any more because the job does them again."""
+
+    def __init__(self, session: AsyncSession, row: JobRow) -> None:
+        self._session = session
+        self._job_id = row.id
+        self._newest = row.step
+        self.pending: list[tuple[int, float]] = []
+
+    async def before(self, step: int) -> float:
+        seconds = sum(took_s for done, took_s in self.pending if done >= step)
+        self.pending = [(done, took_s) for done, took_s in self.pending if done < step]
+        if step <= self._newest:
+            counts = (StepRow.job_id == self._job_id, StepRow.rolled_back.is_(False))
+            within = (StepRow.step >= step, StepRow.step <= self._newest)
+            found = select(func.sum(StepRow.duration_s)).where(*counts, *within)
+            seconds += float(await self._session.scalar(found) or 0.0)
+            self._newest = step - 1
+        return seconds
+
+
+async def _of_journal(session: AsyncSession, row: JobRow) -> JobTotalsRow:
+    """From a journal that began before figures were kept: all of it but single steps, whose sums are known. How long
+    each of those took is not counted."""
+    figures, held, after = job_figures.fresh(row.created_at_s), Held(), 0
+    query = select(JournalRow).where(JournalRow.job_id == row.id, JournalRow.kind.not_in(STEP_KINDS))
+    while row.last_seq:
+        rows = (await session.scalars(query.where(JournalRow.seq > after).order_by(JournalRow.seq).limit(_BATCH))).all()
+        for each in rows:
+            figures, held = _advanced(figures, held, each.kind, each.at_s, each.payload)
+        if len(rows) < _BATCH:
+            break
+        after = rows[-1].seq
+    for sums in await step_sums(session, row.id):
+        name = "redone_s" if sums.rolled_back else "productive_s"
+        more: dict[str, Any] = {
+            "tokens": figures.tokens + sums.tokens,
+            name: getattr(figures, name) + sums.seconds,
+        }
+        figures = dataclasses.replace(figures, **more)
+    return JobTotalsRow(job_id=row.id, seq=row.last_seq, figures=dataclasses.asdict(figures), held=_held_mapping(held))
+
+
+def figures_of(mapping: Mapping[str, Any]) -> Figures:
+    """What `dataclasses.asdict` made of them, after a way through JSON."""
+    found = {
+        name: Histogram(counts=tuple(each["counts"]), sum_s=each["sum_s"])
+        for name, each in mapping["histograms"].items()
+    }
+    return Figures(**{**mapping, "histograms": found})
+
+
+def _held_mapping(held: Held) -> dict[str, Any]:
+    return {
+        "since_s": dict(held.since_s),
+        "known": {name: list(known) for name, known in held.known.items()},
+        "noticed": sorted(held.noticed),
+        "slowed": sorted(held.slowed),
+        "usd": dict(held.usd),
+    }
+
+
+def _held_of(mapping: Mapping[str, Any]) -> Held:
+    return Held(
+        since_s=mapping["since_s"],
+        known={name: (price, market) for name, (price, market) in mapping["known"].items()},
+        noticed=frozenset(mapping["noticed"]),
+        slowed=frozenset(mapping["slowed"]),
+        usd=mapping["usd"],
+    )

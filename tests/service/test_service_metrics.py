@@ -1,0 +1,324 @@
+"""/metrics: what Prometheus reads of jobs, of the service and of its database, and that reading it stays cheap."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from control_plane import ALL_NODES, Connector, ControlPlane, Story, control_plane, job_mapping, ok, snapshot, story
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import delete, event, update
+
+from shoal_recovery.journal import Entry, NodeLost, NodeNoticed, NoticeEnded, StepDone, entry_to_mapping
+from shoal_recovery.journal_shares import ShareTaken
+from shoal_service import job_figures
+from shoal_service.database import Database
+from shoal_service.goodput import goodput
+from shoal_service.job_figures import Figures, Held
+from shoal_service.job_metrics import time_parts
+from shoal_service.models import JobRow
+from shoal_service.models_watching import JobTotalsRow
+from shoal_service.spending import spending
+from shoal_service.step_sums import EpochSteps
+from shoal_service.timeline import Event
+
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples_of(text: str) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scrape(http: httpx.Client, token: str | None = None) -> Samples:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    answer = http.get("/metrics", headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return samples_of(answer.text)
+
+
+def one(found: Samples, name: str, /, **labels: str) -> float:
+    values = [value for (each, has), value in found.items() if each == name and has >= labels.items()]
+    assert len(values) == 1, (name, labels, values)
+    return values[0]
+
+
+def long_story() -> Story:
+    """With all that makes a difference to nodes: losses, notices, a share that shrinks, a pause."""
+    told = story(job_mapping(), started_at_s=1e9)
+    told.entries.pop()  # it has not succeeded yet
+    told.add(NodeNoticed(node="spot-0", source="drill", why="a drill", lead_s=30.0), 5.0)
+    told.add(NoticeEnded(node="spot-0", source="drill", outcome="gone"), 30.0)
+    told.add(ShareTaken(version=2, nodes=("big-0", "big-1")), 10.0)
+    told.train(3)
+    told.add(NodeLost(node="big-1", evidence="silence", detect_s=0.3), 20.0)
+    told.state("paused", "paused_by_user", "Paused on request.", 7.0)
+    told.state("starting", "planned", "starting again", 100.0)
+    told.adopt(ALL_NODES, snapshot(), "goes on")
+    told.state("running", "stepping", "training", 4.0)
+    told.step -= 2
+    told.train(6)
+    return told
+
+
+def figures_of(entries: list[Entry], created_at_s: float) -> Figures:
+    """As the database adds them up, without one."""
+    figures, held, points = job_figures.fresh(created_at_s), Held(), {}
+    for entry in entries:
+        payload = entry_to_mapping(entry)
+        if isinstance(entry.event, StepDone):
+            undone = sum(points.pop(step) for step in sorted(points) if step >= entry.event.step)
+            figures = job_figures.with_steps_undone(figures, undone)
+            points[entry.event.step] = entry.event.duration_s
+        figures = job_figures.advance(figures, entry.event.kind, entry.at_s, payload)
+        if job_figures.concerns_nodes(entry.event.kind, payload):
+            held = job_figures.with_nodes(held, entry.event.kind, entry.at_s, payload)
+            figures = job_figures.with_held(figures, held, entry.at_s)
+    return figures
+
+
+def test_figures_agree_with_what_pages_add_up() -> None:
+    told = long_story()
+    events = [
+        Event(seq=entry.seq, at_s=entry.at_s, kind=entry.event.kind, payload=entry_to_mapping(entry))
+        for entry in told.entries
+    ]
+    for until in range(1, len(events) + 1):
+        end_at_s = events[until - 1].at_s + 11.0
+        found = figures_of(told.entries[:until], 1e9 - 2)
+        spent = spending(events[:until], end_at_s=end_at_s, ended=False, tokens=0)
+        assert sum(found.usd_until(end_at_s).values()) == pytest.approx(spent.usd or 0.0, abs=1e-9)
+        assert sum(found.usd_per_hour.values()) == pytest.approx(spent.usd_per_hour or 0.0)
+        assert sum(found.nodes.values()) == sum(charge.num_nodes_now for charge in spent.charges)
+        steps = [
+            EpochSteps(epoch=1, rolled_back=False, num_steps=1, seconds=found.productive_s, tokens=0),
+            EpochSteps(epoch=1, rolled_back=True, num_steps=1, seconds=found.redone_s, tokens=0),
+        ]
+        whole = goodput(events[:until], steps, created_at_s=1e9 - 2, end_at_s=end_at_s, evaluation_s=found.evaluation_s)
+        parts, recovery = time_parts(found, end_at_s), ("detect", "decide", "restore", "rebuild", "rest")
+        assert parts["recovery"] == pytest.approx(sum(whole.parts[name] for name in recovery))
+        for name in parts.keys() - {"recovery"}:
+            assert parts[name] == pytest.approx(whole.parts[name], abs=1e-6), (name, until)
+    assert found.losses == {"sudden": 2, "notice": 1} and found.redone_s > 0
+
+
+def begin(api: httpx.Client, entries: list[Entry] | None = None, **changes: Any) -> str:
+    job_id = str(ok(api.post("/v1/jobs", json=job_mapping(**changes)))["id"])
+    ok(Connector(http=api).renew())
+    told = story(job_mapping(), started_at_s=time.time() - 60).entries
+    ok(Connector(http=api).send(job_id, entries or told))
+    return job_id
+
+
+def test_a_job_in_figures(api: httpx.Client) -> None:
+    entries = story(job_mapping(), started_at_s=time.time() - 60).entries
+    job_id = begin(api, entries[:-1])
+    found = scrape(api)
+    assert one(found, "shoal_job_info", job=job_id, project="default", name="tiny", state="running") == 1
+    assert one(found, "shoal_job_step", job=job_id) == 60
+    assert one(found, "shoal_job_steps_planned", job=job_id) == 60
+    # 61 were done, of 8 sequences of 32 tokens: one of them twice.
+    assert one(found, "shoal_job_tokens_total", job=job_id) == 61 * 256
+    assert one(found, "shoal_job_redone_steps_total", job=job_id) == 1
+    assert one(found, "shoal_job_lost_steps_total", job=job_id) == 0
+    assert one(found, "shoal_job_time_seconds", job=job_id, kind="redone") == pytest.approx(0.4)
+    assert one(found, "shoal_job_step_duration_seconds_count", job=job_id) == 61
+    assert one(found, "shoal_job_step_duration_seconds_bucket", job=job_id, le="0.5") == 41
+    assert one(found, "shoal_job_recoveries_total", job=job_id, cause="node_lost") == 1
+    assert one(found, "shoal_job_recoveries_total", job=job_id, cause="node_joined") == 1
+    assert one(found, "shoal_job_recovery_duration_seconds_sum", job=job_id, phase="restore") == pytest.approx(0.262)
+    assert one(found, "shoal_job_recovery_duration_seconds_count", job=job_id, phase="total") == 2
+    assert one(found, "shoal_job_restored_bytes_total", job=job_id, source="peer") == 25_800_000
+    assert one(found, "shoal_job_node_losses_total", job=job_id, signal="sudden") == 1
+    assert one(found, "shoal_job_checkpoint_step", job=job_id) == 39
+    assert 0 < one(found, "shoal_job_checkpoint_age_seconds", job=job_id) < 120
+    assert one(found, "shoal_job_nodes", job=job_id, market="spot") == 2
+    assert one(found, "shoal_job_cost_dollars_per_hour", job=job_id, market="on_demand") == pytest.approx(14.6)
+    assert one(found, "shoal_job_cost_dollars_total", job=job_id, market="on_demand") > 0
+    assert 0 < one(found, "shoal_job_goodput_ratio", job=job_id) <= 1
+    # By the plan's prediction, and how long a step really takes.
+    plan = ok(api.get(f"/v1/jobs/{job_id}/plan"))["plan"]["predicted"]
+    step_s = ok(api.get(f"/v1/jobs/{job_id}"))["status"]["step_s"]
+    assert one(found, "shoal_job_mfu_ratio", job=job_id) == pytest.approx(plan["mfu"] * plan["step_s"] / step_s)
+    costs = ok(api.get(f"/v1/jobs/{job_id}/cost"))["usd"]
+    names = ("spot", "on_demand")
+    told = sum(one(found, "shoal_job_cost_dollars_total", job=job_id, market=name) for name in names)
+    assert told == pytest.approx(costs, rel=0.2)
+
+
+def test_figures_of_jobs_that_are_older_than_figures(api: httpx.Client, app: FastAPI) -> None:
+    entries = story(job_mapping(), started_at_s=time.time() - 60).entries[:-1]
+    job_id = begin(api, entries)
+    before = scrape(api)
+    execute(app, delete(JobTotalsRow))
+    assert ("shoal_job_tokens_total", job_id) not in {(name, dict(labels).get("job")) for name, labels in scrape(api)}
+    ok(Connector(http=api).send(job_id, story(job_mapping(), started_at_s=time.time() - 60).entries))
+    after = scrape(api)
+    of_steps = "shoal_job_step_duration_seconds"
+    for (name, labels), value in before.items():
+        if dict(labels).get("job") == job_id and name.endswith("_total") and not name.startswith(of_steps):
+            if "cost" not in name:
+                assert after[name, labels] == value, name
+
+
+def execute(app: FastAPI, statement: Any) -> None:
+    """With a connection of its own: those of the server belong to its loop."""
+
+    async def run() -> None:
+        database = Database(app.state.services.settings.resolved_database_url)
+        async with database.write() as session:
+            await session.execute(statement)
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_only_what_concerns_the_one_who_asks(api: httpx.Client) -> None:
+    mine = begin(api)
+    ok(api.post("/v1/projects", json={"id": "other"}))
+
+    def token(**what: Any) -> str:
+        return str(ok(api.post("/v1/tokens", json={"name": "test", **what}))["secret"])
+
+    viewer, foreign = token(role="viewer", project="default"), token(role="viewer", project="other")
+    scraper = token(role="metrics")
+    assert one(scrape(api, viewer), "shoal_job_step", job=mine) == 60
+    assert not [name for name, _ in scrape(api, viewer) if name.startswith(("shoal_http", "process", "shoal_cluster"))]
+    assert not [labels for _, labels in scrape(api, foreign) if dict(labels).get("job")]
+    assert scrape(api, scraper).keys() >= {("shoal_database_up", frozenset())}
+    assert one(scrape(api, scraper), "shoal_job_step", job=mine) == 60
+    headers = {"Authorization": f"Bearer {scraper}"}
+    for path in ("/v1/jobs", f"/v1/jobs/{mine}", "/v1/me", "/"):
+        assert api.get(path, headers=headers).status_code == 403, path
+    refused = api.post("/v1/tokens", json={"name": "x", "role": "metrics", "project": "default"})
+    assert (refused.status_code, refused.json()["param"]) == (422, "project")
+    stranger = httpx.get(f"{api.base_url}/metrics")
+    assert (stranger.status_code, stranger.json()["code"]) == (401, "unauthorized")
+
+
+def test_what_the_process_counts(api: httpx.Client) -> None:
+    job_id = begin(api)
+    ok(api.get(f"/v1/jobs/{job_id}"))
+    assert api.get("/v1/jobs/job_unknown").status_code == 404
+    assert api.get("/no/such/page").status_code == 404
+    assert api.request("BREW", "/v1/jobs").status_code == 405
+    found = scrape(api)
+    route = "/v1/jobs/{job_id}"
+    assert one(found, "shoal_http_requests_total", method="GET", route=route, status="200") == 1
+    assert one(found, "shoal_http_requests_total", method="GET", route=route, status="404") == 1
+    assert one(found, "shoal_http_requests_total", route="none", status="404") == 1
+    assert one(found, "shoal_http_requests_total", method="other") == 1
+    assert one(found, "shoal_http_request_duration_seconds_count", method="GET", route=route) == 2
+    assert one(found, "shoal_journal_entries_total", kind="recovery_done") == 2
+    assert one(found, "shoal_journal_entries_total", kind="step_done") == 61
+    assert one(found, "shoal_journal_delay_seconds_count") == 1
+    assert one(found, "shoal_database_up") == 1
+    assert one(found, "shoal_jobs", project="default", state="succeeded") == 1
+    assert one(found, "shoal_cluster_connected", cluster="local") == 1
+    assert one(found, "shoal_cluster_nodes", cluster="local", device="T4", market="spot") == 2
+    with api.stream("GET", "/stream") as stream:
+        assert stream.status_code == 200
+        assert one(scrape(api), "shoal_event_streams", route="/stream") == 1
+    # Sent again, and known: nothing is counted twice.
+    ok(Connector(http=api).send(job_id, story(job_mapping(), started_at_s=time.time() - 60).entries))
+    assert one(scrape(api), "shoal_journal_entries_total", kind="step_done") == 61
+
+
+def test_the_queue(api: httpx.Client) -> None:
+    assert one(scrape(api), "shoal_queue_oldest_job_seconds") == 0
+    ok(api.post("/v1/jobs", json=job_mapping()))
+    found = scrape(api)
+    assert one(found, "shoal_jobs", state="queued") == 1
+    assert 0 < one(found, "shoal_queue_oldest_job_seconds") < 60
+    assert not [labels for name, labels in found if name.startswith("shoal_job_")], "it has not begun"
+
+
+@pytest.mark.parametrize("settings", [{"metrics_jobs": 3}], indirect=True)
+def test_ended_jobs_leave_and_a_scrape_never_reads_journals(api: httpx.Client, app: FastAPI) -> None:
+    asked: list[str] = []
+    engine = app.state.services.database.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", lambda _c, _u, statement, *_: asked.append(statement))
+    old = [begin(api) for _ in range(2)]
+    execute(app, update(JobRow).values(since_at_s=time.time() - 700))
+    asked.clear()
+    first = scrape(api)
+    assert not {dict(labels).get("job") for _, labels in first} & {*old}, "ended more than ten minutes ago"
+    assert one(first, "shoal_jobs", state="succeeded") == 2
+    running = [begin(api, story(job_mapping(), started_at_s=time.time() - 60).entries[:-1]) for _ in range(4)]
+    asked.clear()
+    found = scrape(api)
+    assert len([statement for statement in asked if "job_totals" in statement]) == 1, "one for all jobs"
+    assert not [statement for statement in asked if "journal" in statement or "step_points" in statement]
+    shown = {dict(labels)["job"] for name, labels in found if name == "shoal_job_info"}
+    assert shown == {*running[1:]}, "the newest of them"
+    assert one(found, "shoal_jobs_left_out") == 1
+
+
+@pytest.fixture
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    return found
+
+
+def test_promtool_finds_nothing_to_complain_of(promtool: str, plane: ControlPlane, http: httpx.Client) -> None:
+    begin(http)
+    begin(http, story(job_mapping(), started_at_s=time.time() - 60).entries[:-1])
+    text = http.get("/metrics").text
+    assert "process_resident_memory_bytes" in text and "shoal_job_goodput_ratio" in text
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_while_the_database_is_away(postgres: Any, migrated: str, tmp_path: Any) -> None:
+    """What the process counts is told all the same, to whom it knows without asking the database."""
+    url = postgres.new_database(migrated)
+    with control_plane(tmp_path / "data", database_url=url, database_timeout_s="1") as plane:
+        with httpx.Client(base_url=plane.url, headers=plane.headers, timeout=30) as http:
+            secret = ok(http.post("/v1/tokens", json={"name": "test", "role": "metrics"}))["secret"]
+            with postgres.frozen():
+                found = scrape(http)
+                assert one(found, "shoal_database_up") == 0
+                assert one(found, "shoal_database_failures_total") >= 1
+                refused = http.get("/metrics", headers={"Authorization": f"Bearer {secret}"})
+                assert (refused.status_code, refused.json()["code"]) == (503, "database_unavailable")
+            assert one(scrape(http, secret), "shoal_database_up") == 1
+
+
+ROOT = Path(__file__).parents[2]
+ALERTS = ROOT / "deploy/prometheus/alerts.yaml"
+DASHBOARD = ROOT / "deploy/grafana/shoal.json"
+
+
+def test_the_handbook_the_alerts_and_the_dashboard_name_what_there_is(plane: ControlPlane, http: httpx.Client) -> None:
+    begin(http, story(job_mapping(), started_at_s=time.time() - 60).entries[:-1])
+    families = list(text_string_to_metric_families(http.get("/metrics").text))
+    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    told = (ROOT / "docs/watching.md").read_text(encoding="utf-8")
+    assert {name for name in names if f"`{name}`" not in told and not name.startswith("process_")} == set()
+    parts = ("_bucket", "_count", "_sum", "_info", "")
+    for path in (ALERTS, DASHBOARD):
+        used = set(re.findall(r"\bshoal_[a-z_]+", path.read_text(encoding="utf-8")))
+        assert used and all(any(each.removesuffix(part) in names for part in parts) for each in used), path
+    queries = [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]]
+    assert len(queries) > 15
+
+
+def test_promtool_takes_the_alerts(promtool: str) -> None:
+    done = subprocess.run([promtool, "check", "rules", ALERTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
