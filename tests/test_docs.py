@@ -147,7 +147,8 @@ def test_the_options_of_the_handbook_are_those_of_the_program() -> None:
     for command, rest in usages:
         group = getattr(commands[command], "commands", {})
         described = (commands[command], *group.values())
-        known = {option for each in described for parameter in each.params for option in parameter.opts}
+        parameters = [parameter for each in described for parameter in each.params]
+        known = {option for each in parameters for option in (*each.opts, *each.secondary_opts)}
         named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))
         assert named <= known, f"shoal {command}"
 

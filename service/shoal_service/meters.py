@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from sqlalchemy.pool import Pool, QueuePool
 
 from shoal_recovery.journal import Entry
@@ -20,6 +20,7 @@ class Meters:
     """One of each per application, in a registry of its own."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # when each series began: twice as many of them, and of no use to anybody here
         self.registry = CollectorRegistry()
         registry = self.registry
         ProcessCollector(registry=registry)
