@@ -104,12 +104,14 @@ def test_the_commands_do_what_the_page_says(folder: Path, environment: Mapping[s
         with Client(environment["SHOAL_SERVER"], (folder / "data/admin.token").read_text().strip()) as client:
             job = client.get(last.strip())
             changes = client.recoveries(job["id"])["items"]
+            noticed = [event["node"] for event in client.events(job["id"], kinds=["node_noticed"])]
     assert "nothing was created" in by_command["shoal submit examples/quickstart.yaml --dry-run"]
     assert job["status"]["state"] == "succeeded"
     assert (job["status"]["step"], job["status"]["lost_steps"]) == (60, 0)
     assert "step " in by_command["shoal watch $ID --until-step 8"]
-    watched = by_command["shoal watch $ID"]
-    assert "small-1 is to go away" in watched and "succeeded" in watched
+    assert "succeeded" in by_command["shoal watch $ID"].splitlines()[-1]
+    assert "small-1 of cluster local is told that it goes away" in by_command["shoal preempt small-1 --notice 20"]
+    assert "small-1" in noticed
     assert any("small-1" in change["reason"] for change in changes)
     assert len(by_command["shoal recoveries $ID"].splitlines()) == 1 + len(changes)
     check_export(folder / "quickstart-model")
