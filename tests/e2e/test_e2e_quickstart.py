@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -62,7 +61,7 @@ def environment(folder: Path) -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def in_a_terminal_of_its_own(command: str, folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """Until Ctrl-C."""
+    """Until it is ended, as by Ctrl-C."""
     said = folder / "up.said"
     with said.open("w", encoding="utf-8") as output:
         up = subprocess.Popen(
@@ -72,7 +71,7 @@ def in_a_terminal_of_its_own(command: str, folder: Path, environment: Mapping[st
         eventually(lambda: "Ctrl-C stops all of it" in said.read_text("utf-8") or up.poll() is not None, START_S)
         assert up.poll() is None, said.read_text("utf-8")
         yield
-        up.send_signal(signal.SIGINT)
+        up.terminate()  # a Ctrl-C would be ignored where the tests themselves run in the background
         assert up.wait(START_S) == 0, said.read_text("utf-8")
     finally:
         up.terminate()  # after which it stops what it has started; nothing, if it has ended
