@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -91,6 +92,8 @@ def _follow(client: Client, job: Mapping[str, Any], view: View, until_step: int 
                 return
         elif event["kind"] not in _UNTOLD:
             view.line(event_line(event))
+            if event["kind"] == "state_changed":  # what is said of steps from here on goes by that
+                _show(client, job["id"], view)
 
 
 def _is_done(step: int, until_step: int | None) -> bool:
@@ -117,12 +120,12 @@ class Looking:
 
     def _look(self) -> None:
         while not self._over.wait(_LOOK_S):
-            try:
-                job = self._client.get(self._job_id)
-            except (RequestRefused, ServerUnreachable):
-                continue
-            if not self._over.is_set():
-                self._view.show(job)
+            _show(self._client, self._job_id, self._view)
+
+
+def _show(client: Client, job_id: str, view: View) -> None:
+    with contextlib.suppress(RequestRefused, ServerUnreachable):
+        view.show(client.get(job_id))
 
 
 def _newest(client: Client) -> str:

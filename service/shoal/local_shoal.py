@@ -204,6 +204,8 @@ class LocalShoal:
             while (answer := self._read())["event"] != "ready":
                 if answer["event"] == "error":
                     raise LocalShoalFailed(f"{answer['problem']}; see {self._log('cluster')}")
+                if answer["event"] == "stopped":  # it could not go on, as where a node does not start in time
+                    raise LocalShoalFailed(f"the local cluster could not be started; see {self._log('cluster')}")
                 self._say(f"node started   {answer['node']}")
         finally:
             timer.cancel()
