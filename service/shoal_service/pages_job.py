@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -16,7 +17,7 @@ from shoal_service.errors import NotFound, Problem
 from shoal_service.job_history import mark
 from shoal_service.models import ClusterRow
 from shoal_service.panels import PANELS, panels_of
-from shoal_service.panels_logs import Choice, LogChoice
+from shoal_service.panels_logs import LINES_ALONE, Choice, LogChoice
 from shoal_service.rendering import fragment, rendered
 from shoal_service.services import Deps, Services
 from shoal_service.timeline import duration
@@ -57,7 +58,7 @@ async def job_panel(
     request: Request, deps: Deps, job_id: str, name: str, log: Choice, epoch: Epoch = None, window: Window = "all"
 ) -> Response:
     """One panel as it stands in the page now."""
-    shown = await _panel(deps, job_id, name, epoch=epoch, window=window, log=log)
+    shown = await _panel(deps, job_id, name, epoch=epoch, window=window, log=replace(log, most=LINES_ALONE))
     # What the reader chose stands in the address, so that a link to the page shows the same.
     choices = {"epoch": "" if epoch is None else str(epoch), "window": "" if window == "all" else window, **log.given()}
     chosen = f"?{urlencode(given)}" if (given := {key: value for key, value in choices.items() if value}) else ""

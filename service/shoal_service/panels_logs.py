@@ -14,9 +14,10 @@ from shoal_service import jobs, log_reading, log_store
 from shoal_service.errors import BadInput, Problem
 from shoal_service.log_chunks import LEVELS, Line, Wanted
 
-MAX_LINES = 100
-_MOST_CHARACTERS = 20_000  # of all lines shown, so that pages stay small
-_LONGEST = 2_000  # of one line
+LINES_IN_PAGE = 40  # beside all other panels, so that pages stay small
+LINES_ALONE = 300
+_CHARACTERS = 150  # of a line, on average; long ones leave less room for others
+_LONGEST = 2_000
 _LARGEST = 2**53
 
 Words = Annotated[str, Query(max_length=200)]
@@ -26,7 +27,8 @@ Number = Annotated[str, Query(max_length=16)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogChoice:
     """What the address of a page asks for, as forms send it: an empty field chooses nothing. `line` is the number from
-    which to read, `event` that of the journal entry around which; the newest lines without both."""
+    which to read, `event` that of the journal entry around which; the newest lines without both. At most `most` lines
+    are shown."""
 
     rank: str = ""
     attempt: str = ""
@@ -35,6 +37,7 @@ class LogChoice:
     search: str = ""
     event: str = ""
     line: str = ""
+    most: int = LINES_IN_PAGE
 
     def given(self) -> dict[str, str]:
         """What is chosen, by field."""
@@ -100,9 +103,10 @@ async def _read(session: AsyncSession, job_id: str, chosen: LogChoice) -> dict[s
     start = _number(chosen, "line")
     await log_reading.check_kept(session, row, wanted, start)
     newest = start is None and event is None
-    found = await log_reading.page(session, row, wanted, start, MAX_LINES if newest else None, MAX_LINES)
+    found = await log_reading.page(session, row, wanted, start, chosen.most if newest else None, chosen.most)
     lines = [_shown(number, line) for number, line in found.lines]
-    kept = _fitting(lines[::-1])[::-1] if newest else _fitting(lines)
+    room = chosen.most * _CHARACTERS
+    kept = _fitting(lines[::-1], room)[::-1] if newest else _fitting(lines, room)
     following = found.next_line if len(kept) == len(lines) else kept[-1].number + 1
     links = {}
     if row is not None and row.next_line > row.first_line and (not kept or kept[0].number > row.first_line):
@@ -147,9 +151,9 @@ def _shown(number: int, line: Line) -> ShownLine:
     )
 
 
-def _fitting(lines: list[ShownLine]) -> list[ShownLine]:
-    """The first of them, at least one."""
-    left = _MOST_CHARACTERS
+def _fitting(lines: list[ShownLine], room: int) -> list[ShownLine]:
+    """The first of them, at least one, of about so many characters."""
+    left = room
     kept: list[ShownLine] = []
     for line in lines:
         left -= len(line.text) + 40

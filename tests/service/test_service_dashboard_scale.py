@@ -80,6 +80,10 @@ def job_id(api: httpx.Client) -> str:
         told.add(NodeJoined(node=gone, device="A100-40G", devices=8), 0.1)
     told.add(NodeNoticed(node="spot-60", source="aws", why="terminate", lead_s=120.0))
     ok(connector.send(created, told.entries))
+    rows = [[n, told.now_s, "warning", 1, n, f"rank {n}: " + "x" * 180] for n in range(1, 1001)]
+    source = {"node": "big-0", "life": "1", "lines": rows}
+    body = {"cluster_id": connector.cluster_id, "holder": connector.holder, "sources": [source]}
+    ok(api.post(f"/v1/jobs/{created}/logs", json=body))
     return created
 
 
@@ -96,6 +100,9 @@ def test_pages_of_a_thousand_ranks_are_small_and_complete(api: httpx.Client, job
     assert "Any node can vanish" in api.get(f"/jobs/{job_id}/panels/losses").text
     assert "R12: node lost" in page and "7 older ones" in page
     assert "101 more are on the page of" in page
+    assert "rank 1000: x" in page and "rank 1: x" not in page
+    by_layer = api.get(f"/jobs/{job_id}/panels/losses").text
+    assert re.search(r'<th scope="row">layers? 0(-\d+)?</th><td class="num">2', by_layer), by_layer[:3000]
     first = texts[f"/jobs/{job_id}?epoch=1"]
     assert "Plan 1 of 13" in first and "not the current plan" in first
     assert "page 1 of 2, 125 nodes" in texts["/nodes"]
