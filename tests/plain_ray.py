@@ -59,6 +59,13 @@ class PlainRay:
         )
         assert done.returncode == 0, done.stderr
 
+    def kill(self, name: str) -> None:
+        """A node with all that runs on it."""
+        self._look()
+        for process in (*self._started[name].children(recursive=True), self._started[name]):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def kill_head(self) -> None:
         """What knows the cluster, alone; what `ray start` makes of that is up to Ray."""
         self._look()

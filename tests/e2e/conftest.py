@@ -4,11 +4,12 @@ server. A test that kills a node starts it again before it ends."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plain_ray import PlainRay
 from running import Running
 from servers import RunningServer
 
@@ -39,6 +40,27 @@ def running(local_shoal: LocalShoal) -> Iterator[Running]:
     ground = Running(local_shoal, [f"small-{index}" for index in range(4)] + ["big-0"])
     yield ground
     ground.restore()
+
+
+@pytest.fixture
+def start_ray(tmp_path: Path) -> Iterator[Callable[[str], PlainRay]]:
+    """A cluster of two nodes, with folders of its own: no other one has its disks."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:
+        started: list[PlainRay] = []
+
+        def start(name: str) -> PlainRay:
+            folder = tmp_path / name
+            folder.mkdir()
+            started.append(PlainRay(folder, Path(short) / name))
+            for node in ("x", "y"):
+                started[-1].add(f"{name}-{node}")
+            return started[-1]
+
+        try:
+            yield start
+        finally:
+            for cluster in started:
+                cluster.stop()
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:

@@ -3,8 +3,7 @@ goes on by itself on a cluster of another name, from the object store."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +19,6 @@ from shoal.client import Client
 
 STEPS, BATCH = 40, 16
 SILENT_S = 60.0  # a cluster's lease, and whoever waits for its end
-
-
-@pytest.fixture
-def start_ray(tmp_path: Path) -> Iterator[Callable[[str], PlainRay]]:
-    """A cluster of two nodes, with folders of its own: no other one has its disks."""
-    with tempfile.TemporaryDirectory(prefix="ray-") as short:
-        started: list[PlainRay] = []
-
-        def start(name: str) -> PlainRay:
-            folder = tmp_path / name
-            folder.mkdir()
-            started.append(PlainRay(folder, Path(short) / name))
-            for node in ("x", "y"):
-                started[-1].add(f"{name}-{node}")
-            return started[-1]
-
-        try:
-            yield start
-        finally:
-            for cluster in started:
-                cluster.stop()
 
 
 @pytest.mark.long

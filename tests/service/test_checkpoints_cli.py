@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import layouts
-import numpy as np
 import own_code
 import pytest
 import torch
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 import transformers
 from control_plane import Connector, job_mapping, ok
 from safetensors.torch import load_file
+from stored_steps import store_step
 from torch import Tensor
 
 from shoal import cli
@@ -27,21 +27,15 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, job_to_mapping, parse_job
 from shoal_planner.own_model import seen_model
 from shoal_planner.parameters import parameters
-from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_recovery.checkpoints import commit, load_manifest
+from shoal_recovery.checkpoints import load_manifest
 from shoal_recovery.hf_folder import HfFolder
 from shoal_recovery.hf_jobs import with_hf_model
 from shoal_recovery.journal import CheckpointCommitted, Entry, StoreFailed, StoreRecovered
-from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import OWNED_KINDS, Kind, Manifest, Snapshot
+from shoal_recovery.state import Kind
 from shoal_recovery.store import open_store
 from shoal_workers.data import training_samples
 from shoal_workers.own_look import look
-from shoal_workers.rows import stored_from_rows
-from shoal_workers.shards import snapshot_name
 from shoal_workers.solo import run_solo
-from shoal_workers.stored_copies import StoredCopies
-from shoal_workers.uploads import Uploads
 
 FILES_MD = Path(__file__).parent.parent.parent / "docs" / "files.md"
 TRAIN = {"global_batch": 4, "seq_len": 16, "steps": 4, "warmup_steps": 0, "lr": 0.01}
@@ -50,33 +44,6 @@ TRAIN = {"global_batch": 4, "seq_len": 16, "steps": 4, "warmup_steps": 0, "lr": 
 def small_job(**model: Any) -> JobSpec:
     shape = {"layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": 256, "rope_theta": 500.0}
     return parse_job(job_mapping(model=shape | model, train=TRAIN, data={"uri": Path(json.__file__).as_uri()}))
-
-
-def store_step(job: JobSpec, weights: dict[str, Any], job_id: str, step: int, place: Path) -> None:
-    """As agents and supervisor do it: two stages, the second in two tensor-parallel parts."""
-    stages = (
-        Stage(layers=((0, 1),), replicas=(Replica(node="a", devices=(0,)),)),
-        Stage(layers=((1, 2),), replicas=(Replica(node="b", devices=(0, 1), tp=2),)),
-    )
-    plan = Plan(pipelines=(Pipeline(micro_batch=1, micro_batches=4, stages=stages),))
-    truth = {(fqn, kind): np.zeros(array.size, "<f4") for fqn, array in weights.items() for kind in OWNED_KINDS}
-    truth |= {(fqn, Kind.MASTER): array.reshape(-1) for fqn, array in weights.items()}
-    stored, pieces = StoredCopies(place / "stored", lambda num_bytes: False), []
-    stored.start()
-    uploads = Uploads(place / "on-its-way", stored, open_store)
-    uploads.start()
-    done = uploads.watch(job_id)
-    for state in shard_map(plan, job.model).ranks:
-        held = layouts.shard(state, truth)
-        start = held.pieces[0].offset
-        shifted = tuple(replace(piece, offset=piece.offset - start) for piece in held.pieces)
-        snapshot = Snapshot(node="a", name=snapshot_name(1, state.rank), step=step, pieces=shifted)
-        uploads.add(job_id, snapshot, (place / "store").as_uri(), memoryview(held.content)[start:])
-        result = done.get(timeout=10.0)
-        assert result.problem is None
-        pieces += stored_from_rows(result.rows)
-    manifest = Manifest(version=1, job=job_id, step=step, epoch=1, next_sample=4 * step, pieces=tuple(pieces))
-    commit(open_store((place / "store").as_uri()), manifest, job.model)
 
 
 def their_loss(folder: Path, tokens_BS: Tensor) -> float:

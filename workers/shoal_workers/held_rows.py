@@ -108,8 +108,9 @@ class HeldRows:
 
     @property
     def room_bytes(self) -> int:
-        """How much can be kept until it is read, whoever else needs room."""
-        return max(_ROOM.limit_bytes, 0 if self._cache is None else self._cache.limit_bytes // 2)
+        """How much can be kept in memory until it is read. (To put on disk what nobody asked for yet takes ten times as
+        long as to decode it.)"""
+        return _ROOM.limit_bytes
 
     def hold(self, block: int, arrays: Iterable[Any]) -> Laid:
         """`arrays` are all its rows, in order. Others may need the room at once: what comes back is here still."""
