@@ -62,6 +62,7 @@ from shoal_service.services import Services
 from shoal_service.settings import Settings
 from shoal_service.tails import Tails
 from shoal_service.takeover import Takeover
+from shoal_service.traces import Traces, open_export
 
 log = structlog.get_logger()
 
@@ -113,6 +114,7 @@ def create_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(authorize)],
     )
     app.state.services = services
+    app.state.trace_export = open_export(settings)
     jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs)
     for module in (*jobs_apis, api_clusters, api_plans, api_people, api_webhooks, api_schemas):
         app.include_router(module.router)
@@ -153,10 +155,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     couriers.start()
     lookout = Lookout(services.database, services.awake, settings.no_progress_s)
     lookout.start()
+    traces = Traces(services.database, app.state.trace_export)
+    traces.start()
     yield
     beat.cancel()
     forgetting.cancel()
     services.bell.close()
+    await traces.close()
     await lookout.close()
     await couriers.close()
     await services.enforcement.close()
