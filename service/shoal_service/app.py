@@ -56,6 +56,7 @@ from shoal_service.meters import Meters
 from shoal_service.planning import Planner
 from shoal_service.providers import open_provider
 from shoal_service.relay import Relay
+from shoal_service.request_ids import RequestIds
 from shoal_service.retention import Retention
 from shoal_service.scheduler import Scheduler
 from shoal_service.services import Services
@@ -130,6 +131,7 @@ def create_app(settings: Settings) -> FastAPI:
     openapi.describe(app)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Metered, meters=meters)
+    app.add_middleware(RequestIds)
     return app
 
 
