@@ -12,7 +12,6 @@ from typing import Protocol
 
 import structlog
 from sqlalchemy import select, update
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import RecoveryDone
@@ -23,6 +22,7 @@ from shoal_service.models import JobRow, JournalRow
 from shoal_service.models_watching import JobTotalsRow
 from shoal_service.recovery_spans import Span, Traced, spans_of
 from shoal_service.settings import Settings
+from shoal_service.turns import Turns
 
 log = structlog.get_logger()
 
@@ -61,31 +61,23 @@ class Traces:
         self._database = database
         self._export = export
         self._holder = duties.new_holder()
-        self._task: asyncio.Task[None] | None = None
+        self._turns = Turns(_DUTY, self._look, _LOOK_S)
 
     def start(self) -> None:
         if self._export is not None:
-            self._task = asyncio.create_task(self._run(self._export), name=_DUTY)
+            self._turns.start()
 
     async def close(self) -> None:
-        if self._task is None or self._export is None:
+        if self._export is None:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._turns.close()
         self._export.close()
         with contextlib.suppress(DatabaseAway):  # the lease ends by itself
             async with self._database.write() as session:
                 await duties.release(session, self._holder)
 
-    async def _run(self, export: Export) -> None:
-        while True:
-            try:
-                await self._look(export)
-            except (DatabaseAway, SQLAlchemyError, OSError):  # it comes back, and says how far this was
-                log.exception("recoveries cannot be traced at present")
-            await asyncio.sleep(_LOOK_S)
-
-    async def _look(self, export: Export) -> None:
+    async def _look(self) -> None:
+        assert self._export is not None
         async with self._database.read() as session:
             found = await _untraced(session)
         if not found or not await self._claim():
@@ -96,7 +88,7 @@ class Traces:
             traced = Traced(job_id=row.id, project=row.project_id, name=row.name)
             fresh = [each for each in done if each.at_s > time.time() - _OLDEST_S]
             spans = [span for each in fresh for span in spans_of(traced, each.seq, each.at_s, each.payload)]
-            if spans and not await asyncio.to_thread(export.send, spans):
+            if spans and not await asyncio.to_thread(self._export.send, spans):
                 log.warning("the receiver of traces does not take them; they are sent again", job=row.id)
                 return
             await self._note(row.id, done[-1].seq if done else first_seq)
