@@ -147,7 +147,12 @@ def test_the_options_of_the_handbook_are_those_of_the_program() -> None:
     for command, rest in usages:
         group = getattr(commands[command], "commands", {})
         described = (commands[command], *group.values())
-        known = {option for each in described for parameter in each.params for option in parameter.opts}
+        known = {
+            option
+            for each in described
+            for parameter in each.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest))
         assert named <= known, f"shoal {command}"
 
