@@ -61,12 +61,14 @@ from shoal_service.meters import Meters
 from shoal_service.planning import Planner
 from shoal_service.providers import open_provider
 from shoal_service.relay import Relay
+from shoal_service.request_ids import RequestIds
 from shoal_service.retention import Retention
 from shoal_service.scheduler import Scheduler
 from shoal_service.services import Services
 from shoal_service.settings import Settings
 from shoal_service.tails import Tails
 from shoal_service.takeover import Takeover
+from shoal_service.traces import Traces, open_export
 
 log = structlog.get_logger()
 
@@ -120,6 +122,7 @@ def create_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(authorize)],
     )
     app.state.services = services
+    app.state.trace_export = open_export(settings)
     jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs, api_debug)
     others = (api_clusters, api_nodes, api_plans, api_people, api_storages, api_webhooks, api_schemas)
     for module in (*jobs_apis, *others):
@@ -136,6 +139,7 @@ def create_app(settings: Settings) -> FastAPI:
     openapi.describe(app)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Metered, meters=meters)
+    app.add_middleware(RequestIds)
     return app
 
 
@@ -161,10 +165,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     couriers.start()
     lookout = Lookout(services.database, services.awake, settings.no_progress_s)
     lookout.start()
+    traces = Traces(services.database, app.state.trace_export)
+    traces.start()
     yield
     beat.cancel()
     forgetting.cancel()
     services.bell.close()
+    await traces.close()
     await lookout.close()
     await couriers.close()
     await services.enforcement.close()

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 
 import structlog
 from sqlalchemy import delete, select, update
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_service import signing, webhooks
 from shoal_service.database import Database
-from shoal_service.errors import DatabaseAway
 from shoal_service.guarded_http import Poster, Refused, Unreachable
 from shoal_service.meters import Meters
 from shoal_service.models_webhooks import DeliveryRow, WebhookRow
 from shoal_service.outbox import DELIVERED, FAILED, PENDING
+from shoal_service.turns import Turns
 
 log = structlog.get_logger()
 
@@ -28,6 +27,7 @@ log = structlog.get_logger()
 PAUSES_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 43200.0, 86400.0)
 _RESERVED_S = 60.0
 _LOOK_S = 1.0
+_STOP_S = 2.0
 _TIMEOUT_S = 10.0
 _AT_ONCE = 20
 _OF_ONE = 2  # at once: a receiver that hangs leaves room for others
@@ -53,25 +53,21 @@ class Couriers:
         self._poster = Poster(allow_private=allow_private, timeout_s=_TIMEOUT_S)
         self._forgot_at_s = 0.0
         self._under_way: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._turns = Turns("webhooks", self._turn, _LOOK_S)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="webhooks")
+        self._turns.start()
 
     async def close(self) -> None:
+        """Receivers that answer soon are still heard; what others are told they are told again later."""
+        await self._turns.close()
         tasks = [task for _, task in self._under_way.values()]
-        for task in [*tasks, *([] if self._task is None else [self._task])]:
+        if tasks:
+            await asyncio.wait(tasks, timeout=_STOP_S)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *([] if self._task is None else [self._task]), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._poster.close()
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._turn()
-            except (DatabaseAway, SQLAlchemyError, OSError):  # it comes back, and what was to be told is there
-                log.exception("what webhooks are to be told cannot be read at present")
-            await asyncio.sleep(_LOOK_S)
 
     async def _turn(self) -> None:
         now_s = time.time()

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_recovery.journal import Entry, entry_to_mapping
+from shoal_recovery.journal import Entry, RecoveryDone, entry_to_mapping
 from shoal_service import job_figures
 from shoal_service.job_figures import STEP_KINDS, Figures, Held, Histogram
 from shoal_service.models import JobRow, JournalRow, StepRow
@@ -35,6 +35,8 @@ async def add(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -> F
             figures = job_figures.with_steps_undone(figures, await undone.before(payload["step"]))
             undone.pending.append((payload["step"], float(payload["duration_s"])))
         figures, held = _advanced(figures, held, kind, entry.at_s, payload)
+        if kind == RecoveryDone.kind and kept.trace_from is None:
+            kept.trace_from = entry.seq
     kept.seq, kept.figures = entries[-1].seq, dataclasses.asdict(figures)
     if (mapping := _held_mapping(held)) != kept.held:
         kept.held = mapping

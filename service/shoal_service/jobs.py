@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import structlog
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from ulid import ULID
@@ -27,6 +28,8 @@ from shoal_service.job_filter import JobFilter
 from shoal_service.models import JobRow
 from shoal_service.outbox import Told
 from shoal_service.status import Status, moved
+
+log = structlog.get_logger()
 
 _LARGEST_EXPONENT = 700.0  # a little less than what floats can carry
 
@@ -64,11 +67,15 @@ async def put_status(session: AsyncSession, row: JobRow, status: Status, **other
     values |= {"state": status.state.value, "version": row.version + 1, "updated_at_s": time.time()}
     rests = status.state in AT_REST and row.state != status.state
     told = _TOLD.get(status.state) if rests else None
+    before = row.state
     if rests or others.get("cluster_id", row.cluster_id) != row.cluster_id:
         await shares.give_back(session, row.id)
     changed = await session.execute(
         update(JobRow).where(JobRow.id == row.id, JobRow.version == row.version).values(values)
     )
+    if changed.rowcount and before != status.state:  # type: ignore[attr-defined]
+        named = {"job": row.id, "project": row.project_id, "epoch": status.epoch, "step": status.step}
+        log.info("job changed its state", **named, before=before, state=status.state.value, code=status.state_code)
     if changed.rowcount and told is not None:  # type: ignore[attr-defined]
         await outbox.announce(
             session, row, told, once="", step=status.step, code=status.state_code, reason=status.reason

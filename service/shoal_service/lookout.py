@@ -3,13 +3,11 @@ progress.py's. One replica does it for all."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Sequence
 
 import structlog
 from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, JobState
@@ -22,6 +20,7 @@ from shoal_service.models import ClusterRow, JobRow
 from shoal_service.models_watching import JobTotalsRow
 from shoal_service.outbox import Told
 from shoal_service.progress import Stuck, stuck
+from shoal_service.turns import Turns
 
 log = structlog.get_logger()
 
@@ -42,27 +41,22 @@ class Lookout:
         self._limit_s = limit_s
         self._listened_s = listened_s
         self._holder = duties.new_holder()
-        self._task: asyncio.Task[None] | None = None
+        self._has_claimed = False
+        self._turns = Turns(_DUTY, self._turn, _LOOK_S)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=_DUTY)
+        self._turns.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._turns.close()
+        if self._has_claimed:
             with contextlib.suppress(DatabaseAway):  # the lease ends by itself
                 async with self._database.write() as session:
                     await duties.release(session, self._holder)
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                if self._awake.for_s() >= self._listened_s:
-                    await self.look()
-            except (DatabaseAway, SQLAlchemyError, OSError):  # it comes back
-                log.exception("jobs without progress cannot be looked for at present")
-            await asyncio.sleep(_LOOK_S)
+    async def _turn(self) -> None:
+        if self._awake.for_s() >= self._listened_s:
+            await self.look()
 
     async def look(self) -> None:
         async with self._database.read() as session:
@@ -79,7 +73,8 @@ class Lookout:
 
     async def _claim(self) -> bool:
         async with self._database.write() as session:
-            return await duties.claim(session, _DUTY, self._holder, _LEASE_S)
+            self._has_claimed = await duties.claim(session, _DUTY, self._holder, _LEASE_S)
+        return self._has_claimed
 
 
 async def find_stuck(session: AsyncSession, limit_s: float) -> Sequence[tuple[str, Stuck]]:

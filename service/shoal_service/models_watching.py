@@ -12,7 +12,8 @@ from shoal_service.models import Base
 
 class JobTotalsRow(Base):
     """What a job's journal up to `seq` adds up to (`job_figures.Figures`), and the nodes that it has
-    (`job_figures.Held`), which is kept apart since it is larger and changes less often."""
+    (`job_figures.Held`), which is kept apart since it is larger and changes less often. `trace_from` is the number of
+    the first recovery of which no trace was sent yet."""
 
     __tablename__ = "job_totals"
 
@@ -20,3 +21,4 @@ class JobTotalsRow(Base):
     seq: Mapped[int]
     figures: Mapped[dict[str, Any]] = mapped_column(JSON)
     held: Mapped[dict[str, Any]] = mapped_column(JSON)
+    trace_from: Mapped[int | None] = mapped_column(index=True)

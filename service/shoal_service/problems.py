@@ -18,6 +18,7 @@ from starlette.routing import Match
 from shoal_planner.code_spec import looks_secret
 from shoal_planner.errors import InvalidField
 from shoal_service.errors import BadInput, DatabaseAway, NotFound, Problem, Unavailable
+from shoal_service.request_ids import HEADER, current_id
 
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 MEDIA_TYPE = "application/problem+json"
@@ -127,4 +128,6 @@ def _allowed(request: Request) -> list[str]:
 async def _on_error(request: Request, error: Exception) -> Response:
     # The cause is in the log alone: it may name paths or addresses that are nobody's business outside.
     _log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
-    return response(Problem(500, "internal_error", "the control plane failed at this request; its log says why"))
+    answer = response(Problem(500, "internal_error", "the control plane failed at this request; its log says why"))
+    answer.headers[HEADER] = current_id()
+    return answer

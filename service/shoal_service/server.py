@@ -19,6 +19,8 @@ from shoal_service.app import create_app
 from shoal_service.services import Services
 from shoal_service.settings import Settings
 
+# Libraries whose lines at `debug` have the values of statements, or what is sent.
+_TALKATIVE = ("aiosqlite", "httpcore", "sse_starlette", "urllib3")
 _GRACE_S = 5  # what is left of open requests when this is over is cut off
 
 
@@ -93,7 +95,9 @@ def make_server(settings: Settings) -> Server:
 
 
 def configure_logging(level: str) -> None:
-    """One JSON object per line on standard error, our own lines and libraries'; standard output stays free."""
+    """One JSON object per line on standard error, or words where that is a terminal: our own lines and libraries';
+    standard output stays free."""
+    is_terminal = sys.stderr.isatty()
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -109,13 +113,21 @@ def configure_logging(level: str) -> None:
         foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
+            *_rendering(is_terminal),
         ],
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
+
+
+def _rendering(is_terminal: bool) -> tuple[Processor, ...]:
+    if is_terminal:
+        # Without the values of variables, which may be secrets.
+        return (structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),)
+    return (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
 
 
 def run(settings: Settings) -> None:

@@ -72,6 +72,11 @@ class Settings(BaseSettings):
     metrics_jobs: int = Field(
         default=200, ge=0, description="How many jobs, the newest that run, have figures of their own at /metrics."
     )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="The URL to which traces of recoveries are posted (OTLP over HTTP). Default: that of "
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without these, none are.",
+    )
     no_progress_s: float = Field(
         default=600.0, gt=0, description="After how long without progress a job is stuck, and webhooks are told."
     )
@@ -122,6 +127,13 @@ class Settings(BaseSettings):
     @property
     def places(self) -> Places:
         return Places(roots=tuple(Path(root).expanduser().absolute() for root in self.file_roots.split(":") if root))
+
+    @property
+    def traces_endpoint(self) -> str | None:
+        """As OpenTelemetry's own variables have it: one of them is the URL, the other one what it begins with."""
+        common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        derived = None if not common else f"{common.rstrip('/')}/v1/traces"
+        return self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or derived
 
     @property
     def resolved_database_url(self) -> str:

@@ -62,6 +62,7 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "oidc_client_secret",
         "oidc_issuer",
         "oidc_scopes",
+        "otlp_endpoint",
         "plan_time_limit_s",
         "points_kept_s",
         "poll_s",

@@ -19,9 +19,11 @@ def upgrade() -> None:
         sa.Column("seq", sa.Integer(), nullable=False),
         sa.Column("figures", sa.JSON(), nullable=False),
         sa.Column("held", sa.JSON(), nullable=False),
+        sa.Column("trace_from", sa.Integer(), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"]),
         sa.PrimaryKeyConstraint("job_id"),
     )
+    op.create_index("ix_job_totals_trace_from", "job_totals", ["trace_from"])
     with op.batch_alter_table("jobs") as batch_op:
         batch_op.create_index("ix_jobs_project_state", ["project_id", "state"])
     _create_webhooks()
