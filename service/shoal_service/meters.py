@@ -20,7 +20,8 @@ class Meters:
     """One of each per application, in a registry of its own."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # when each series began: twice as many of them, and of no use to anybody here
+        # When each series began: twice as many of them, and of no use to anybody here.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         registry = self.registry
         ProcessCollector(registry=registry)
