@@ -6,13 +6,11 @@ Owns no figures: what a job has cost is `spending`'s. A store that takes nothing
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 
 import structlog
 from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.limits import CostLimits, deadline_at_s, duration_s
@@ -26,6 +24,7 @@ from shoal_service.models import JobRow, ShareRow
 from shoal_service.outbox import Told
 from shoal_service.shares import Held
 from shoal_service.spending import spending_of
+from shoal_service.turns import Turns
 
 log = structlog.get_logger()
 
@@ -50,23 +49,13 @@ class Enforcement:
     def __init__(self, database: Database, bell: Bell) -> None:
         self._database = database
         self._bell = bell
-        self._task: asyncio.Task[None] | None = None
+        self._turns = Turns("limits", self.look, _LOOK_S)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._keep_on(), name="limits")
+        self._turns.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _keep_on(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except (SQLAlchemyError, OSError):  # a database that is away comes back, and limits are to be kept then
-                log.exception("limits of jobs cannot be looked at, at present")
-            await asyncio.sleep(_LOOK_S)
+        await self._turns.close()
 
     async def look(self) -> None:
         async with self._database.read() as session:

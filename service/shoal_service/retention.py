@@ -15,7 +15,6 @@ from typing import Any
 
 import structlog
 from sqlalchemy import ColumnElement, delete, or_, select, update
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import TERMINAL
@@ -23,6 +22,7 @@ from shoal_service import curve_levels, duties
 from shoal_service.database import Database
 from shoal_service.errors import DatabaseAway, Gone
 from shoal_service.models import CurveRow, JobRow, JournalRow, StepRow, TrackerRow
+from shoal_service.turns import Turns
 
 log = structlog.get_logger()
 
@@ -43,28 +43,26 @@ class Retention:
         self._events_kept_s = events_kept_s
         self._points_kept_s = points_kept_s
         self._holder = duties.new_holder()
-        self._task: asyncio.Task[None] | None = None
+        self._turns = Turns(_DUTY, self._turn, _LOOK_S)
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._events_kept_s is not None or self._points_kept_s is not None
 
     def start(self) -> None:
-        if self._events_kept_s is not None or self._points_kept_s is not None:
-            self._task = asyncio.create_task(self._run(), name=_DUTY)
+        if self._is_wanted:
+            self._turns.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._is_wanted:
+            await self._turns.close()
             with contextlib.suppress(DatabaseAway):  # the lease ends by itself
                 async with self._database.write() as session:
                     await duties.release(session, self._holder)
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                if await self._claim():
-                    await self.turn()
-            except (DatabaseAway, SQLAlchemyError):
-                log.exception("what is past its time cannot be removed at present")
-            await asyncio.sleep(_LOOK_S)
+    async def _turn(self) -> None:
+        if await self._claim():
+            await self.turn()
 
     async def _claim(self) -> bool:
         async with self._database.write() as session:

@@ -8,9 +8,6 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
-
-from shoal_service.errors import DatabaseAway
 
 log = structlog.get_logger()
 
@@ -18,7 +15,7 @@ _STOP_S = 5.0  # that a turn has to end by itself
 
 
 class Turns:
-    """`start` in a running event loop. A turn that finds the database away is taken again `every_s` later."""
+    """`start` in a running event loop. A turn that fails is taken again `every_s` later."""
 
     def __init__(self, name: str, turn: Callable[[], Awaitable[None]], every_s: float) -> None:
         self._name = name
@@ -41,7 +38,7 @@ class Turns:
         while not self._stopping.is_set():
             try:
                 await self._turn()
-            except (DatabaseAway, SQLAlchemyError, OSError):  # it comes back, and what is to be done stands there
+            except Exception:  # a database that is away comes back; what else surprises must not end it for good
                 log.exception("work beside requests cannot be done at present", task=self._name)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):

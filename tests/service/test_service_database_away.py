@@ -104,6 +104,11 @@ def test_a_database_that_is_away_comes_back(tmp_path: Path, own: RunningPostgres
             watcher.join(60)
             assert not watcher.is_alive() and seen == list(range(1, len(told) + 1))
             assert ok(http.get(f"/v1/jobs/{job_id}"))["status"]["state"] == "succeeded"
+            # And who keeps limits beside requests does so again.
+            kept = job_mapping(checkpoint={"uri": tmp_path.as_uri()})
+            late = ok(http.post("/v1/jobs", json=kept))["id"]
+            ok(http.post(f"/v1/jobs/{late}/limits", json={"deadline": "2001-01-31T18:00:00Z"}))
+            eventually(lambda: ok(http.get(f"/v1/jobs/{late}"))["status"]["code"] == "deadline_passed", 60)
 
 
 def test_a_control_plane_waits_for_its_database(tmp_path: Path, own: RunningPostgres) -> None:
