@@ -123,7 +123,7 @@ class Retention:
     async def _let_others(self) -> None:
         """Raises DatabaseAway; ends this turn where another replica has taken over meanwhile."""
         await asyncio.sleep(_PAUSE_S)
-        if self._task is not None and not await self._claim():
+        if self._turns.begun and not await self._claim():
             raise DatabaseAway("another replica does it by now")
 
 

@@ -24,6 +24,10 @@ class Turns:
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def begun(self) -> bool:
+        return self._task is not None
+
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=self._name)
 

@@ -31,7 +31,7 @@ def test_a_job_is_written_watched_shaken_paused_and_cancelled_on_its_page(runnin
         assert page.evaluate("window.stays"), "it was reloaded"
         page.get_by_role("button", name="Checkpoint now").click()
         expect(page.locator("#part-checkpoints")).to_contain_text("stored whole")
-        expect(page.locator("#part-checkpoints").get_by_role("link", name="New job from it").first).to_be_visible()
+        expect(page.locator("#part-checkpoints").get_by_role("link", name="New job from step").first).to_be_visible()
         page.get_by_role("button", name="Pause job").click()
         expect(page.locator("#part-head .chip").first).to_contain_text("paused")
         expect(page.locator("#part-checkpoints")).to_contain_text("stored whole")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 import uvicorn
 from control_plane import Connector, ControlPlane, control_plane
 from fastapi import FastAPI
@@ -18,6 +19,12 @@ from servers import free_ports
 from shoal_service.app import create_app
 from shoal_service.database import Database
 from shoal_service.settings import Settings
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lines_to_logging() -> None:
+    """As in a server: what it tells goes to `logging`, and standard output is the commands' alone."""
+    structlog.configure(wrapper_class=structlog.stdlib.BoundLogger, logger_factory=structlog.stdlib.LoggerFactory())
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
