@@ -321,6 +321,14 @@ class CostModel:
         link among them, where all inputs of a sum meet; a replica's ranks use as many network interfaces as they are,
         if the node has so many.
         """
+        worst = self.once(("worst link", members, count), lambda: self._worst_link(members, count))
+        rate, latency_s, crowding = worst
+        rounds = min(count - 1, 2 * math.ceil(math.log2(count)) - 1)
+        direct_s = latency_s + (count - 2) * min(latency_s, PER_PEER_S)
+        return num_bytes * (1 - 1 / count) / rate * (1 + crowding) + min(rounds * latency_s, direct_s)
+
+    def _worst_link(self, members: frozenset[tuple[str, int]], count: int) -> tuple[float, float, float]:
+        """The least bytes per second, the longest latency, and the worst crowding of any link among them."""
         rate, latency_s, crowding = float("inf"), 0.0, 0.0
         for here, tp in members:
             for there, _ in members:
@@ -330,6 +338,4 @@ class CostModel:
                 lanes = tp if here == there else min(tp, self._nodes[here].nics)
                 rate, latency_s = min(rate, link.bytes_per_s * lanes), max(latency_s, link.latency_s)
                 crowding = max(crowding, link.crowding(count))
-        rounds = min(count - 1, 2 * math.ceil(math.log2(count)) - 1)
-        direct_s = latency_s + (count - 2) * min(latency_s, PER_PEER_S)
-        return num_bytes * (1 - 1 / count) / rate * (1 + crowding) + min(rounds * latency_s, direct_s)
+        return rate, latency_s, crowding

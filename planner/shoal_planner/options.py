@@ -106,6 +106,8 @@ class Figures:
     def __init__(self, costs: CostModel, options: tuple[Option, ...], size: int, holders: float, copies: int) -> None:
         self.options = options
         self.size = size
+        self.per_node = np.array([option.per_node for option in options])
+        self.kind = np.array([option.kind.number for option in options])
         train, model = costs.job.train, costs.job.model
         shared = 1.0 if train.sharding == "none" else holders
         plain = [costs.part("block", o.kind.node.id, o.tp, size) for o in options]

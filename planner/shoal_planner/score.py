@@ -128,14 +128,12 @@ def host_bytes(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -> 
 def kept_elements(plan: Plan, loads: tuple[ReplicaLoad, ...], costs: CostModel) -> dict[str, float]:
     """Elements of optimizer state of which each node's agent keeps snapshots: its own ranks', and what the nodes own
     whose backup it is. A node that runs nothing may be a backup too. Where each holder has all of the optimizer state,
-    one of them snapshots it."""
+    they share its snapshots out as they would share the state."""
     owned: dict[str, float] = defaultdict(float)
-    once = plan.sharding.optimizer != "none"
-    if plan.sharding.optimizer not in ("cluster", "none"):
+    if plan.sharding.optimizer != "cluster":
         owned.update(state_held(plan, costs.job))
     for load in loads if not owned else ():
-        share = 1.0 if once else 1.0 / len(plan.pipelines)  # every pipeline holds everything once at least
-        owned[load.replica.node] += load.owned * load.replica.tp * share
+        owned[load.replica.node] += load.owned * load.replica.tp
     kept = defaultdict(float, owned)
     for node_id, others in costs.backups(plan.copies).items():
         for other in others:

@@ -219,11 +219,16 @@ class _Teams:
     def _least_s(self, teams: list[Team], shared: dict[object, dict[tuple[int, int], Shards]]) -> float:
         """No deal is faster: all replicas run micro-batches of their best size all the time."""
         rate = 0.0
-        for key, count in Counter(
-            (self._key(team), self._crew_key(one), one.node) for team in teams for one in team
-        ).items():
-            team_key, crew, name = key
-            its = shared[team_key][crew].total_s if shared else 0.0
+        keys: list[object] = []
+        counts: Counter[tuple[int, tuple[int, int], str]] = Counter()
+        for team in teams:
+            key = self._key(team)  # as long as the team: too long for one of each replica
+            if key not in keys:
+                keys.append(key)
+            number = keys.index(key)
+            counts.update((number, self._crew_key(one), one.node) for one in team)
+        for (number, crew, name), count in counts.items():
+            its = shared[keys[number]][crew].total_s if shared else 0.0
             seconds = self._seconds(crew[0], name, crew[1], "none")[1:] + its
             rate += count * float((np.arange(1, len(seconds) + 1) / seconds).max())
         return self.batch / rate

@@ -114,7 +114,10 @@ def neighbours(sequence: Sequence, options: tuple[Option, ...], num_layers: int)
 
 
 def _joined(blocks: Iterable[tuple[int, int]], depth: int) -> Sequence:
-    return tuple(itertools.chain.from_iterable((index,) * count for index, count in blocks))[:depth]
+    found: Sequence = ()
+    for index, count in blocks:
+        found += (index,) * count
+    return found[:depth]
 
 
 def most_units(option: Option, num_layers: int) -> int:
@@ -143,8 +146,7 @@ def places(table: Ints) -> Ints:
 
 def hops_s(table: Ints, figures: Figures) -> Floats:
     """What each stage spends on exchange with the next: within a node as long as units of one kind fit there."""
-    per_node = np.array([option.per_node for option in figures.options])
-    kind = np.array([option.kind.number for option in figures.options])
+    per_node, kind = figures.per_node, figures.kind
     found = np.zeros(table.shape)
     used = np.ones(len(table), dtype=np.int64)
     for stage in range(table.shape[1] - 1):
@@ -229,6 +231,7 @@ class _Curve:
     first_slope_s: Floats
     more_offset_s: Floats
     more_slope_s: Floats
+    tight: bool  # whether any stage may compute again
 
     @classmethod
     def of(cls, least: Ints, **figures: Floats) -> _Curve:
@@ -238,6 +241,7 @@ class _Curve:
         return cls(
             **figures,
             least=least,
+            tight=bool((figures["tight_cap"] > figures["cap"]).any()),
             first_offset_s=first * room - first_s,
             first_slope_s=block_s + first * plain,
             more_offset_s=more * room - figures["more_s"],
@@ -248,7 +252,7 @@ class _Curve:
         """The most layers within the time."""
         free = bound_s[:, None] - self.fixed_s
         found = np.minimum(np.floor(free / self.block_s * (1 + 1e-12)), self.cap)
-        if not (self.tight_cap > self.cap).any():
+        if not self.tight:
             return found
         tight = (free + self.first_offset_s) / self.first_slope_s
         tight = np.minimum(tight, (free + self.more_offset_s) / self.more_slope_s)
@@ -294,12 +298,12 @@ class _Curve:
 
     def _enough(self, bound_s: Floats, num_layers: int, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
         limits = np.where(there, self.limits(bound_s), 0)
-        allowed = np.all(limits >= self.least, axis=1)
-        found: NDArray[np.bool_] = np.logical_and(allowed, np.sum(np.maximum(limits, 0), axis=1) >= num_layers)
+        found: NDArray[np.bool_] = (limits >= self.least).all(axis=1) & (limits.sum(axis=1) >= num_layers)
         return found
 
     def _rows(self, rows: Ints) -> _Curve:
-        return _Curve(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        figures = {field.name: getattr(self, field.name) for field in fields(self)}
+        return _Curve(**{name: figure if name == "tight" else figure[rows] for name, figure in figures.items()})
 
     def _without_excess(self, layers: Floats, num_layers: int) -> Floats:
         """Takes what is too much from the slowest stages first."""
@@ -307,6 +311,8 @@ class _Curve:
         order = np.argsort(-self.block_s, axis=1, kind="stable")
         rows = np.arange(len(layers))
         for rank in range(layers.shape[1]):
+            if not excess.any():
+                break
             stage = order[:, rank]
             taken = np.minimum(excess, np.maximum(layers[rows, stage] - self.least[rows, stage], 0))
             layers[rows, stage] -= taken

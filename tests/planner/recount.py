@@ -14,7 +14,7 @@ from shoal_planner import memory as policy
 from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import JobSpec, ModelSpec
-from shoal_planner.placement import backups
+from shoal_planner.placement import Placement
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 
 # What the published memory policy leaves free, in numbers of our own.
@@ -51,26 +51,50 @@ def host_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str, 
     """Bytes by node: of snapshots of its own state and of what it keeps for others, and of state that lives there,
     with the gradients of one block on their way there.
 
-    Each thing is snapshotted once however many hold it: by its holders alike, where each holds all of its state.
+    Each thing is snapshotted once however many hold it: by its holders alike, where each holds all of its state. Copies
+    stand with those who hold the same anyway as long as all hosts have room for that, else where backups are.
     """
+    owned, living = _hosted(plan, job)
+    for by_owners in (True, False):
+        placement = Placement(cluster.nodes, plan.copies, by_owners=by_owners)
+        kept: dict[str, float] = defaultdict(float)
+        for (node, others), elements in owned.items():
+            copies = placement.copies(node, others)
+            for keeper in (node, *copies.live, *copies.sent):
+                kept[keeper] += elements
+        # Two snapshots of the running epoch, and two of the one before while a plan changes; so what lives there.
+        snapshots = {node: 2 * 2 * 12 * elements for node, elements in kept.items()}
+        if all(taken <= cluster.node(node).host_memory_bytes for node, taken in snapshots.items()):
+            break
+    return {node: taken + 2 * living[node] for node, taken in snapshots.items()}
+
+
+def _hosted(plan: Plan, job: JobSpec) -> tuple[dict[tuple[str, frozenset[str]], float], dict[str, float]]:
+    """Elements of which a node takes snapshots, by the other nodes that own them too; bytes of state that live on its
+    host."""
     owners = _owners(plan, job)
-    owned: dict[str, float] = defaultdict(float)
+    replicas = [
+        (pipeline, number, replica)
+        for pipeline in plan.pipelines
+        for number, stage in enumerate(pipeline.stages)
+        for replica in stage.replicas
+    ]
+    nodes: dict[str, set[str]] = defaultdict(set)
+    for pipeline, number, replica in replicas:
+        for name in _held(pipeline, number, replica, job.model):
+            nodes[name].add(replica.node)
+    owned: dict[tuple[str, frozenset[str]], float] = defaultdict(float)
     living: dict[str, float] = defaultdict(float)
-    for pipeline in plan.pipelines:
-        for number, stage in enumerate(pipeline.stages):
-            for replica in stage.replicas:
-                held = _held(pipeline, number, replica, job.model)
-                shares = {name: count * Fraction(replica.state_share) / owners[name] for name, count in held.items()}
-                owned[replica.node] += replica.tp * float(sum(shares.values()))
-                away = _offloaded(_owned(plan, held, replica, owners), stage)
-                passing = min(away, matrix_elements(job.model, replica.tp)["block"])
-                living[replica.node] += replica.tp * float(12 * away + 4 * passing)
-    kept = defaultdict(float, owned)
-    for node, others in backups(cluster.nodes, plan.copies).items():
-        for other in others:
-            kept[other] += owned.get(node, 0.0)
-    # Two snapshots of the running epoch, and two of the one before while a plan changes; so what lives there.
-    return {node: 2 * 2 * 12 * elements + 2 * living[node] for node, elements in kept.items()}
+    for pipeline, number, replica in replicas:
+        held = _held(pipeline, number, replica, job.model)
+        for name, count in held.items():
+            others = nodes[name] - {replica.node} if plan.sharding.optimizer != "cluster" else ()
+            share = Fraction(replica.state_share) / owners[name]
+            owned[replica.node, frozenset(others)] += replica.tp * float(count * share)
+        away = _offloaded(_owned(plan, held, replica, owners), pipeline.stages[number])
+        passing = min(away, matrix_elements(job.model, replica.tp)["block"])
+        living[replica.node] += replica.tp * float(12 * away + 4 * passing)
+    return owned, living
 
 
 def matrix_elements(model: ModelSpec, tp: int) -> dict[str, int]:
