@@ -1,4 +1,4 @@
-"""Chunks of documents as tokens, made by a thread of their own before whoever packs them comes to need them.
+"""Chunks of documents as tokens, made by threads of their own before whoever packs them comes to need them.
 
 A chunk is a fact about the data, so it is the same whoever makes it and when. What a read ahead came to is used by the
 one who would have made it else, at the moment he would have; if it failed it counts for nothing, and is made again
@@ -19,6 +19,8 @@ from threading import Lock
 
 from shoal_workers.documents import Blocks, Encoded, Encoder
 
+# Tokenizers compute without Python's lock. As many cores as a rank has at least, where others go on with its step.
+_THREADS = 2
 _MOST_TOKENS = 2**21  # that are held ahead at once by all sources of a process, unless one document has more
 
 Place = tuple[int, int]  # a block, and a place of it
@@ -89,30 +91,29 @@ class Ahead:
 
 
 class _Reader:
-    """One thread, which makes one after the other. It is given the next only when it is done with one: so a process
-    that ends waits for one chunk, and not for all that are wanted."""
+    """A few threads, each of which makes one after the other. They are given the next only when they are done with one:
+    so a process that ends waits for as many chunks as they are, and not for all that are wanted."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data")
+        self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="data")
         self._waiting: deque[tuple[Future[Made | None], Callable[[], Made | None]]] = deque()
-        self._is_busy = False
+        self._num_busy = 0
         self._lock = Lock()
 
     def submit(self, work: Callable[[], Made | None]) -> Future[Made | None]:
         future: Future[Made | None] = Future()
         with self._lock:
             self._waiting.append((future, work))
-            if not self._is_busy:
-                self._is_busy = True
-                self._go_on()
+            self._go_on()
         return future
 
     def _go_on(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the process ends: whoever still reads does without
-            self._pool.submit(self._next)
+        if self._waiting and self._num_busy < _THREADS:
+            with contextlib.suppress(RuntimeError):  # the process ends: whoever still reads does without
+                self._pool.submit(self._next, *self._waiting.popleft())
+                self._num_busy += 1
 
-    def _next(self) -> None:
-        future, work = self._waiting.popleft()
+    def _next(self, future: Future[Made | None], work: Callable[[], Made | None]) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(work())
@@ -120,9 +121,8 @@ class _Reader:
                 future.set_exception(error)
         del future, work  # what was made is its taker's alone
         with self._lock:
-            self._is_busy = bool(self._waiting)
-            if self._is_busy:
-                self._go_on()
+            self._num_busy -= 1
+            self._go_on()
 
 
 @functools.lru_cache(maxsize=1)
@@ -132,12 +132,19 @@ def _reader(process: int) -> _Reader:
 
 
 _HELD: weakref.WeakSet[Made] = weakref.WeakSet()
+_HOLDING = Lock()
 
 
 def _made(source: Ahead | None, place: Place, num_tokens: int) -> Made | None:
     """None: there is no room for it, or nobody who waits."""
-    if source is None or sum(made.num_tokens for made in _HELD) >= _MOST_TOKENS:
+    if source is None or not _has_room():
         return None
     made = source.make(place, num_tokens)
-    _HELD.add(made)
+    with _HOLDING:
+        _HELD.add(made)
     return made
+
+
+def _has_room() -> bool:
+    with _HOLDING:
+        return sum(made.num_tokens for made in _HELD) < _MOST_TOKENS
