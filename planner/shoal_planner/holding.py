@@ -17,6 +17,8 @@ from shoal_planner.parameters import parameters, stage_units
 from shoal_planner.placement import Placement
 from shoal_planner.plan import Plan
 
+Units = tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
@@ -71,14 +73,16 @@ def held_state(plan: Plan, job: JobSpec) -> tuple[Held, ...]:
     """By who holds it. Of each element one rank vouches, even where all holders of a unit have all its state: they
     share that out as they would share the state. What is not split beyond nodes lies whole on every node that holds its
     unit."""
-    holders, elements = _holders(plan), _elements(job)
+    elements = _elements(job)
     found: defaultdict[tuple[str, frozenset[str]], float] = defaultdict(float)
-    for unit, entries in holders.items():
+    holders = _holders(plan, elements)
+    for units, count in elements.items():
+        entries = holders[units]
         total = sum(share for _, share in entries)
         nodes = frozenset(node_id for node_id, _ in entries)
         for node_id, share in entries:
             owners = frozenset() if plan.sharding.optimizer == "cluster" else nodes - {node_id}
-            found[node_id, owners] += elements[unit] * share / total
+            found[node_id, owners] += count * share / total
     return tuple(
         Held(home=home, elements=count, owners=owners)
         for (home, owners), count in sorted(found.items(), key=lambda entry: (entry[0][0], sorted(entry[0][1])))
@@ -93,19 +97,25 @@ def state_held(plan: Plan, job: JobSpec) -> dict[str, float]:
     return dict(sorted(owned.items()))
 
 
-def _holders(plan: Plan) -> dict[int, list[tuple[str, float]]]:
-    """By unit, the nodes of the replicas that hold it, each with its share."""
-    holders: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
+def _holders(plan: Plan, known: Iterable[Units]) -> dict[Units, list[tuple[str, float]]]:
+    """By units, the nodes of the replicas that hold any of them, each with its share."""
+    tied = [units for units in known if len(units) > 1]
+    holders: defaultdict[Units, list[tuple[str, float]]] = defaultdict(list)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            for unit in stage_units(plan, p, s):
-                holders[unit].extend((replica.node, replica.state_share) for replica in stage.replicas)
+            entries = [(replica.node, replica.state_share) for replica in stage.replicas]
+            own = stage_units(plan, p, s)
+            for unit in own:
+                holders[unit,].extend(entries)
+            for units in tied:
+                if not set(units).isdisjoint(own):
+                    holders[units].extend(entries)
     return holders
 
 
-def _elements(job: JobSpec) -> dict[int, int]:
-    """By unit; of a tied embedding in its first."""
-    elements: defaultdict[int, int] = defaultdict(int)
+def _elements(job: JobSpec) -> dict[Units, int]:
+    """By the units whose holders share them: two of a tied embedding."""
+    elements: defaultdict[Units, int] = defaultdict(int)
     for parameter in parameters(job.model):
-        elements[parameter.units[0]] += parameter.numel
+        elements[parameter.units] += parameter.numel
     return elements

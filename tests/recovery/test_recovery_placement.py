@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal_planner.cluster import ClusterSnapshot, Node
-from shoal_planner.holding import held_state, keeping
+from shoal_planner.holding import held_state, keeping, state_held
 from shoal_planner.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.memory import snapshot_bytes
 from shoal_planner.parameters import num_parameters, parameters
@@ -159,6 +160,31 @@ def test_the_stage_of_the_other_pipeline_mirrors_what_would_have_been_sent() -> 
     for node in "abcd":
         assert kept[node].sent == kept[node].received == 0
         assert kept[node].kept == pytest.approx(in_spans[node], abs=60)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("optimizer", ["none", "node", "cluster"])
+def test_shares_and_tied_embeddings_count_for_the_planner_as_for_the_ranks(optimizer: str, tied: bool) -> None:
+    """A stage of its own for the end of the model; the other pipeline owes most of the state to one replica."""
+    model = dataclasses.replace(MODEL, tie_embeddings=tied)
+
+    def stage(layers: tuple[int, int], node: str, share: float = 1.0) -> Stage:
+        return Stage(layers=(layers,), replicas=(Replica(node=node, devices=(0,), samples=1, state_share=share),))
+
+    plan = Plan(
+        pipelines=(
+            Pipeline(micro_batch=1, micro_batches=3, stages=(stage((0, 4), "a"), stage((4, 4), "b", 0.5))),
+            Pipeline(micro_batch=1, micro_batches=1, stages=(stage((0, 4), "c", 3.0),)),
+        ),
+        sharding=Sharding(optimizer=optimizer),  # type: ignore[arg-type]
+    )
+    shards = shard_map(plan, model)
+    found = place_copies(shards, ClusterSnapshot(nodes=tuple(_node(name) for name in "abc")), 0)
+    in_spans = host_elements(shards, found)
+    held = state_held(plan, dataclasses.replace(JOB, model=model))
+    assert sum(in_spans.values()) == num_parameters(model)
+    # Shares are rounded to elements parameter by parameter.
+    assert held == pytest.approx(in_spans, abs=len(list(parameters(model))))
 
 
 @pytest.mark.parametrize("copies", [0, 1, 2])
