@@ -243,11 +243,11 @@ def torchvision(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def data_of_the_quick_start() -> Iterator[None]:
-    """The script says itself where it keeps its data."""
+    """The script says itself where it keeps its data. Few pictures: it trains a ResNet on what may be half a core."""
     root = Path("/tmp/data/FashionMNIST")
     if root.exists():
         pytest.skip(f"{root} is somebody's")
-    write_fashion_mnist(root.parent, 25_600, 64)
+    write_fashion_mnist(root.parent, 3_200, 64)
     yield
     shutil.rmtree(root)
 
