@@ -98,12 +98,13 @@ class CrewSearch:
         return self._left > 0
 
     def run(self, best_s: float) -> None:
-        """Looks for what is done in ever more time, up to `best_s`: where anything is found, the best is."""
+        """Looks for what is done in ever more time, up to `best_s`. Where something is found that is done in that time,
+        the best is; what comes up beside it and takes longer ends nothing."""
         self.best_s = best_s
         for within_s in _times_s(best_s, self._shares):
             before = self._tries
             self._look(within_s)
-            if self.best_s < best_s or (self._told and self.exchanges.nodes_lack(self._names)):
+            if self.best_s <= within_s or (self._told and self.exchanges.nodes_lack(self._names)):
                 break
             if math.isinf(best_s) and self._tries == before > 0:
                 self._look(math.inf)  # twice the time allowed nothing more: perhaps no time does
