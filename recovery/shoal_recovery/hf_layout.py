@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from shoal_planner.architecture import Activation, Family, ModelSpec, RopeScaling
@@ -171,10 +172,12 @@ def _of_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def config_of_model(model: ModelSpec, positions: int | None) -> dict[str, Any]:
-    """A config.json with which transformers loads what is exported; `positions` is how long its contexts may be. Raises
-    InvalidField for a model whose options its family does not have there. Of modules of a user's own it says which
-    they are, to people."""
+def config_of_model(
+    model: ModelSpec, positions: int | None, said: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """A config.json with which transformers loads what is exported; `positions` is how long its contexts may be. What
+    is `said` of other things than shapes (`hf_beside`) counts more. Raises InvalidField for a model whose options its
+    family does not have there. Of modules of a user's own it says which they are, to people."""
     if model.module is not None:
         return {"entrypoint": model.module.entrypoint, "arguments": model.module.called_with}
     if model.family == "gpt2":
@@ -182,7 +185,7 @@ def config_of_model(model: ModelSpec, positions: int | None) -> dict[str, Any]:
     else:
         if model.family == "llama" and model.hidden % model.heads:
             raise InvalidField("model.heads", model.heads, f"must divide hidden ({model.hidden}) in their Llama")
-        reach = max(positions or 0, _stretched(model.rope_scaling))
+        reach = max(positions or 0, stretched(model.rope_scaling))
         config = _as_llama(model) | ({"max_position_embeddings": reach} if reach else {})
     general = {
         "architectures": [_ARCHITECTURES[model.family]],
@@ -191,12 +194,12 @@ def config_of_model(model: ModelSpec, positions: int | None) -> dict[str, Any]:
         "tie_word_embeddings": model.tie_embeddings,
         "torch_dtype": "float32",
     }
-    found = general | config
+    found: dict[str, Any] = general | config
     _check_same(model, found)
-    return found
+    return {**found, **said}
 
 
-def _stretched(scaling: RopeScaling | None) -> int:
+def stretched(scaling: RopeScaling | None) -> int:
     """How long the contexts are that positions are stretched to. Some of their loaders take the factor from this."""
     if scaling is None or scaling.original_positions is None:
         return 0

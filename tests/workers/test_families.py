@@ -112,7 +112,7 @@ def test_logits_and_what_a_model_goes_on_with_are_those_of_transformers(saved: t
     drawn = [list(ours.goes_on([1, 2], 12, temperature=1.0, seed=seed)) for seed in (5, 5, 6)]
     assert drawn[0] == drawn[1] != drawn[2]
     first = drawn[0][0]
-    assert list(ours.goes_on([1, 2], 12, temperature=1.0, seed=5, end=first)) == []
+    assert list(ours.goes_on([1, 2], 12, temperature=1.0, seed=5, ends=(first,))) == []
     with pytest.raises(InvalidField, match="prompt = 256: is no token of the model, which knows 256"):
         list(ours.goes_on([1, 256], 1))
 
