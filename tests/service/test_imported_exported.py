@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from family_ground import CONFIGS, save_family
+from family_ground import CONFIGS, WINDOWS, save_family
 from safetensors.torch import load_file
 from stored_steps import store_step
 
@@ -24,7 +24,7 @@ from shoal_workers.solo import run_solo
 TRAIN = {"global_batch": 4, "seq_len": 16, "steps": 3}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *WINDOWS])
 def test_what_comes_back_is_what_came_and_goes_on_alike(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
