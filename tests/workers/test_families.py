@@ -347,6 +347,19 @@ def test_a_folder_of_another_model_is_refused(change: dict[str, Any], said: str,
         run_solo(parse_job(document), 1)
 
 
+def test_a_file_cut_in_half_is_seen_without_a_tensor_read(tmp_path: Path) -> None:
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    size = file.stat().st_size
+    document = {"name": "a", "model": {"hf": tmp_path.as_uri()}, "data": {"uri": "stdlib:"}}
+    with_hf_model(document)
+    with file.open("r+b") as opened:
+        opened.truncate(size // 2)
+    said = f"model.safetensors = {size // 2}: bytes are not the {size} that its header tells of"
+    with pytest.raises(InvalidField, match=said):
+        with_hf_model(document)
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
