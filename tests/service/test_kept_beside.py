@@ -165,3 +165,17 @@ def test_a_table_of_positions_ends_a_text(tmp_path: Path, capsys: pytest.Capture
     assert "the model has 12 positions: there is no room for more" in said.err
     assert cli.run(["generate", place, "--prompt", 2 * PROMPT]) == 2
     assert "prompt = 'of 16 tokens': is too long: the model has 12 positions" in capsys.readouterr().err
+
+
+def test_checkpoints_of_earlier_versions_are_exported_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _stored({"name": "a", "model": SHAPE, "train": TRAIN, "data": {"uri": "stdlib:"}}, "job_1", tmp_path)
+    shutil.rmtree(tmp_path / "store" / "job_1" / "folder")
+    place = f"{(tmp_path / 'store').as_uri()}/job_1"
+    assert cli.run(["export", place, str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
+    assert "eos_token_id" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    capsys.readouterr()
+    assert cli.run(["generate", place, "--prompt", PROMPT, "--tokens", "4", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 4
