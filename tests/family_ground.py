@@ -51,15 +51,31 @@ CONFIGS: dict[str, Any] = {
         attn_implementation="eager",
     ),
 }
+# Narrower than what they are asked to go on with.
+WINDOWS: dict[str, Any] = {
+    "mistral, windows": lambda: transformers.MistralConfig(**COMMON, sliding_window=16),
+    "qwen2, late windows": lambda: transformers.Qwen2Config(
+        **COMMON, use_sliding_window=True, sliding_window=16, max_window_layers=2
+    ),
+    "qwen3, some windows": lambda: transformers.Qwen3Config(
+        **COMMON,
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+    ),
+}
 
 
 def save_family(name: str, folder: Path) -> Path:
-    """With random values in all vectors too."""
+    """With random values in all vectors too; in what has windows, with matrices so large that these matter."""
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    model = transformers.AutoModelForCausalLM.from_config((CONFIGS | WINDOWS)[name]())
     with torch.no_grad():
         for tensor in model.parameters():
             if tensor.ndim == 1:
                 tensor.add_(0.1 * torch.randn_like(tensor))
+            elif name in WINDOWS:
+                tensor.mul_(4)
     model.save_pretrained(folder)
     return folder

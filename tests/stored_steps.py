@@ -12,12 +12,14 @@ import numpy as np
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import commit
+from shoal_recovery.hf_beside import files_beside, keep_beside
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Kind, Manifest, Snapshot
 from shoal_recovery.store import open_store
 from shoal_workers.rows import stored_from_rows
 from shoal_workers.shards import snapshot_name
 from shoal_workers.stored_copies import StoredCopies
+from shoal_workers.tokenizing import end_token_of
 from shoal_workers.uploads import Uploads
 
 
@@ -46,4 +48,5 @@ def store_step(job: JobSpec, weights: dict[str, Any], job_id: str, step: int, pl
         assert result.problem is None
         pieces += stored_from_rows(result.rows)
     manifest = Manifest(version=1, job=job_id, step=step, epoch=1, next_sample=4 * step, pieces=tuple(pieces))
+    keep_beside(open_store((place / "store").as_uri()), job_id, files_beside(job, end_token_of(job)))
     commit(open_store((place / "store").as_uri()), manifest, job.model)

@@ -77,7 +77,8 @@ class ModelSpec:
     Positions are rotary, or else rows of a table of `learned_positions`. `qk_norm`: each head's queries and keys are
     normed before they are turned. `norm` is the root mean square (a weight), or LayerNorm (a weight and a bias).
     `qkv_bias`, `out_bias` (of attention) and `mlp_bias` say which products have biases. `window`: how many positions
-    back, its own among them, attention reaches; all of them by default. With `lora`, which follows from a job's
+    back, its own among them, attention reaches; all of them by default. `window_layers`: the blocks, from 0, that
+    it holds for; by default all. With `lora`, which follows from a job's
     `train.lora`, adapters are trained and nothing else. Of a `module` of the user's own nothing but layers, hidden,
     vocab and, as what tensor parallelism divides, heads is so.
     """
@@ -98,6 +99,7 @@ class ModelSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     window: int | None = None
+    window_layers: tuple[int, ...] | None = None
     learned_positions: int | None = None
     tie_embeddings: bool = True
     rope_theta: float = ROPE_THETA
@@ -128,8 +130,21 @@ class ModelSpec:
                     raise InvalidField(name, getattr(self, name), problem)
         if self.heads % self.num_kv_heads:
             raise InvalidField("kv_heads", self.kv_heads, f"must divide heads ({self.heads})")
+        if self.window_layers is not None:
+            self._check_window_layers(self.window_layers)
         check_positive("rope_theta", self.rope_theta)
         check_positive("norm_eps", self.norm_eps)
+
+    def _check_window_layers(self, layers: tuple[int, ...]) -> None:
+        if self.window is None:
+            raise InvalidField("window_layers", list(layers), "needs window")
+        if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= self.layers:
+            problem = f"must be numbers of blocks, from 0 to {self.layers - 1}, in order"
+            raise InvalidField("window_layers", list(layers), problem)
+
+    def window_of(self, layer: int) -> int | None:
+        """How far back attention of this block reaches, from 0."""
+        return self.window if self.window_layers is None or layer in self.window_layers else None
 
     @property
     def num_kv_heads(self) -> int:

@@ -50,6 +50,7 @@ _MODEL: Mapping[str, str] = {
     "mlp_bias": "Biases of the MLP.",
     "qk_norm": "Queries and keys are normed head by head.",
     "window": "How far back attention reaches; at least train.seq_len.",
+    "window_layers": "The blocks, from 0, that the window holds for; all by default.",
     "learned_positions": "Positions come from a table of so many rows, and are not rotary.",
     "tie_embeddings": "The head uses the embedding's weight.",
     "rope_theta": "The base of rotary positions.",

@@ -31,7 +31,7 @@ from shoal_recovery.store import Store, open_store
 
 _STEP = "train.init_step"
 # Contexts are made longer by changing these; the family says no more than how files are laid out.
-_FREE = ("family", "rope_theta", "rope_scaling", "window")
+_FREE = ("family", "rope_theta", "rope_scaling", "window", "window_layers")
 T = TypeVar("T")
 
 

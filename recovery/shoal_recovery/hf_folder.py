@@ -131,6 +131,7 @@ class HfFolder:
         (length,) = struct.unpack("<Q", self._store.read(file, 0, _LENGTH_BYTES))
         if length > _MOST_HEADER_BYTES:
             raise InvalidField(file, length, "is no length of a header: it is no safetensors file")
+        begin = end = _LENGTH_BYTES + length
         for name, entry in self._parsed(file, self._store.read(file, _LENGTH_BYTES, length)).items():
             if name == "__metadata__":
                 continue
@@ -143,7 +144,20 @@ class HfFolder:
                 whole = False
             if not whole:
                 raise InvalidField(f"{file}: {name}", entry, "says of no tensor what it is and where")
-            yield name, _Tensor(file=file, dtype=entry["dtype"], shape=shape, offset=_LENGTH_BYTES + length + first)
+            end = max(end, begin + last)
+            yield name, _Tensor(file=file, dtype=entry["dtype"], shape=shape, offset=begin + first)
+        self._check_ends(file, end)
+
+    def _check_ends(self, file: str, end: int) -> None:
+        """By its last byte: sizes take lists, which not all may ask for."""
+        try:
+            self._store.read(file, end - 1, 1)
+        except (StoreUnreachable, StoreRefused):
+            raise
+        except StoreError as error:
+            found = next((one.num_bytes for one in self._store.entries(file) if one.name == file), None)
+            problem = f"bytes are not the {end} that its header tells of: it was cut short or replaced"
+            raise InvalidField(f"{self._store.uri}/{file}", found, problem) from error
 
     def _files(self) -> tuple[str, ...]:
         """One file goes before an index of several, as with their own loaders."""

@@ -14,12 +14,12 @@ from shoal_recovery.store import open_store
 
 _FIELD = "model.hf"
 # What may differ from what the weights were trained with: contexts are made longer so.
-_FREE = ("rope_theta", "rope_scaling", "window")
+_FREE = ("rope_theta", "rope_scaling")
 
 
 def with_hf_model(value: object) -> object:
     """The document of a job with its model spelled out, if it names one of theirs; reads the folder's config and the
-    headers of its files. Beside it a job may say how far it looks back. Raises InvalidField."""
+    headers of its files. Beside it a job may stretch its positions. Raises InvalidField."""
     if not (isinstance(value, Mapping) and isinstance(value.get("model"), Mapping) and "hf" in value["model"]):
         return value
     rest: dict[str, Any] = dict(value["model"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from shoal_planner.architecture import Activation, Family, ModelSpec, RopeScaling
@@ -127,6 +128,7 @@ def _of_llama(config: Mapping[str, Any], kind: Family) -> dict[str, Any]:
     config = {**_DEFAULTS.get(kind, {}), **config}
     biased = kind in ("llama", "qwen3") and bool(config.get("attention_bias", False))
     scaling = _scaling_of(config)
+    window, window_layers = _window(config, kind)
     return {
         "layers": _required(config, "num_hidden_layers"),
         "hidden": _required(config, "hidden_size"),
@@ -140,7 +142,8 @@ def _of_llama(config: Mapping[str, Any], kind: Family) -> dict[str, Any]:
         "out_bias": biased,
         "mlp_bias": kind == "llama" and bool(config.get("mlp_bias", False)),
         "qk_norm": kind == "qwen3",
-        "window": _window(config, kind),
+        "window": window,
+        "window_layers": window_layers,
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
         "rope_theta": _theta(config),
         "rope_scaling": None if scaling is None else dataclasses.asdict(scaling),
@@ -171,10 +174,12 @@ def _of_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def config_of_model(model: ModelSpec, positions: int | None) -> dict[str, Any]:
-    """A config.json with which transformers loads what is exported; `positions` is how long its contexts may be. Raises
-    InvalidField for a model whose options its family does not have there. Of modules of a user's own it says which
-    they are, to people."""
+def config_of_model(
+    model: ModelSpec, positions: int | None, said: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """A config.json with which transformers loads what is exported; `positions` is how long its contexts may be. What
+    is `said` of other things than shapes (`hf_beside`) counts more. Raises InvalidField for a model whose options its
+    family does not have there. Of modules of a user's own it says which they are, to people."""
     if model.module is not None:
         return {"entrypoint": model.module.entrypoint, "arguments": model.module.called_with}
     if model.family == "gpt2":
@@ -182,7 +187,7 @@ def config_of_model(model: ModelSpec, positions: int | None) -> dict[str, Any]:
     else:
         if model.family == "llama" and model.hidden % model.heads:
             raise InvalidField("model.heads", model.heads, f"must divide hidden ({model.hidden}) in their Llama")
-        reach = max(positions or 0, _stretched(model.rope_scaling))
+        reach = max(positions or 0, stretched(model.rope_scaling))
         config = _as_llama(model) | ({"max_position_embeddings": reach} if reach else {})
     general = {
         "architectures": [_ARCHITECTURES[model.family]],
@@ -191,12 +196,12 @@ def config_of_model(model: ModelSpec, positions: int | None) -> dict[str, Any]:
         "tie_word_embeddings": model.tie_embeddings,
         "torch_dtype": "float32",
     }
-    found = general | config
+    found: dict[str, Any] = general | config
     _check_same(model, found)
-    return found
+    return {**found, **said}
 
 
-def _stretched(scaling: RopeScaling | None) -> int:
+def stretched(scaling: RopeScaling | None) -> int:
     """How long the contexts are that positions are stretched to. Some of their loaders take the factor from this."""
     if scaling is None or scaling.original_positions is None:
         return 0
@@ -219,9 +224,15 @@ def _as_llama(model: ModelSpec) -> dict[str, Any]:
         "attention_bias": model.qkv_bias,
         "mlp_bias": model.mlp_bias,
         "sliding_window": model.window,
-        **({"use_sliding_window": model.window is not None} if model.family.startswith("qwen") else {}),
-        **({"max_window_layers": 0} if model.family.startswith("qwen") and model.window is not None else {}),
+        **(_as_qwen_windows(model) if model.family.startswith("qwen") else {}),
     }
+
+
+def _as_qwen_windows(model: ModelSpec) -> dict[str, Any]:
+    if model.window is None:
+        return {"use_sliding_window": False}
+    kinds = [_FULL if model.window_of(layer) is None else _SLIDING for layer in range(model.layers)]
+    return {"use_sliding_window": True, "max_window_layers": 0, "layer_types": kinds}
 
 
 def _as_gpt2(model: ModelSpec) -> dict[str, Any]:
@@ -293,16 +304,23 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_parameters") or {}
 
 
-def _window(config: Mapping[str, Any], kind: Family) -> int | None:
-    """Of models with windows in some layers alone, which begin at `max_window_layers`, the narrowest counts."""
+def _window(config: Mapping[str, Any], kind: Family) -> tuple[int | None, tuple[int, ...] | None]:
+    """How wide, and of which layers, where not all have one: those that the config lists, or else those from
+    `max_window_layers` on. In Mistral all or none have one."""
     kinds = config.get("layer_types")
     if kinds is not None and not (isinstance(kinds, Sequence) and set(kinds) <= {_FULL, _SLIDING}):
         raise InvalidField("layer_types", kinds, f"must be a list of {_FULL} and {_SLIDING}")
     used = kind != "llama" and config.get("use_sliding_window", kind == "mistral")
-    layers = (config.get("max_window_layers") or 0) if kind.startswith("qwen") else 0
-    slides = layers < _required(config, "num_hidden_layers") if kinds is None else _SLIDING in kinds
     window: int | None = config.get("sliding_window")
-    return window if used and slides else None
+    count = _required(config, "num_hidden_layers")
+    first = (config.get("max_window_layers") or 0) if kind.startswith("qwen") else 0
+    if kinds is None or kind == "mistral":  # whose classes pay no heed to the list
+        sliding = tuple(range(first, count))
+    else:
+        sliding = tuple(layer for layer, each in enumerate(kinds) if each == _SLIDING)
+    if not used or window is None or not sliding:
+        return None, None
+    return window, None if len(sliding) == count else sliding
 
 
 def _activation(config: Mapping[str, Any], name: str, usual: str) -> Activation:

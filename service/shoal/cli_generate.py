@@ -13,7 +13,7 @@ import typer
 
 from shoal.cli_input import BadUsage, job_with_model
 from shoal.cli_plan import AsJson
-from shoal.cli_show import show_json
+from shoal.cli_show import say, show_json
 from shoal.cli_storages import place_of
 from shoal.client import Client
 from shoal.errors import ShoalError
@@ -33,7 +33,11 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
     step: Annotated[int | None, typer.Option(metavar="N", help="Which checkpoint (default: the newest).")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="bytes, or a tokenizer's file or folder (default: the job's).")
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="bytes, or a tokenizer's file or folder (default: the job's, or what is beside the weights).",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,9 +49,9 @@ def generate(
         "temperature": temperature,
         "seed": seed,
     }
-    text, found = "", list[int]()
+    text, found, note = "", list[int](), ""
     for line in _lines(order):
-        found = line.get("tokens", found)
+        found, note = line.get("tokens", found), line.get("note", "")
         text += line.get("text", "")
         if not as_json and "text" in line:
             print(line["text"], end="", flush=True)
@@ -55,26 +59,21 @@ def generate(
         show_json({"prompt": prompt, "text": text, "tokens": found})
     else:
         print()
+    if note:
+        say(note)
 
 
 def _order(what: str, tokenizer: str | None) -> dict[str, Any]:
-    """Where the weights are, how text becomes tokens, and how far the model was taught to look back."""
+    """Where the weights are, and how text becomes tokens; None: as what is beside them says."""
     folder = Path(what)
     if "://" in what or folder.is_dir():
-        theirs = folder / "tokenizer.json"
-        usual = str(folder) if theirs.is_file() else "bytes"
-        uri = what if "://" in what else folder.resolve().as_uri()
-        return {"uri": uri, "tokenizer": tokenizer or usual, "positions": 2048}
+        return {"uri": what if "://" in what else folder.resolve().as_uri(), "tokenizer": tokenizer}
     with Client() as client:
         job = client.get(what)
         spec, place = job_with_model(job), place_of(client, job)
     if place is None:
         raise BadUsage(f"{what} has no checkpoint.uri, so nothing of it is stored")
-    return {
-        "uri": f"{place.rstrip('/')}/{what}",
-        "tokenizer": tokenizer or spec.data.tokenizer,
-        "positions": spec.train.seq_len,
-    }
+    return {"uri": f"{place.rstrip('/')}/{what}", "tokenizer": tokenizer or spec.data.tokenizer}
 
 
 def _lines(order: dict[str, Any]) -> Iterator[dict[str, Any]]:

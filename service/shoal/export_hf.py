@@ -17,6 +17,8 @@ from safetensors.numpy import save_file
 from shoal_planner.job import ModelSpec
 from shoal_planner.parameters import parameters, without_adapters
 from shoal_recovery.first_weights import ReadWeights, stored_weights
+from shoal_recovery.hf_beside import kept_beside, said_beside
+from shoal_recovery.hf_folder import CONFIG
 from shoal_recovery.hf_layout import also_named, config_of_model, place_of
 from shoal_recovery.state import Manifest
 from shoal_recovery.store import Store
@@ -29,17 +31,22 @@ _METADATA = {"format": "pt"}  # without it, their loader refuses a file
 def export_hf(
     store: Store, manifest: Manifest, model: ModelSpec, seq_len: int | None, folder: Path, file_bytes: int = _FILE_BYTES
 ) -> tuple[Path, ...]:
-    """Writes the float32 weights, at most about `file_bytes` to a file; what was written. Adapters are merged into
-    their base. Raises StoreError, OSError, and InvalidField for a model that its family there cannot be."""
+    """Writes the float32 weights, at most about `file_bytes` to a file, and what was kept beside them; what was
+    written. `seq_len` is how long contexts may be where nothing was. Adapters are merged into their base. Raises
+    StoreError, OSError, and InvalidField for a model that its family there cannot be."""
     whole = without_adapters(model)
-    config = config_of_model(whole, seq_len)
+    beside = kept_beside(store, manifest.job)
+    config = config_of_model(whole, seq_len, said_beside(beside))
     folder.mkdir(parents=True, exist_ok=True)
     num_files = _num_files(whole, file_bytes)
     _check_free(folder, num_files)
-    file = folder / "config.json"
+    file = folder / CONFIG
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="ascii")
     weights = _write(_tensors(stored_weights(store, manifest, model), whole), num_files, file_bytes, folder)
-    return (file, *weights)
+    others = [(folder / name, data) for name, data in sorted(beside.items()) if name != CONFIG]
+    for path, data in others:
+        path.write_bytes(data)
+    return (file, *weights, *(path for path, _ in others))
 
 
 def _check_free(folder: Path, num_files: int) -> None:

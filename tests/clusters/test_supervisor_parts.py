@@ -17,6 +17,7 @@ from shoal_planner.job import CheckpointSpec, DataSpec, JobSpec, ModelSpec, Trai
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import list_manifests, load_manifest, put_shard
 from shoal_recovery.decide import ChangePlan
+from shoal_recovery.hf_beside import ends_of, kept_beside
 from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot
@@ -203,11 +204,13 @@ def test_a_step_is_committed_when_it_is_whole_and_safe(
     commits.expect(1, 0, owners(1, PLAN, MODEL))
     commits.uploaded(upload(tmp_path, 1, 3, 1))
     assert not list_manifests(DirectoryStore(tmp_path), "j")
+    assert not kept_beside(DirectoryStore(tmp_path), "j")
     commits.safe(3)
     done = results.get(timeout=10.0)
     assert isinstance(done, CheckpointCommitted)
     assert (done.step, done.epoch) == (3, 1)
     assert list_manifests(DirectoryStore(tmp_path), "j") == (3,)
+    assert ends_of(kept_beside(DirectoryStore(tmp_path), "j")) == (0,), "as bytes end documents"
     eventually(lambda: commits.settled(3))
     commits.uploaded(upload(tmp_path, 1, 3, 1))
     for step in (4, 5):

@@ -162,7 +162,7 @@ def test_a_checkpoint_goes_on_with_a_text_as_its_export_does(
     assert cli.run(["export", place, str(tmp_path / "out")]) == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     prompt = torch.tensor([list(b"import o")])
-    tokens = theirs.generate(prompt, max_new_tokens=32, do_sample=False, eos_token_id=0, pad_token_id=0)
+    tokens = theirs.generate(prompt, max_new_tokens=32, do_sample=False)
     expected = [token for token in tokens[0, 8:].tolist() if token]
     capsys.readouterr()
     for what in (place, str(tmp_path / "out"), (tmp_path / "out").as_uri()):

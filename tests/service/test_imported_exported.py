@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from family_ground import CONFIGS, save_family
+from family_ground import CONFIGS, WINDOWS, save_family
 from safetensors.torch import load_file
 from stored_steps import store_step
 
@@ -24,7 +24,7 @@ from shoal_workers.solo import run_solo
 TRAIN = {"global_batch": 4, "seq_len": 16, "steps": 3}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *WINDOWS])
 def test_what_comes_back_is_what_came_and_goes_on_alike(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,9 +46,17 @@ def test_what_comes_back_is_what_came_and_goes_on_alike(
         assert values.tobytes() == begun.weights[one.fqn].tobytes(), one.fqn
     capsys.readouterr()
     prompt = list(b"import o")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float32)
-    found = theirs.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False, eos_token_id=0, pad_token_id=0)
-    expected = [token for token in found[0, len(prompt) :].tolist() if token]
+    expected = _goes_on(tmp_path / "theirs", prompt)
+    assert _goes_on(tmp_path / "back", prompt) == expected
     for what in (place, str(tmp_path / "back")):
         assert cli.run(["generate", what, "--prompt", "import o", "--tokens", "32", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["tokens"] == expected
+
+
+def _goes_on(folder: Path, prompt: list[int]) -> list[int]:
+    """As transformers does by default, from the folder alone; without the token that ended it."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)[0, len(prompt) :].tolist()
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    return found[:-1] if found[-1] in ends else found

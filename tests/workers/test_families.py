@@ -25,7 +25,7 @@ from engine_runs import (
     run_noting_logits,
     worst_difference,
 )
-from family_ground import CONFIGS, save_family
+from family_ground import CONFIGS, WINDOWS, save_family
 from safetensors.torch import load_file, save_file
 
 from shoal_planner.architecture import ModelSpec, RopeScaling
@@ -37,6 +37,7 @@ from shoal_planner.parameters import parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.strict import read
 from shoal_recovery.hf_folder import HfFolder
+from shoal_recovery.hf_jobs import with_hf_model
 from shoal_recovery.hf_layout import config_of_model, model_of_config
 from shoal_recovery.state import OWNED_KINDS, Kind
 from shoal_recovery.store import open_store
@@ -112,9 +113,44 @@ def test_logits_and_what_a_model_goes_on_with_are_those_of_transformers(saved: t
     drawn = [list(ours.goes_on([1, 2], 12, temperature=1.0, seed=seed)) for seed in (5, 5, 6)]
     assert drawn[0] == drawn[1] != drawn[2]
     first = drawn[0][0]
-    assert list(ours.goes_on([1, 2], 12, temperature=1.0, seed=5, end=first)) == []
+    assert list(ours.goes_on([1, 2], 12, temperature=1.0, seed=5, ends=(first,))) == []
     with pytest.raises(InvalidField, match="prompt = 256: is no token of the model, which knows 256"):
         list(ours.goes_on([1, 256], 1))
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_attention_within_windows_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    """And what is farther away counts in layers without one, as in a model that has none it would in all."""
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(save_family(name, tmp_path), dtype=torch.float32).eval()
+    folder = HfFolder(open_store(tmp_path.as_uri()))
+
+    def ours(model: ModelSpec) -> Generator:
+        return Generator(model, lambda *part: torch.from_numpy(folder.values(model, *part)), 48)
+
+    tokens_BS = torch.randint(256, (3, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(tokens_BS).logits
+        torch.testing.assert_close(ours(folder.model).logits(tokens_BS), expected, rtol=0, atol=1e-4)
+        without = ours(replace(folder.model, window=None, window_layers=None)).logits(tokens_BS)
+        assert (without - expected).abs().max() > 0.1
+    found = theirs.generate(tokens_BS[:1, :8], max_new_tokens=32, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert list(ours(folder.model).goes_on(tokens_BS[0, :8].tolist(), 32)) == found[0, 8:].tolist()
+    document = {"name": "a", "model": {"hf": tmp_path.as_uri()}, "data": {"uri": "stdlib:"}}
+    document["train"] = {"global_batch": 4, "seq_len": 17, "steps": 3}
+    with pytest.raises(InvalidField, match=r"train.seq_len = 17: must be at most model.window \(16\)"):
+        parse_job(with_hf_model(document))
+    document["model"]["window"] = None
+    with pytest.raises(InvalidField, match=r"model.window = None: is what model.hf says: leave it out"):
+        with_hf_model(document)
+
+
+@pytest.mark.parametrize(
+    ("window", "layers", "problem"),
+    [(None, (0,), "needs window"), (4, (), "numbers of blocks"), (4, (2,), "from 0 to 1"), (4, (1, 0), "in order")],
+)
+def test_windows_of_layers_that_are_none_are_refused(window: int | None, layers: tuple[int, ...], problem: str) -> None:
+    with pytest.raises(InvalidField, match=f"window_layers = .*{problem}"):
+        ModelSpec(layers=2, hidden=8, heads=2, ffn=8, vocab=9, window=window, window_layers=layers)
 
 
 LOGITS = {
@@ -311,6 +347,19 @@ def test_a_folder_of_another_model_is_refused(change: dict[str, Any], said: str,
         run_solo(parse_job(document), 1)
 
 
+def test_a_file_cut_in_half_is_seen_without_a_tensor_read(tmp_path: Path) -> None:
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    size = file.stat().st_size
+    document = {"name": "a", "model": {"hf": tmp_path.as_uri()}, "data": {"uri": "stdlib:"}}
+    with_hf_model(document)
+    with file.open("r+b") as opened:
+        opened.truncate(size // 2)
+    said = f"model.safetensors = {size // 2}: bytes are not the {size} that its header tells of"
+    with pytest.raises(InvalidField, match=said):
+        with_hf_model(document)
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -318,7 +367,10 @@ def test_a_folder_of_another_model_is_refused(change: dict[str, Any], said: str,
         ({"model_type": "mistral", "sliding_window": None}, {"window": None}),
         ({"model_type": "qwen2"}, {"kv_heads": 32, "window": None, "qkv_bias": True, "out_bias": False}),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 32}, {"window": None}),
-        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 2}, {"window": 4096}),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 2},
+            {"window": 4096, "window_layers": tuple(range(2, 32))},
+        ),
         ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"] * 32}, {"window": None}),
         ({"model_type": "qwen3"}, {"kv_heads": 32, "head_dim": 128, "qk_norm": True}),
         ({"model_type": "llama", "head_dim": None, "sliding_window": 77}, {"head_dim": None, "window": None}),

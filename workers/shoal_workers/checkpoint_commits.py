@@ -21,6 +21,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_recovery import checkpoints, tenure
 from shoal_recovery.errors import StoreConflict, StoreError, StoreUnreachable
+from shoal_recovery.hf_beside import files_beside, is_kept, keep_beside
 from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed, StoreFailed, StoreRecovered
 from shoal_recovery.lineage import counts
 from shoal_recovery.state import Manifest
@@ -30,6 +31,7 @@ from shoal_workers import messages as m
 from shoal_workers.data_marks import DataMarks
 from shoal_workers.rows import stored_from_rows
 from shoal_workers.store_check import patiently
+from shoal_workers.tokenizing import end_token_of
 
 log = structlog.get_logger()
 
@@ -64,6 +66,7 @@ class CheckpointCommits:
         self._settled: set[int] = set()
         self._swept: set[int] = set()  # epochs after whose beginning orphans were looked for
         self._safe_step = 0
+        self._kept_beside = False
         self._closed = threading.Event()
         self._health = threading.Lock()
         self._failing_step: int | None = None  # the newest that waits for a store that fails
@@ -257,6 +260,7 @@ class CheckpointCommits:
                 store = open_store(uri)
                 if not self._holds(store):
                     return f"another cluster has taken the job over: {self.lost_to}"
+                self._keep_beside(store)
                 with contextlib.suppress(StoreConflict):  # an earlier supervisor wrote it just before it died
                     checkpoints.commit(store, manifest, self._spec.model)
                 there = checkpoints.load_manifest(store, self._job, manifest.step)
@@ -270,6 +274,20 @@ class CheckpointCommits:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except (StoreError, InvalidField) as error:
                 return str(error)
+
+    def _keep_beside(self, store: Store) -> None:
+        """What an export needs besides, before the first manifest. State counts more: where it cannot be read now, the
+        next checkpoint tries again. Raises StoreError of this store alone."""
+        if self._kept_beside or is_kept(store, self._job):
+            self._kept_beside = True
+            return
+        try:
+            files = files_beside(self._spec, end_token_of(self._spec))
+        except (StoreError, InvalidField, OSError) as error:
+            log.warning("an export would lack tokenizer and ids", job=self._job, error=str(error))
+            return
+        keep_beside(store, self._job, files)
+        self._kept_beside = True
 
     def _holds(self, store: Store) -> bool:
         """Whether the job is this life's; where it is nobody's yet, it is from now on. Raises StoreError."""

@@ -5,7 +5,7 @@ Owns the choice of tokens. Every token is computed from all before it, anew: goo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,24 +25,23 @@ _CPU = torch.device("cpu")
 
 
 class Generator:
-    """Of a model for contexts of at most `positions` tokens; what came earlier than that is forgotten."""
+    """Of a model for contexts of at most `positions` tokens, of which nothing is forgotten; of learned positions there
+    must be as many."""
 
     def __init__(self, model: ModelSpec, values: FirstValues, positions: int) -> None:
-        reach = min(limit for limit in (positions, model.learned_positions, model.window) if limit is not None)
-        self._model, self._positions = model, reach
+        self._model, self._positions = model, positions
         self._found = {
             parameter.fqn: values(parameter, 0, parameter.numel).view(parameter.shape)
             for parameter in parameters(model)
         }
         group = TensorGroup(rank=0, size=1, reducer=SoloExchange())
         self._own: list[OwnFirst | OwnBlock | OwnLast] = []
-        if (shape := model.own_shape) is not None:
-            self._positions = min(positions, shape.seq_len)  # more it was not trained on, and may have no place for
+        if model.own_shape is not None:
             units = OwnUnits(model, 0, _CPU, torch.float32)
             self._own = [units.unit(number, self._weight, group) for number in range(model.layers + 2)]
             return
         weights = Weights(model=model, lookup=self._weight, group=group)
-        rotary = rotary_of(model, reach, _CPU)
+        rotary = rotary_of(model, positions, _CPU)
         self._embedding = Embedding(weights)
         self._blocks = [Block(model, layer, weights, rotary, keeping, ByAutograd()) for layer in range(model.layers)]
         self._head = Head(model, weights, ByAutograd())
@@ -63,20 +62,20 @@ class Generator:
         return self._head.logits(x_BSH)
 
     def goes_on(
-        self, tokens: Sequence[int], count: int, temperature: float = 0.0, seed: int = 0, end: int | None = None
+        self, tokens: Sequence[int], count: int, temperature: float = 0.0, seed: int = 0, ends: Collection[int] = ()
     ) -> Iterator[int]:
-        """At most so many more tokens, until `end`: the likeliest at a temperature of 0, else drawn with this seed.
-        Raises InvalidField."""
+        """At most so many more tokens, until one of `ends`, or until all positions are taken: the likeliest at a
+        temperature of 0, else drawn with this seed. Raises InvalidField."""
         if not tokens:
             raise InvalidField("prompt", "", "must have at least one token")
         above = [token for token in tokens if not 0 <= token < self._model.vocab]
         if above:
             raise InvalidField("prompt", above[0], f"is no token of the model, which knows {self._model.vocab}")
         whole, random = list(tokens), torch.Generator().manual_seed(seed)
-        for _ in range(count):
-            logits_V = self.logits(torch.tensor([whole[-self._positions :]]))[0, -1]
+        for _ in range(min(count, self._positions + 1 - len(tokens))):
+            logits_V = self.logits(torch.tensor([whole]))[0, -1]
             token = int(logits_V.argmax()) if temperature == 0 else _drawn(logits_V / temperature, random)
-            if token == end:
+            if token in ends:
                 return
             yield token
             whole.append(token)

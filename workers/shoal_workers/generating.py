@@ -1,7 +1,8 @@
 """What `shoal generate` runs: goes on with a text, from a checkpoint or a Hugging Face folder.
 
 Run as `python -m shoal_workers.generating` with an order as JSON on standard input. Prints one JSON object per line:
-`{"text": ...}` as it comes, and at last `{"tokens": [...]}`; what is wrong with the order goes to standard error.
+`{"text": ...}` as it comes, and at last `{"tokens": [...]}`, with a `note` on its positions
+where these are more than the model has; what is wrong with the order goes to standard error.
 """
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from shoal_planner.data_spec import BYTES
 from shoal_planner.errors import InvalidField
 from shoal_recovery.errors import StoreError
 from shoal_recovery.first_weights import open_model
+from shoal_recovery.hf_beside import TOKENIZER, Files, beside, ends_of, positions_of
 from shoal_workers.generate import Generator
 from shoal_workers.tokenizing import Tokenizer, open_tokenizer
 from shoal_workers.user_code import told
 
+_WHAT_THEN = {True: "what comes after these it was not taught", False: "there is no room for more"}
 _HALF = "\ufffd"  # what stands for a character of which a part is still to come
 
 
@@ -31,10 +37,19 @@ def main() -> int:
     found: list[int] = []
     try:
         model, read = open_model(order["uri"], order["step"])
-        tokenizer = open_tokenizer(order["tokenizer"], None, model.vocab)
-        generator = Generator(model, lambda *part: torch.from_numpy(read(*part)), order["positions"])
-        prompt = tokenizer.encode([order["prompt"]])[0].tolist()
-        tokens = generator.goes_on(prompt, order["count"], order["temperature"], order["seed"], tokenizer.end)
+        files = beside(order["uri"])
+        tokenizer = _tokenizer(order["tokenizer"], files, model.vocab)
+        prompt, count = tokenizer.encode([order["prompt"]])[0].tolist(), order["count"]
+        wanted = max(len(prompt) + count - 1, 1)  # the last one is not looked back from
+        limit = positions_of(model, files) or wanted
+        if len(prompt) > limit:
+            raise InvalidField("prompt", f"of {len(prompt)} tokens", f"is too long: the model has {limit} positions")
+        is_rotary = model.learned_positions is None and model.module is None  # which may go further than was taught
+        positions = wanted if is_rotary else min(limit, wanted)
+        generator = Generator(model, lambda *part: torch.from_numpy(read(*part)), positions)
+        ends = ends_of(files)
+        ends = (tokenizer.end,) if ends is None else ends
+        tokens = generator.goes_on(prompt, count, order["temperature"], order["seed"], ends)
         for text in _pieces(_noted(tokens, found), tokenizer):
             _say({"text": text})
     except (InvalidField, StoreError) as error:
@@ -46,8 +61,19 @@ def main() -> int:
         said = "; ".join(theirs.splitlines())
         sys.stderr.write(f"{said}; the model is code of your own: run this in the folder that holds it\n")
         return 2
-    _say({"tokens": found})
+    note = {"note": f"the model has {limit} positions: {_WHAT_THEN[is_rotary]}"}
+    _say({"tokens": found} | (note if len(prompt) + len(found) > limit + is_rotary else {}))
     return 0
+
+
+def _tokenizer(named: str | None, files: Files, vocab: int) -> Tokenizer:
+    """The one that is named, or else what stands beside the weights, or else bytes."""
+    if named is not None or TOKENIZER not in files:
+        return open_tokenizer(named or BYTES, None, vocab)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
+        return open_tokenizer(folder, None, vocab)
 
 
 def _noted(tokens: Iterator[int], found: list[int]) -> Iterator[int]:

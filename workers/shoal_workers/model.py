@@ -119,6 +119,7 @@ class Block:
         self._norm = norm_of(model, way)
         self._head_norm = partial(way(rms_norm), eps=model.norm_eps)
         self._head_size = model.head_size
+        self._window = model.window_of(layer)
         self._group = weights.group
         self._rotary = rotary
         self._make = make
@@ -182,7 +183,10 @@ class Block:
         if self._rotary is not None:
             q_BNSD, k_BKSD = self._rotary(q_BNSD), self._rotary(k_BKSD)
         grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
-        mixed_BNSD = F.scaled_dot_product_attention(q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
+        near_SS = _near(q_BNSD, self._window)
+        mixed_BNSD = F.scaled_dot_product_attention(
+            q_BNSD, k_BKSD, v_BKSD, attn_mask=near_SS, is_causal=near_SS is None, enable_gqa=grouped
+        )
         return self._last(mixed_BNSD.transpose(1, 2).flatten(2), o, one)
 
     def _heads(self, heads_BSC: Tensor) -> Tensor:
@@ -319,6 +323,15 @@ class Builder:
             return AtOnce(self._add_product), nothing
         later = PutOff(self._add_product)
         return later, later.add_left
+
+
+def _near(q_BNSD: Tensor, window: int | None) -> Tensor | None:
+    """Which keys a query of this window sees, [S, S]; None where these are all before it. Jobs do not train on longer
+    sequences than the window: this is for those that look further."""
+    length = q_BNSD.shape[-2]
+    if window is None or length <= window:
+        return None
+    return torch.ones(length, length, dtype=torch.bool, device=q_BNSD.device).tril().triu(1 - window)
 
 
 def norm_of(model: ModelSpec, way: Way = as_written) -> Callable[..., Tensor]:

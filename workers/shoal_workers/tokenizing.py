@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from shoal_planner.data_spec import BYTES, NUM_BYTE_TOKENS
 from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec
 
 Ids = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int64]
@@ -189,6 +190,14 @@ def open_tokenizer(path: str, end_token: str | None, vocab: int) -> Tokenizer:
         problem = f"is too small for {path}, whose largest id is {found.vocab - 1}"
         raise InvalidField("model.vocab", vocab, problem)
     return found
+
+
+def end_token_of(job: JobSpec) -> int | None:
+    """What ends documents in a job's data; None where all of it is ids already and no tokenizer is named. Raises
+    InvalidField as `open_tokenizer`."""
+    if job.data.tokenizer == BYTES and not job.data.reads_bytes:
+        return None
+    return open_tokenizer(job.data.tokenizer, job.data.end_token, job.model.vocab).end
 
 
 def hash_of(text: str) -> str:

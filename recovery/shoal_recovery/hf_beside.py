@@ -1,0 +1,190 @@
+"""What a Hugging Face folder holds beside its weights, kept with the checkpoints of a job for when these are exported.
+
+    JOB/folder/config.json              ids of special tokens and how long contexts may be, nothing else
+    JOB/folder/generation_config.json   and files of the tokenizer, as they came
+
+Owns which files these are, and what stands in that config: what the folder that training began with says, or else what
+the job's tokenizer does. Does not own what the shape of a model is called there (`hf_layout`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal_planner.architecture import Family, ModelSpec
+from shoal_planner.data_spec import BYTES
+from shoal_planner.errors import InvalidField
+from shoal_planner.job import JobSpec
+from shoal_recovery.errors import StoreError, StoreRefused, StoreUnreachable
+from shoal_recovery.hf_folder import CONFIG
+from shoal_recovery.hf_layout import model_of_config, stretched
+from shoal_recovery.store import Store, open_store
+
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_TOKENIZER_FILES = (
+    TOKENIZER,
+    _TOKENIZER_CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_FOLDER = "folder"
+_POSITIONS = "max_position_embeddings"
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# What their classes take where a config does not say: ids in that order, and positions.
+_LLAMA: tuple[tuple[int | None, ...], int] = ((1, 2, None), 2048)
+_QWEN: tuple[tuple[int | None, ...], int] = ((None, None, None), 32768)
+_USUAL: Mapping[Family, tuple[tuple[int | None, ...], int]] = {
+    "llama": _LLAMA,
+    "mistral": (_LLAMA[0], 131072),
+    "qwen2": _QWEN,
+    "qwen3": _QWEN,
+    "gpt2": ((50256, 50256, None), 1024),
+}
+Files = Mapping[str, bytes]
+
+
+def files_beside(job: JobSpec, end: int | None) -> Files:
+    """What to keep of a job, whose tokenizer ends documents with `end`. Raises StoreError, InvalidField and OSError
+    where folder or tokenizer cannot be read."""
+    came = {} if job.train.init_from is None else beside(job.train.init_from)
+    files = {name: data for name, data in came.items() if name != CONFIG}
+    if TOKENIZER not in files and "tokenizer.model" not in files:
+        files |= _tokenizer_files(job, end)
+    if CONFIG in came:
+        theirs = _parsed(CONFIG, came[CONFIG])
+        said = {name: theirs[name] for name in _IDS}
+        reach = _reach(theirs, job)
+    else:
+        said = {name: _id_of(files, name) for name in _IDS} | {"eos_token_id": end}
+        reach = max(job.train.seq_len, stretched(job.model.rope_scaling))
+    if job.model.learned_positions is None and job.model.module is None:
+        said[_POSITIONS] = reach
+    return files | {CONFIG: (json.dumps(said, indent=2) + "\n").encode("ascii")}
+
+
+def keep_beside(store: Store, job_id: str, files: Files) -> None:
+    """The config last: where it is, the others are. Raises StoreError."""
+    for name in sorted(files, key=lambda name: (name == CONFIG, name)):
+        store.put(f"{job_id}/{_FOLDER}/{name}", files[name])
+
+
+def is_kept(store: Store, job_id: str) -> bool:
+    """Raises StoreError."""
+    return f"{job_id}/{_FOLDER}/{CONFIG}" in store.list(f"{job_id}/{_FOLDER}/{CONFIG}")
+
+
+def kept_beside(store: Store, job_id: str) -> Files:
+    """Nothing where an earlier version wrote the checkpoints. Raises StoreError."""
+    if not is_kept(store, job_id):
+        return {}
+    prefix = f"{job_id}/{_FOLDER}/"
+    return {name.removeprefix(prefix): store.read(name) for name in store.list(prefix)}
+
+
+def said_beside(files: Files) -> dict[str, Any]:
+    """What the config among them says. Raises InvalidField."""
+    return _parsed(CONFIG, files[CONFIG]) if CONFIG in files else {}
+
+
+def positions_of(model: ModelSpec, files: Files) -> int | None:
+    """How long contexts of this model may be; None where nothing says so. Raises InvalidField."""
+    if (shape := model.own_shape) is not None:
+        return shape.seq_len  # more it was not trained on, and may have no place for
+    if model.learned_positions is not None:
+        return model.learned_positions
+    found = said_beside(files).get(_POSITIONS) or stretched(model.rope_scaling) or None
+    return None if found is None else int(found)
+
+
+def ends_of(files: Files) -> tuple[int, ...] | None:
+    """The ids that end a text, as their `generate` sees it; None where nothing is said of them. Raises InvalidField."""
+    said = said_beside(files)
+    if GENERATION in files:
+        said |= _parsed(GENERATION, files[GENERATION])
+    if "eos_token_id" not in said:
+        return None
+    found = said["eos_token_id"]
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)
+
+
+def _reach(theirs: Mapping[str, Any], job: JobSpec) -> int:
+    """As they say it, unless this job makes contexts longer."""
+    said, scaling = int(theirs.get(_POSITIONS) or 0), job.model.rope_scaling
+    before = model_of_config(theirs).get("rope_scaling") if "model_type" in theirs else None
+    same = before == (None if scaling is None else dataclasses.asdict(scaling))
+    return max(said, job.train.seq_len, 0 if same else stretched(scaling))
+
+
+def beside(uri: str) -> Files:
+    """Of a folder of Hugging Face's, with all that its config leaves to their classes, or of a job's checkpoints
+    (STORE/JOB). Raises StoreError and InvalidField."""
+    store = open_store(uri)
+    config = _read(store, CONFIG)
+    if config is None:
+        place, _, job_id = uri.rstrip("/").rpartition("/")
+        return kept_beside(open_store(place), job_id)
+    theirs = _parsed(CONFIG, config)
+    ids, positions = _USUAL.get(theirs.get("model_type", ""), _LLAMA)
+    whole = {**dict(zip(_IDS, ids, strict=True)), _POSITIONS: positions, **theirs}
+    found = {name: _read(store, name) for name in (GENERATION, *_TOKENIZER_FILES)}
+    return {name: data for name, data in found.items() if data is not None} | {CONFIG: json.dumps(whole).encode()}
+
+
+def _read(store: Store, name: str) -> bytes | None:
+    try:
+        return store.read(name)
+    except (StoreUnreachable, StoreRefused):
+        raise
+    except StoreError:
+        return None
+
+
+def _tokenizer_files(job: JobSpec, end: int | None) -> dict[str, bytes]:
+    """Of the tokenizer that the job names; one that is a file by itself gets the config that their loaders want."""
+    if job.data.tokenizer == BYTES:
+        return {}
+    place = Path(job.data.tokenizer)
+    if place.is_dir():
+        return {name: (place / name).read_bytes() for name in _TOKENIZER_FILES if (place / name).is_file()}
+    text = place.read_bytes()
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if (token := _added(text).get(end)) is not None:
+        config["eos_token"] = token
+    return {TOKENIZER: text, _TOKENIZER_CONFIG: (json.dumps(config, indent=2) + "\n").encode("ascii")}
+
+
+def _id_of(files: Files, name: str) -> int | None:
+    """Of the special token that a tokenizer's config names so."""
+    if TOKENIZER not in files or _TOKENIZER_CONFIG not in files:
+        return None
+    token = _parsed(_TOKENIZER_CONFIG, files[_TOKENIZER_CONFIG]).get(name.removesuffix("_id"))
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return next((number for number, added in _added(files[TOKENIZER]).items() if added == text), None)
+
+
+def _added(tokenizer: bytes) -> dict[int | None, str]:
+    """The tokens of a tokenizers JSON file that are no text, by id."""
+    return {one["id"]: one["content"] for one in _parsed(TOKENIZER, tokenizer).get("added_tokens") or ()}
+
+
+def _parsed(name: str, text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidField(name, text[:40], f"is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise InvalidField(name, text[:40], "holds no mapping")
+    return found
