@@ -89,11 +89,13 @@ class TextBlocks(_Ranges):
 
 
 class JsonLines(_Ranges):
-    """Each line an object, of which `field` is the document. Empty lines are passed over."""
+    """Each line an object, of which `field` is the document, and `tools_field`, if it has that, the tools of a chat.
+    Empty lines are passed over."""
 
-    def __init__(self, files: Sequence[File], block_bytes: int, field: str) -> None:
+    def __init__(self, files: Sequence[File], block_bytes: int, field: str, tools_field: str | None = None) -> None:
         super().__init__(files, block_bytes)
         self._field = field
+        self._tools_field = tools_field
 
     def read(self, block: int, place: int) -> Chunk:
         """See `Blocks`."""
@@ -130,7 +132,8 @@ class JsonLines(_Ranges):
             raise self._wrong(file, offset, line, "is no JSON object")
         if self._field not in value:
             raise self._wrong(file, offset, line, f"has no field {show(self._field)}")
-        return Raw(value[self._field], offset + shift, file.name, _Line(file, offset))
+        tools = None if self._tools_field is None else value.get(self._tools_field)
+        return Raw(value[self._field], offset + shift, file.name, _Line(file, offset), tools=tools)
 
     def _wrong(self, file: File, offset: int, line: bytes, problem: str) -> DataError:
         return DataError(file.name, str(_Line(file, offset)), shown(line.decode("utf-8", "replace")), problem)
