@@ -16,7 +16,7 @@ from shoal_planner.job import JobSpec
 from shoal_workers.block_counts import VERSION, Counts
 from shoal_workers.chat import open_template
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import chosen, find
+from shoal_workers.data_files import chosen, find, find_text
 from shoal_workers.data_identity import identity
 from shoal_workers.documents import Blocks, Encoder
 from shoal_workers.lines import JsonLines, TextBlocks
@@ -145,7 +145,8 @@ class _Opening:
         return Streams(blocks, encoder, order, train.seq_len, counts, source.uri)
 
     def _blocks(self, field: str, source: SourceSpec) -> tuple[Blocks, int]:
-        files = find(field, source.uri, self._cache)
+        looked_for = find_text if source.format == "text" else find
+        files = looked_for(field, source.uri, self._cache)
         if not files:
             raise InvalidField(field, source.uri, "has no file that is not empty")
         total = sum(file.num_bytes for file in files)

@@ -21,7 +21,7 @@ from shoal_planner.errors import InvalidField, show
 from shoal_recovery.errors import StoreError
 from shoal_workers.arrow_streams import BATCH, Message, messages_of
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import chosen
+from shoal_workers.data_files import check_unused, chosen
 from shoal_workers.documents import Chunk, Raw
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
@@ -355,10 +355,7 @@ def _saved(field: str, uri: str, files: Sequence[File]) -> list[File]:
             field, uri, f"has several datasets: name one of them, as in {uri}/{(splits or ['train'])[0]}"
         )
     if "state.json" not in by_name:
-        found = [file for file in files if file.relative.endswith(".arrow")]
-        if not found:
-            raise InvalidField(field, uri, "has no file that ends in .arrow")
-        return found
+        return chosen(field, uri, files, ".arrow")
     try:
         state = json.loads(_text(by_name["state.json"]))
         names = [str(entry["filename"]) for entry in state["_data_files"]]
@@ -369,6 +366,7 @@ def _saved(field: str, uri: str, files: Sequence[File]) -> list[File]:
     missing = [name for name in names if name not in by_name]
     if missing:
         raise InvalidField(field, uri, f"is incomplete: {missing[0]} is not there, or empty")
+    check_unused(field, uri, [file for file in files if file.relative not in names])
     return [by_name[name] for name in names]
 
 
