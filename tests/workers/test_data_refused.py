@@ -122,6 +122,8 @@ def test_a_folder_without_files_of_the_format_says_what_there_is(tmp_path: Path)
     for form, ending in (("tokens", ".bin"), ("jsonl", ".jsonl or .ndjson or .json"), ("parquet", ".parquet")):
         found = refused(DataSpec(uri=tmp_path.as_uri(), format=form))  # type: ignore[arg-type]
         assert f"has no file that ends in {ending}: there is {tmp_path}/input.txt" in found
+    (tmp_path / "input.txt").rename(tmp_path / "a.jsonl.gz")
+    assert "a.jsonl.gz, and the first is compressed" in refused(DataSpec(uri=tmp_path.as_uri(), format="jsonl"))
 
 
 def test_a_file_that_is_named_itself_may_have_any_name(tmp_path: Path) -> None:

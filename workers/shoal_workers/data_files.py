@@ -73,6 +73,8 @@ def chosen(field: str, uri: str, files: Sequence[File], *endings: str) -> list[F
     found = [file for file in files if file.relative.endswith(endings) and not _describes(file)]
     if not found:
         beside = f": there is {_some(files)}" if files else ""
+        if files and (problem := problem_of_name(files[0].relative, "")) is not None:
+            beside += f", and the first {problem}"
         raise InvalidField(field, uri, f"has no file that ends in {' or '.join(endings)}{beside}")
     check_unused(field, uri, [file for file in files if not file.relative.endswith(endings)])
     return found
