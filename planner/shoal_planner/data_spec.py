@@ -23,7 +23,10 @@ STDLIB = "stdlib:"
 _OF_IDS = ("tokens", "megatron")
 _WITH_FIELDS = ("jsonl", "parquet", "arrow")
 # What would be read as text without complaint, and never is any.
-_NO_TEXT = {".parquet": "parquet", ".arrow": "arrow", ".idx": "megatron"}
+_NO_TEXT = {".parquet": "parquet", ".arrow": "arrow", ".idx": "megatron", ".bin": "tokens, or megatron"}
+_BINARY = (".npy", ".npz", ".pt", ".pth", ".pkl", ".pickle", ".safetensors", ".h5", ".pdf", ".docx", ".xlsx", ".sqlite")
+# Whatever is in them: files are read by ranges, which these do not have.
+_COMPRESSED = (".gz", ".tgz", ".zst", ".zstd", ".bz2", ".xz", ".lzma", ".lz4", ".br", ".zip", ".7z", ".rar", ".tar")
 STORAGE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 LEAST_SHARE = 0.0002  # of a source in a mixture, whose order is a round of some ten thousand samples
 _S3 = re.compile(r"s3://[^/]+/.+")
@@ -172,6 +175,18 @@ def _check_uri(name: str, uri: str, form: str) -> None:
         raise InvalidField(name, uri, f"is text, not {form}")
     if scheme == "s3" and not _S3.fullmatch(uri):
         raise InvalidField(name, uri, "must name a bucket and what is in it: s3://bucket/prefix")
-    ending = next((ending for ending in _NO_TEXT if uri.endswith(ending)), None)
-    if ending is not None and form == "text":
-        raise InvalidField(name, uri, f"is no text: say format: {_NO_TEXT[ending]}")
+    if scheme != "stdlib" and (problem := problem_of_name(uri, form)) is not None:
+        raise InvalidField(name, uri, problem)
+
+
+def problem_of_name(name: str, form: str) -> str | None:
+    """Why no file of that name can be read in this format, as far as its name tells; None if it does not."""
+    lower = name.lower()
+    if lower.endswith(_COMPRESSED):
+        return "is compressed, or an archive, of which no parts can be read: decompress or unpack it first"
+    if form != "text":
+        return None
+    ending = next((ending for ending in _NO_TEXT if lower.endswith(ending)), None)
+    if ending is not None:
+        return f"is no text: say format: {_NO_TEXT[ending]}"
+    return "is no text: convert it to some" if lower.endswith(_BINARY) else None

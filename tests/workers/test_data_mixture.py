@@ -130,7 +130,7 @@ def test_fields_that_cannot_be_used_are_named(data: dict[str, object], message: 
 def test_data_of_ids_needs_no_room_for_bytes() -> None:
     assert job(DataSpec(uri="file:///a.bin", format="tokens"), vocab=50).model.vocab == 50
     with pytest.raises(InvalidField, match="must be at least 256"):
-        job(DataSpec(uri="file:///a.bin"), vocab=50)
+        job(DataSpec(uri="file:///a.txt"), vocab=50)
 
 
 def test_a_source_that_would_never_be_read_is_refused() -> None:

@@ -16,7 +16,7 @@ from shoal_planner.job import JobSpec
 from shoal_workers.block_counts import VERSION, Counts
 from shoal_workers.chat import open_template
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import chosen, find
+from shoal_workers.data_files import chosen, find, find_text
 from shoal_workers.data_identity import identity
 from shoal_workers.documents import Blocks, Encoder
 from shoal_workers.lines import JsonLines, TextBlocks
@@ -30,6 +30,7 @@ from shoal_workers.token_files import byte_files, id_files, indexed_files
 from shoal_workers.tokenizing import Tokenizer, hash_of, open_tokenizer
 
 _LINES = (".jsonl", ".ndjson", ".json")
+_TOOLS = "tools"  # beside messages: what a model may call
 _BLOCK_BYTES = 2**20
 _MOST_BLOCK_BYTES = 8 * 2**20
 _LEAST_SEQUENCES = 32  # of a block, as a part of one is lost at its end; of about four bytes a token
@@ -124,7 +125,10 @@ class _Opening:
         data, train = self._job.data, self._job.train
         if self._tokenizer is None:
             self._tokenizer = open_tokenizer(data.tokenizer, data.end_token, self._job.model.vocab)
-        template = None if source.template is None else open_template(source.template, self._tokenizer)
+        template = None
+        if source.template is not None:  # the rows of a table have the fields of every other, null where they are not
+            sparse = source.format != "jsonl"
+            template = open_template(source.template, self._tokenizer, sparse=sparse)
         blocks, block_bytes = self._blocks(field, source)
         self.files.append(identity(source.uri, blocks.files))
         order = BlockOrder(
@@ -141,20 +145,22 @@ class _Opening:
         return Streams(blocks, encoder, order, train.seq_len, counts, source.uri)
 
     def _blocks(self, field: str, source: SourceSpec) -> tuple[Blocks, int]:
-        files = find(field, source.uri, self._cache)
+        looked_for = find_text if source.format == "text" else find
+        files = looked_for(field, source.uri, self._cache)
         if not files:
             raise InvalidField(field, source.uri, "has no file that is not empty")
         total = sum(file.num_bytes for file in files)
         block_bytes = _block_bytes(total, self._job.train.global_batch, self._job.train.seq_len)
         sizes = block_bytes, max(block_bytes, min(_MOST_BLOCK_BYTES, total // (2 * self._job.train.global_batch)))
         column, num_streams = source.text_field, self._job.train.global_batch
+        tools = None if source.template is None else _TOOLS
         match source.format:
             case "jsonl":
-                return JsonLines(chosen(field, source.uri, files, *_LINES), block_bytes, column), block_bytes
-            case "parquet":
-                return parquet_blocks(field, source.uri, files, column, sizes, self._cache, num_streams), block_bytes
-            case "arrow":
-                return arrow_blocks(field, source.uri, files, column, sizes, self._cache, num_streams), block_bytes
+                return JsonLines(chosen(field, source.uri, files, *_LINES), block_bytes, column, tools), block_bytes
+            case "parquet" | "arrow":
+                opened = parquet_blocks if source.format == "parquet" else arrow_blocks
+                blocks = opened(field, source.uri, files, column, sizes, self._cache, num_streams, tools)
+                return blocks, block_bytes
             case _:
                 return TextBlocks(files, block_bytes), block_bytes
 

@@ -12,16 +12,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from shoal_planner.data_spec import STDLIB
+from shoal_planner.data_spec import STDLIB, problem_of_name
 from shoal_planner.errors import InvalidField
 from shoal_recovery.store import open_store
 from shoal_workers.data_cache import DataCache
 from shoal_workers.far_files import FarFile
 from shoal_workers.file_ranges import File, NearFile
+from shoal_workers.plain_text import check_beginnings, check_names
 
 # Folders of the standard library's folder that differ between machines, or that many machines lack.
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests"})
 _HIDDEN = "."
+_MOST_NAMED = 3
+# Usual companions of data.
+_DESCRIBING = frozenset(
+    {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "meta.pkl", "_metadata"}
+    | {"_common_metadata", "_success"}
+)
+_DESCRIBING_STARTS = ("readme", "license", "licence", "notice", "citation", "changelog")
+_DESCRIBING_ENDS = (".md", ".rst", ".py", ".ipynb", ".yaml", ".yml", ".crc", ".md5", ".sha256")
 
 
 def find(field: str, uri: str, cache: DataCache | None = None) -> list[File]:
@@ -47,12 +56,54 @@ def find(field: str, uri: str, cache: DataCache | None = None) -> list[File]:
         raise InvalidField(field, uri, f"cannot be read: {error}") from error
 
 
+def find_text(field: str, uri: str, cache: DataCache | None = None) -> list[File]:
+    """Files that are read as text, all of them. Raises what `find` does."""
+    files = find(field, uri, cache)
+    if uri != STDLIB:
+        check_names(field, uri, files)
+    check_beginnings(field, uri, files)
+    return files
+
+
 def chosen(field: str, uri: str, files: Sequence[File], *endings: str) -> list[File]:
-    """Of several files those that end so: others lie beside data to describe it. Raises InvalidField."""
-    found = [file for file in files if file.relative.endswith(endings)] if len(files) > 1 else list(files)
+    """Of a folder the files that end so. Nobody is to believe that others were read, so there must be none but those
+    that describe data. Raises InvalidField."""
+    if len(files) == 1 and _is_itself(uri, files[0]):
+        return list(files)
+    found = [file for file in files if file.relative.endswith(endings) and not _describes(file)]
     if not found:
-        raise InvalidField(field, uri, f"has no file that ends in {' or '.join(endings)}")
+        beside = f": there is {_some(files)}" if files else ""
+        if files and (problem := problem_of_name(files[0].relative, "")) is not None:
+            beside += f", and the first {problem}"
+        raise InvalidField(field, uri, f"has no file that ends in {' or '.join(endings)}{beside}")
+    check_unused(field, uri, [file for file in files if not file.relative.endswith(endings)])
     return found
+
+
+def check_unused(field: str, uri: str, files: Sequence[File]) -> None:
+    """Raises InvalidField where a folder has, beside what is read, any of these that may be meant to be."""
+    others = [file for file in files if not _describes(file)]
+    if others:
+        problem = problem_of_name(others[0].relative, "") or "is nothing of this format"
+        way = "take it away, or let its name begin with a dot"
+        raise InvalidField(field, uri, f"has what would not be read, {_some(others)}: the first {problem}; else {way}")
+
+
+def _some(files: Sequence[File]) -> str:
+    named = ", ".join(file.name for file in files[:_MOST_NAMED])
+    return named if len(files) <= _MOST_NAMED else f"{named} and {len(files) - _MOST_NAMED} more"
+
+
+def _is_itself(uri: str, file: File) -> bool:
+    """Whether the URI names the file, and not a folder that it is in."""
+    return file.name in (uri.rstrip("/"), str(Path(unquote(urlsplit(uri).path))))
+
+
+def _describes(file: File) -> bool:
+    """Whether it lies beside data to describe it, to make it, or as a trace of who wrote it."""
+    name = file.relative.rpartition("/")[2].lower()
+    is_cache = name.startswith("cache-") and name.endswith(".arrow")  # what `datasets` computed of others
+    return is_cache or name in _DESCRIBING or name.startswith(_DESCRIBING_STARTS) or name.endswith(_DESCRIBING_ENDS)
 
 
 def _near(root: Path, paths: list[Path]) -> list[File]:

@@ -28,7 +28,7 @@ _MOST_SHOWN = 80
 class Raw(NamedTuple):
     """A document as it was read: its `content` (text, or whatever stands for it), `place` in its block, and `where`
     that is, as text for people. A document may be cut into several; only the last `ends` it, only the first
-    `begins`, and `before` is the end of what stands before others."""
+    `begins`, and `before` is the end of what stands before others. `tools` are those of a chat."""
 
     content: object
     place: int
@@ -37,6 +37,7 @@ class Raw(NamedTuple):
     begins: bool = True
     ends: bool = True
     before: str = ""
+    tools: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Encoder:
     def _chat(self, raw: Raw, template: ChatTemplate) -> Encoded:
         """Encoded as a whole, as whoever asks the model has it encoded: what begins within an answer is learnt."""
         try:
-            parts = template.parts(raw.content)
+            parts = template.parts(raw.content, raw.tools)
             ids, places = self._tokenizer.encode_with_places("".join(text for text, _ in parts))
         except ValueError as error:
             raise _wrong(raw, str(error)) from error

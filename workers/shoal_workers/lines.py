@@ -7,7 +7,6 @@ ends for long, between two characters. Both borders follow from the bytes around
 
 from __future__ import annotations
 
-import codecs
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from shoal_planner.errors import show
 from shoal_workers.documents import Chunk, Raw, shown
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
+from shoal_workers.plain_text import text_of
 
 # Hundreds of streams keep the tokens that are left over of a chunk, and at the end these were made for nothing.
 _CHUNK_BYTES = 2**14
@@ -27,6 +27,7 @@ _FIRST_LOOK_BYTES = 2**10
 _LONGEST_LINE_BYTES = 64 * 2**20
 _COUNTED_BYTES = 2**20
 _CONTEXT_BYTES = 64
+_BYTE_ORDER_MARK = "\ufeff"
 _SCAN = json.JSONDecoder().raw_decode
 _CONTINUES = range(0x80, 0xC0)  # of UTF-8: bytes within a character
 
@@ -58,7 +59,7 @@ class _Ranges:
 
 
 class TextBlocks(_Ranges):
-    """Text files, in UTF-8; what is none is replaced, as it would be no error of the user's to have some."""
+    """Text files, in UTF-8."""
 
     def read(self, block: int, place: int) -> Chunk:
         """See `Blocks`."""
@@ -71,10 +72,9 @@ class TextBlocks(_Ranges):
                 if num_bytes >= _CHUNK_BYTES:
                     return Chunk(found, start + first - base)
                 last = min(end, _cut(file, first + _CHUNK_BYTES))
-                content = file.read(first, last - first)
-                text = (content.removeprefix(codecs.BOM_UTF8) if first == 0 else content).decode("utf-8", "replace")
+                text = text_of(file, first, file.read(first, last - first))
                 raw = Raw(
-                    content=text,
+                    content=text.removeprefix(_BYTE_ORDER_MARK) if first == 0 else text,
                     place=start + first - base,
                     file=file.name,
                     where=f"byte {first}",
@@ -89,11 +89,13 @@ class TextBlocks(_Ranges):
 
 
 class JsonLines(_Ranges):
-    """Each line an object, of which `field` is the document. Empty lines are passed over."""
+    """Each line an object, of which `field` is the document, and `tools_field`, if it has that, the tools of a chat.
+    Empty lines are passed over."""
 
-    def __init__(self, files: Sequence[File], block_bytes: int, field: str) -> None:
+    def __init__(self, files: Sequence[File], block_bytes: int, field: str, tools_field: str | None = None) -> None:
         super().__init__(files, block_bytes)
         self._field = field
+        self._tools_field = tools_field
 
     def read(self, block: int, place: int) -> Chunk:
         """See `Blocks`."""
@@ -130,7 +132,8 @@ class JsonLines(_Ranges):
             raise self._wrong(file, offset, line, "is no JSON object")
         if self._field not in value:
             raise self._wrong(file, offset, line, f"has no field {show(self._field)}")
-        return Raw(value[self._field], offset + shift, file.name, _Line(file, offset))
+        tools = None if self._tools_field is None else value.get(self._tools_field)
+        return Raw(value[self._field], offset + shift, file.name, _Line(file, offset), tools=tools)
 
     def _wrong(self, file: File, offset: int, line: bytes, problem: str) -> DataError:
         return DataError(file.name, str(_Line(file, offset)), shown(line.decode("utf-8", "replace")), problem)

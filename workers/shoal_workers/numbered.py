@@ -19,6 +19,7 @@ from torch import Tensor
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 from shoal_workers.permutation import Permutation, mixed
+from shoal_workers.plain_text import check_text
 from shoal_workers.samples import Row
 
 _SPLIT = -1  # in the place of a pass: the order of sequences of which the first are held out
@@ -50,16 +51,19 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """Ids of one kind, back to back, from `offset` on."""
+    """Ids of one kind, back to back; of a text (`is_text`) they are its bytes."""
 
     file: File
     kind: TokenKind
     num_tokens: int
+    is_text: bool = False
 
     def read(self, first: int, last: int) -> Tensor:
-        """Tokens [first, last), as int64."""
+        """Tokens [first, last), as int64. Raises DataError."""
         size = self.kind.num_bytes
         found = self.file.read(first * size, (last - first) * size)
+        if self.is_text:
+            check_text(self.file, first, found)
         tokens = torch.frombuffer(bytearray(found), dtype=self.kind.dtype).long()
         return tokens if self.kind.signed else tokens & (self.kind.top - 1)
 

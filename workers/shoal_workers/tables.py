@@ -21,11 +21,12 @@ from shoal_planner.errors import InvalidField, show
 from shoal_recovery.errors import StoreError
 from shoal_workers.arrow_streams import BATCH, Message, messages_of
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import chosen
-from shoal_workers.documents import Chunk, Raw, shown
+from shoal_workers.data_files import check_unused, chosen
+from shoal_workers.documents import Chunk, Raw
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 from shoal_workers.held_rows import HeldRows, Laid
+from shoal_workers.table_values import content_of, pair_of, values_of
 from shoal_workers.tokenizing import hash_of
 
 _PARTS = 64  # of a large unit: each is found by reading all before it
@@ -48,6 +49,7 @@ class Unit:
 class _Table(Protocol):
     files: Sequence[File]
     column: str
+    tools: str | None  # the column of a chat's tools: rows are then pairs of both
 
     def arrays(self, unit: Unit, first: int, last: int) -> Iterator[Any]:
         """The column, for rows [first, last) of a unit, some at a time."""
@@ -74,7 +76,7 @@ class RowBlocks:
         self.files = tuple(table.files)
         known = " ".join(f"{file.relative}:{file.num_bytes}:{file.version}" for file in self.files)
         self.digest = f"{known} {block_bytes} {most_bytes}"
-        where = hash_of(f"{[file.name for file in self.files]} {table.column} {self.digest}")
+        where = hash_of(f"{[file.name for file in self.files]} {table.column} {table.tools} {self.digest}")
         self._held = HeldRows(where, cache)
         self._at_once_bytes = self._held.room_bytes // num_streams
 
@@ -87,9 +89,11 @@ class RowBlocks:
         documents: list[Raw] = []
         for unit, first, last in self._ranges(range(block, block + 1), place, place + len(array)):
             name, at, row = self._table.files[unit.file].name, len(documents), unit.first_row + first
-            values = _values(array[at : at + last - first], name, row)
+            values = values_of(array[at : at + last - first], name, row)
+            pairs = [(value, None) for value in values] if self._table.tools is None else map(pair_of, values)
             documents += [
-                Raw(value, place + at + index, name, f"row {row + index + 1}") for index, value in enumerate(values)
+                Raw(value, place + at + index, name, f"row {row + index + 1}", tools=tools)
+                for index, (value, tools) in enumerate(pairs)
             ]
         if is_end:
             self._held.let_go(block)
@@ -161,24 +165,6 @@ class RowBlocks:
             before += unit.num_rows
 
 
-def _values(array: Any, name: str, first_row: int) -> list[Any]:
-    """Of the rows of a file from `first_row` on. Raises DataError."""
-    try:
-        found: list[Any] = array.to_pylist()
-    except ValueError:  # what calls itself text need not be any
-        return [_value(cell, name, f"row {row + 1}") for row, cell in enumerate(array, first_row)]
-    return found
-
-
-def _value(cell: Any, name: str, where: str) -> Any:
-    """Raises DataError."""
-    try:
-        return cell.as_py()
-    except ValueError as error:
-        content = cell.as_buffer().to_pybytes() if hasattr(cell, "as_buffer") else str(cell.type)
-        raise DataError(name, where, shown(content), f"cannot be read: {error}") from error
-
-
 def _grouped(units: Sequence[Unit], block_bytes: int) -> list[list[Unit]]:
     """Small ones of one file together: the end of each block is lost."""
     groups: list[list[Unit]] = []
@@ -206,9 +192,10 @@ def _rows(group: Sequence[Unit]) -> int:
 class _Parquet:
     """Files are opened anew for each block; of their footers, which may have megabytes, the last few are kept."""
 
-    def __init__(self, files: Sequence[File], column: str) -> None:
+    def __init__(self, files: Sequence[File], column: str, tools: str | None) -> None:
         self.files = files
         self.column = column
+        self.tools = tools
         self._footer = functools.lru_cache(maxsize=_FOOTERS)(self._read_footer)
 
     def arrays(self, unit: Unit, first: int, last: int) -> Iterator[Any]:
@@ -218,14 +205,13 @@ class _Parquet:
         num_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * unit.num_rows // max(1, unit.num_bytes)))
         # A buffer of its own instead of whole column chunks, which may have any size.
         with pq.ParquetFile(source, metadata=footer, buffer_size=2**20, pre_buffer=False) as file:
-            row = 0
-            for batch in file.iter_batches(
-                num_rows, row_groups=[unit.number], columns=[self.column], use_threads=False
-            ):
+            row, there = 0, file.schema_arrow.names
+            names = [name for name in (self.column, self.tools) if name is not None and name in there]
+            for batch in file.iter_batches(num_rows, row_groups=[unit.number], columns=names, use_threads=False):
                 low, high = max(first - row, 0), min(last - row, batch.num_rows)
                 row += batch.num_rows
                 if low < high:
-                    yield batch.column(0).slice(low, high - low)
+                    yield content_of(batch.slice(low, high - low), self.column, self.tools)
                 if row >= last:
                     return
 
@@ -243,8 +229,10 @@ def parquet_blocks(
     sizes: tuple[int, int],
     cache: DataCache | None,
     num_streams: int = 1,
+    tools: str | None = None,
 ) -> RowBlocks:
-    """`sizes`: bytes of a block, and the most that one may have. Raises InvalidField, DataError."""
+    """`sizes`: bytes of a block, and the most that one may have; `tools`: the column, if any has it, of the tools of
+    chats. Raises InvalidField, DataError."""
     import pyarrow.parquet as pq
 
     files = chosen(field, uri, files, ".parquet")
@@ -262,12 +250,12 @@ def parquet_blocks(
             num_bytes = sum(
                 group.column(at).total_uncompressed_size
                 for at in range(group.num_columns)
-                if _is_of(group.column(at).path_in_schema, column)
+                if any(_is_of(group.column(at).path_in_schema, name) for name in (column, tools) if name is not None)
             )
             if group.num_rows:
                 units.append(Unit(index, number, first, group.num_rows, num_bytes))
             first += group.num_rows
-    return RowBlocks(_Parquet(files, column), units, sizes, cache, num_streams)
+    return RowBlocks(_Parquet(files, column, tools), units, sizes, cache, num_streams)
 
 
 def _is_of(path: str, column: str) -> bool:
@@ -277,10 +265,16 @@ def _is_of(path: str, column: str) -> bool:
 
 class _Arrow:
     def __init__(
-        self, files: Sequence[File], column: str, messages: Sequence[Sequence[Message]], cache: DataCache | None
+        self,
+        files: Sequence[File],
+        column: str,
+        tools: str | None,
+        messages: Sequence[Sequence[Message]],
+        cache: DataCache | None,
     ) -> None:
         self.files = files
         self.column = column
+        self.tools = tools
         self._messages = messages
         self._cache = cache
 
@@ -292,9 +286,10 @@ class _Arrow:
         # A stream of its own: what every batch needs, and this one.
         wanted = [message for message in messages if message.kind != BATCH] + [batches[unit.number]]
         schema = pa.ipc.read_schema(pa.py_buffer(file.read(messages[0].offset, messages[0].num_bytes)))
-        options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(self.column)], use_threads=False)
+        fields = [schema.get_field_index(name) for name in (self.column, self.tools) if name in schema.names]
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         with self._source(file, wanted) as source, pa.ipc.open_stream(source, options=options) as stream:
-            yield stream.read_next_batch().column(0).slice(first, last - first)
+            yield content_of(stream.read_next_batch().slice(first, last - first), self.column, self.tools)
 
     @contextlib.contextmanager
     def _source(self, file: File, wanted: Sequence[Message]) -> Iterator[Any]:
@@ -327,6 +322,7 @@ def arrow_blocks(
     sizes: tuple[int, int],
     cache: DataCache | None,
     num_streams: int = 1,
+    tools: str | None = None,
 ) -> RowBlocks:
     """As for Parquet. Raises InvalidField, DataError."""
     import pyarrow as pa
@@ -347,7 +343,7 @@ def arrow_blocks(
             if num_rows:
                 units.append(Unit(index, number, first, num_rows, message.num_bytes))
             first += num_rows
-    return RowBlocks(_Arrow(files, column, found, cache), units, sizes, cache, num_streams)
+    return RowBlocks(_Arrow(files, column, tools, found, cache), units, sizes, cache, num_streams)
 
 
 def _saved(field: str, uri: str, files: Sequence[File]) -> list[File]:
@@ -359,10 +355,7 @@ def _saved(field: str, uri: str, files: Sequence[File]) -> list[File]:
             field, uri, f"has several datasets: name one of them, as in {uri}/{(splits or ['train'])[0]}"
         )
     if "state.json" not in by_name:
-        found = [file for file in files if file.relative.endswith(".arrow")]
-        if not found:
-            raise InvalidField(field, uri, "has no file that ends in .arrow")
-        return found
+        return chosen(field, uri, files, ".arrow")
     try:
         state = json.loads(_text(by_name["state.json"]))
         names = [str(entry["filename"]) for entry in state["_data_files"]]
@@ -373,6 +366,7 @@ def _saved(field: str, uri: str, files: Sequence[File]) -> list[File]:
     missing = [name for name in names if name not in by_name]
     if missing:
         raise InvalidField(field, uri, f"is incomplete: {missing[0]} is not there, or empty")
+    check_unused(field, uri, [file for file in files if file.relative not in names])
     return [by_name[name] for name in names]
 
 

@@ -10,7 +10,7 @@ import struct
 
 from shoal_planner.errors import InvalidField
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import chosen, find
+from shoal_workers.data_files import check_unused, chosen, find, find_text
 from shoal_workers.file_ranges import File
 from shoal_workers.numbered import KINDS, TokenFile
 
@@ -21,7 +21,8 @@ _INDEX_KINDS = {1: "uint8", 4: "int32", 5: "int64", 8: "uint16"}
 
 def byte_files(field: str, uri: str, cache: DataCache | None) -> list[TokenFile]:
     """Text whose bytes are its tokens. Raises InvalidField."""
-    return [TokenFile(file, KINDS["uint8"], file.num_bytes) for file in find(field, uri, cache)]
+    files = find_text(field, uri, cache)
+    return [TokenFile(file, KINDS["uint8"], file.num_bytes, is_text=True) for file in files]
 
 
 def id_files(field: str, uri: str, token_type: str, cache: DataCache | None) -> list[TokenFile]:
@@ -47,15 +48,17 @@ def indexed_files(field: str, uri: str, cache: DataCache | None) -> list[TokenFi
     if len(files) == 1:
         files = [*find(field, f"{stem}.bin", cache), *find(field, f"{stem}.idx", cache)]
     named = {file.name: file for file in files}
-    found = []
+    found, used = [], set()
     for name, file in sorted(named.items(), key=lambda item: item[1].relative):
         if name.endswith(".idx"):
             tokens = named.get(f"{name.removesuffix('.idx')}.bin")
             if tokens is None:
                 raise InvalidField(field, uri, f"is incomplete: beside {name} there is no .bin")
             found.append(_indexed(field, uri, file, tokens))
+            used |= {name, tokens.name}
     if not found:
         raise InvalidField(field, uri, "has no file that ends in .idx")
+    check_unused(field, uri, [file for file in files if file.name not in used])
     return found
 
 

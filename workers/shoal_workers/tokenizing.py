@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,18 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_planner.data_spec import BYTES, NUM_BYTE_TOKENS
-from shoal_planner.errors import InvalidField
+from shoal_planner.errors import InvalidField, show
 from shoal_planner.job import JobSpec
+from shoal_workers.word_cuts import BETWEEN_WORDS, words_apart
 
 Ids = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int64]
 
 BYTE_END = 0  # never in text that people write
-# Long texts are tokenised in parts: the library is a third slower on 64 KiB than on 2. They are cut where
-# tokenizers begin anew anyway: before a single space, or between two lines without any; at the latest at the limit.
+# Long texts are tokenised in parts: the library is a third slower on 64 KiB than on 2. They are cut between words, at
+# the latest at the limit; where that is no border to a tokenizer, parts are as long as that.
 _PART_CHARS = 2**11
 _MOST_PART_CHARS = 2**16
-_BETWEEN_WORDS = re.compile(r"\S(?:\n(?=\S)|(?= \S))")
 _CHARS_AT_ONCE = 2**18
 _WORDS_KEPT = 2**16  # with their ids, some 10 MB; the library's own 10,000 are too few for code: 5 % slower
 _CONTEXT_CHARS = 64  # before a part: enough to see that it is no begin
@@ -101,6 +100,7 @@ class FileTokenizer:
         # Ids need not be dense.
         self.vocab = 1 + max(inner.get_vocab(with_added_tokens=True).values())
         self._marks_begins = _marks_begins(inner)
+        self._part_chars = _PART_CHARS if not self._marks_begins and words_apart(inner) else _MOST_PART_CHARS
 
     def encode(self, texts: Sequence[str], before: Sequence[str] | None = None) -> list[Ids]:
         """See `Tokenizer`."""
@@ -118,7 +118,7 @@ class FileTokenizer:
         parts: list[str] = []
         counts: list[int] = []
         for text in map(_paired, texts):
-            own = [text] if len(text) <= _PART_CHARS else [part for _, part in _parts(text, _PART_CHARS)]
+            own = [text] if len(text) <= self._part_chars else [part for _, part in _parts(text, self._part_chars)]
             parts += own
             counts.append(len(own))
         encoded = [_array(one.ids) for one in self._asked(self._inner.encode_batch_fast, parts)]
@@ -138,7 +138,7 @@ class FileTokenizer:
 
     def _parts(self, text: str, before: str) -> Iterator[tuple[int, str, str]]:
         """Parts of a text: where each begins, and what stands before it, if that matters."""
-        for first, part in _parts(text, _MOST_PART_CHARS if self._marks_begins else _PART_CHARS):
+        for first, part in _parts(text, self._part_chars):
             context = (text[max(0, first - _CONTEXT_CHARS) : first] if first else before) if self._marks_begins else ""
             yield first, context, part
 
@@ -207,15 +207,29 @@ def hash_of(text: str) -> str:
 
 
 def _settings(path: str, folder: Path) -> dict[str, Any]:
-    """Of tokenizer_config.json, and the template where it has a file of its own."""
-    found: dict[str, Any] = {}
+    """Of tokenizer_config.json, special tokens that special_tokens_map.json names (older folders have it), and the
+    template where it has a file of its own."""
+    found = _mapping(path, folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in found:  # with it, what the other file says is of an older day
+        found |= _mapping(path, folder / "special_tokens_map.json")
+    template = folder / "chat_template.jinja"
     try:
-        if (folder / "tokenizer_config.json").exists():
-            found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        if (folder / "chat_template.jinja").exists():
-            found["chat_template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        if template.exists():
+            found["chat_template"] = template.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InvalidField("data.tokenizer", path, f"tokenizer_config.json cannot be read: {error}") from error
+        raise InvalidField("data.tokenizer", path, f"{template.name} cannot be read: {error}") from error
+    return found
+
+
+def _mapping(path: str, file: Path) -> dict[str, Any]:
+    """What a file of JSON says; nothing if it is not there. Raises InvalidField."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise InvalidField("data.tokenizer", path, f"{file.name} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        problem = f"{file.name} cannot be read: it is no JSON object but {show(found)}"
+        raise InvalidField("data.tokenizer", path, problem)
     return found
 
 
@@ -271,7 +285,7 @@ def _parts(text: str, least: int) -> Iterator[tuple[int, str]]:
     """Each of at least so many characters, but for the last one."""
     first = 0
     while len(text) - first > least:
-        between = _BETWEEN_WORDS.search(text, first + least - 1, first + _MOST_PART_CHARS)
+        between = BETWEEN_WORDS.search(text, first + least - 1, first + _MOST_PART_CHARS)
         cut = between.end() if between is not None else _late_cut(text, first)
         yield first, text[first:cut]
         first = cut
