@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shoal_planner.code_spec import looks_secret
+from shoal_planner.secrecy import looks_secret
 from shoal_service.places import Places
 from shoal_service.tracking_hosts import Reach, TrackingHosts, named_origins, origin_of
 
