@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import ControlPlane, job_mapping, ok
+from control_plane import ControlPlane, enter, job_mapping, ok
 
 from shoal import Client
 
@@ -100,7 +100,7 @@ def test_no_secret_is_kept_logged_or_answered(plane: ControlPlane, http: httpx.C
         link = client.login_link()["url"]
     secrets += [made["secret"], link.partition("code=")[2]]
     with httpx.Client(base_url=plane.url) as browser:
-        said.append(browser.get(link).text)
+        said.append(enter(browser, link).text)
         secrets.append(browser.cookies["shoal_session"])
         assert browser.get("/v1/me").is_success
         csrf = browser.get("/login").text.partition('name="csrf" value="')[2].partition('"')[0]
