@@ -47,6 +47,8 @@ def signed_in(
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.on("request", lambda request: None if request.url.startswith(url) else wrong.append(request.url))
     page.goto(link)
+    page.get_by_role("button", name="Sign in").press("Enter")
+    page.wait_for_url(lambda where: "/login" not in where)
     yield page
     context.close()
     assert wrong == []

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.secrecy import looks_secret
 
 _OF_A_NODE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
-_LIKE_A_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_?KEY)(_ID)?$")
 _PACKAGES = ("s3", "gs", "https")  # whence each node fetches a .zip
 
 
@@ -51,11 +51,6 @@ class CodeSpec:
 
 
 NO_CODE = CodeSpec()
-
-
-def looks_secret(name: str) -> bool:
-    """Whether what has this name is likely to be one."""
-    return _LIKE_A_SECRET.search(name.upper()) is not None
 
 
 def check_no_secrets(code: CodeSpec) -> None:

@@ -14,6 +14,8 @@ All cross process borders, so they take positional arguments and pickle as they 
 
 from __future__ import annotations
 
+from shoal_planner.secrecy import HIDDEN, concealed, concealed_text, hides
+
 MOST_SHOWN = 160  # characters of a value in a message: a path shall be whole
 
 
@@ -21,7 +23,7 @@ class InvalidField(ValueError):
     """A value that the caller gave cannot be used.
 
     `field` is the dotted path of the field (`model.heads`), `value` what stood there, `problem` a clause that
-    completes the sentence "FIELD = VALUE: PROBLEM".
+    completes the sentence "FIELD = VALUE: PROBLEM", which shows nothing that may be a secret.
     """
 
     def __init__(self, field: str, value: object, problem: str) -> None:
@@ -31,14 +33,14 @@ class InvalidField(ValueError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"{self.field} = {show(self.value)}: {self.problem}"
+        return f"{self.field} = {show(self.value, self.field)}: {concealed_text(self.problem)}"
 
 
 class NotADocument(InvalidField):
     """A whole document (`field`: job, cluster or plan) that is empty or no mapping of fields to values."""
 
     def __str__(self) -> str:
-        return f"the {self.field} {self.problem}"
+        return f"the {self.field} {concealed_text(self.problem)}"
 
 
 class NoPlanFits(Exception):
@@ -68,10 +70,12 @@ class ScheduleError(AssertionError):
         return f"rank {self.rank}: {self.problem}"
 
 
-def show(value: object) -> str:
-    """The value as messages quote it, cut if it is long."""
+def show(value: object, field: str = "") -> str:
+    """The value at this dotted path as messages quote it: cut if it is long, and without what may be a secret."""
+    if value is not None and hides(field):
+        return HIDDEN
     try:
-        text = repr(value)
+        text = repr(concealed(value))
     except ValueError:  # Python refuses to write out whole numbers of thousands of digits
         text = "a number of thousands of digits"
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."

@@ -122,6 +122,7 @@ class LocalShoal:
             "SHOAL_PORT": port,
             "SHOAL_FILE_ROOTS": "/",
             "SHOAL_WEBHOOK_PRIVATE": "true",
+            "SHOAL_TRACKING_PRIVATE": "true",
         }
         with self._log("server").open("ab") as log:
             self._server = subprocess.Popen(

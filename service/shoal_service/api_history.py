@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from shoal_planner.answers import plan_of_answer
 from shoal_planner.cluster import snapshot_from_mapping
-from shoal_planner.errors import InvalidField
+from shoal_planner.errors import InvalidField, show
 from shoal_planner.picture import plan_svg
 from shoal_recovery.checkpoints import list_manifests, manifest_name
 from shoal_recovery.errors import StoreError
@@ -208,7 +208,7 @@ async def get_checkpoints(deps: Deps, job_id: str) -> dict[str, Any]:
         async with asyncio.timeout(deps.settings.store_check_s):
             steps = () if place is None else await asyncio.to_thread(lambda: list_manifests(open_store(place), job_id))
     except (StoreError, TimeoutError) as error:
-        raise Unavailable("store_unreachable", f"checkpoint.uri = {uri!r}: {_problem(error)}") from error
+        raise Unavailable("store_unreachable", f"checkpoint.uri = {show(uri)}: {_problem(error)}") from error
     said = {entry.payload["step"]: entry for entry in reversed(entries)}
     items = [_checkpoint(f"{uri}/{manifest_name(job_id, s)}", s, said.get(s)) for s in steps]
     return {"uri": uri, "items": fitting(items)}

@@ -90,7 +90,7 @@ async def _known(deps: Services, project: str, key: str | None, wanted_hash: str
 async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, key: str | None) -> JobRow:
     async with deps.database.read() as session:
         accesses = await storages.for_job(session, project, spec)
-    spec = await check_surroundings(spec, deps.settings.store_check_s, accesses)
+    spec = await check_surroundings(spec, deps.settings, accesses)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
     cluster_id = await deps.planner.choose_cluster(spec, candidates)

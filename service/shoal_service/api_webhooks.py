@@ -8,10 +8,11 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from shoal_planner.errors import InvalidField
 from shoal_service import webhooks
 from shoal_service.access import default_project
 from shoal_service.api_people import ProjectId, cursor_of
-from shoal_service.errors import BadInput
+from shoal_service.errors import invalid_field
 from shoal_service.gate import Caller, did
 from shoal_service.guarded_http import check_url
 from shoal_service.outbox import Told
@@ -49,7 +50,7 @@ def _checked(deps: Services, url: str) -> str:
     try:
         check_url(url, allow_private=deps.settings.webhook_private)
     except ValueError as error:
-        raise BadInput("invalid_field", f"url = {url!r}: {error}", "url") from error
+        raise invalid_field(InvalidField("url", url, str(error))) from error
     return url
 
 

@@ -24,7 +24,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> dict[str, Any]
     as submitting does."""
     async with deps.database.read() as session:
         accesses = await storages.for_job(session, project, spec)
-    spec = await check_surroundings(spec, deps.settings.store_check_s, accesses)
+    spec = await check_surroundings(spec, deps.settings, accesses)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
     cluster_id, found = await deps.planner.choose(spec, candidates)

@@ -183,8 +183,10 @@ class Follower:
         return _Next.AT_ONCE if feed.more else _Next.LATER
 
     async def _open(self, row: TrackerRow, job: JobRow) -> _Next:
-        self.child = await Child.start(self.settings.tracker_timeout_s)
-        await self._opened(row, await self.child.open(self._order(row, job)))
+        order = self._order(row, job)
+        reach = self.settings.trackers.reach(order.tool, order.settings)
+        self.child = await Child.start(self.settings.tracker_timeout_s, reach)
+        await self._opened(row, await self.child.open(order))
         return _Next.AT_ONCE
 
     async def _opened(self, row: TrackerRow, opened: Opened) -> None:

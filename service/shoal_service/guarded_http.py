@@ -1,12 +1,14 @@
 """Posts to addresses that users give, and never into the operator's own network: names are looked up here, every answer
 is checked, and what was checked is what is connected to. Owns no retries. Redirects are not followed, and proxies of
-the environment are not used."""
+the environment are not used. A process of a library's own can be kept out of that network as a whole, too."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
+import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -65,6 +67,25 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def connect_to_public_alone() -> None:
+    """From now on, and for as long as it lives, this process connects to public addresses alone, whichever library
+    wants to, and by whatever name: for what was looked up is seen here, and not the name. PermissionError is raised."""
+    sys.addaudithook(_refuse_private)
+
+
+def _refuse_private(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        return
+    address = arguments[1] if len(arguments) > 1 else None
+    if address is None and event != "socket.connect":  # to whom it is connected already
+        return
+    host = str(address[0]) if isinstance(address, tuple) and address else ""
+    with contextlib.suppress(ValueError):
+        if is_public(ipaddress.ip_address(host.partition("%")[0])):
+            return
+    raise PermissionError(f"{host or 'a socket of this machine'} is an address of a private network")
 
 
 class _Guarded(httpcore.AsyncNetworkBackend):

@@ -10,10 +10,11 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ValidationError
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from shoal_planner.errors import InvalidField
 from shoal_service import api_people, people, tokens
 from shoal_service.access import Principal, Role
 from shoal_service.api_people import NewMember, NewProject, NewRole, NewToken, UserId
-from shoal_service.errors import BadInput, Problem
+from shoal_service.errors import BadInput, Problem, invalid_field
 from shoal_service.gate import Caller
 from shoal_service.ledger import by_project
 from shoal_service.pages import read_form
@@ -107,7 +108,7 @@ def read(body: Callable[..., Body], given: dict[str, Any]) -> Body:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else next(iter(given))
         message = first["msg"][:1].lower() + first["msg"][1:]
-        raise BadInput("invalid_field", f"{name} = {given.get(name)!r}: {message}", name) from error
+        raise invalid_field(InvalidField(name, given.get(name), message)) from error
 
 
 @router.get("/projects", response_class=HTMLResponse)

@@ -133,7 +133,7 @@ async def _preview(deps: Services, project: str, text: str) -> dict[str, Any]:
     spec = await read_any_job(_document(text), deps.settings.store_check_s, deps.settings.places)
     async with deps.database.read() as session:
         accesses = await storages.for_job(session, project, spec)
-    spec = await check_surroundings(spec, deps.settings.store_check_s, accesses)
+    spec = await check_surroundings(spec, deps.settings, accesses)
     async with deps.database.read() as session:
         rows = {row.id: row for row in await clusters.all_clusters(session) if clusters.connected(row)}
     cluster_id = await deps.planner.choose_cluster(spec, list(rows.values()))

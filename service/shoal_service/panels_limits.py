@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shoal_planner.errors import InvalidField
 from shoal_planner.limits import deadline_at_s
 from shoal_service.bodies import NewLimits
-from shoal_service.errors import BadInput
+from shoal_service.errors import invalid_field
 from shoal_service.spending import Spending
 
 _HOUR_S = 3600.0
@@ -87,4 +88,4 @@ def limits_of_form(form: Mapping[str, str]) -> NewLimits:
         first = error.errors()[0]
         name = str(first["loc"][0])
         message = first["msg"][:1].lower() + first["msg"][1:]
-        raise BadInput("invalid_field", f"{name} = {form.get(name)!r}: {message}", name) from error
+        raise invalid_field(InvalidField(name, form.get(name), message)) from error

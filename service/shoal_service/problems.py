@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
-from shoal_planner.code_spec import looks_secret
 from shoal_planner.errors import InvalidField
 from shoal_service.errors import BadInput, DatabaseAway, NotFound, Problem, Unavailable
 from shoal_service.request_ids import HEADER, current_id
@@ -87,8 +86,7 @@ def _invalid_request(error: RequestValidationError) -> BadInput:
     if first["type"] == "missing":
         return BadInput("invalid_field", f"{field}: is required", field)
     message = first["msg"][:1].lower() + first["msg"][1:]
-    given = "..." if looks_secret(field.rpartition(".")[2]) else first.get("input")
-    return BadInput("invalid_field", str(InvalidField(field, given, message)), field)
+    return BadInput("invalid_field", str(InvalidField(field, first.get("input"), message)), field)
 
 
 def _path(location: tuple[str | int, ...]) -> str:

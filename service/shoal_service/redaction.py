@@ -9,14 +9,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shoal_planner.code_spec import looks_secret
+from shoal_planner.secrecy import WORDS, looks_secret
 
 REDACTED = "[redacted]"
 _LEAST = 6  # characters: a shorter secret is part of too many words
-_NAMES = r"(?:[a-z0-9]+[_-])*(?:password|passwd|secret|token|credentials?|api[_-]?key|access[_-]?key|private[_-]?key)"
+_NAMES = rf"(?:[a-z0-9]+[_-])*(?:{WORDS})"
 _GIVEN = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\"']+)"
 _QUERY = r"x-amz-(?:signature|credential|security-token)|sig|signature|code"
-_NO_SECRETS = ("end_token",)  # a piece of text between documents
 _LIKE_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REDACTED),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"), rf"\1 {REDACTED}"),
@@ -61,4 +60,4 @@ class Redactor:
 
 
 def _hides(name: str, value: Any) -> bool:
-    return isinstance(value, str) and looks_secret(name) and name not in _NO_SECRETS
+    return isinstance(value, str) and looks_secret(name)

@@ -118,7 +118,7 @@ async def _tell(
     news = not kept and shares.tell(share, nodes, standing.told)
     share.code, share.position = standing.code, found.position
     if found.preempted_by is not None and share.hold is None:
-        share.hold, share.hold_words = shares.PREEMPTED, f"as {found.preempted_by}, of higher priority, needs its nodes"
+        share.hold, share.hold_words = shares.PREEMPTED, standing.held
         log.info("job makes room", job=row.id, needed_by=found.preempted_by)
     elif found.preempted_by is None and share.hold == shares.PREEMPTED:  # who needed its nodes does so no more
         share.hold, share.hold_words = None, ""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import site
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shoal_planner.code_spec import looks_secret
+from shoal_planner.secrecy import looks_secret
 from shoal_service.places import Places
+from shoal_service.tracking_hosts import Reach, TrackingHosts, named_origins, origin_of
 
 
 class Settings(BaseSettings):
@@ -55,6 +57,16 @@ class Settings(BaseSettings):
     )
     tracker_timeout_s: float = Field(
         default=120.0, gt=0, description="Longest time that a tracker may take to take what a job has done."
+    )
+    tracking_hosts: str = Field(
+        default="",
+        description="Tracking servers, by commas, that get this server's credentials for MLflow, wherever they are: "
+        "https://mlflow.example. The one of MLFLOW_TRACKING_URI is one of them.",
+    )
+    tracking_private: bool = Field(
+        default=False,
+        description="Whether jobs may name other tracking servers on this machine and in private networks, and without "
+        "TLS. They get no credentials.",
     )
     events_kept_s: float | None = Field(
         default=None, gt=0, description="How long after a job has ended its journal is kept. Default: for ever."
@@ -128,6 +140,19 @@ class Settings(BaseSettings):
     def places(self) -> Places:
         return Places(roots=tuple(Path(root).expanduser().absolute() for root in self.file_roots.split(":") if root))
 
+    @field_validator("tracking_hosts")
+    @classmethod
+    def _check_tracking_hosts(cls, value: str) -> str:
+        named_origins(_listed(value))
+        return value
+
+    @property
+    def trackers(self) -> TrackingHosts:
+        """MLFLOW_TRACKING_URI may be a file or a database, too, which is no host."""
+        own = origin_of(os.environ.get("MLFLOW_TRACKING_URI", ""))
+        named = named_origins(_listed(self.tracking_hosts)) | ({own} if own else frozenset())
+        return TrackingHosts(named=named, allow_private=self.tracking_private)
+
     @property
     def traces_endpoint(self) -> str | None:
         """As OpenTelemetry's own variables have it: one of them is the URL, the other one what it begins with."""
@@ -155,6 +180,23 @@ def secrets_held() -> frozenset[str]:
     return frozenset(value for name, value in os.environ.items() if looks_secret(name) and value)
 
 
-def writer_environment() -> dict[str, str]:
-    """Of a process that writes to a tracker: tools find their keys and settings in it."""
-    return {**_WRITER_DEFAULTS, **os.environ}
+# What a process needs to run, and to tell whom it speaks to; in none of it are credentials of a tracker.
+_PLAIN = (
+    *("PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+)
+# Libraries look for credentials in files below it, too: .netrc, .mlflow/credentials, .aws.
+_NO_HOME = "/nonexistent"
+
+
+def writer_environment(reach: Reach) -> dict[str, str]:
+    """Of a process that writes to a tracker. With credentials tools find their keys and settings in it; without, there
+    are none, neither in variables nor in the files that these lead to, and no proxy."""
+    if reach.credentials:
+        return {**_WRITER_DEFAULTS, **os.environ}
+    plain = {name: value for name, value in os.environ.items() if name in _PLAIN or name.startswith("LC_")}
+    return {**_WRITER_DEFAULTS, **plain, "HOME": _NO_HOME, "PYTHONUSERBASE": site.getuserbase()}
+
+
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]

@@ -32,30 +32,28 @@ Then = Annotated[str, Query(alias="next", pattern=f"^{_OURS}$")]
 
 @router.get("/login")
 async def login(request: Request, deps: Deps, code: str | None = None, then: Then = "/") -> Response:
-    """The form; or, with the code of a sign-in link, which is used up, the page `next`."""
-    if code is None:
-        return form(request, deps, then, None)
-    try:
-        secret, principal = await deps.auth.sign_in(code, address_of(request))
-    except Problem as problem:
-        return await _kept_out(request, deps, then, "sign_in.link", problem)
-    return await _entered(request, deps, then, "sign_in.link", secret, principal)
+    """The form; with the code of a sign-in link a button that sends it. To look at a link does not use it up: programs
+    that pass it on look at it, too, to show what is there."""
+    return form(request, deps, then, None, code)
 
 
 @router.post("/login")
-async def login_with_token(request: Request, deps: Deps) -> Response:
+async def login_with_secret(request: Request, deps: Deps) -> Response:
+    """By a token, or by the code of a sign-in link, which is used up; then the page `next`."""
     raw = await request.body()
     form = parse_qs(raw.decode("utf-8", errors="replace")) if len(raw) <= _LONGEST_FORM else {}
-    token, given, then = (form.get(name, [""])[0] for name in ("token", "csrf", "next"))
+    token, code, given, then = (form.get(name, [""])[0] for name in ("token", "code", "csrf", "next"))
+    how = "sign_in.link" if code else "sign_in.token"
     then = then if re.fullmatch(_OURS, then) else "/"
     begun = request.cookies.get(_BEGUN, "")
     try:
         if not begun or not secrets.compare_digest(given.encode(), auth.csrf_token(begun).encode()):
             raise Forbidden("csrf", "the page is out of date: try again")
-        secret, principal = await deps.auth.sign_in_with_token(token, address_of(request))
+        sign_in = deps.auth.sign_in if code else deps.auth.sign_in_with_token
+        secret, principal = await sign_in(code or token, address_of(request))
     except Problem as problem:
-        return await _kept_out(request, deps, then, "sign_in.token", problem)
-    return await _entered(request, deps, then, "sign_in.token", secret, principal)
+        return await _kept_out(request, deps, then, how, problem)
+    return await _entered(request, deps, then, how, secret, principal)
 
 
 @router.get("/login/oidc")
@@ -123,12 +121,13 @@ def way_back_to(request: Request) -> str:
     return request.url.path if re.fullmatch(_OURS, request.url.path) and request.method == "GET" else "/"
 
 
-def form(request: Request, deps: Services, then: str, problem: Problem | None) -> Response:
+def form(request: Request, deps: Services, then: str, problem: Problem | None, code: str | None = None) -> Response:
     """The page, which says why somebody was not let in. For a first visit that is no news."""
     begun = request.cookies.get(_BEGUN) or secrets.token_urlsafe(32)
     values = {
         "problem": problem if request.url.path.startswith("/login") else None,
         "next": then,
+        "code": code,
         "login_csrf": auth.csrf_token(begun),
         "with_oidc": deps.auth.identity.provider is not None,
     }

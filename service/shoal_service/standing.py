@@ -1,4 +1,7 @@
-"""How a job stands beside the others of its cluster, in words: what it waits for, whom it shares with. Pure."""
+"""How a job stands beside the others of its cluster, in words: what it waits for, whom it shares with. Pure.
+
+Whoever sees the job reads them, and jobs of other projects do not exist for everybody who does: these are not named.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,22 @@ _SHOWN = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """`code` for programs: `waits_for_nodes`, `no_plan_fits`, `shares_nodes`, `preempted_by_priority`, or empty where
-    the job is alone. `waits` is a sentence for a job that waits, `told` a clause that goes with its share."""
+    the job is alone. `waits` is a sentence for a job that waits, `told` a clause that goes with its share, `held` one
+    that says why a job has to rest ("as ...")."""
 
     code: str
     waits: str = ""
     told: str = ""
+    held: str = ""
 
 
 def standing_of(
     found: Allotment, jobs: Mapping[str, Contender], all_found: Collection[Allotment], cluster_id: str
 ) -> Standing:
     if found.preempted_by is not None:
-        return Standing(code="preempted_by_priority", told=f"{found.preempted_by} has a higher priority")
+        who = _names([found.preempted_by], jobs, found.job)
+        held = f"as {who}, of higher priority, needs its nodes"
+        return Standing(code="preempted_by_priority", told=f"{who} has a higher priority", held=held)
     if not found.grant:
         code = "no_plan_fits" if found.never_fits else "waits_for_nodes"
         return Standing(code=code, waits=_waits(found, jobs, all_found, cluster_id))
@@ -40,11 +47,15 @@ def _waits(found: Allotment, jobs: Mapping[str, Contender], all_found: Collectio
     before = [each.job for each in queue if (each.position or 0) < (found.position or 0)]
     place = f"waits for nodes of cluster {cluster_id}, as number {found.position} of {len(queue)} in the queue"
     if found.waits_for:
-        return f"{place}: {_names(found.waits_for)} leave {_names(sorted(found.target))}"
+        leave = "leaves" if len(found.waits_for) == 1 else "leave"
+        return f"{place}: {_names(found.waits_for, jobs, found.job)} {leave} {_listed(sorted(found.target))}"
     if found.behind is not None:
-        return f"{place}, behind {_names(before)}"
+        return f"{place}, behind {_names(before, jobs, found.job)}"
     users = [job for job in jobs.values() if job.uses]
-    kept = ", ".join(f"{job.id} ({len(job.uses)} nodes, {_why_kept(job, jobs[found.job])})" for job in users[:_SHOWN])
+    kept = ", ".join(
+        f"{_names([job.id], jobs, found.job)} ({len(job.uses)} nodes, {_why_kept(job, jobs[found.job])})"
+        for job in users[:_SHOWN]
+    )
     return f"{place}: what it needs at least is in use by {kept or 'nobody, but is about to go away'}"
 
 
@@ -60,10 +71,22 @@ def _told(found: Allotment, jobs: Mapping[str, Contender], others: Collection[Al
     lost = jobs[found.job].share - found.grant
     takers = sorted(each.job for each in others if each.target & lost)
     if takers:
-        return f"given to {_names(takers)}"
-    return f"the cluster is shared with {_names(sorted(each.job for each in others))}" if others else "nobody needs it"
+        return f"given to {_names(takers, jobs, found.job)}"
+    if not others:
+        return "nobody needs it"
+    return f"the cluster is shared with {_names(sorted(each.job for each in others), jobs, found.job)}"
 
 
-def _names(names: Collection[str]) -> str:
+def _names(ids: Collection[str], jobs: Mapping[str, Contender], reader: str) -> str:
+    """Of jobs, as whoever sees the job `reader` may read them."""
+    own = [each for each in ids if jobs[each].project == jobs[reader].project]
+    foreign = len(ids) - len(own)
+    if not foreign:
+        return _listed(own)
+    others = "a job of another project" if foreign == 1 else f"{foreign} jobs of other projects"
+    return f"{_listed(own)} and {others}" if own else others
+
+
+def _listed(names: Collection[str]) -> str:
     shown = ", ".join(list(names)[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

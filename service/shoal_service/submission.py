@@ -19,7 +19,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_planner.own_model import unseen
 from shoal_planner.script_spec import AnyJob, ScriptSpec, parse_any_job
-from shoal_planner.track_spec import TensorBoardSpec
+from shoal_planner.track_spec import MlflowSpec, TensorBoardSpec
 from shoal_recovery.errors import BaseChanged, StoreError
 from shoal_recovery.first_weights import fingerprint, open_weights
 from shoal_recovery.hf_jobs import with_hf_model
@@ -27,6 +27,7 @@ from shoal_recovery.storage_access import StoreAccess, located
 from shoal_recovery.store import open_store, probe
 from shoal_service.errors import invalid_field
 from shoal_service.places import Places
+from shoal_service.settings import Settings
 from shoal_service.sinks import MODULES
 from shoal_service.storages import Accesses
 
@@ -71,10 +72,11 @@ async def read_job(value: object, store_check_s: float, places: Places) -> JobSp
     return job
 
 
-async def check_surroundings(job: AnyJob, store_check_s: float, accesses: Accesses) -> AnyJob:
+async def check_surroundings(job: AnyJob, settings: Settings, accesses: Accesses) -> AnyJob:
     """Data readable and large enough, weights to begin with those of the model, the script there, checkpoint place
     writable. The job, which knows from then on what its adapters are beside. `accesses` are those of the storage
     profiles that it names. Raises BadInput."""
+    store_check_s = settings.store_check_s
     try:
         if isinstance(job, ScriptSpec):
             await asyncio.to_thread(_check_script, job)
@@ -83,7 +85,7 @@ async def check_surroundings(job: AnyJob, store_check_s: float, accesses: Access
         await asyncio.to_thread(_check_data, job)
         found = await _with_weights(job, store_check_s)
         await _check_store(job.checkpoint.uri, store_check_s, accesses.get(job.checkpoint.storage or ""))
-        await _check_trackers(job, store_check_s)
+        await _check_trackers(job, settings)
         return found
     except InvalidField as error:
         raise invalid_field(error) from error
@@ -207,14 +209,19 @@ def _try_store(uri: str) -> None:
     open_store(uri).check_writable()
 
 
-async def _check_trackers(job: JobSpec, store_check_s: float) -> None:
+async def _check_trackers(job: JobSpec, settings: Settings) -> None:
     """Whether a server of theirs answers is not asked: that may change, and holds no job up."""
     for tool, spec in job.track.chosen():
         if importlib.util.find_spec(MODULES[tool]) is None:
             problem = f"the control plane lacks {MODULES[tool]}: install shoal[{tool}] there"
             raise InvalidField(f"track.{tool}", dataclasses.asdict(spec), problem)
         if isinstance(spec, TensorBoardSpec):
-            await _check_log_dir(spec.log_dir, store_check_s)
+            await _check_log_dir(spec.log_dir, settings.store_check_s)
+        if isinstance(spec, MlflowSpec):
+            try:
+                settings.trackers.check(spec.tracking_uri)
+            except ValueError as error:
+                raise InvalidField("track.mlflow.tracking_uri", spec.tracking_uri, str(error)) from error
 
 
 async def _check_log_dir(uri: str, store_check_s: float) -> None:

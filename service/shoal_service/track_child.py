@@ -15,6 +15,10 @@ from typing import Any
 from shoal_service.settings import writer_environment
 from shoal_service.sinks import Lost, Opened, Order, Position, SinkFailed
 from shoal_service.track_feed import Batch
+from shoal_service.tracking_hosts import Reach
+
+# As `track_writer` takes them.
+_WHERE = {True: "anywhere", False: "public"}
 
 
 class Child:
@@ -25,12 +29,12 @@ class Child:
         self._timeout_s = timeout_s
 
     @classmethod
-    async def start(cls, timeout_s: float) -> Child:
+    async def start(cls, timeout_s: float, reach: Reach) -> Child:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "shoal_service.track_writer", str(os.getpid())),
+            *(sys.executable, "-m", "shoal_service.track_writer", str(os.getpid()), _WHERE[reach.private]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=writer_environment(),
+            env=writer_environment(reach),
             start_new_session=True,  # a Ctrl-C is for us, and all that it starts can be ended with it
         )
         return cls(process, timeout_s)

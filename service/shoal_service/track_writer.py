@@ -1,8 +1,8 @@
-"""The process that writes to one tracker of one job: `python -m shoal_service.track_writer PARENT-PID`.
+"""The process that writes to one tracker of one job: `python -m shoal_service.track_writer PARENT-PID WHERE`.
 
 Libraries of trackers hang, crash, print and keep state of a process; here they can do none of that to the control
 plane. It is told what to do line by line on standard input, answers line by line on standard output, and ends with its
-parent.
+parent. WHERE is `anywhere`, or `public`: then no connection to a private network is made, whatever a name says it is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import IO, Any, assert_never
 
 from shoal_planner.strict import read
+from shoal_service.guarded_http import connect_to_public_alone
 from shoal_service.sink_mlflow import MlflowSink
 from shoal_service.sink_tensorboard import TensorBoardSink
 from shoal_service.sink_wandb import WandbSink
@@ -72,6 +73,8 @@ def in_short(error: Exception) -> str:
 
 def main() -> None:
     _end_with(int(sys.argv[1]))
+    if sys.argv[2] != "anywhere":
+        connect_to_public_alone()
     answers = _own_output()
     writer = Writer()
     for line in sys.stdin:

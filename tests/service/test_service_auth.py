@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import Connector, job_mapping, ok, story
+from control_plane import Connector, enter, job_mapping, ok, story
 from fastapi.routing import APIRoute
 
 from shoal_service import (
@@ -61,23 +61,39 @@ def test_every_route_but_a_few_asks(stranger: httpx.Client) -> None:
 
 def test_a_sign_in_link_works_once(api: httpx.Client, stranger: httpx.Client) -> None:
     link = ok(api.post("/v1/login-links"))["url"]
-    entered = stranger.get(link)
+    shown = stranger.get(link)
+    assert shown.status_code == 200 and "<button autofocus>Sign in" in shown.text and 'name="token"' not in shown.text
+    entered = enter(stranger, link)
     assert (entered.status_code, entered.headers["location"]) == (303, "/")
     cookie = entered.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=lax" in cookie
     assert stranger.get("/").status_code == 200
     link_to_job = ok(api.post("/v1/login-links"))["url"] + "&next=/jobs/job_1"
     assert stranger.get(link_to_job.replace("/jobs/", "//evil.example/")).status_code == 422
-    assert stranger.get(link_to_job).headers["location"] == "/jobs/job_1"
+    assert enter(stranger, link_to_job).headers["location"] == "/jobs/job_1"
     with httpx.Client(base_url=api.base_url) as other:
-        assert other.get(link, headers={"Accept": "text/html"}).status_code == 401
-        assert other.get("/login?code=guess").status_code == 401
+        assert enter(other, link).status_code == 401
+        assert enter(other, "/login?code=guess").status_code == 401
         assert other.get("/v1/jobs").status_code == 401
+
+
+def test_to_look_at_a_sign_in_link_does_not_use_it_up(api: httpx.Client, stranger: httpx.Client) -> None:
+    """As programs do that messages go through, with cookies and without."""
+    link = ok(api.post("/v1/login-links"))["url"]
+    for _ in range(3):
+        with httpx.Client(base_url=api.base_url) as program:
+            for looked in (program.get(link), program.head(link), program.get(link)):
+                assert looked.status_code in (200, 405)
+            assert "shoal_session" not in program.cookies
+            code = link.partition("code=")[2]
+            assert httpx.post(f"{api.base_url}/login", data={"code": code}).status_code == 403, "not from that page"
+    assert enter(stranger, link).status_code == 303
+    assert stranger.get("/v1/jobs").status_code == 200
 
 
 def test_forms_and_calls_of_a_page_need_its_token(api: httpx.Client, stranger: httpx.Client) -> None:
     job_id = ok(api.post("/v1/jobs", json=job_mapping()))["id"]
-    stranger.get(ok(api.post("/v1/login-links"))["url"])
+    enter(stranger, ok(api.post("/v1/login-links"))["url"])
     page = stranger.get(f"/jobs/{job_id}").text
     token = re.findall(r'name="csrf" value="([0-9a-f]+)"', page)[0]
     assert stranger.get("/v1/jobs").status_code == 200

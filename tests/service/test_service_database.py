@@ -74,6 +74,8 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "tls_key",
         "tracker_lease_s",
         "tracker_timeout_s",
+        "tracking_hosts",
+        "tracking_private",
         "trusted_proxies",
         "webhook_private",
     ]

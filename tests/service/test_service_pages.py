@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import Connector, job_mapping, ok, story
+from control_plane import Connector, enter, job_mapping, ok, story
 
 from shoal_service.database import Database
 from shoal_service.jobs import rfc3339
@@ -27,7 +27,7 @@ def browser(api: httpx.Client, **headers: str) -> Iterator[httpx.Client]:
     link = ok(api.post("/v1/login-links", headers=headers))["url"]
     options = {"accept": "text/html"}
     with httpx.Client(base_url=api.base_url, headers=options, timeout=60, follow_redirects=True) as client:
-        assert client.get(link).is_success
+        assert enter(client, link).is_success
         yield client
 
 

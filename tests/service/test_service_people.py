@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import Connector, job_mapping, ok
+from control_plane import Connector, enter, job_mapping, ok
 from fastapi import FastAPI
 from sqlalchemy import update
 
@@ -58,7 +58,7 @@ def test_a_token_works_until_it_is_revoked_and_its_secret_is_nowhere(
     assert [each["id"] for each in listed] == [made["id"]] and "secret" not in listed[0]
     assert listed[0]["last_used_at"] is not None and listed[0]["valid"]
     link = ok(nobody.post("/v1/login-links", headers=headers))["url"]
-    assert nobody.get(link).status_code == 303  # as the token, which ends with it
+    assert enter(nobody, link).status_code == 303  # as the token, which ends with it
     assert ok(nobody.get("/v1/me"))["id"] == made["id"]
     for path in (tmp_path / "data").rglob("*"):
         if path.is_file():
@@ -235,7 +235,7 @@ class _Named(dict[str, str]):
 
 def test_no_page_takes_a_form_without_its_token(api: httpx.Client, nobody: httpx.Client) -> None:
     job_id = ok(api.post("/v1/jobs", json=job_mapping()))["id"]
-    nobody.get(ok(api.post("/v1/login-links"))["url"])
+    enter(nobody, ok(api.post("/v1/login-links"))["url"])
     posts = [route.removeprefix("POST ") for route in RULES if route.startswith("POST /") and "/v1/" not in route]
     assert len(posts) >= 4
     for path in posts:

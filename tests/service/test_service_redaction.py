@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from control_plane import ControlPlane, job_mapping, ok
+import pytest
+from control_plane import ControlPlane, enter, job_mapping, ok
 
 from shoal import Client
 
@@ -30,6 +31,44 @@ def answers_of(http: httpx.Client, job_id: str) -> str:
     ]
     paths += [f"/jobs/{job_id}", "/v1/me", "/v1/projects", "/v1/users", "/openapi.json", "/login", "/v1/clusters"]
     return "\n".join(http.get(path).text for path in paths)
+
+
+def refusals() -> list[tuple[str, str, dict[str, Any]]]:
+    """Requests with a secret where none belongs: method, path, body."""
+    signed, known = f"https://x.example/?X-Amz-Signature={HIDDEN}", f"https://me:{HIDDEN}@x.example/"
+    wrong: list[dict[str, Any]] = [
+        {"code": {"env": {"API_KEY": HIDDEN}}},
+        {"code": {"env": {"ANY": HIDDEN}}},
+        {"api_key": HIDDEN},
+        {"track": {"mlflow": known}},
+        {"track": {"mlflow": {"tracking_uri": known}}},
+        {"data": {"uri": signed}},
+        {"checkpoint": {"uri": signed}},
+        {"checkpoint": {"uri": f"s3://AKIAX:{HIDDEN}@bucket/x"}},
+        {"train": {"init_from": known}},
+    ]
+    jobs = [("POST", "/v1/jobs", {**job_mapping(), **each}) for each in wrong]
+    storage = "/v1/projects/default/storages/m"
+    return [
+        *jobs,
+        ("POST", "/v1/webhooks", {"url": known, "project": "default"}),
+        ("POST", "/v1/webhooks", {"url": f"http://x.example/?token={HIDDEN}", "project": "default"}),
+        ("POST", "/v1/webhooks", {"url": "https://x.example/", "project": "default", "client_secret": HIDDEN}),
+        ("PUT", storage, {"endpoint": known}),
+        ("PUT", storage, {"endpoint": "https://minio.example", "credentials": {"environment": HIDDEN}}),
+        ("PUT", storage, {"endpoint": "https://minio.example", "credentials": {"secret_access_key": HIDDEN}}),
+        ("POST", "/v1/plans", {"job": {**job_mapping(), "api_key": HIDDEN}, "cluster": {"nodes": []}}),
+        ("PUT", "/v1/clusters/x", {"holder": "a", "snapshot": {"api_key": HIDDEN}, "profile": {}, "lease_s": 1}),
+    ]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), refusals())
+def test_a_refusal_does_not_repeat_what_is_secret(
+    api: httpx.Client, method: str, path: str, body: dict[str, Any]
+) -> None:
+    refused = api.request(method, path, json=body)
+    assert refused.status_code == 422, refused.text
+    assert HIDDEN not in refused.text
 
 
 def test_no_secret_is_kept_logged_or_answered(plane: ControlPlane, http: httpx.Client) -> None:
@@ -61,7 +100,7 @@ def test_no_secret_is_kept_logged_or_answered(plane: ControlPlane, http: httpx.C
         link = client.login_link()["url"]
     secrets += [made["secret"], link.partition("code=")[2]]
     with httpx.Client(base_url=plane.url) as browser:
-        said.append(browser.get(link).text)
+        said.append(enter(browser, link).text)
         secrets.append(browser.cookies["shoal_session"])
         assert browser.get("/v1/me").is_success
         csrf = browser.get("/login").text.partition('name="csrf" value="')[2].partition('"')[0]

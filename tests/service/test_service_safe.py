@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from control_plane import job_mapping
+from control_plane import enter, job_mapping
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -82,7 +82,7 @@ def test_serve_speaks_https(tmp_path: Path) -> None:
         with httpx.Client(base_url=url, verify=trusting, headers={"Authorization": f"Bearer {token}"}) as client:
             link = client.post("/v1/login-links").json()["url"]
             assert link.startswith("https://")
-            assert "Secure" in client.get(link, headers={"Authorization": ""}).headers["set-cookie"]
+            assert "Secure" in enter(client, link).headers["set-cookie"]
             refused = client.post("/v1/jobs", json=job_mapping(checkpoint={"uri": f"file://{tmp_path}"}))
             assert (refused.status_code, refused.json()["param"]) == (422, "checkpoint.uri")
     finally:

@@ -28,9 +28,16 @@ def job_mapping(**changes: Any) -> dict[str, Any]:
 class Played:
     """A job as its supervisor would bring it along: it takes what it is told once it is told to play on."""
 
-    def __init__(self, connector: Connector, http: httpx.Client, spec: dict[str, Any], at_s: float = 1000.0) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        http: httpx.Client,
+        spec: dict[str, Any],
+        at_s: float = 1000.0,
+        project: str = "default",
+    ) -> None:
         self.connector, self.http, self.spec = connector, http, spec
-        self.id = str(ok(http.post("/v1/jobs", json=spec))["id"])
+        self.id = str(ok(http.post("/v1/jobs", params={"project": project}, json=spec))["id"])
         self.seq, self.epoch, self.step, self.at_s = 0, 0, 0, at_s
 
     def say(self, *events: Event) -> None:
@@ -122,7 +129,7 @@ def test_a_second_job_gets_what_the_first_one_has_left(api: httpx.Client) -> Non
     assert second.id in kept["reason"]
     share, status = second.shown()["share"], second.shown()["status"]
     assert (status["state"], status["code"], share["queue_position"]) == ("queued", "waits_for_nodes", 1)
-    assert f"{first.id} leave n-" in status["reason"]
+    assert f"{first.id} leaves n-" in status["reason"]
     assert first.shown()["share"]["leaving"] is None, "nobody knows yet"
     # An older version taken says nothing of the newest.
     first.say(ShareTaken(version=kept["version"] - 1, nodes=None))
@@ -309,3 +316,34 @@ def test_a_job_rests_when_its_time_is_over(
     assert api.post(f"/v1/jobs/{job.id}/resume").json()["code"] == "max_duration_passed"
     ok(api.post(f"/v1/jobs/{job.id}/limits", json={"max_duration": None}))
     assert ok(api.post(f"/v1/jobs/{job.id}/resume"))["status"]["state"] == "queued"
+
+
+def test_jobs_of_other_projects_are_told_of_without_a_name(api: httpx.Client, tmp_path: Path) -> None:
+    """Not in what they wait for, whom they make room for, or whom they share with, on any page or in any answer."""
+    connector = started(api)
+    for project in ("other", "third"):
+        ok(api.post("/v1/projects", json={"id": project}))
+    low = Played(connector, api, stored(tmp_path, name="low-one", priority="low"))
+    low.begins()
+    small = Played(connector, api, job_mapping(name="small-one"), project="third")
+    assert low.told()["reason"] == "given to a job of another project"
+    assert "number 1 of 1 in the queue: a job of another project leaves n-" in small.shown()["status"]["reason"]
+    ok(api.post(f"/v1/jobs/{small.id}/cancel"))
+    small.state("cancelled")
+    high = Played(
+        connector, api, job_mapping(name="high-one", priority="high", limits={"min_devices": 4}), project="other"
+    )
+    assert low.wish()["why"]["words"] == "as a job of another project, of higher priority, needs its nodes"
+    assert "in the queue: a job of another project leaves n-" in high.shown()["status"]["reason"]
+    low.state("draining")
+    low.state("paused", "preempted_by_priority")
+    high.begins()
+    assert "in use by a job of another project (4 nodes, of higher priority)" in low.shown()["status"]["reason"]
+    jobs = {"default": low, "other": high, "third": small}
+    for project, own in jobs.items():
+        token = ok(api.post("/v1/tokens", json={"name": "t", "role": "viewer", "project": project}))["secret"]
+        paths = [f"/v1/jobs/{own.id}", f"/v1/jobs/{own.id}/events", f"/jobs/{own.id}", "/v1/jobs", "/v1/nodes", "/"]
+        with httpx.Client(base_url=api.base_url, headers={"Authorization": f"Bearer {token}"}) as viewer:
+            seen = "".join(viewer.get(path).raise_for_status().text for path in [*paths, "/v1/clusters", "/nodes"])
+        for other in jobs.values():
+            assert (other.id in seen) == (other.spec["name"] in seen) == (other is own), project

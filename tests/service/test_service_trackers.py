@@ -191,7 +191,8 @@ def test_a_tracker_that_is_away_holds_nothing_up_and_gets_what_it_missed(
     uri = f"http://127.0.0.1:{port}"
     track = {"mlflow": {"tracking_uri": uri}, "tensorboard": {"log_dir": (tmp_path / "tb").as_uri()}}
     told = story(job_mapping(track=track), started_at_s=time.time()).entries
-    with control_plane(tmp_path / "data") as plane, httpx.Client(base_url=plane.url, headers=plane.headers) as http:
+    own = control_plane(tmp_path / "data", tracking_private="true")
+    with own as plane, httpx.Client(base_url=plane.url, headers=plane.headers) as http:
         job_id, connector = begin(http, track=track)
         ok(connector.send(job_id, told[:20]))
         eventually(lambda: trackers(http, job_id)["mlflow"]["problem"], LIMIT_S)
