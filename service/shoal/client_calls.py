@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.client_text import given, path_part
+from shoal.client_text import given, matching, path_part
 from shoal_planner.job import JobSpec, job_to_mapping
 
 
@@ -65,7 +65,7 @@ class Calls:
         return self._verb(job_id, "resize", if_match, json=size)
 
     def _verb(self, job_id: str, verb: str, if_match: str | None, **body: Any) -> dict[str, Any]:
-        headers = {} if if_match is None else {"If-Match": if_match}
+        headers = matching(if_match)
         return self._call("POST", f"{_job(job_id)}/{verb}", headers=headers, **body)
 
     def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:

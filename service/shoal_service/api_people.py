@@ -12,6 +12,7 @@ from shoal_service import audit, people, tokens
 from shoal_service.access import Role, default_project
 from shoal_service.bodies import Identifier
 from shoal_service.gate import Caller, did
+from shoal_service.preconditions import IfMatch, tagged
 from shoal_service.problems import documented
 from shoal_service.services import Deps
 from shoal_service.tokens import OF_SERVER, VALID_S, TokenRole
@@ -136,17 +137,18 @@ async def add_member(request: Request, deps: Deps, project_id: str, body: NewMem
     return people.member_resource(member, user)
 
 
-@router.put("/projects/{project_id}/members/{user_id}", responses=documented(404))
-async def set_role(deps: Deps, project_id: str, user_id: UserId, body: NewRole) -> dict[str, Any]:
+@router.put("/projects/{project_id}/members/{user_id}", responses=documented(404, 412), response_model=dict[str, Any])
+async def set_role(deps: Deps, project_id: str, user_id: UserId, body: NewRole, if_match: IfMatch = None) -> Response:
     async with deps.database.write() as session:
         user = await people.get_user(session, user_id)
-        return people.member_resource(await people.set_role(session, project_id, user, body.role), user)
+        member = await people.set_role(session, project_id, user, body.role, if_match)
+        return tagged(people.member_resource(member, user))
 
 
-@router.delete("/projects/{project_id}/members/{user_id}", status_code=204, responses=documented(404))
-async def remove_member(deps: Deps, project_id: str, user_id: UserId) -> Response:
+@router.delete("/projects/{project_id}/members/{user_id}", status_code=204, responses=documented(404, 412))
+async def remove_member(deps: Deps, project_id: str, user_id: UserId, if_match: IfMatch = None) -> Response:
     async with deps.database.write() as session:
-        await people.remove_member(session, project_id, user_id)
+        await people.remove_member(session, project_id, user_id, if_match)
     return Response(status_code=204)
 
 
@@ -159,21 +161,21 @@ async def list_users(
     return {"items": [people.user_resource(row) for row in rows], "next_cursor": following}
 
 
-@router.patch("/users/{user_id}", responses=documented(404))
-async def change_user(deps: Deps, user_id: UserId, body: UserChange) -> dict[str, Any]:
+@router.patch("/users/{user_id}", responses=documented(404, 412), response_model=dict[str, Any])
+async def change_user(deps: Deps, user_id: UserId, body: UserChange, if_match: IfMatch = None) -> Response:
     """Makes a user an administrator of this server, or no more."""
     async with deps.database.write() as session:
-        row = await people.get_user(session, user_id)
+        row = await people.get_user(session, user_id, to_change=True, if_match=if_match)
         row.server_admin = body.server_admin
-    return people.user_resource(row)
+    return tagged(people.user_resource(row))
 
 
-@router.delete("/users/{user_id}", status_code=204, responses=documented(404))
-async def delete_user(deps: Deps, user_id: UserId) -> Response:
+@router.delete("/users/{user_id}", status_code=204, responses=documented(404, 412))
+async def delete_user(deps: Deps, user_id: UserId, if_match: IfMatch = None) -> Response:
     """Their roles, sessions and tokens end with them. They may be somebody new later, if the identity provider lets
     them in."""
     async with deps.database.write() as session:
-        await people.delete_user(session, user_id)
+        await people.delete_user(session, user_id, if_match)
     return Response(status_code=204)
 
 

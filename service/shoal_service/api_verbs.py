@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from shoal_service import api_jobs, clusters, drills, jobs, preconditions
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
@@ -38,15 +38,21 @@ async def clone_job(
     return await api_jobs.submitted(request, deps, row.project_id, document, idempotency_key, dry_run=wanted.dry_run)
 
 
-@router.post("/jobs/{job_id}/checkpoint", status_code=202, tags=["jobs"], responses=documented(404, 409, 412))
-async def checkpoint_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> dict[str, Any]:
+@router.post(
+    "/jobs/{job_id}/checkpoint",
+    status_code=202,
+    tags=["jobs"],
+    responses=documented(404, 409, 412),
+    response_model=dict[str, Any],
+)
+async def checkpoint_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Response:
     """Wishes the newest step into the object store, while training goes on. The journal says which step that will be
     (`checkpoint_asked`), and when it stands there (`checkpoint_committed`)."""
     async with deps.database.write() as session:
         preconditions.check(await jobs.get(session, job_id), if_match)
         row = await jobs.checkpoint(session, job_id)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
-    return jobs.resource(row)
+    return JSONResponse(jobs.resource(row), status_code=202, headers={"ETag": preconditions.etag(row)})
 
 
 def merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

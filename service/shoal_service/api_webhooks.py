@@ -15,6 +15,7 @@ from shoal_service.errors import BadInput
 from shoal_service.gate import Caller, did
 from shoal_service.guarded_http import check_url
 from shoal_service.outbox import Told
+from shoal_service.preconditions import IfMatch, tagged
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 
@@ -73,19 +74,19 @@ async def create_webhook(request: Request, deps: Deps, caller: Caller, body: New
     return {**webhooks.resource(row), "secret": secret}
 
 
-@router.get("/{webhook_id}", responses=documented(404))
-async def get_webhook(deps: Deps, caller: Caller, webhook_id: WebhookId) -> dict[str, Any]:
+@router.get("/{webhook_id}", responses=documented(404), response_model=dict[str, Any])
+async def get_webhook(deps: Deps, caller: Caller, webhook_id: WebhookId) -> Response:
     async with deps.database.read() as session:
-        return webhooks.resource(await webhooks.get(session, caller, webhook_id))
+        return tagged(webhooks.resource(await webhooks.get(session, caller, webhook_id)))
 
 
-@router.patch("/{webhook_id}", responses=documented(404))
+@router.patch("/{webhook_id}", responses=documented(404, 412), response_model=dict[str, Any])
 async def change_webhook(
-    request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, body: WebhookChange
-) -> dict[str, Any]:
+    request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, body: WebhookChange, if_match: IfMatch = None
+) -> Response:
     """One that is not `enabled` is told nothing, also not what happened meanwhile."""
     async with deps.database.write() as session:
-        row = await webhooks.get(session, caller, webhook_id)
+        row = await webhooks.get(session, caller, webhook_id, to_change=True, if_match=if_match)
         row.url = row.url if body.url is None else _checked(deps, body.url)
         row.events = row.events if body.events is None else [event.value for event in body.events]
         if body.enabled is not None and body.enabled != row.enabled:
@@ -93,14 +94,16 @@ async def change_webhook(
             if not body.enabled:
                 await webhooks.end_pending(session, row.id, "the webhook was disabled")
     did(request, row.id, row.project_id)
-    return webhooks.resource(row)
+    return tagged(webhooks.resource(row))
 
 
-@router.delete("/{webhook_id}", status_code=204, responses=documented(404))
-async def delete_webhook(request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId) -> Response:
+@router.delete("/{webhook_id}", status_code=204, responses=documented(404, 412))
+async def delete_webhook(
+    request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, if_match: IfMatch = None
+) -> Response:
     """With the record of its deliveries."""
     async with deps.database.write() as session:
-        row = await webhooks.get(session, caller, webhook_id)
+        row = await webhooks.get(session, caller, webhook_id, to_change=True, if_match=if_match)
         did(request, row.id, row.project_id)
         await webhooks.remove(session, row)
     return Response(status_code=204)
