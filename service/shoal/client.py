@@ -277,7 +277,9 @@ class Client(Calls):
         return answer.content
 
     def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """Whatever is answered. Raises ServerUnreachable."""
+        """Whatever is answered. Raises ServerUnreachable. What is sent again as no answer came is done once."""
+        if method == "POST":
+            arguments["headers"] = {"Idempotency-Key": str(ULID()), **(arguments.get("headers") or {})}
         retrying = Retrying(
             retry=retry_if_exception_type(httpx.TransportError),
             stop=stop_after_attempt(_ATTEMPTS),

@@ -22,6 +22,7 @@ from shoal_service.bodies import Preemption
 from shoal_service.errors import BadInput
 from shoal_service.gate import Caller
 from shoal_service.measured import MeasuredNodes
+from shoal_service.once import Repeatable
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 
@@ -74,23 +75,20 @@ async def all_nodes(deps: Services, caller: Principal) -> list[dict[str, Any]]:
     return sorted(items, key=_place)
 
 
-@router.post("/{node_id}/preempt", status_code=202, responses=documented(404, 409))
+@router.post("/{node_id}/preempt", status_code=202, responses=documented(404, 409), response_model=dict[str, Any])
 async def preempt_node(
-    deps: Deps, node_id: Annotated[str, Path(max_length=200)], wanted: Preemption | None = None
-) -> dict[str, Any]:
+    deps: Deps, once: Repeatable, node_id: Annotated[str, Path(max_length=200)], wanted: Preemption | None = None
+) -> Response:
     """A drill: tells a node that it goes away, as its cloud would. Jobs leave it before that; nothing ends it, and when
     its time is well over it may be used again."""
     wanted = wanted or Preemption()
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         drill = await drills.announce(session, node_id, wanted.cluster_id, wanted.notice_s)
+        answer = await once.end(session, drill["id"], drills.resource(drill, drill["cluster_id"]), 202)
     deps.bell.ring(CLUSTERS)
-    return {
-        "id": drill["id"],
-        "cluster_id": drill["cluster_id"],
-        "node": drill["node"],
-        "notice_s": drill["lead_s"],
-        "ends_at": jobs.rfc3339(drill["ends_at_s"]),
-    }
+    return answer
 
 
 async def _users(session: AsyncSession, projects: frozenset[str] | None) -> Mapping[_Place, list[str]]:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from shoal_service import api_jobs, clusters, drills, jobs, preconditions
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Overrides
+from shoal_service.once import Repeatable
 from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
 from shoal_service.services import Deps
@@ -45,14 +46,18 @@ async def clone_job(
     responses=documented(404, 409, 412),
     response_model=dict[str, Any],
 )
-async def checkpoint_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Response:
+async def checkpoint_job(deps: Deps, once: Repeatable, job_id: str, if_match: IfMatch = None) -> Response:
     """Wishes the newest step into the object store, while training goes on. The journal says which step that will be
     (`checkpoint_asked`), and when it stands there (`checkpoint_committed`)."""
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         preconditions.check(await jobs.get(session, job_id), if_match)
         row = await jobs.checkpoint(session, job_id)
+        answer = await once.end(session, row.id, jobs.resource(row), 202)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
-    return JSONResponse(jobs.resource(row), status_code=202, headers={"ETag": preconditions.etag(row)})
+    answer.headers["ETag"] = preconditions.etag(row)
+    return answer
 
 
 def merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,16 +112,4 @@ async def list_drills(deps: Deps) -> dict[str, Any]:
     now_s = time.time()
     async with deps.database.read() as session:
         rows = await clusters.all_clusters(session)
-    return {
-        "items": [
-            {
-                "id": drill["id"],
-                "cluster_id": row.id,
-                "node": drill["node"],
-                "notice_s": drill["lead_s"],
-                "ends_at": jobs.rfc3339(drill["ends_at_s"]),
-            }
-            for row in rows
-            for drill in drills.current(row, now_s)
-        ]
-    }
+    return {"items": [drills.resource(drill, row.id) for row in rows for drill in drills.current(row, now_s)]}
