@@ -22,6 +22,7 @@ from shoal.errors import (
     Conflict,
     InvalidRequest,
     NotAllowed,
+    NotAServer,
     NotFound,
     NotSignedIn,
     RequestRefused,
@@ -62,10 +63,11 @@ class Client(Calls):
         token = token or settings.find_token(self.server)
         self.token = token or ""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        _check_server(self.server)
         try:
             self._http = httpx.Client(base_url=self.server, headers=headers, timeout=httpx.Timeout(60.0, connect=5.0))
         except (httpx.InvalidURL, ValueError) as error:
-            raise ServerUnreachable(self.server, f"is not a URL: {error}") from error
+            raise NotAServer(self.server, f"is not a URL: {error}") from error
 
     @property
     def people(self) -> People:
@@ -290,6 +292,16 @@ class Client(Calls):
             return retrying(self._http.request, method, path, **arguments)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerUnreachable(self.server, str(error) or type(error).__name__) from error
+
+
+def _check_server(server: str) -> None:
+    """Raises NotAServer."""
+    try:
+        url = httpx.URL(server)
+    except httpx.InvalidURL as error:
+        raise NotAServer(server, f"is not a URL: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise NotAServer(server, "must be a URL that begins with http:// or https://")
 
 
 def _read(answer: httpx.Response, server: str) -> dict[str, Any]:

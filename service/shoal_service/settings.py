@@ -14,7 +14,7 @@ from shoal_service.places import Places
 
 
 class Settings(BaseSettings):
-    """Durations are in seconds. Adding a field changes the golden list in tests/service/test_service_settings.py."""
+    """Durations are in seconds. Adding a field changes the golden list in tests/service/test_service_database.py."""
 
     model_config = SettingsConfigDict(env_prefix="SHOAL_", frozen=True, extra="ignore")
 
