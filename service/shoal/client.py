@@ -143,9 +143,9 @@ class Client(Calls):
         """The epochs that the job has had, newest first."""
         yield from self._pages(f"/v1/jobs/{path_part(job_id)}/attempts", limit)
 
-    def nodes(self) -> builtins.list[dict[str, Any]]:
-        """The nodes of all clusters that have connected."""
-        return [*self._pages("/v1/nodes", None)]
+    def nodes(self, cluster_id: str | None = None) -> builtins.list[dict[str, Any]]:
+        """The nodes of all clusters that have connected, or of one."""
+        return [*self._pages("/v1/nodes", None, cluster_id=cluster_id)]
 
     def _pages(self, path: str, limit: int | None, **wanted: Any) -> Iterator[dict[str, Any]]:
         left = limit

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from shoal_service import api_jobs, clusters, drills, jobs, preconditions
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Overrides
+from shoal_service.cursors import Cursor, Key, Limit, page_after
 from shoal_service.once import Repeatable
 from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
@@ -74,8 +75,8 @@ def merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-@router.get("/prices", tags=["nodes"], responses=documented())
-async def list_prices(deps: Deps) -> dict[str, Any]:
+@router.get("/prices", tags=["nodes"], responses=documented(), response_model=dict[str, Any])
+async def list_prices(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """What nodes of each cluster cost an hour, by type, zone and market, as the clusters stated them last; null where
     nobody stated a price."""
     async with deps.database.read() as session:
@@ -103,13 +104,19 @@ async def list_prices(deps: Deps) -> dict[str, Any]:
                     "stated_at": jobs.rfc3339(row.updated_at_s),
                 }
             )
-    return {"items": items}
+    return page_after(items, _pool, limit, cursor)
 
 
-@router.get("/drills", tags=["nodes"], responses=documented())
-async def list_drills(deps: Deps) -> dict[str, Any]:
+def _pool(price: Mapping[str, Any]) -> Key:
+    names = ("cluster_id", "device", "devices", "zone", "spot")
+    return (*(price[name] for name in names), price["price_per_hour"] or 0.0)
+
+
+@router.get("/drills", tags=["nodes"], responses=documented(), response_model=dict[str, Any])
+async def list_drills(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """Notices that users had given to nodes, and that still hold."""
     now_s = time.time()
     async with deps.database.read() as session:
         rows = await clusters.all_clusters(session)
-    return {"items": [drills.resource(drill, row.id) for row in rows for drill in drills.current(row, now_s)]}
+    found = [drills.resource(drill, row.id) for row in rows for drill in drills.current(row, now_s)]
+    return page_after(found, lambda each: (each["cluster_id"], each["id"]), limit, cursor)
