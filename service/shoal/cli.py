@@ -7,6 +7,7 @@ import importlib
 import signal
 import sys
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +38,7 @@ from shoal.cli_input import BadUsage, read_submission
 from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
 from shoal.cli_state import TIMED_OUT, exit_with, hinted, show_state
 from shoal.client import Client
-from shoal.errors import InvalidRequest, NotFound, ShoalError, WaitTimeout
+from shoal.errors import InvalidRequest, NotAServer, NotFound, ShoalError, WaitTimeout
 
 app = typer.Typer(
     name="shoal",
@@ -70,8 +71,19 @@ IfMatch = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"shoal {metadata.version('shoal')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
-def first(context: typer.Context) -> None:
+def first(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
     """Trains one large model on machines that may vanish. SHOAL_SERVER and SHOAL_TOKEN say where and as whom."""
     if context.invoked_subcommand is None:
         cli_first.welcome()
@@ -317,11 +329,12 @@ def run(arguments: list[str] | None = None) -> int:
     """The exit status of one command line."""
     try:
         return app(arguments, standalone_mode=False, prog_name="shoal") or 0
-    except (BadUsage, InvalidRequest, NotFound) as error:
+    except (BadUsage, InvalidRequest, NotAServer, NotFound) as error:
         say(hinted(error))
         return 2
     except _UsageError as error:
-        say(f"{error.format_message().rstrip('.')}; 'shoal --help' says what there is")
+        of = error.ctx.command_path if error.ctx is not None else "shoal"
+        say(f"{error.format_message().rstrip('.')}; '{of} --help' says what there is")
         return 2
     except ShoalError as error:
         say(hinted(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -21,8 +21,9 @@ def clusters(
     """List the clusters that have connected, or show one with its nodes and what was measured there."""
     with Client() as client:
         found = client.clusters() if cluster_id is None else [client.cluster(cluster_id)]
+        nodes = [] if cluster_id is None else client.nodes(cluster_id)
     if as_json:
-        show_json({"items": found} if cluster_id is None else found[0])
+        show_json({"items": found} if cluster_id is None else {**found[0], "nodes": nodes})
         return
     columns = ("CLUSTER", "STATE", "NODES", "DEVICES", "LEASE UNTIL", "IF ITS HEAD DIES")
     table(
@@ -40,10 +41,10 @@ def clusters(
         ),
     )
     for each in found if cluster_id is not None else ():
-        _show_nodes(each)
+        _show_nodes(each, nodes)
 
 
-def _show_nodes(cluster: Mapping[str, Any]) -> None:
+def _show_nodes(cluster: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
     print()
     columns = ("NODE", "DEVICES", "ZONE", "MARKET", "$/H")
     table(
@@ -56,7 +57,7 @@ def _show_nodes(cluster: Mapping[str, Any]) -> None:
                 "spot" if node.get("spot") else "on demand",
                 node.get("price_per_hour") or None,
             )
-            for node in cluster["snapshot"]["nodes"]
+            for node in nodes
         ),
     )
     counts = {name: len(each) for name, each in cluster["profile"].items() if isinstance(each, list) and each}

@@ -101,7 +101,7 @@ def plans(
 @app.command()
 def metrics(
     job_id: JobId,
-    max_points: Annotated[int, typer.Option(min=10, max=10_000, help="At most about so many points.")] = 30,
+    max_points: Annotated[int, typer.Option(min=10, max=450, help="At most so many points.")] = 30,
     as_json: AsJson = False,
 ) -> None:
     """Print the loss curve of a job: what counts, without steps that were rolled back."""

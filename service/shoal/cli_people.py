@@ -16,6 +16,9 @@ from shoal.settings import ClientSettings
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Project = Annotated[str, typer.Argument(metavar="PROJECT", help="A project, as in default.")]
 Role = Annotated[str, typer.Option(help="viewer, member or admin.")]
+IfMatch = Annotated[
+    str | None, typer.Option(metavar="ETAG", help="Only if it still has the etag that 'members --json' showed.")
+]
 _DAY_S = 86400.0
 
 app = typer.Typer()
@@ -199,11 +202,15 @@ def add_member(
     project: Project,
     who: Annotated[str, typer.Argument(metavar="WHO", help="A user's id, or an e-mail address.")],
     role: Role = "member",
+    if_match: IfMatch = None,
     as_json: AsJson = False,
 ) -> None:
     """Give somebody a role in a project, instead of the one that they have."""
     with Client() as client:
-        added = client.people.add_member(project, who, role)
+        if if_match is None:
+            added = client.people.add_member(project, who, role)
+        else:
+            added = client.people.set_role(project, _user_id(client, project, who), role, if_match=if_match)
     if as_json:
         show_json(added)
     else:
@@ -214,12 +221,13 @@ def add_member(
 def remove_member(
     project: Project,
     who: Annotated[str, typer.Argument(metavar="WHO", help="A user's id, or an e-mail address.")],
+    if_match: IfMatch = None,
     as_json: AsJson = False,
 ) -> None:
     """Take somebody's role in a project away."""
     with Client() as client:
         user_id = _user_id(client, project, who)
-        client.people.remove_member(project, user_id)
+        client.people.remove_member(project, user_id, if_match=if_match)
     if as_json:
         show_json({"project": project, "user_id": user_id, "role": None})
     else:

@@ -15,6 +15,9 @@ from shoal_recovery.storage_access import StoreAccess, located
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As jobs name it, as in minio.")]
 Project = Annotated[str | None, typer.Option(help="Whose it is (default SHOAL_PROJECT, or default).")]
+IfMatch = Annotated[
+    str | None, typer.Option(metavar="ETAG", help="Only if it still has the etag that 'list --json' showed.")
+]
 
 storage_app = typer.Typer(help="Storage profiles: how object stores of a project are reached.", no_args_is_help=True)
 
@@ -32,12 +35,13 @@ def set_storage(
         typer.Option(metavar="X", help="Credentials are in the section shoal-X of the AWS credentials file."),
     ] = None,
     project: Project = None,
+    if_match: IfMatch = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a storage profile, or replace it."""
     with Client() as client:
         made = client.storages(_project(project)).set(
-            name, endpoint=endpoint, region=region, environment=environment, profile=profile
+            name, endpoint=endpoint, region=region, environment=environment, profile=profile, if_match=if_match
         )
     if as_json:
         show_json(made)
@@ -58,10 +62,10 @@ def list_storages(project: Project = None, as_json: AsJson = False) -> None:
 
 
 @storage_app.command("delete")
-def delete_storage(name: Name, project: Project = None, as_json: AsJson = False) -> None:
+def delete_storage(name: Name, project: Project = None, if_match: IfMatch = None, as_json: AsJson = False) -> None:
     """Delete a storage profile that no job needs any more."""
     with Client() as client:
-        client.storages(_project(project)).delete(name)
+        client.storages(_project(project)).delete(name, if_match=if_match)
     if as_json:
         show_json({"name": name, "project": _project(project), "deleted": True})
     else:

@@ -11,6 +11,9 @@ from shoal.client import Client
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 UserId = Annotated[str, typer.Argument(metavar="ID", help="As in user_01J...")]
+IfMatch = Annotated[
+    str | None, typer.Option(metavar="ETAG", help="Only if it still has the etag that 'list --json' showed.")
+]
 
 user_app = typer.Typer(help="Users of the server.", no_args_is_help=True)
 
@@ -31,11 +34,12 @@ def list_users(as_json: AsJson = False) -> None:
 def make_admin(
     user_id: UserId,
     off: Annotated[bool, typer.Option("--off", help="No more.")] = False,
+    if_match: IfMatch = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a user an administrator of the server, or no more."""
     with Client() as client:
-        changed = client.people.change_user(user_id, server_admin=not off)
+        changed = client.people.change_user(user_id, server_admin=not off, if_match=if_match)
     if as_json:
         show_json(changed)
     else:
@@ -44,10 +48,10 @@ def make_admin(
 
 
 @user_app.command("delete")
-def delete_user(user_id: UserId, as_json: AsJson = False) -> None:
+def delete_user(user_id: UserId, if_match: IfMatch = None, as_json: AsJson = False) -> None:
     """Delete a user with roles, sessions and tokens."""
     with Client() as client:
-        client.people.delete_user(user_id)
+        client.people.delete_user(user_id, if_match=if_match)
     if as_json:
         show_json({"id": user_id, "deleted": True})
     else:

@@ -16,6 +16,9 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="A webhook's id, as in hoo
 Events = Annotated[
     list[str] | None, typer.Option("--event", metavar="EVENT", help="What to tell, as job.failed (default: all).")
 ]
+IfMatch = Annotated[
+    str | None, typer.Option(metavar="ETAG", help="Only if it still has the etag that 'list --json' showed.")
+]
 
 app = typer.Typer(help="Have other programs told of what happens to jobs.", no_args_is_help=True)
 
@@ -54,11 +57,12 @@ def change(
     url: Annotated[str | None, typer.Option(metavar="URL", help="Where to post to.")] = None,
     event: Events = None,
     enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Whether it is told anything.")] = None,
+    if_match: IfMatch = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given."""
     with Client() as client:
-        changed = client.webhooks.change(webhook_id, url=url, events=event or (), enabled=enabled)
+        changed = client.webhooks.change(webhook_id, url=url, events=event or (), enabled=enabled, if_match=if_match)
     if as_json:
         show_json(changed)
     else:
@@ -66,10 +70,10 @@ def change(
 
 
 @app.command("delete")
-def delete(webhook_id: Id) -> None:
+def delete(webhook_id: Id, if_match: IfMatch = None) -> None:
     """Delete a webhook, and the record of what it was told."""
     with Client() as client:
-        client.webhooks.delete(webhook_id)
+        client.webhooks.delete(webhook_id, if_match=if_match)
     print(f"{webhook_id} is deleted")
 
 

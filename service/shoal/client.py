@@ -22,6 +22,7 @@ from shoal.errors import (
     Conflict,
     InvalidRequest,
     NotAllowed,
+    NotAServer,
     NotFound,
     NotSignedIn,
     RequestRefused,
@@ -62,10 +63,11 @@ class Client(Calls):
         token = token or settings.find_token(self.server)
         self.token = token or ""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        _check_server(self.server)
         try:
             self._http = httpx.Client(base_url=self.server, headers=headers, timeout=httpx.Timeout(60.0, connect=5.0))
         except (httpx.InvalidURL, ValueError) as error:
-            raise ServerUnreachable(self.server, f"is not a URL: {error}") from error
+            raise NotAServer(self.server, f"is not a URL: {error}") from error
 
     @property
     def people(self) -> People:
@@ -141,9 +143,9 @@ class Client(Calls):
         """The epochs that the job has had, newest first."""
         yield from self._pages(f"/v1/jobs/{path_part(job_id)}/attempts", limit)
 
-    def nodes(self) -> builtins.list[dict[str, Any]]:
-        """The nodes of all clusters that have connected."""
-        return [*self._pages("/v1/nodes", None)]
+    def nodes(self, cluster_id: str | None = None) -> builtins.list[dict[str, Any]]:
+        """The nodes of all clusters that have connected, or of one."""
+        return [*self._pages("/v1/nodes", None, cluster_id=cluster_id)]
 
     def _pages(self, path: str, limit: int | None, **wanted: Any) -> Iterator[dict[str, Any]]:
         left = limit
@@ -277,7 +279,9 @@ class Client(Calls):
         return answer.content
 
     def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """Whatever is answered. Raises ServerUnreachable."""
+        """Whatever is answered. Raises ServerUnreachable. What is sent again as no answer came is done once."""
+        if method == "POST":
+            arguments["headers"] = {"Idempotency-Key": str(ULID()), **(arguments.get("headers") or {})}
         retrying = Retrying(
             retry=retry_if_exception_type(httpx.TransportError),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -288,6 +292,16 @@ class Client(Calls):
             return retrying(self._http.request, method, path, **arguments)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerUnreachable(self.server, str(error) or type(error).__name__) from error
+
+
+def _check_server(server: str) -> None:
+    """Raises NotAServer."""
+    try:
+        url = httpx.URL(server)
+    except httpx.InvalidURL as error:
+        raise NotAServer(server, f"is not a URL: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise NotAServer(server, "must be a URL that begins with http:// or https://")
 
 
 def _read(answer: httpx.Response, server: str) -> dict[str, Any]:

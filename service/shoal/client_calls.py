@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shoal.client_text import given, path_part
+from shoal.client_text import given, matching, path_part
 from shoal_planner.job import JobSpec, job_to_mapping
 
 
@@ -18,6 +18,9 @@ class Calls:
         raise NotImplementedError
 
     def _etag(self, path: str) -> str:
+        raise NotImplementedError
+
+    def _pages(self, path: str, limit: int | None, **wanted: Any) -> Iterator[dict[str, Any]]:
         raise NotImplementedError
 
     def _content(self, path: str, **arguments: Any) -> bytes:
@@ -65,7 +68,7 @@ class Calls:
         return self._verb(job_id, "resize", if_match, json=size)
 
     def _verb(self, job_id: str, verb: str, if_match: str | None, **body: Any) -> dict[str, Any]:
-        headers = {} if if_match is None else {"If-Match": if_match}
+        headers = matching(if_match)
         return self._call("POST", f"{_job(job_id)}/{verb}", headers=headers, **body)
 
     def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:
@@ -102,23 +105,19 @@ class Calls:
 
     def prices(self) -> builtins.list[dict[str, Any]]:
         """What nodes of each cluster cost, by type, zone and market."""
-        return self._items("/v1/prices")
+        return [*self._pages("/v1/prices", None)]
 
     def drills(self) -> builtins.list[dict[str, Any]]:
         """Notices that users had given to nodes, and that still hold."""
-        return self._items("/v1/drills")
+        return [*self._pages("/v1/drills", None)]
 
     def clusters(self) -> builtins.list[dict[str, Any]]:
         """All that have connected, and their leases."""
-        return self._items("/v1/clusters")
+        return [*self._pages("/v1/clusters", None)]
 
     def cluster(self, cluster_id: str) -> dict[str, Any]:
-        """One with its nodes (`snapshot`), and all that was measured there (`profile`)."""
+        """One, and all that was measured there (`profile`); its nodes are those of `nodes(cluster_id)`."""
         return self._call("GET", f"/v1/clusters/{path_part(cluster_id)}")
-
-    def _items(self, path: str) -> builtins.list[dict[str, Any]]:
-        items: builtins.list[dict[str, Any]] = self._call("GET", path)["items"]
-        return items
 
     def preempt(self, node: str, *, notice_s: float = 120.0, cluster_id: str | None = None) -> dict[str, Any]:
         """A drill: the node is told that it goes away, and jobs leave it; nothing ends it. `cluster_id` says whose it

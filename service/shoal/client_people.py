@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shoal.client_text import given, path_part
+from shoal.client_text import given, matching, path_part
 
 Call = Callable[..., dict[str, Any]]
 _PAGE = 200
 
 
 class People:
-    """What is answered are the JSON objects of the REST interface. Methods raise ShoalError."""
+    """What is answered are the JSON objects of the REST interface. Methods raise ShoalError. Those with `if_match`, an
+    `etag` of what they change, are refused where that is not as it was then (RequestRefused, 412)."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -44,19 +45,26 @@ class People:
         named = {"user_id": who} if who.startswith("user_") else {"email": who}
         return self._call("POST", f"/v1/projects/{path_part(project)}/members", json={**named, "role": role})
 
-    def remove_member(self, project: str, user_id: str) -> None:
-        self._call("DELETE", f"/v1/projects/{path_part(project)}/members/{path_part(user_id)}")
+    def set_role(self, project: str, user_id: str, role: str, *, if_match: str | None = None) -> dict[str, Any]:
+        """Another role for a member."""
+        path = f"/v1/projects/{path_part(project)}/members/{path_part(user_id)}"
+        return self._call("PUT", path, json={"role": role}, headers=matching(if_match))
+
+    def remove_member(self, project: str, user_id: str, *, if_match: str | None = None) -> None:
+        path = f"/v1/projects/{path_part(project)}/members/{path_part(user_id)}"
+        self._call("DELETE", path, headers=matching(if_match))
 
     def users(self) -> Iterator[dict[str, Any]]:
         yield from self._pages("/v1/users")
 
-    def change_user(self, user_id: str, *, server_admin: bool) -> dict[str, Any]:
+    def change_user(self, user_id: str, *, server_admin: bool, if_match: str | None = None) -> dict[str, Any]:
         """Makes a user an administrator of the server, or no more."""
-        return self._call("PATCH", f"/v1/users/{path_part(user_id)}", json={"server_admin": server_admin})
+        body, headers = {"server_admin": server_admin}, matching(if_match)
+        return self._call("PATCH", f"/v1/users/{path_part(user_id)}", json=body, headers=headers)
 
-    def delete_user(self, user_id: str) -> None:
+    def delete_user(self, user_id: str, *, if_match: str | None = None) -> None:
         """Roles, sessions and tokens end with the user."""
-        self._call("DELETE", f"/v1/users/{path_part(user_id)}")
+        self._call("DELETE", f"/v1/users/{path_part(user_id)}", headers=matching(if_match))
 
     def tokens(self) -> Iterator[dict[str, Any]]:
         """Newest first, without secrets."""

@@ -6,7 +6,7 @@ import builtins
 from typing import Any
 
 from shoal.client_people import Call
-from shoal.client_text import given, path_part
+from shoal.client_text import given, matching, path_part
 
 
 class Storages:
@@ -31,14 +31,16 @@ class Storages:
         region: str | None = None,
         environment: str | None = None,
         profile: str | None = None,
+        if_match: str | None = None,
     ) -> dict[str, Any]:
         """Makes it, or replaces it. Credentials are found by whoever opens the store: with `environment` X in the
         variables SHOAL_STORAGE_X_ACCESS_KEY_ID and _SECRET_ACCESS_KEY, with `profile` x in the section shoal-x of the
-        AWS credentials file, and with neither as boto3 finds them."""
+        AWS credentials file, and with neither as boto3 finds them. Refused where it has not the `etag` `if_match`
+        (RequestRefused, 412)."""
         credentials = given(environment=environment, profile=profile)
         body = given(endpoint=endpoint, region=region, credentials=credentials or None)
-        return self._call("PUT", f"{self._path}/{path_part(name)}", json=body)
+        return self._call("PUT", f"{self._path}/{path_part(name)}", json=body, headers=matching(if_match))
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, if_match: str | None = None) -> None:
         """Raises Conflict while a job that has not ended uses it."""
-        self._call("DELETE", f"{self._path}/{path_part(name)}")
+        self._call("DELETE", f"{self._path}/{path_part(name)}", headers=matching(if_match))

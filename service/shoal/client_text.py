@@ -13,3 +13,8 @@ def given(**values: Any) -> dict[str, Any]:
 def path_part(text: str) -> str:
     """A path segment; an id with a slash must not become another path."""
     return text.replace("%", "%25").replace("/", "%2F").replace("?", "%3F").replace("#", "%23") or "%20"
+
+
+def matching(if_match: str | None) -> dict[str, str]:
+    """The headers of a request that holds only while what it changes has this ETag."""
+    return {} if if_match is None else {"If-Match": if_match}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from shoal.client_text import given, path_part
+from shoal.client_text import given, matching, path_part
 
 Call = Callable[..., dict[str, Any]]
 _PAGE = 50
@@ -37,13 +37,14 @@ class Webhooks:
         url: str | None = None,
         events: Sequence[str] = (),
         enabled: bool | None = None,
+        if_match: str | None = None,
     ) -> dict[str, Any]:
-        """What is given."""
+        """What is given. Refused where it has not the `etag` `if_match` (RequestRefused, 412)."""
         body = given(url=url, events=[*events] or None, enabled=enabled)
-        return self._call("PATCH", f"/v1/webhooks/{path_part(webhook_id)}", json=body)
+        return self._call("PATCH", f"/v1/webhooks/{path_part(webhook_id)}", json=body, headers=matching(if_match))
 
-    def delete(self, webhook_id: str) -> None:
-        self._call("DELETE", f"/v1/webhooks/{path_part(webhook_id)}")
+    def delete(self, webhook_id: str, *, if_match: str | None = None) -> None:
+        self._call("DELETE", f"/v1/webhooks/{path_part(webhook_id)}", headers=matching(if_match))
 
     def renew_secret(self, webhook_id: str) -> dict[str, Any]:
         """The answer has the new `secret`, this once."""

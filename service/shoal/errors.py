@@ -3,6 +3,7 @@
 Exception
   ShoalError
     ServerUnreachable     nobody answers there, or not in our language
+      NotAServer          nobody can: it is no address of a server
     RequestRefused        the control plane refused, and says why (status, code, detail, param)
       NotSignedIn         401: the token is missing or wrong
       NotAllowed            403: the token is known, and may not do that
@@ -29,6 +30,14 @@ class ServerUnreachable(ShoalError):
         return (
             f"no control plane answers at {self.server} ({self.problem}): start one with 'shoal up' or 'shoal serve', "
             "or set SHOAL_SERVER to where it is"
+        )
+
+
+class NotAServer(ServerUnreachable):
+    def __str__(self) -> str:
+        return (
+            f"server = {self.server!r}: {self.problem}; SHOAL_SERVER, or an argument, says where the control plane is, "
+            "as in http://127.0.0.1:8700"
         )
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
+from starlette.responses import Response
 
 from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.errors import InvalidField
@@ -15,6 +16,7 @@ from shoal_recovery.journal_shares import ShareTaken
 from shoal_service import clusters, drills, jobs, journal, log_store
 from shoal_service.bell import CLUSTERS, JOBS, job_topic, log_topic
 from shoal_service.bodies import ClusterReport, Identifier, JournalBatch
+from shoal_service.cursors import Cursor, Limit, page_after
 from shoal_service.errors import Conflict, invalid_field
 from shoal_service.log_of_scripts import printed_by_script
 from shoal_service.problems import documented
@@ -60,19 +62,22 @@ def _check_values(report: ClusterReport) -> None:
         raise invalid_field(error, "profile") from error
 
 
-@router.get("/clusters", responses=documented())
-async def list_clusters(deps: Deps) -> dict[str, Any]:
+@router.get("/clusters", responses=documented(), response_model=dict[str, Any])
+async def list_clusters(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
+    """By id; `next_cursor` is null on the last page."""
     async with deps.database.read() as session:
-        return {"items": [clusters.resource(row) for row in await clusters.all_clusters(session)]}
+        found = [clusters.resource(row) for row in await clusters.all_clusters(session)]
+    return page_after(found, lambda each: (each["id"],), limit, cursor)
 
 
 @router.get("/clusters/{cluster_id}", responses=documented(404))
 async def get_cluster(deps: Deps, cluster_id: str) -> dict[str, Any]:
-    """One cluster with its nodes (`snapshot`) and all that was measured there (`profile`), each figure with its
-    source."""
+    """One cluster and all that was measured there (`profile`), each figure with its source. Its nodes are in the pages
+    of `GET /v1/nodes?cluster_id=`; `snapshot` is what the cluster says beside these."""
     async with deps.database.read() as session:
         row = await clusters.get(session, cluster_id)
-    return {**clusters.resource(row), "snapshot": row.snapshot, "profile": row.profile}
+    beside = {name: value for name, value in row.snapshot.items() if name != "nodes"}
+    return {**clusters.resource(row), "snapshot": beside, "profile": row.profile}
 
 
 @router.get("/clusters/{cluster_id}/wishes", responses=documented(404))

@@ -22,7 +22,7 @@ from shoal_service import jobs, journal, storages
 from shoal_service.answers import encoded, fitting, page
 from shoal_service.bell import job_topic
 from shoal_service.bulk_losses import losses_resource
-from shoal_service.curve import curve
+from shoal_service.curve import MOST_POINTS, curve
 from shoal_service.errors import BadInput, Conflict, DatabaseAway, NotFound, Unavailable
 from shoal_service.models import JournalRow
 from shoal_service.problems import documented
@@ -105,7 +105,9 @@ async def _follow(deps: Services, job_id: str, after: int, kinds: tuple[str, ...
 
 
 @router.get("/metrics", responses=documented(404), response_model=dict[str, Any])
-async def get_metrics(deps: Deps, job_id: str, max_points: Annotated[int, Query(ge=10, le=10_000)] = 1000) -> Response:
+async def get_metrics(
+    deps: Deps, job_id: str, max_points: Annotated[int, Query(ge=10, le=MOST_POINTS)] = MOST_POINTS
+) -> Response:
     """The loss curve: the branch that counts, the points that were rolled back, and marks where plans changed."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)

@@ -164,14 +164,15 @@ def _changed(row: JobRow) -> Response:
 
 @router.post("/{job_id}/cancel", responses=documented(404, 409, 412))
 async def cancel_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Response:
-    """Wishes the job to stop. Asking twice is the same as once; a job that has ended otherwise answers 409."""
+    """Wishes the job to stop; one that no cluster runs is `cancelled` at once. Asking twice is the same as once; a job
+    that has ended otherwise answers 409."""
     return _changed(await cancel(deps, job_id, if_match))
 
 
 async def cancel(deps: Services, job_id: str, if_match: str | None = None) -> JobRow:
     async with deps.database.write() as session:
         preconditions.check(await jobs.get(session, job_id), if_match)
-        row = await jobs.cancel(session, job_id)
+        row = await deps.lost_clusters.end_cancelled(session, await jobs.cancel(session, job_id))
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
     return row
 

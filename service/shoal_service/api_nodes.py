@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,12 +13,12 @@ from starlette.responses import Response
 from shoal_recovery.journal_scripts import WorkersStarted
 from shoal_service import clusters, drills, jobs, journal
 from shoal_service.access import Principal
-from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS
 from shoal_service.bodies import Preemption
-from shoal_service.errors import BadInput
+from shoal_service.cursors import Cursor, Limit, page_after
 from shoal_service.gate import Caller
 from shoal_service.measured import MeasuredNodes
+from shoal_service.once import Repeatable
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 
@@ -33,20 +30,16 @@ _Place = tuple[str, str]  # a cluster and a node of it
 async def list_nodes(
     deps: Deps,
     caller: Caller,
-    limit: Annotated[int, Query(ge=1, le=500)] = 200,
-    cursor: Annotated[str | None, Query(max_length=1000)] = None,
+    limit: Limit = 200,
+    cursor: Cursor = None,
+    cluster_id: Annotated[str | None, Query(max_length=80, description="Only those of this cluster.")] = None,
 ) -> Response:
     """The nodes of every cluster that came to us, which jobs' plans use them (of those that you may see), and what of
     them was `measured`, each figure with its source; `reclaim_at_s` while a drill says that a node goes away. Not
     connected: as last seen. By cluster and name; `next_cursor` is null on the last page, and a page ends before it is
     too large for an answer."""
-    after = None if cursor is None else _read_cursor(cursor)
-    found = [node for node in await all_nodes(deps, caller) if after is None or _place(node) > after]
-
-    def rest(kept: int) -> dict[str, Any]:
-        return {"next_cursor": _cursor_after(found[kept - 1]) if kept < len(found) else None}
-
-    return page(found[:limit], rest)
+    found = [node for node in await all_nodes(deps, caller) if cluster_id in (None, node["cluster_id"])]
+    return page_after(found, _place, limit, cursor)
 
 
 async def all_nodes(deps: Services, caller: Principal) -> list[dict[str, Any]]:
@@ -74,23 +67,20 @@ async def all_nodes(deps: Services, caller: Principal) -> list[dict[str, Any]]:
     return sorted(items, key=_place)
 
 
-@router.post("/{node_id}/preempt", status_code=202, responses=documented(404, 409))
+@router.post("/{node_id}/preempt", status_code=202, responses=documented(404, 409), response_model=dict[str, Any])
 async def preempt_node(
-    deps: Deps, node_id: Annotated[str, Path(max_length=200)], wanted: Preemption | None = None
-) -> dict[str, Any]:
+    deps: Deps, once: Repeatable, node_id: Annotated[str, Path(max_length=200)], wanted: Preemption | None = None
+) -> Response:
     """A drill: tells a node that it goes away, as its cloud would. Jobs leave it before that; nothing ends it, and when
     its time is well over it may be used again."""
     wanted = wanted or Preemption()
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         drill = await drills.announce(session, node_id, wanted.cluster_id, wanted.notice_s)
+        answer = await once.end(session, drill["id"], drills.resource(drill, drill["cluster_id"]), 202)
     deps.bell.ring(CLUSTERS)
-    return {
-        "id": drill["id"],
-        "cluster_id": drill["cluster_id"],
-        "node": drill["node"],
-        "notice_s": drill["lead_s"],
-        "ends_at": jobs.rfc3339(drill["ends_at_s"]),
-    }
+    return answer
 
 
 async def _users(session: AsyncSession, projects: frozenset[str] | None) -> Mapping[_Place, list[str]]:
@@ -115,17 +105,3 @@ async def _users(session: AsyncSession, projects: frozenset[str] | None) -> Mapp
 
 def _place(node: Mapping[str, Any]) -> _Place:
     return node["cluster_id"], node["id"]
-
-
-def _cursor_after(node: Mapping[str, Any]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(_place(node)).encode()).decode().rstrip("=")
-
-
-def _read_cursor(cursor: str) -> _Place:
-    try:
-        match json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))):
-            case [str(cluster_id), str(node_id)]:
-                return cluster_id, node_id
-    except (binascii.Error, ValueError, RecursionError):
-        pass
-    raise BadInput("invalid_field", f"cursor = {cursor!r}: is not a cursor of this list", "cursor")

@@ -12,6 +12,8 @@ from shoal_service import audit, people, tokens
 from shoal_service.access import Role, default_project
 from shoal_service.bodies import Identifier
 from shoal_service.gate import Caller, did
+from shoal_service.once import Repeatable
+from shoal_service.preconditions import IfMatch, tagged
 from shoal_service.problems import documented
 from shoal_service.services import Deps
 from shoal_service.tokens import OF_SERVER, VALID_S, TokenRole
@@ -92,12 +94,14 @@ async def list_projects(deps: Deps, caller: Caller) -> dict[str, Any]:
     return {"items": [people.project_resource(row, caller.role_in(row.id)) for row in rows]}
 
 
-@router.post("/projects", status_code=201, responses=documented(409))
-async def create_project(request: Request, deps: Deps, caller: Caller, body: NewProject) -> dict[str, Any]:
+@router.post("/projects", status_code=201, responses=documented(409), response_model=dict[str, Any])
+async def create_project(request: Request, deps: Deps, caller: Caller, once: Repeatable, body: NewProject) -> Response:
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         row = await people.create_project(session, body.id)
-    did(request, row.id)
-    return people.project_resource(row, caller.role_in(row.id))
+        did(request, row.id)
+        return await once.end(session, row.id, people.project_resource(row, caller.role_in(row.id)), 201)
 
 
 @router.get("/projects/{project_id}", responses=documented(404))
@@ -122,31 +126,36 @@ async def list_members(deps: Deps, project_id: str) -> dict[str, Any]:
     return {"items": [people.member_resource(member, user) for member, user in found]}
 
 
-@router.post("/projects/{project_id}/members", status_code=201, responses=documented(404))
-async def add_member(request: Request, deps: Deps, project_id: str, body: NewMember) -> dict[str, Any]:
+@router.post(
+    "/projects/{project_id}/members", status_code=201, responses=documented(404, 409), response_model=dict[str, Any]
+)
+async def add_member(request: Request, deps: Deps, once: Repeatable, project_id: str, body: NewMember) -> Response:
     """Gives a user a role, instead of the one that they have. Somebody with an unknown `email` is invited: the role is
     theirs when they sign in with that address for the first time."""
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         if body.user_id is not None:
             user = await people.get_user(session, body.user_id)
         else:
             user = await people.invited(session, body.email or "")
         member = await people.set_role(session, project_id, user, body.role)
-    did(request, f"{project_id}/{user.id}")
-    return people.member_resource(member, user)
+        did(request, f"{project_id}/{user.id}")
+        return await once.end(session, user.id, people.member_resource(member, user), 201)
 
 
-@router.put("/projects/{project_id}/members/{user_id}", responses=documented(404))
-async def set_role(deps: Deps, project_id: str, user_id: UserId, body: NewRole) -> dict[str, Any]:
+@router.put("/projects/{project_id}/members/{user_id}", responses=documented(404, 412), response_model=dict[str, Any])
+async def set_role(deps: Deps, project_id: str, user_id: UserId, body: NewRole, if_match: IfMatch = None) -> Response:
     async with deps.database.write() as session:
         user = await people.get_user(session, user_id)
-        return people.member_resource(await people.set_role(session, project_id, user, body.role), user)
+        member = await people.set_role(session, project_id, user, body.role, if_match)
+        return tagged(people.member_resource(member, user))
 
 
-@router.delete("/projects/{project_id}/members/{user_id}", status_code=204, responses=documented(404))
-async def remove_member(deps: Deps, project_id: str, user_id: UserId) -> Response:
+@router.delete("/projects/{project_id}/members/{user_id}", status_code=204, responses=documented(404, 412))
+async def remove_member(deps: Deps, project_id: str, user_id: UserId, if_match: IfMatch = None) -> Response:
     async with deps.database.write() as session:
-        await people.remove_member(session, project_id, user_id)
+        await people.remove_member(session, project_id, user_id, if_match)
     return Response(status_code=204)
 
 
@@ -159,21 +168,21 @@ async def list_users(
     return {"items": [people.user_resource(row) for row in rows], "next_cursor": following}
 
 
-@router.patch("/users/{user_id}", responses=documented(404))
-async def change_user(deps: Deps, user_id: UserId, body: UserChange) -> dict[str, Any]:
+@router.patch("/users/{user_id}", responses=documented(404, 412), response_model=dict[str, Any])
+async def change_user(deps: Deps, user_id: UserId, body: UserChange, if_match: IfMatch = None) -> Response:
     """Makes a user an administrator of this server, or no more."""
     async with deps.database.write() as session:
-        row = await people.get_user(session, user_id)
+        row = await people.get_user(session, user_id, to_change=True, if_match=if_match)
         row.server_admin = body.server_admin
-    return people.user_resource(row)
+    return tagged(people.user_resource(row))
 
 
-@router.delete("/users/{user_id}", status_code=204, responses=documented(404))
-async def delete_user(deps: Deps, user_id: UserId) -> Response:
+@router.delete("/users/{user_id}", status_code=204, responses=documented(404, 412))
+async def delete_user(deps: Deps, user_id: UserId, if_match: IfMatch = None) -> Response:
     """Their roles, sessions and tokens end with them. They may be somebody new later, if the identity provider lets
     them in."""
     async with deps.database.write() as session:
-        await people.delete_user(session, user_id)
+        await people.delete_user(session, user_id, if_match)
     return Response(status_code=204)
 
 
@@ -187,15 +196,18 @@ async def list_tokens(
     return {"items": [tokens.resource(row) for row in rows], "next_cursor": following}
 
 
-@router.post("/tokens", status_code=201, responses=documented(404))
-async def create_token(request: Request, deps: Deps, caller: Caller, body: NewToken) -> dict[str, Any]:
-    """The answer has the `secret`: it is told this once, and can never be found out again. Nobody can give away more
-    than they have, and what you make never may more than you may."""
+@router.post("/tokens", status_code=201, responses=documented(404, 409), response_model=dict[str, Any])
+async def create_token(request: Request, deps: Deps, caller: Caller, once: Repeatable, body: NewToken) -> Response:
+    """The answer has the `secret`: it is told this once, and can never be found out again (409 `secret_told_before` to
+    the same Idempotency-Key once more). Nobody can give away more than they have, and what you make never may more than
+    you may."""
     has_project = body.role not in OF_SERVER
     project = body.project or (default_project(caller) if has_project else None)
     is_lasting = body.role is TokenRole.CONNECTOR and "expires_in_s" not in body.model_fields_set
     valid_s = body.expires_in_s if "expires_in_s" in body.model_fields_set or is_lasting else VALID_S
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         row, secret = await tokens.create(
             session,
             caller,
@@ -205,8 +217,8 @@ async def create_token(request: Request, deps: Deps, caller: Caller, body: NewTo
             cluster_id=body.cluster_id,
             valid_s=valid_s,
         )
-    did(request, row.id, project)
-    return {**tokens.resource(row), "secret": secret}
+        did(request, row.id, project)
+        return await once.end(session, row.id, tokens.resource(row), 201, secret=secret)
 
 
 @router.delete("/tokens/{token_id}", responses=documented(404))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from shoal_planner.data_spec import STORAGE
 from shoal_planner.errors import InvalidField
@@ -14,6 +14,7 @@ from shoal_recovery.storage_access import StoreAccess
 from shoal_service import people, storages
 from shoal_service.bell import CLUSTERS
 from shoal_service.errors import invalid_field
+from shoal_service.preconditions import IfMatch, tagged
 from shoal_service.problems import documented
 from shoal_service.services import Deps
 
@@ -53,14 +54,16 @@ async def list_storages(deps: Deps, project_id: ProjectId) -> dict[str, Any]:
         return {"items": [storages.resource(row) for row in await storages.of_project(session, project_id)]}
 
 
-@router.get("/{name}", responses=documented(404))
-async def get_storage(deps: Deps, project_id: ProjectId, name: Name) -> dict[str, Any]:
+@router.get("/{name}", responses=documented(404), response_model=dict[str, Any])
+async def get_storage(deps: Deps, project_id: ProjectId, name: Name) -> Response:
     async with deps.database.read() as session:
-        return storages.resource(await storages.get(session, project_id, name))
+        return tagged(storages.resource(await storages.get(session, project_id, name)))
 
 
-@router.put("/{name}", responses={**_NEW, **documented(404)})
-async def put_storage(deps: Deps, project_id: ProjectId, name: Name, body: NewStorage) -> Response:
+@router.put("/{name}", responses={**_NEW, **documented(404, 412)}, response_model=dict[str, Any])
+async def put_storage(
+    deps: Deps, project_id: ProjectId, name: Name, body: NewStorage, if_match: IfMatch = None
+) -> Response:
     """Makes a profile, or replaces it: jobs that begin or go on from then on go by it. Of credentials it has names
     alone; what looks like more is refused, and not repeated."""
     named = body.credentials or Credentials()
@@ -69,15 +72,15 @@ async def put_storage(deps: Deps, project_id: ProjectId, name: Name, body: NewSt
     except InvalidField as error:
         raise invalid_field(error) from error
     async with deps.database.write() as session:
-        row, is_new = await storages.put(session, project_id, name, access)
+        row, is_new = await storages.put(session, project_id, name, access, if_match)
         found = storages.resource(row)
     deps.bell.ring(CLUSTERS)
-    return JSONResponse(found, status_code=201 if is_new else 200)
+    return tagged(found, 201 if is_new else 200)
 
 
-@router.delete("/{name}", status_code=204, responses=documented(404, 409))
-async def delete_storage(deps: Deps, project_id: ProjectId, name: Name) -> Response:
+@router.delete("/{name}", status_code=204, responses=documented(404, 409, 412))
+async def delete_storage(deps: Deps, project_id: ProjectId, name: Name, if_match: IfMatch = None) -> Response:
     """409 while a job that has not ended uses it."""
     async with deps.database.write() as session:
-        await storages.remove(session, project_id, name)
+        await storages.remove(session, project_id, name, if_match)
     return Response(status_code=204)

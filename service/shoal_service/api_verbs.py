@@ -13,6 +13,8 @@ from starlette.responses import Response
 from shoal_service import api_jobs, clusters, drills, jobs, preconditions
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Overrides
+from shoal_service.cursors import Cursor, Key, Limit, page_after
+from shoal_service.once import Repeatable
 from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
 from shoal_service.services import Deps
@@ -38,15 +40,25 @@ async def clone_job(
     return await api_jobs.submitted(request, deps, row.project_id, document, idempotency_key, dry_run=wanted.dry_run)
 
 
-@router.post("/jobs/{job_id}/checkpoint", status_code=202, tags=["jobs"], responses=documented(404, 409, 412))
-async def checkpoint_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> dict[str, Any]:
+@router.post(
+    "/jobs/{job_id}/checkpoint",
+    status_code=202,
+    tags=["jobs"],
+    responses=documented(404, 409, 412),
+    response_model=dict[str, Any],
+)
+async def checkpoint_job(deps: Deps, once: Repeatable, job_id: str, if_match: IfMatch = None) -> Response:
     """Wishes the newest step into the object store, while training goes on. The journal says which step that will be
     (`checkpoint_asked`), and when it stands there (`checkpoint_committed`)."""
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         preconditions.check(await jobs.get(session, job_id), if_match)
         row = await jobs.checkpoint(session, job_id)
+        answer = await once.end(session, row.id, jobs.resource(row), 202)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
-    return jobs.resource(row)
+    answer.headers["ETag"] = preconditions.etag(row)
+    return answer
 
 
 def merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,8 +75,8 @@ def merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-@router.get("/prices", tags=["nodes"], responses=documented())
-async def list_prices(deps: Deps) -> dict[str, Any]:
+@router.get("/prices", tags=["nodes"], responses=documented(), response_model=dict[str, Any])
+async def list_prices(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """What nodes of each cluster cost an hour, by type, zone and market, as the clusters stated them last; null where
     nobody stated a price."""
     async with deps.database.read() as session:
@@ -92,25 +104,19 @@ async def list_prices(deps: Deps) -> dict[str, Any]:
                     "stated_at": jobs.rfc3339(row.updated_at_s),
                 }
             )
-    return {"items": items}
+    return page_after(items, _pool, limit, cursor)
 
 
-@router.get("/drills", tags=["nodes"], responses=documented())
-async def list_drills(deps: Deps) -> dict[str, Any]:
+def _pool(price: Mapping[str, Any]) -> Key:
+    names = ("cluster_id", "device", "devices", "zone", "spot")
+    return (*(price[name] for name in names), price["price_per_hour"] or 0.0)
+
+
+@router.get("/drills", tags=["nodes"], responses=documented(), response_model=dict[str, Any])
+async def list_drills(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """Notices that users had given to nodes, and that still hold."""
     now_s = time.time()
     async with deps.database.read() as session:
         rows = await clusters.all_clusters(session)
-    return {
-        "items": [
-            {
-                "id": drill["id"],
-                "cluster_id": row.id,
-                "node": drill["node"],
-                "notice_s": drill["lead_s"],
-                "ends_at": jobs.rfc3339(drill["ends_at_s"]),
-            }
-            for row in rows
-            for drill in drills.current(row, now_s)
-        ]
-    }
+    found = [drills.resource(drill, row.id) for row in rows for drill in drills.current(row, now_s)]
+    return page_after(found, lambda each: (each["cluster_id"], each["id"]), limit, cursor)

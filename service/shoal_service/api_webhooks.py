@@ -15,7 +15,9 @@ from shoal_service.api_people import ProjectId, cursor_of
 from shoal_service.errors import invalid_field
 from shoal_service.gate import Caller, did
 from shoal_service.guarded_http import check_url
+from shoal_service.once import Repeatable
 from shoal_service.outbox import Told
+from shoal_service.preconditions import IfMatch, tagged
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 
@@ -61,32 +63,35 @@ async def list_webhooks(deps: Deps, caller: Caller) -> dict[str, Any]:
         return {"items": [webhooks.resource(row) for row in await webhooks.all_of(session, caller)]}
 
 
-@router.post("", status_code=201, responses=documented(404, 409))
-async def create_webhook(request: Request, deps: Deps, caller: Caller, body: NewWebhook) -> dict[str, Any]:
-    """The answer has the `secret` with which deliveries are signed: it is told this once."""
+@router.post("", status_code=201, responses=documented(404, 409), response_model=dict[str, Any])
+async def create_webhook(request: Request, deps: Deps, caller: Caller, once: Repeatable, body: NewWebhook) -> Response:
+    """The answer has the `secret` with which deliveries are signed: it is told this once; the same Idempotency-Key once
+    more is answered with 409 `secret_told_before`."""
     project = body.project if "project" in body.model_fields_set else default_project(caller)
     url = _checked(deps, body.url)
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         row, secret = await webhooks.create(
             session, caller, deps.webhook_key, project=project, url=url, events=body.events
         )
-    did(request, row.id, project)
-    return {**webhooks.resource(row), "secret": secret}
+        did(request, row.id, project)
+        return await once.end(session, row.id, webhooks.resource(row), 201, secret=secret)
 
 
-@router.get("/{webhook_id}", responses=documented(404))
-async def get_webhook(deps: Deps, caller: Caller, webhook_id: WebhookId) -> dict[str, Any]:
+@router.get("/{webhook_id}", responses=documented(404), response_model=dict[str, Any])
+async def get_webhook(deps: Deps, caller: Caller, webhook_id: WebhookId) -> Response:
     async with deps.database.read() as session:
-        return webhooks.resource(await webhooks.get(session, caller, webhook_id))
+        return tagged(webhooks.resource(await webhooks.get(session, caller, webhook_id)))
 
 
-@router.patch("/{webhook_id}", responses=documented(404))
+@router.patch("/{webhook_id}", responses=documented(404, 412), response_model=dict[str, Any])
 async def change_webhook(
-    request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, body: WebhookChange
-) -> dict[str, Any]:
+    request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, body: WebhookChange, if_match: IfMatch = None
+) -> Response:
     """One that is not `enabled` is told nothing, also not what happened meanwhile."""
     async with deps.database.write() as session:
-        row = await webhooks.get(session, caller, webhook_id)
+        row = await webhooks.get(session, caller, webhook_id, to_change=True, if_match=if_match)
         row.url = row.url if body.url is None else _checked(deps, body.url)
         row.events = row.events if body.events is None else [event.value for event in body.events]
         if body.enabled is not None and body.enabled != row.enabled:
@@ -94,37 +99,47 @@ async def change_webhook(
             if not body.enabled:
                 await webhooks.end_pending(session, row.id, "the webhook was disabled")
     did(request, row.id, row.project_id)
-    return webhooks.resource(row)
+    return tagged(webhooks.resource(row))
 
 
-@router.delete("/{webhook_id}", status_code=204, responses=documented(404))
-async def delete_webhook(request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId) -> Response:
+@router.delete("/{webhook_id}", status_code=204, responses=documented(404, 412))
+async def delete_webhook(
+    request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, if_match: IfMatch = None
+) -> Response:
     """With the record of its deliveries."""
     async with deps.database.write() as session:
-        row = await webhooks.get(session, caller, webhook_id)
+        row = await webhooks.get(session, caller, webhook_id, to_change=True, if_match=if_match)
         did(request, row.id, row.project_id)
         await webhooks.remove(session, row)
     return Response(status_code=204)
 
 
-@router.post("/{webhook_id}/secret", responses=documented(404))
-async def renew_secret(request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId) -> dict[str, Any]:
+@router.post("/{webhook_id}/secret", responses=documented(404, 409, 412), response_model=dict[str, Any])
+async def renew_secret(
+    request: Request, deps: Deps, caller: Caller, once: Repeatable, webhook_id: WebhookId, if_match: IfMatch = None
+) -> Response:
     """Another secret, told this once; the one before is of no use any more."""
     async with deps.database.write() as session:
-        row = await webhooks.get(session, caller, webhook_id)
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
+        row = await webhooks.get(session, caller, webhook_id, to_change=True, if_match=if_match)
         secret = webhooks.renew_secret(row, deps.webhook_key)
-    did(request, row.id, row.project_id)
-    return {**webhooks.resource(row), "secret": secret}
+        did(request, row.id, row.project_id)
+        return await once.end(session, row.id, webhooks.resource(row), 200, secret=secret)
 
 
-@router.post("/{webhook_id}/ping", status_code=202, responses=documented(404))
-async def ping_webhook(request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId) -> dict[str, Any]:
+@router.post("/{webhook_id}/ping", status_code=202, responses=documented(404, 409), response_model=dict[str, Any])
+async def ping_webhook(
+    request: Request, deps: Deps, caller: Caller, once: Repeatable, webhook_id: WebhookId
+) -> Response:
     """Tells it something (`ping`), whatever it asked to be told: to see whether it hears."""
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         row = await webhooks.get(session, caller, webhook_id)
         found = webhooks.ping(session, row)
-    did(request, row.id, row.project_id)
-    return webhooks.delivery_resource(found)
+        did(request, row.id, row.project_id)
+        return await once.end(session, found.id, webhooks.delivery_resource(found), 202)
 
 
 @router.get("/{webhook_id}/deliveries", responses=documented(404))
@@ -143,13 +158,20 @@ async def list_deliveries(
     return {"items": [webhooks.delivery_resource(each) for each in rows], "next_cursor": following}
 
 
-@router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202, responses=documented(404))
+@router.post(
+    "/{webhook_id}/deliveries/{delivery_id}/retry",
+    status_code=202,
+    responses=documented(404, 409),
+    response_model=dict[str, Any],
+)
 async def retry_delivery(
-    request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, delivery_id: DeliveryId
-) -> dict[str, Any]:
+    request: Request, deps: Deps, caller: Caller, once: Repeatable, webhook_id: WebhookId, delivery_id: DeliveryId
+) -> Response:
     """Makes it again, from the first attempt on, under the same id."""
     async with deps.database.write() as session:
+        if (earlier := await once.begin(session)) is not None:
+            return earlier
         row = await webhooks.get(session, caller, webhook_id)
         found = await webhooks.redeliver(session, row.id, delivery_id)
-    did(request, f"{row.id}/{found.id}", row.project_id)
-    return webhooks.delivery_resource(found)
+        did(request, f"{row.id}/{found.id}", row.project_id)
+        return await once.end(session, found.id, webhooks.delivery_resource(found), 202)

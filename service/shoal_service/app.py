@@ -56,6 +56,7 @@ from shoal_service.ledger import Ledger
 from shoal_service.limits import Limits
 from shoal_service.log_retention import keep_forgetting
 from shoal_service.lookout import Lookout
+from shoal_service.lost_clusters import LostClusters
 from shoal_service.metered import Metered
 from shoal_service.meters import Meters
 from shoal_service.planning import Planner
@@ -103,6 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
         planner=planner,
         awake=awake,
         takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
+        lost_clusters=LostClusters(database, bell, settings.cluster_lost_s, awake),
         followers=Followers(database, bell, settings),
         tails=Tails(database),
         histories=histories,
@@ -159,6 +161,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     retention = Retention(services.database, events_kept_s=settings.events_kept_s, points_kept_s=settings.points_kept_s)
     retention.start()
     services.enforcement.start()
+    services.lost_clusters.start()
     couriers = Couriers(
         services.database, services.meters, services.webhook_key, allow_private=settings.webhook_private
     )
@@ -174,6 +177,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await traces.close()
     await lookout.close()
     await couriers.close()
+    await services.lost_clusters.close()
     await services.enforcement.close()
     await services.followers.close()
     await services.takeover.close()

@@ -146,8 +146,11 @@ class Auth:
 
     async def _of_token(self, token: str, address: str) -> Principal:
         hashed = sha256(token)
-        self.guesses.check("token", address, hashed)
-        principal = await self.identity.of_token(token)
+        held = self.guesses.held("token", address, hashed)
+        # Others' guesses from the same address keep no token out that is right; the provider is not asked for each.
+        principal = await self.identity.of_token(token, ask_provider=held is None)
+        if principal is None and held is not None:
+            raise held
         if principal is None:
             self.guesses.wrong("token", address, hashed)
             raise Unauthorized("the token is not known here, has expired or was revoked")
@@ -156,11 +159,13 @@ class Auth:
 
     async def _of_session(self, secret: str, address: str) -> Principal:
         hashed = sha256(secret)
-        self.guesses.check(_SESSION, address, hashed)
+        held = self.guesses.held(_SESSION, address, hashed)
         async with self._database.read() as session:
             row = await session.get(SecretRow, hashed)
         is_there = row is not None and row.purpose == _SESSION and row.expires_at_s > time.time()
         principal = await self.identity.of_subject(row.subject) if row is not None and is_there else None
+        if principal is None and held is not None:
+            raise held
         if principal is None:
             self.guesses.wrong(_SESSION, address, hashed)
             raise Unauthorized("your session has ended: sign in again")

@@ -178,6 +178,8 @@ async def of_job(session: AsyncSession, job: JobRow) -> dict[str, Any] | None:
 async def _silence(session: AsyncSession, job: JobRow, row: ClusterRow, heard: str) -> str:
     _, stored = await journal.at_stake(session, job.id)
     what = f"cluster {row.id} has not been heard of since {heard}"
+    if job.wish == jobs.WISH_CANCELLED:
+        return f"{what}; the job is cancelled once it is heard of again, or counts as lost"
     if row.fault_tolerant_head:
         what += "; training may well go on there"
     if stored is None and job.last_seq:

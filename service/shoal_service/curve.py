@@ -17,7 +17,7 @@ from shoal_service.models import JournalRow, StepRow
 from shoal_service.status import finite
 
 # So that all of an answer stays below MAX_ANSWER_BYTES.
-_MOST_LIVE, _MOST_UNDONE, _MOST_OTHERS, _MOST_MARKERS = 450, 100, 100, 100
+MOST_POINTS, _MOST_UNDONE, _MOST_OTHERS, _MOST_MARKERS = 450, 100, 100, 100
 _MOST_REPORTED_BYTES = 30_000
 
 
@@ -26,11 +26,11 @@ async def curve(session: AsyncSession, job_id: str, max_points: int) -> dict[str
     `evaluations` the newest of these. `reported` are, of a job that runs a script, the newest of what it reported that
     count, with all figures under their own names. There are at most `max_points` points, and no more than an answer may
     hold."""
-    live, num_live = await _points(session, job_id, False, min(max_points, _MOST_LIVE))
+    live, num_live = await _points(session, job_id, False, min(max_points, MOST_POINTS))
     undone, num_undone = await _points(session, job_id, True, min(max_points, _MOST_UNDONE))
     events = await journal.newest(session, job_id, _MOST_MARKERS, (RecoveryDone.kind,))
     evaluations = await journal.newest(session, job_id, min(max_points, _MOST_OTHERS), (EvaluationDone.kind,))
-    reported = await journal.newest(session, job_id, min(max_points, _MOST_LIVE), (ScriptReported.kind,))
+    reported = await journal.newest(session, job_id, min(max_points, MOST_POINTS), (ScriptReported.kind,))
     return {
         "job_id": job_id,
         "points": [point(row) for row in live],

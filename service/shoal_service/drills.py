@@ -5,6 +5,7 @@ little longer; what comes of one is in the journals of the jobs that it concerns
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import select
@@ -13,6 +14,7 @@ from ulid import ULID
 
 from shoal_service import clusters
 from shoal_service.errors import Conflict, NotFound
+from shoal_service.jobs import rfc3339
 from shoal_service.models import ClusterRow
 
 _TOLD_FOR_S = 60.0  # a connector that is being restarted hears of it, too
@@ -42,6 +44,16 @@ def current(row: ClusterRow, now_s: float) -> list[dict[str, Any]]:
     """Those that the cluster has to know of."""
     told_from_s = ((drill, drill["ends_at_s"] - drill["lead_s"]) for drill in row.drills or ())
     return [drill for drill, at_s in told_from_s if now_s < max(drill["ends_at_s"], at_s + _TOLD_FOR_S)]
+
+
+def resource(drill: Mapping[str, Any], cluster_id: str) -> dict[str, Any]:
+    return {
+        "id": drill["id"],
+        "cluster_id": cluster_id,
+        "node": drill["node"],
+        "notice_s": drill["lead_s"],
+        "ends_at": rfc3339(drill["ends_at_s"]),
+    }
 
 
 def wishes(row: ClusterRow) -> list[dict[str, Any]]:

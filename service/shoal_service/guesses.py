@@ -20,8 +20,8 @@ _MAX_KNOWN = 4096
 
 
 class Guesses:
-    """A bucket of wrong attempts for each kind of secret and address. A secret that was right before is not held up by
-    others that come from the same address."""
+    """A bucket of wrong attempts for each kind of secret and address. It holds up what is wrong: whoever can tell
+    cheaply that a secret is right asks for `held`, and lets it through; one that was right before is never held up."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -30,11 +30,13 @@ class Guesses:
 
     def check(self, kind: str, address: str, hashed: str) -> None:
         """Raises TooManyGuesses."""
-        if hashed in self._known:
-            return
+        if (held := self.held(kind, address, hashed)) is not None:
+            raise held
+
+    def held(self, kind: str, address: str, hashed: str) -> TooManyGuesses | None:
+        """What is to be said to this secret if it is not right: None as long as the address may guess."""
         left = self._left_of((kind, _network(address)))
-        if left < 1:
-            raise TooManyGuesses((1 - left) / _REFILL_PER_S)
+        return None if hashed in self._known or left >= 1 else TooManyGuesses((1 - left) / _REFILL_PER_S)
 
     def right(self, hashed: str) -> None:
         self._known[hashed] = None

@@ -40,15 +40,16 @@ class Identity:
         self._admins = admins
         self._noted_at_s: dict[str, float] = {}
 
-    async def of_token(self, secret: str) -> Principal | None:
-        """None for one that nobody has, or that is expired or revoked."""
+    async def of_token(self, secret: str, *, ask_provider: bool = True) -> Principal | None:
+        """None for one that nobody has, or that is expired or revoked. One that is not ours may be the OpenID
+        provider's."""
         hashed, now_s = sha256(secret), time.time()
         if hmac.compare_digest(hashed, self._admin_hash):
             return ADMINISTRATOR
         async with self._database.read() as session:
             row = await session.scalar(select(TokenRow).where(TokenRow.hash == hashed))
             found = None if row is None else await _of_row(session, row, now_s)
-        if row is None and self.provider is not None:
+        if row is None and self.provider is not None and ask_provider:
             person = await self.provider.of_access_token(secret)
             return None if person is None else await self.of_person(person)
         if row is not None and found is not None:

@@ -254,3 +254,17 @@ class DutyRow(Base):
     name: Mapped[str] = mapped_column(String(120), primary_key=True)
     holder: Mapped[str | None] = mapped_column(String(200))
     lease_until_s: Mapped[float] = mapped_column(Float)
+
+
+class KeyRow(Base):
+    """What was answered to a post with an Idempotency-Key, other than of a job, for a while. `asked` is the SHA-256 of
+    the request; without `answer` that had a secret, and `target` is what came of it."""
+
+    __tablename__ = "idempotency_keys"
+
+    key: Mapped[str] = mapped_column(String(120), primary_key=True)
+    asked: Mapped[str] = mapped_column(String(64))
+    target: Mapped[str | None] = mapped_column(String(200))
+    status: Mapped[int]
+    answer: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    created_at_s: Mapped[float] = mapped_column(Float, index=True)

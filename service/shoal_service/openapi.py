@@ -13,6 +13,7 @@ from shoal_service.problems import ProblemBody, documented
 _HAS_BODY = ("post", "put", "patch")
 # Bodies are read whatever the method is.
 _OF_ALL = (408, 413, 500, 503)
+_ETAG = {"description": "For If-Match.", "schema": {"type": "string"}}
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A token of this server."},
 }
@@ -39,6 +40,10 @@ def _complete(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _takes_etag(operation: dict[str, Any]) -> bool:
+    return any(each["name"].lower() == "if-match" for each in operation.get("parameters", ()))
+
+
 def _complete_operation(path: str, method: str, operation: dict[str, Any]) -> None:
     common = {*_OF_ALL, *((400,) if method in _HAS_BODY else ())}
     if is_open(path):
@@ -47,6 +52,9 @@ def _complete_operation(path: str, method: str, operation: dict[str, Any]) -> No
         operation["security"] = [{name: []} for name in _SCHEMES]
         common |= {401, 403}
     said = operation["responses"]
+    if _takes_etag(operation):
+        for status in said.keys() & {"200", "201", "202"}:
+            said[status].setdefault("headers", {})["ETag"] = _ETAG
     # FastAPI names a body of its own for 422; ours is a Problem.
     for status, response in documented(*common).items():
         if is_open(path) and status in (401, 403, 422):

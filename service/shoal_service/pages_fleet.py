@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
-from shoal_service import api_clusters, api_nodes, clusters, jobs, shares, views
+from shoal_service import api_nodes, clusters, jobs, shares, views
 from shoal_service.access import Principal
 from shoal_service.fleet import pools
 from shoal_service.gate import Caller
@@ -96,7 +96,8 @@ async def nodes_page(
 ) -> Response:
     """By pool first, then each node; those that somebody must know of go first."""
     nodes = await api_nodes.all_nodes(deps, caller)
-    known = (await api_clusters.list_clusters(deps))["items"]
+    async with deps.database.read() as session:
+        known = [clusters.resource(row) for row in await clusters.all_clusters(session)]
     nodes.sort(key=lambda node: (node.get("reclaim_at_s") is None, node["connected"], node["cluster_id"], node["id"]))
     part = nodes[(page - 1) * _NODES : page * _NODES]
     shown = [{**node, "measured": in_short(node["measured"])} for node in part]

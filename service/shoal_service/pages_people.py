@@ -3,6 +3,7 @@ table of rules'."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +18,7 @@ from shoal_service.api_people import NewMember, NewProject, NewRole, NewToken, U
 from shoal_service.errors import BadInput, Problem, invalid_field
 from shoal_service.gate import Caller
 from shoal_service.ledger import by_project
+from shoal_service.once import Repeatable
 from shoal_service.pages import read_form
 from shoal_service.rendering import rendered
 from shoal_service.services import Deps
@@ -37,14 +39,14 @@ async def tokens_page(
 
 
 @router.post("/tokens", response_class=HTMLResponse)
-async def create_token_from_page(request: Request, deps: Deps, caller: Caller) -> Response:
+async def create_token_from_page(request: Request, deps: Deps, caller: Caller, once: Repeatable) -> Response:
     """The answer shows the secret, this once: there is no address to come back to it."""
     form = await read_form(request)
     try:
-        made = await api_people.create_token(request, deps, caller, _new_token(form))
+        answer = await api_people.create_token(request, deps, caller, once, _new_token(form))
     except Problem as problem:
         return await _tokens(request, deps, caller, form=form, problem=problem)
-    return await _tokens(request, deps, caller, made=made)
+    return await _tokens(request, deps, caller, made=json.loads(bytes(answer.body)))
 
 
 @router.post("/tokens/{token_id}/revoke")
@@ -127,9 +129,9 @@ async def projects_page(request: Request, deps: Deps, caller: Caller) -> Respons
 
 
 @router.post("/projects")
-async def create_project_from_page(request: Request, deps: Deps, caller: Caller) -> Response:
+async def create_project_from_page(request: Request, deps: Deps, caller: Caller, once: Repeatable) -> Response:
     wanted = read(NewProject, {"id": (await read_form(request)).get("id", "").strip()})
-    await api_people.create_project(request, deps, caller, wanted)
+    await api_people.create_project(request, deps, caller, once, wanted)
     return RedirectResponse(f"/projects/{wanted.id}", status_code=303)
 
 
@@ -157,10 +159,10 @@ async def project_page(
 
 
 @router.post("/projects/{project_id}/members")
-async def add_member_from_page(request: Request, deps: Deps, project_id: str) -> Response:
+async def add_member_from_page(request: Request, deps: Deps, once: Repeatable, project_id: str) -> Response:
     form = await read_form(request)
     wanted = read(NewMember, {"email": form.get("email", "").strip(), "role": form.get("role", "")})
-    await api_people.add_member(request, deps, project_id, wanted)
+    await api_people.add_member(request, deps, once, project_id, wanted)
     return RedirectResponse(f"/projects/{project_id}", status_code=303)
 
 

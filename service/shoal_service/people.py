@@ -10,6 +10,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from ulid import ULID
 
+from shoal_service import preconditions
 from shoal_service.access import DEFAULT_PROJECT, Role, project_not_found
 from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.jobs import rfc3339
@@ -62,8 +63,12 @@ async def members(session: AsyncSession, project: str) -> Sequence[tuple[MemberR
     return [(member, user) for member, user in (await session.execute(query)).all()]
 
 
-async def set_role(session: AsyncSession, project: str, user: UserRow, role: Role) -> MemberRow:
-    row = await session.get(MemberRow, (project, user.id))
+async def set_role(
+    session: AsyncSession, project: str, user: UserRow, role: Role, if_match: str | None = None
+) -> MemberRow:
+    """Raises Problem (412) where the role is not as `if_match` says."""
+    row = await session.get(MemberRow, (project, user.id), with_for_update=True)
+    _check_member(row, if_match, project, user.id)
     if row is None:
         row = MemberRow(project_id=project, user_id=user.id, created_at_s=time.time(), role=role.value)
         session.add(row)
@@ -71,11 +76,19 @@ async def set_role(session: AsyncSession, project: str, user: UserRow, role: Rol
     return row
 
 
-async def remove_member(session: AsyncSession, project: str, user_id: str) -> None:
-    row = await session.get(MemberRow, (project, user_id))
+async def remove_member(session: AsyncSession, project: str, user_id: str, if_match: str | None = None) -> None:
+    """Raises NotFound, and Problem (412) where the role is not as `if_match` says."""
+    row = await session.get(MemberRow, (project, user_id), with_for_update=True)
     if row is None:
         raise NotFound("user_not_found", f"user_id = {user_id!r}: is no member of project {project}", "user_id")
+    _check_member(row, if_match, project, user_id)
     await session.delete(row)
+
+
+def _check_member(row: MemberRow | None, if_match: str | None, project: str, user_id: str) -> None:
+    role = "no role" if row is None else f"the role {row.role}"
+    current = None if row is None else _member_tag(row)
+    preconditions.require(current, if_match, f"{user_id} has {role} in project {project} now")
 
 
 async def all_users(session: AsyncSession, *, limit: int, after: str | None) -> tuple[Sequence[UserRow], str | None]:
@@ -85,10 +98,15 @@ async def all_users(session: AsyncSession, *, limit: int, after: str | None) -> 
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 
-async def get_user(session: AsyncSession, user_id: str) -> UserRow:
-    row = await session.get(UserRow, user_id)
+async def get_user(
+    session: AsyncSession, user_id: str, *, to_change: bool = False, if_match: str | None = None
+) -> UserRow:
+    """`to_change` holds others up who are to change it. Raises NotFound, and Problem (412) for one who is not as
+    `if_match` says."""
+    row = await session.get(UserRow, user_id, with_for_update=to_change or None)
     if row is None:
         raise NotFound("user_not_found", f"user_id = {user_id!r}: there is no such user", "user_id")
+    preconditions.require(_user_tag(row), if_match, f"user {row.id} has changed since")
     return row
 
 
@@ -110,9 +128,9 @@ def _normal(email: str) -> str:
     return f"{local}@{domain}".lower()
 
 
-async def delete_user(session: AsyncSession, user_id: str) -> None:
-    """With the roles that they had; their sessions and tokens end with them."""
-    row = await get_user(session, user_id)
+async def delete_user(session: AsyncSession, user_id: str, if_match: str | None = None) -> None:
+    """With the roles that they had; their sessions and tokens end with them. Raises as `get_user`."""
+    row = await get_user(session, user_id, to_change=True, if_match=if_match)
     await session.execute(delete(MemberRow).where(MemberRow.user_id == user_id))
     await session.execute(delete(SecretRow).where(SecretRow.subject == user_id))
     await session.delete(row)
@@ -137,6 +155,14 @@ async def arrived(
     return row
 
 
+def _user_tag(row: UserRow) -> str:
+    return preconditions.tag_of(row.id, row.name, row.email, row.server_admin)
+
+
+def _member_tag(row: MemberRow) -> str:
+    return preconditions.tag_of(row.project_id, row.user_id, row.role)
+
+
 def user_resource(row: UserRow) -> dict[str, Any]:
     return {
         "id": row.id,
@@ -146,6 +172,7 @@ def user_resource(row: UserRow) -> dict[str, Any]:
         "signed_in_before": row.subject is not None,
         "created_at": rfc3339(row.created_at_s),
         "seen_at": None if row.seen_at_s is None else rfc3339(row.seen_at_s),
+        "etag": _user_tag(row),
     }
 
 
@@ -156,6 +183,7 @@ def member_resource(member: MemberRow, user: UserRow) -> dict[str, Any]:
         "email": user.email,
         "role": member.role,
         "since": rfc3339(member.created_at_s),
+        "etag": _member_tag(member),
     }
 
 

@@ -15,6 +15,7 @@ from shoal_service.enforcement import Enforcement
 from shoal_service.followers import Followers
 from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
+from shoal_service.lost_clusters import LostClusters
 from shoal_service.meters import Meters
 from shoal_service.planning import Planner
 from shoal_service.scheduler import Scheduler
@@ -32,6 +33,7 @@ class Services:
     planner: Planner
     awake: Awake
     takeover: Takeover
+    lost_clusters: LostClusters
     followers: Followers
     tails: Tails
     histories: Histories

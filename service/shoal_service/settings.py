@@ -16,7 +16,7 @@ from shoal_service.tracking_hosts import Reach, TrackingHosts, named_origins, or
 
 
 class Settings(BaseSettings):
-    """Durations are in seconds. Adding a field changes the golden list in tests/service/test_service_settings.py."""
+    """Durations are in seconds. Adding a field changes the golden list in tests/service/test_service_database.py."""
 
     model_config = SettingsConfigDict(env_prefix="SHOAL_", frozen=True, extra="ignore")
 

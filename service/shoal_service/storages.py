@@ -18,7 +18,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.script_spec import AnyJob, any_job_to_mapping
 from shoal_recovery.journal import TERMINAL
 from shoal_recovery.storage_access import StoreAccess, located
-from shoal_service import people
+from shoal_service import people, preconditions
 from shoal_service.errors import Conflict, NotFound, invalid_field
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JobRow
@@ -28,10 +28,14 @@ Accesses = Mapping[str, StoreAccess]
 _ENDED = tuple(state.value for state in TERMINAL)
 
 
-async def put(session: AsyncSession, project: str, name: str, access: StoreAccess) -> tuple[StorageRow, bool]:
-    """Makes or replaces it; whether it is new. Raises NotFound where there is no such project."""
+async def put(
+    session: AsyncSession, project: str, name: str, access: StoreAccess, if_match: str | None = None
+) -> tuple[StorageRow, bool]:
+    """Makes or replaces it; whether it is new. Raises NotFound where there is no such project, and Problem (412) where
+    it is not as `if_match` says."""
     await people.get_project(session, project)
     row = await session.get(StorageRow, (project, name), with_for_update=True)
+    check(row, if_match, name)
     is_new, now = row is None, time.time()
     if row is None:
         row = StorageRow(project_id=project, name=name, created_at_s=now)
@@ -55,9 +59,10 @@ async def of_project(session: AsyncSession, project: str) -> Sequence[StorageRow
     return (await session.scalars(query)).all()
 
 
-async def remove(session: AsyncSession, project: str, name: str) -> None:
-    """Raises NotFound, and Conflict while a job that has not ended uses it."""
+async def remove(session: AsyncSession, project: str, name: str, if_match: str | None = None) -> None:
+    """Raises NotFound, Conflict while a job that has not ended uses it, and Problem (412)."""
     row = await get(session, project, name, to_change=True)
+    check(row, if_match, name)
     query = select(JobRow).where(JobRow.project_id == project, JobRow.state.not_in(_ENDED)).order_by(JobRow.id)
     for job in (await session.scalars(query)).all():
         if name in names_in(job.spec):
@@ -139,6 +144,16 @@ async def located_of(session: AsyncSession, row: JobRow) -> dict[str, Any]:
     return (await located_specs(session, [row]))[row.id]
 
 
+def check(row: StorageRow | None, if_match: str | None, name: str) -> None:
+    """Raises Problem (412)."""
+    what = "there is none of that name" if row is None else "it has changed since"
+    preconditions.require(None if row is None else _tag(row), if_match, f"storage {name}: {what}")
+
+
+def _tag(row: StorageRow) -> str:
+    return preconditions.tag_of(row.project_id, row.name, row.endpoint, row.region, row.keys, row.profile)
+
+
 def resource(row: StorageRow) -> dict[str, Any]:
     credentials = {"environment": row.keys, "profile": row.profile}
     return {
@@ -149,4 +164,5 @@ def resource(row: StorageRow) -> dict[str, Any]:
         "credentials": credentials if row.keys or row.profile else None,
         "created_at": rfc3339(row.created_at_s),
         "updated_at": rfc3339(row.updated_at_s),
+        "etag": _tag(row),
     }

@@ -26,9 +26,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import ScriptSpec, parse_any_job
-from shoal_recovery.journal import AT_REST, CheckpointCommitted, JobState, ModelSeen
+from shoal_recovery.journal import AT_REST, CheckpointCommitted, JobState
 from shoal_recovery.journal_scripts import CheckpointReported
-from shoal_service import clusters, duties, jobs
+from shoal_service import clusters, duties, jobs, lost_clusters
 from shoal_service.awake import Awake
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
@@ -90,10 +90,7 @@ class Takeover:
             return await duties.claim(session, f"takeover {cluster_id}", self._holder, _LEASE_S)
 
     def _gone(self) -> ColumnElement[bool]:
-        """Of a cluster: it is that late, and this process listened for a whole lease of it and as long again."""
-        lease_s = ClusterRow.lease_until_s - ClusterRow.updated_at_s
-        late = ClusterRow.lease_until_s < time.time() - self._lost_s
-        return late & (lease_s <= self._awake.for_s() - self._lost_s)
+        return lost_clusters.lost(self._lost_s, self._awake)
 
     async def _fits(self, row: JobRow, cluster: ClusterRow) -> bool:
         """Where no plan of the job fits now none will be searched for again until the cluster is another one."""
@@ -135,12 +132,11 @@ class Takeover:
 async def _orphans(session: AsyncSession, cluster_id: str, gone: ColumnElement[bool]) -> Sequence[JobRow]:
     """Jobs that may leave their clusters, which are `gone`."""
     stored = select(JournalRow.seq).where(JournalRow.job_id == JobRow.id, JournalRow.kind.in_(_STORED))
-    begun = select(JournalRow.seq).where(JournalRow.job_id == JobRow.id, JournalRow.kind != ModelSeen.kind)
     query = (
         select(JobRow)
         .join(ClusterRow, ClusterRow.id == JobRow.cluster_id)
         .where(JobRow.state.in_(_LEAVE), ClusterRow.id != cluster_id, gone)
-        .where(~begun.exists() | stored.exists())
+        .where(~lost_clusters.begun() | stored.exists())
         .order_by(JobRow.id)
     )
     return (await session.scalars(query)).all()

@@ -12,7 +12,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from ulid import ULID
 
-from shoal_service import signing
+from shoal_service import preconditions, signing
 from shoal_service.access import Principal, Role, project_not_found
 from shoal_service.errors import Conflict, Forbidden, NotFound
 from shoal_service.jobs import rfc3339
@@ -72,11 +72,20 @@ async def all_of(session: AsyncSession, principal: Principal) -> Sequence[Webhoo
     return (await session.scalars(query)).all()
 
 
-async def get(session: AsyncSession, principal: Principal, webhook_id: str) -> WebhookRow:
-    """Raises NotFound for one that is not theirs."""
-    row = await session.get(WebhookRow, webhook_id)
+async def get(
+    session: AsyncSession,
+    principal: Principal,
+    webhook_id: str,
+    *,
+    to_change: bool = False,
+    if_match: str | None = None,
+) -> WebhookRow:
+    """`to_change` holds others up who are to change it. Raises NotFound for one that is not theirs, and Problem (412)
+    for one that is not as `if_match` says."""
+    row = await session.get(WebhookRow, webhook_id, with_for_update=to_change or None)
     if row is None or not _administers(principal, row.project_id):
         raise NotFound("webhook_not_found", f"id = {webhook_id!r}: there is no such webhook", "id")
+    preconditions.require(_tag(row), if_match, f"webhook {row.id} has changed since")
     return row
 
 
@@ -136,6 +145,10 @@ def _check_may(principal: Principal, project: str | None) -> None:
     raise Forbidden("role", f"needs the role admin in project {project}")
 
 
+def _tag(row: WebhookRow) -> str:
+    return preconditions.tag_of(row.id, row.url, row.events, row.enabled, row.nonce)
+
+
 def resource(row: WebhookRow) -> dict[str, Any]:
     """All but the secret."""
     return {
@@ -147,6 +160,7 @@ def resource(row: WebhookRow) -> dict[str, Any]:
         "problem": row.problem,
         "created_by": row.created_by,
         "created_at": rfc3339(row.created_at_s),
+        "etag": _tag(row),
     }
 
 

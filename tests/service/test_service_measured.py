@@ -78,7 +78,7 @@ def test_a_preview_is_priced_by_what_was_measured(api: httpx.Client, connector: 
     offer(api, connector, profile)
     shown = ok(api.get("/v1/clusters/local"))
     assert shown["profile"] == _plain(profile_to_mapping(profile))
-    assert {node["id"] for node in shown["snapshot"]["nodes"]} == {"big-0", "big-1", "spot-0", "spot-1"}
+    assert shown["num_nodes"] == 4
     spec = parse_job(job_mapping())
     blocks_s = 2 * SECONDS_PER_SAMPLE * spec.model.layers * spec.train.global_batch
     assert guessed_s < blocks_s / 60 < blocks_s / connector.cluster.num_devices <= preview(api)

@@ -17,10 +17,10 @@ from postgres import RunningPostgres
 CONFIG = """
 [checks.positive_data_acceptance]
 # A JOB and a CLUSTER are checked beyond what a schema can say.
-expected-statuses = ["2xx", "400", "401", "403", "404", "409", "410", "422"]
+expected-statuses = ["2xx", "400", "401", "403", "404", "409", "410", "412", "422"]
 [checks.negative_data_rejection]
 # What is said of a query is checked before whether the thing it is about is there, or after.
-expected-statuses = ["400", "401", "403", "404", "405", "406", "408", "409", "410", "413", "415", "422"]
+expected-statuses = ["400", "401", "403", "404", "405", "406", "408", "409", "410", "412", "413", "415", "422"]
 """
 
 

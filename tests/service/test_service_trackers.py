@@ -63,7 +63,7 @@ def trackers(http: httpx.Client, job_id: str) -> dict[str, dict[str, Any]]:
 
 
 def metrics(http: httpx.Client, job_id: str) -> dict[str, Any]:
-    return ok(http.get(f"/v1/jobs/{job_id}/metrics", params={"max_points": 10_000}))  # type: ignore[no-any-return]
+    return ok(http.get(f"/v1/jobs/{job_id}/metrics", params={"max_points": 450}))  # type: ignore[no-any-return]
 
 
 def until_complete(http: httpx.Client, job_id: str) -> None:

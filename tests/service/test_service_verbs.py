@@ -112,7 +112,7 @@ def test_a_checkpoint_that_is_asked_for_becomes_a_wish(api: httpx.Client, connec
 
 
 def test_prices_and_drills_are_listed(api: httpx.Client, connector: Connector) -> None:
-    assert ok(api.get("/v1/prices")) == ok(api.get("/v1/drills")) == {"items": []}
+    assert ok(api.get("/v1/prices")) == ok(api.get("/v1/drills")) == {"items": [], "next_cursor": None}
     ok(connector.renew())
     found = {item["device"]: item for item in ok(api.get("/v1/prices"))["items"]}
     assert (found["A100-80G"]["num_nodes"], found["A100-80G"]["price_per_device_hour"]) == (2, 3.65)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,27 @@ def test_tp_must_divide_heads(files: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (("nonsense",), "'nonsense'"),
         (("plan", "job.yaml", "--cluster", "c", "--seed", "x"), "'--seed'"),
-        (("submit",), "'JOB'"),
+        (("submit",), "'JOB'; 'shoal submit --help' says what there is"),
+        (("token", "create", "--nope"), "'shoal token create --help' says what there is"),
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     assert words in err and err.count("\n") == 1
+
+
+def test_a_server_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for server, problem in (("foo", "must be a URL that begins with http"), ("http://a:b", "is not a URL")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SHOAL_SERVER", server)
+            status, out, err = run(capsys, "list")
+        assert (status, out) == (2, "")
+        assert f"server = '{server}': {problem}" in err and "SHOAL_SERVER" in err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"shoal {metadata.version('shoal')}\n", "")
 
 
 def test_without_a_server_the_sentence_says_where_and_what_to_do(files: Path) -> None:

@@ -156,7 +156,7 @@ def test_what_else_there_is_to_see_of_a_job(
     assert answer("metrics", job_id, "--max-points", "12")["num_points"] == 60
     assert {each["kind"] for each in answer("events", job_id, "--kind", "node_lost")["items"]} == {"node_lost"}
     assert answer("clusters")["items"][0]["id"] == "local"
-    assert len(answer("clusters", "local")["snapshot"]["nodes"]) == 4
+    assert len(answer("clusters", "local")["nodes"]) == 4
     etag = answer("status", job_id)["etag"]
     assert etag == http.get(f"/v1/jobs/{job_id}").headers["ETag"]
     picture = tmp_path / "plan.svg"

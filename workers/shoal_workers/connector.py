@@ -229,6 +229,8 @@ class Connector:
                         log.warning("supervisor lacks its history", job=wish.id, known=known, last_seq=last_seq)
                         ray.kill(supervisor, no_restart=True)
                         return
+                    elif all(each.id != wish.id for each in self._wishes):
+                        self._plane.append(wish.id, [])  # asks whose the job is: one with no news is never told else
                 except Unanswered as error:
                     anew = patience.give_up(supervisor)  # ranks do not wait for ever; a new one reads the journal
                     log.warning("supervisor does not answer", job=wish.id, why=str(error), anew=anew)
@@ -236,7 +238,7 @@ class Connector:
                     log.warning("journal not brought home", job=wish.id, error=str(error))
                     time.sleep(_RETRY_S)
         except JobElsewhere as error:
-            log.warning("job given to another cluster", job=wish.id, why=str(error))
+            log.warning("job is not this cluster's any more", job=wish.id, why=str(error))
             self._dismiss(wish.id)
             return
         except (ControlPlaneDown, ray.exceptions.RayError) as error:

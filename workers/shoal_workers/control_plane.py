@@ -19,7 +19,7 @@ class ControlPlaneDown(Exception):
 
 
 class JobElsewhere(Exception):
-    """The job was given to another cluster."""
+    """The job is not this cluster's any more: another one has it, or nobody, as it was cancelled meanwhile."""
 
 
 class LeaseRefused(Exception):
@@ -115,12 +115,13 @@ class ControlPlane:
         return int(_expect(response)["last_seq"])
 
     def bring_logs(self, job: str, sources: list[dict[str, Any]]) -> None:
-        """Lines that were printed, as LogCourier has them; those of a job that is not known, or that cannot be read,
-        are nobody's."""
+        """Lines that were printed, as LogCourier has them; those of a job that is not known, or not this cluster's, and
+        those that cannot be read, are nobody's."""
         body = {"cluster_id": self._cluster, "holder": self._holder, "sources": sources}
         response = self._call("POST", f"/v1/jobs/{job}/logs", json=body)
         unreadable = (httpx.codes.REQUEST_ENTITY_TOO_LARGE, httpx.codes.UNPROCESSABLE_ENTITY)
-        if response.status_code in unreadable or "job_not_found" in response.text:
+        foreign = response.status_code == httpx.codes.CONFLICT and response.json().get("code") == "wrong_cluster"
+        if response.status_code in unreadable or foreign or "job_not_found" in response.text:
             log.warning("printed lines refused", job=job, why=response.text[:500])
             return
         _expect(response)

@@ -1,0 +1,54 @@
+"""Pages of lists that are made of what clusters say, in the order of keys: where one ends the next begins. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from fastapi import Query
+from starlette.responses import Response
+
+from shoal_service.answers import page
+from shoal_service.errors import BadInput
+
+Key = tuple[str | int | float, ...]
+Limit = Annotated[int, Query(ge=1, le=500)]
+Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+
+
+def page_after(items: Sequence[Any], key: Callable[[Any], Key], limit: int, cursor: str | None) -> Response:
+    """The items behind the cursor, which are in no order: at most `limit`, and as many as an answer may hold. Every key
+    has values of the same types. Raises BadInput."""
+    found = sorted(items, key=key)
+    if cursor is not None:
+        after = _read(cursor)
+        try:
+            found = [item for item in found if key(item) > after]
+        except TypeError as error:
+            raise _foreign(cursor) from error
+
+    def rest(kept: int) -> dict[str, Any]:
+        return {"next_cursor": _written(key(found[kept - 1])) if kept < len(found) else None}
+
+    return page(found[:limit], rest)
+
+
+def _written(key: Key) -> str:
+    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
+
+
+def _read(cursor: str) -> Key:
+    try:
+        found = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (binascii.Error, ValueError, RecursionError) as error:
+        raise _foreign(cursor) from error
+    if not isinstance(found, list) or not all(isinstance(each, str | int | float) for each in found):
+        raise _foreign(cursor)
+    return tuple(found)
+
+
+def _foreign(cursor: str) -> BadInput:
+    return BadInput("invalid_field", f"cursor = {cursor!r}: is not a cursor of this list", "cursor")
