@@ -9,7 +9,7 @@ const logarithmic = document.getElementById("curve-log");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const HEIGHT = 280;
 const MOST_POINTS = 4000; // kept in the page; beyond that the server makes fewer of them
-const url = `/v1/jobs/${box.dataset.job}/metrics?max_points=1200`;
+const url = `/v1/jobs/${box.dataset.job}/metrics`;
 const tokensPerStep = Number(box.dataset.tokensPerStep) || 1;
 let plot = null;
 let metrics = null;
