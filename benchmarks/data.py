@@ -4,7 +4,8 @@ The plain loop is `json.loads` (or pyarrow) and batches of documents for the tok
 shuffles, masks and can go on from anywhere besides. Both alternate in one run over the same files, as many tokens as
 these have; each opens them and the tokenizer anew every time, as whoever begins has to. The tokenizer's own threads are
 off for both, but ours reads ahead in two threads beside the one that asks, as in training: so `ratio.FORMAT`, ours
-over plain in tokens per second, is of ours on two cores and the plain loop on the one that it can use. `one_core_ratio.FORMAT` is the same where both may use one core alone: what ours costs more, or less, in all.
+over plain in tokens per second, is of ours on two cores and the plain loop on the one that it can use.
+`one_core_ratio.FORMAT` is the same where both may use one core alone: what ours costs more, or less, in all.
 
 `waited.FORMAT` is the part of its time that a step waits for data where an accelerator computes as long as the plain
 loop takes for the documents of a step; half, if nothing were read ahead. All are medians of `ROUNDS`.
