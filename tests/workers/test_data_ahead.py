@@ -80,8 +80,8 @@ def test_no_more_is_held_than_there_is_room_for(path: Path, monkeypatch: pytest.
     ahead, first = opened(path), opened(path).make((0, 0), 0)
     monkeypatch.setattr(ahead_module, "_MOST_TOKENS", first.num_tokens)
     ahead.want(0, (0, 0), 1)
-    ahead.want(1, (0, 0), 1)
     assert finished(ahead, 0) is not None
+    ahead.want(1, (0, 0), 1)
     assert finished(ahead, 1) is None
     assert tokens(ahead.take(1, (0, 0))) == tokens(ahead.take(0, (0, 0))) == tokens(first)
     ahead.want(1, (0, 0), 1)
