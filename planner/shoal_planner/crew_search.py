@@ -99,12 +99,14 @@ class CrewSearch:
 
     def run(self, best_s: float) -> None:
         """Looks for what is done in ever more time, up to `best_s`. Where something is found that is done in that time,
-        the best is; what comes up beside it and takes longer ends nothing."""
+        the best is; what comes up beside it and takes longer ends nothing, unless nothing was known: then it is where
+        to begin anew."""
         self.best_s = best_s
         for within_s in _times_s(best_s, self._shares):
             before = self._tries
             self._look(within_s)
-            if self.best_s <= within_s or (self._told and self.exchanges.nodes_lack(self._names)):
+            is_first = math.isinf(best_s) and math.isfinite(self.best_s)
+            if is_first or self.best_s <= within_s or (self._told and self.exchanges.nodes_lack(self._names)):
                 break
             if math.isinf(best_s) and self._tries == before > 0:
                 self._look(math.inf)  # twice the time allowed nothing more: perhaps no time does

@@ -19,7 +19,7 @@ from threading import Lock
 
 from shoal_workers.documents import Blocks, Encoded, Encoder
 
-# Tokenizers compute without Python's lock. As many cores as a rank has at least, where others go on with its step.
+# Tokenizers compute without Python's lock; more threads would take their cores from the step itself.
 _THREADS = 2
 _MOST_TOKENS = 2**21  # that are held ahead at once by all sources of a process, unless one document has more
 
