@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -139,7 +140,7 @@ class _Table:
         return job.max_price_per_hour is None or self._price(whole) <= job.max_price_per_hour
 
     def _price(self, nodes: Iterable[str]) -> float:
-        return sum(self.nodes[node].price_per_hour for node in nodes)
+        return math.fsum(self.nodes[node].price_per_hour for node in nodes)  # in whatever order
 
     def _trim(self, job: Contender) -> None:
         """Limits may have changed since; a job that has begun keeps its least all the same."""

@@ -21,6 +21,7 @@ import numpy as np
 from shoal_planner.algorithms import Algorithm, Tree, algorithm_of, depth, is_tree, levels_of, num_holders, tree_name
 from shoal_planner.collective_counts import Fabric
 from shoal_planner.collective_menus import Figures, Menu, flat_menu, flat_menu_of, level_menu, menu_of
+from shoal_planner.distinct import distinct
 from shoal_planner.errors import InvalidField
 from shoal_planner.ranges import check_range
 
@@ -188,7 +189,7 @@ def _picks(halves: Sequence[tuple[Figures, Figures]]) -> list[int]:
     if len(halves) == 1:
         return [int(np.argmin(halves[0][0] + halves[0][1]))]
     least: tuple[float, float, float] | None = None
-    for bound in np.unique(np.concatenate([reducing for reducing, _ in halves])):
+    for bound in distinct(np.concatenate([reducing for reducing, _ in halves])):
         gathers = [np.min(gathering[reducing <= bound], initial=np.inf) for reducing, gathering in halves]
         found = (float(bound + max(gathers)), float(bound), float(max(gathers)))
         least = found if least is None else min(least, found)

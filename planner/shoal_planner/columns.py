@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal_planner.costs import CostModel
-from shoal_planner.options import Figures, Floats, Ints, Kind, Option, sizes_of
+from shoal_planner.options import Basis, Figures, Floats, Ints, Kind, Option, side_by_side, sizes_of
 from shoal_planner.packing import Simplex, worth
 from shoal_planner.templates import (
     Sequence,
@@ -43,14 +44,27 @@ _NEXT_BOUNDS = (1.0, 0.9, 1.1)
 _FIRST_SIZES = (1, 4)
 _COMPLETE, _MOST_COMPLETE = 8, 3000  # on so few devices all templates are tried, if they are no more than these
 # Templates of like depth are priced together, unless they are so few that each call costs more than its rows.
-_WIDTHS, _FEW = (4, 10, 24, 48), 300
+_WIDTHS, _FEW = (0, 4, 10, 24, 48), 300
 
 Template = tuple[Sequence, int]  # and its micro-batch size
+_COLUMNS = ("needs", "period_s", "fill_s", "sync_s", "size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """Of some `rows` of new templates what the columns below are of all."""
+
+    rows: Ints
+    needs: Floats
+    period_s: Floats
+    fill_s: Floats
+    sync_s: Floats
+    size: Floats
 
 
 class Columns:
     """Templates on these kinds of node, `most` of them or so, for `batch` samples; `holders` pipelines share optimizer
-    state, all of them `within` the same nodes or not."""
+    state, all of them `within` the same nodes or not. Columns of the same options may share their `bases`."""
 
     def __init__(
         self,
@@ -63,6 +77,7 @@ class Columns:
         most_pipelines: int | None = None,
         within: bool = False,
         copies: int = 0,
+        bases: dict[int, Basis] | None = None,
     ) -> None:
         self.costs = costs
         self.kinds = kinds
@@ -86,11 +101,12 @@ class Columns:
         self.fill_s: Floats = np.zeros(0)
         self.sync_s: Floats = np.zeros(0)
         self.size: Floats = np.zeros(0)
+        self._bases = {} if bases is None else bases
         self._known: set[Template] = set()
         self._grown: set[Template] = set()
         self._figures: dict[int, tuple[Figures, Floats]] = {}
         places_of = {kind.number: place for place, kind in enumerate(kinds)}
-        self._width = np.zeros((len(options) + 1, len(kinds) + 1))  # the last row is for -1: no stage
+        self._width = np.zeros((len(options), len(kinds) + 1))
         for index, option in enumerate(options):
             self._width[index, places_of[option.kind.number]] = option.width
 
@@ -115,40 +131,59 @@ class Columns:
         self.add((sequence, size) for size in sizes for sequence in sequences)
 
     def add(self, templates: Iterable[Template]) -> None:
-        by_size: dict[int, list[Sequence]] = {}
-        for sequence, size in templates:
-            if (sequence, size) not in self._known:
-                self._known.add((sequence, size))
-                by_size.setdefault(size, []).append(sequence)
-        for size, sequences in by_size.items():
-            if len(sequences) < _FEW:
-                self._add(sequences, size)
-                continue
-            for least, most in itertools.pairwise((0, *_WIDTHS)):
-                some = [sequence for sequence in sequences if least < len(sequence) <= most]
-                if some:
-                    self._add(some, size)
-
-    def _add(self, sequences: list[Sequence], size: int) -> None:
-        table = as_table(sequences)
-        needs = self._width[table].sum(axis=1)
-        needs[:, -1] = 1.0
-        figures, sync_s = self.figures(size)
-        within = np.flatnonzero((needs <= self.stock + 1e-9).all(axis=1) & self._promising(table, needs, figures))
-        if not len(within):
+        by_size: dict[int, list[Template]] = {}
+        for template in templates:
+            if template not in self._known:
+                self._known.add(template)
+                by_size.setdefault(template[1], []).append(template)
+        new = [template for group in by_size.values() for template in group]
+        if not new:
             return
-        table, needs = table[within], needs[within]
+        offset = {size: number * len(self.options) for number, size in enumerate(by_size)}
+        offsets = np.array([offset[size] for _, size in new])
+        figures, sync_s = self._side_by_side(tuple(by_size))
+        if len(new) < _FEW:
+            batches = [np.arange(len(new))]
+        else:
+            depth = np.array([len(sequence) for sequence, _ in new])
+            batches = [np.flatnonzero((depth > least) & (depth <= most)) for least, most in itertools.pairwise(_WIDTHS)]
+        found = [self._priced(new, rows, offsets[rows], figures, sync_s) for rows in batches if len(rows)]
+        rows = np.concatenate([each.rows for each in found])
+        order = np.argsort(rows)
+        self.num_priced += len(new)
+        self.templates.extend(new[row] for row in rows[order])
+        for name in _COLUMNS:
+            more = np.concatenate([getattr(each, name) for each in found])[order]
+            setattr(self, name, np.concatenate([getattr(self, name), more]))
+
+    def _priced(self, new: list[Template], rows: Ints, offsets: Ints, figures: Figures, sync_s: Floats) -> _Priced:
+        """Those of these rows that fit and are not hopeless."""
+        table = as_table([new[row][0] for row in rows])
+        needs = self._needs(table)
+        table = np.where(table >= 0, table + offsets[:, None], -1)
+        within = np.flatnonzero((needs <= self.stock + 1e-9).all(axis=1) & self._promising(table, needs, figures))
+        table = table[within]
         prices = price(table, figures, self.num_layers)
         fits = np.flatnonzero(np.isfinite(prices.period_s))
-        blocks = prices.layers[fits] + figures.end_blocks[places(table[fits])]
-        exchange = np.where(table[fits] >= 0, blocks * sync_s[table[fits]], 0.0).max(axis=1, initial=0.0)
-        self.num_priced += len(sequences)
-        self.templates.extend((sequences[within[row]], size) for row in fits)
-        self.needs = np.concatenate([self.needs, needs[fits]])
-        self.period_s = np.concatenate([self.period_s, prices.period_s[fits]])
-        self.fill_s = np.concatenate([self.fill_s, prices.fill_s[fits]])
-        self.sync_s = np.concatenate([self.sync_s, exchange])
-        self.size = np.concatenate([self.size, np.full(len(fits), float(size))])
+        table = table[fits]
+        blocks = prices.layers[fits] + figures.end_blocks[places(table)]
+        return _Priced(
+            rows=rows[within[fits]],
+            needs=needs[within[fits]],
+            period_s=prices.period_s[fits],
+            fill_s=prices.fill_s[fits],
+            sync_s=np.where(table >= 0, blocks * sync_s[table], 0.0).max(axis=1, initial=0.0),
+            size=figures.size[table[:, 0]].astype(np.float64),
+        )
+
+    def _needs(self, table: Ints) -> Floats:
+        """By row of option numbers and kind, the devices; and one pipeline."""
+        slots = 1 + len(self.options)  # the first is for -1: no stage
+        numbers = table + 1 + slots * np.arange(len(table))[:, None]
+        counts = np.bincount(numbers.ravel(), minlength=slots * len(table)).reshape(-1, slots)
+        needs: Floats = counts[:, 1:] @ self._width
+        needs[:, -1] = 1.0
+        return needs
 
     def _promising(self, table: Ints, needs: Floats, figures: Figures) -> NDArray[np.bool_]:
         """Whether templates could be worth what their devices are, by a bound that is quickly had."""
@@ -159,13 +194,19 @@ class Columns:
         fixed_s = np.where(there, figures.end_s[places(table), table], 0.0)
         period_s = fastest_s(figures.block_s[table], fixed_s, there, self.num_layers)
         fill_s = np.maximum(period_s, self.num_layers * np.where(there, figures.block_s[table], np.inf).min(axis=1))
-        most = figures.size * ((time_s - fill_s) / period_s + 1)
+        most = figures.size[table[:, 0]] * ((time_s - fill_s) / period_s + 1)
         found: NDArray[np.bool_] = most >= (1 - _HOPELESS_LOSS) * (needs @ worths)
         return found
 
+    def _side_by_side(self, sizes: tuple[int, ...]) -> tuple[Figures, Floats]:
+        parts = [self.figures(size) for size in sizes]
+        return side_by_side([figures for figures, _ in parts]), np.concatenate([sync_s for _, sync_s in parts])
+
     def figures(self, size: int) -> tuple[Figures, Floats]:
         if size not in self._figures:
-            figures = Figures(self.costs, self.options, size, self.holders, self._copies)
+            if size not in self._bases:
+                self._bases[size] = Basis(self.costs, self.options, size)
+            figures = Figures(self._bases[size], self.costs, self.holders, self._copies)
             self._figures[size] = (figures, figures.sync_s(self.costs, self.kinds, within=self._within))
         return self._figures[size]
 

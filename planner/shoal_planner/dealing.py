@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shoal_planner.distinct import distinct
 from shoal_planner.options import Floats, Ints
 
 _MORE_TIMES = 64
@@ -18,7 +19,7 @@ def deal(tables: list[Floats], samples: int) -> tuple[int, ...] | None:
     `tables[p][n]` is pipeline p's time for n samples, inf where it cannot; index 0 is not used. Each gets one at least.
     """
     different = list({id(table): table for table in tables}.values())
-    times = np.unique(np.concatenate([table[1:] for table in different]))
+    times = distinct(np.concatenate([table[1:] for table in different]))
     times = times[np.isfinite(times)]
     most = [_most(table) for table in different]
     place = {id(table): number for number, table in enumerate(different)}

@@ -6,6 +6,7 @@ comes in as words (`assembly`). Whether the plan fits and what it takes is asked
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 from shoal_planner.again import Kinds, Mix, cheapest, kinds_of, marked
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
+from shoal_planner.distinct import distinct
 from shoal_planner.memory import ELEMENT_BYTES, snapshot_bytes, stage_bytes, unit_elements, usable_bytes
 from shoal_planner.options import Floats, Ints, sizes_of
 from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
@@ -54,14 +56,21 @@ class Split:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
     """Seconds by number of layers, inf beyond memory, with the layers computed again for them: `over` bytes are then
-    missing otherwise, and `kinds` says what each layer gives back."""
+    missing otherwise, and `kinds` says what each layer gives back. The exchange after the step takes `reach_s` for each
+    of `exchanged` blocks, and the update of each `update_s`."""
 
     seconds: Floats
     over: Floats
     again: Mix
     kinds: Kinds
-    sync_s: Floats
+    exchanged: Floats
+    update_s: float
+    reach_s: float
     least: int
+
+    @property
+    def sync_s(self) -> Floats:
+        return self.exchanged * (self.reach_s + self.update_s)
 
     def plain_s(self, count: int) -> float:
         """Without what is computed again."""
@@ -103,7 +112,7 @@ class Finisher:
         self.batch = train.global_batch
         self.num_layers = costs.job.model.layers
         self.sizes = tuple(sizes_of(self.batch))
-        self._stages: dict[tuple[object, ...], _Stage] = {}
+        self._stages: dict[tuple[object, ...], _Stage] = {}  # with no way to reach others
         self._splits: dict[tuple[Key, int, int, Common], Split | None] = {}
 
     def draft(self, words: tuple[Word, ...]) -> Draft | None:
@@ -241,14 +250,14 @@ class Finisher:
         onward = None if ends[1] else (self.costs.kind(word[s + 1].node), word[s + 1].node == unit.node)
         holders, kind = common.holders, self.costs.kind(unit.node)
         reach_s = max(common.reach_s, dict(common.crowds).get(kind, 0.0))
-        known = (self.costs.kind(unit.node), unit.tp, size, ends, in_flight, onward, holders, reach_s)
+        known = (kind, unit.tp, size, ends, in_flight, onward, holders)
         if known not in self._stages:
             hop_s = 0.0 if ends[1] else 2 * self.costs.send_s(unit.node, word[s + 1].node, size)
-            self._stages[known] = self._figures(unit, size, ends, in_flight, hop_s, holders, reach_s)
-        return self._stages[known]
+            self._stages[known] = self._figures(unit, size, ends, in_flight, hop_s, holders)
+        return dataclasses.replace(self._stages[known], reach_s=reach_s)
 
     def _figures(
-        self, unit: Unit, size: int, ends: tuple[bool, bool], in_flight: int, hop_s: float, holders: int, reach_s: float
+        self, unit: Unit, size: int, ends: tuple[bool, bool], in_flight: int, hop_s: float, holders: int
     ) -> _Stage:
         costs, train, model = self.costs, self.costs.job.train, self.costs.job.model
         block_s = costs.part("block", unit.node, unit.tp, size).total_s
@@ -267,7 +276,6 @@ class Finisher:
         fits = ((over == 0) | (train.recompute != "none")) & on_host
         seconds = np.where(fits, fixed_s + counts * block_s + again.seconds(kinds), np.inf)
         held = unit_elements(model, 1, unit.tp)
-        sync_s = reach_s + costs.update_s(unit.node, held / shared)
         middle = not (ends[0] or ends[1])
         extra = line.end_elements / max(held, 1)
         return _Stage(
@@ -275,7 +283,9 @@ class Finisher:
             over=over,
             again=again,
             kinds=kinds,
-            sync_s=np.asarray((counts + extra) * sync_s, dtype=np.float64),
+            exchanged=counts + extra,
+            update_s=costs.update_s(unit.node, held / shared),
+            reach_s=0.0,
             least=1 if middle or all(ends) else 0,
         )
 
@@ -298,7 +308,7 @@ def split_layers(stages: list[_Stage], num_layers: int, number: int, most_sync_s
     sync = np.stack([stage.sync_s for stage in stages])
     times = np.where(sync <= most_sync_s * (1 + 1e-9), times, np.inf)
     least = np.array([stage.least for stage in stages])
-    bounds = np.unique(times[np.isfinite(times)])
+    bounds = distinct(times[np.isfinite(times)])
     low, high = 0, len(bounds)
     while low < high:
         middle = (low + high) // 2

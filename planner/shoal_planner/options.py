@@ -5,7 +5,8 @@ Owns the figures that the search sums up, as arrays over options: those of `cost
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +95,30 @@ class Ladder:
         self.full_bytes = full
 
 
+class Basis:
+    """What of `Figures` does not depend on who shares state: by option, for micro-batches of `size` samples."""
+
+    def __init__(self, costs: CostModel, options: tuple[Option, ...], size: int) -> None:
+        self.options = options
+        self.size = np.full(len(options), size)
+        self.per_node = np.array([option.per_node for option in options])
+        self.kind = np.array([option.kind.number for option in options])
+        plain = [costs.part("block", o.kind.node.id, o.tp, size) for o in options]
+        self.block_s = np.array([part.total_s for part in plain])
+        self.end_s = np.array([[_end_s(costs, o, size, *where) for o in options] for where in _ENDS])
+        self.capacity = np.array([usable_bytes(costs.device(o.kind.node.id)) for o in options])
+        self.lines = [[_line(costs, o, size, *where) for o in options] for where in _ENDS]
+        middle = self.lines[MIDDLE]
+        self.flight_bytes = np.array([[line.flight for line in row] for row in self.lines])
+        self.kept_bytes = np.array([line.block_flight["none"] for line in middle])
+        self.again = Ladder(
+            [kinds_of(costs, o.kind.node.id, o.tp, size, 1, line) for o, line in zip(options, middle, strict=True)]
+        )
+        self.again_bytes = np.array([line.again for line in middle])
+        self.near_s = np.array([2 * costs.send_s(o.kind.node.id, o.kind.node.id, size) for o in options])
+        self.hop_s = np.array([[2 * _hop(costs, here, there, size) for there in options] for here in options])
+
+
 class Figures:
     """By option, for micro-batches of `size` samples; [4, O] where the place in the pipeline matters.
 
@@ -103,33 +128,21 @@ class Figures:
     the optimizer's step on it.
     """
 
-    def __init__(self, costs: CostModel, options: tuple[Option, ...], size: int, holders: float, copies: int) -> None:
-        self.options = options
-        self.size = size
-        self.per_node = np.array([option.per_node for option in options])
-        self.kind = np.array([option.kind.number for option in options])
+    def __init__(self, basis: Basis, costs: CostModel, holders: float, copies: int) -> None:
+        self.options = options = basis.options
+        self.size, self.per_node, self.kind = basis.size, basis.per_node, basis.kind
+        self.block_s, self.end_s, self.capacity = basis.block_s, basis.end_s, basis.capacity
+        self.flight_bytes, self.kept_bytes = basis.flight_bytes, basis.kept_bytes
+        self.again, self.again_bytes = basis.again, basis.again_bytes
+        self.near_s, self.hop_s = basis.near_s, basis.hop_s
         train, model = costs.job.train, costs.job.model
-        shared = 1.0 if train.sharding == "none" else holders
-        plain = [costs.part("block", o.kind.node.id, o.tp, size) for o in options]
-        self.block_s = np.array([part.total_s for part in plain])
-        ends = [[_end_s(costs, o, size, *where) for o in options] for where in _ENDS]
-        self.end_s = np.array(ends)
-        self.capacity = np.array([usable_bytes(costs.device(o.kind.node.id)) for o in options])
-        lines = [[_line(costs, o, size, *where) for o in options] for where in _ENDS]
-        self.empty_bytes = np.array([[line.empty(shared) for line in row] for row in lines])
-        self.flight_bytes = np.array([[line.flight for line in row] for row in lines])
-        self.block_bytes = np.array([line.per_block(shared) for line in lines[0]])
-        self.kept_bytes = np.array([line.block_flight["none"] for line in lines[0]])
-        self.again = Ladder(
-            [kinds_of(costs, o.kind.node.id, o.tp, size, 1, line) for o, line in zip(options, lines[0], strict=True)]
-        )
-        self.again_bytes = np.array([line.again for line in lines[0]])
         self.recompute = train.recompute != "none"
+        shared = 1.0 if train.sharding == "none" else holders
+        self.empty_bytes = np.array([[line.empty(shared) for line in row] for row in basis.lines])
+        self.block_bytes = np.array([line.per_block(shared) for line in basis.lines[MIDDLE]])
         # Blocks whose snapshots, and as much of other nodes' as they keep of ours, a unit's part of its host can hold.
         each = snapshot_bytes(unit_elements(model, 1, 1) / holders) * (1 + copies)
         self.host_blocks = np.array([o.kind.node.host_memory_bytes / o.per_node // each for o in options])
-        self.near_s = np.array([2 * costs.send_s(o.kind.node.id, o.kind.node.id, size) for o in options])
-        self.hop_s = np.array([[2 * _hop(costs, here, there, size) for there in options] for here in options])
         held = unit_elements(model, 1, 1)
         self.holders = max(1, round(holders))
         self.block_gradient_bytes = 2.0 * held * ELEMENT_BYTES[train.precision]
@@ -157,6 +170,28 @@ class Figures:
             halves = np.maximum(half_s, np.array(crowd_s) if len(nodes) > 1 else 0.0)
         total: Floats = 2 * halves + self.update_s
         return total
+
+
+_BY_OPTION = (
+    *("size", "per_node", "kind", "block_s", "end_s", "capacity", "empty_bytes", "flight_bytes", "block_bytes"),
+    *("kept_bytes", "again_bytes", "host_blocks", "near_s", "update_s"),
+)
+_OF_LADDER = ("first_s", "first_bytes", "more_s", "more_bytes", "full_bytes")
+
+
+def side_by_side(parts: Sequence[Figures]) -> Figures:
+    """Figures of the same options for several sizes of micro-batches as if they were of as many more options, one size
+    after the other; `hop_s` is [parts x O, O]: the next stage has the same size."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    found, found.again = copy.copy(first), copy.copy(first.again)
+    for name in _BY_OPTION:
+        setattr(found, name, np.concatenate([getattr(part, name) for part in parts], axis=-1))
+    for name in _OF_LADDER:
+        setattr(found.again, name, np.concatenate([getattr(part.again, name) for part in parts]))
+    found.hop_s = np.concatenate([part.hop_s for part in parts])
+    return found
 
 
 def _line(costs: CostModel, option: Option, size: int, first: bool, last: bool) -> StageBytes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def prediction(costs: CostModel, loads: tuple[ReplicaLoad, ...], terms: Terms, s
     train = costs.job.train
     tokens_per_s = train.tokens_per_step / step_s
     used = {load.replica.node for load in loads}
-    price_per_s = sum(costs.node(node_id).price_per_hour for node_id in used) / 3600
+    price_per_s = math.fsum(costs.node(node_id).price_per_hour for node_id in used) / 3600  # in whatever order
     peak = sum(costs.device(load.replica.node).flops_per_s(train.precision) * load.replica.tp for load in loads)
     return Prediction(
         step_s=step_s,

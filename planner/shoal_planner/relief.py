@@ -16,6 +16,7 @@ import numpy as np
 
 from shoal_planner.choices import Choice, LayerFigures, Offload, Options, options, overrides
 from shoal_planner.costs import CostModel
+from shoal_planner.distinct import distinct
 from shoal_planner.loads import ReplicaLoad, replica_loads, segments
 from shoal_planner.memory import (
     ELEMENT_BYTES,
@@ -321,7 +322,7 @@ def divide(times: Floats, least: Ints, layers: int, number: int) -> list[int] | 
     """Layers by stage, about with the least (number - 1) max_s t_s + sum_s t_s, `times` [S, L+1] being seconds by
     number of layers, inf where they do not fit."""
     times = np.maximum.accumulate(times, axis=1)
-    bounds = np.unique(times[np.isfinite(times)])
+    bounds = distinct(times[np.isfinite(times)])
     rows = np.arange(len(times))
 
     def limits(bound: float) -> Ints:

@@ -19,7 +19,7 @@ from shoal_planner.assembly import assemble, bundle
 from shoal_planner.columns import Columns, Template
 from shoal_planner.costs import CostModel
 from shoal_planner.finish import Unit, Word
-from shoal_planner.options import Kind, options_of
+from shoal_planner.options import Basis, Kind, options_of
 from shoal_planner.packing import pack
 from shoal_planner.templates import Sequence
 
@@ -138,6 +138,7 @@ class Lead:
         self._most = next(count for limit, count in _MOST_TEMPLATES if num_devices * this.slices <= limit)
         # How many pipelines there may be, for a first idea of how far optimizer state is split.
         holders = max(1, min(self.batch, num_devices // 4)) * this.alike
+        self._bases: dict[int, Basis] = {}
         self._alone = self._columns(this.alike, self._most, within=this.slices > 1)
         if this.most_pipelines is not None:
             holders = this.most_pipelines
@@ -159,6 +160,7 @@ class Lead:
             most_pipelines=this.most_pipelines,
             within=within,
             copies=self.copies,
+            bases=self._bases,
         )
 
     def scout(self) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
+from shoal_planner.distinct import distinct
 from shoal_planner.levels import sharding_of
 from shoal_planner.memory import ELEMENT_BYTES, held_elements, stage_memory, usable_bytes
 from shoal_planner.options import Floats, Ints, Kind, group_kinds, tp_degrees, usable_nodes
@@ -287,7 +288,7 @@ class _Teams:
 
     def _table(self, crews: dict[tuple[int, int], _Crew]) -> tuple[Floats, Ints]:
         """By samples per step: seconds, inf where they cannot be, and the size of the micro-batch."""
-        times = np.unique(np.concatenate([crew.seconds for crew in crews.values()]))
+        times = distinct(np.concatenate([crew.seconds for crew in crews.values()]))
         done = _done(crews, times)
         seconds, sizes = np.full(self.batch + 1, np.inf), np.zeros(self.batch + 1, dtype=np.int64)
         for size in sorted({*done.tolist(), *self._divisors}):
@@ -319,7 +320,7 @@ class _Teams:
 
     def _counts(self, team: Team, crews: dict[tuple[int, int], _Crew], size: int) -> list[int]:
         """Samples of each replica: as many as it can in the time, and what is too much is taken from the slowest."""
-        times = np.unique(np.concatenate([crew.seconds for crew in crews.values()]))
+        times = distinct(np.concatenate([crew.seconds for crew in crews.values()]))
         time_s = times[np.searchsorted(_done(crews, times), size)]
         mine = [crews[self._crew_key(replica)].seconds for replica in team]
         counts = [int(np.searchsorted(seconds, time_s, side="right")) - 1 for seconds in mine]

@@ -7,7 +7,7 @@ row of option numbers, -1 beyond its last stage.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -85,39 +85,39 @@ def all_sequences(options: tuple[Option, ...], num_layers: int, most: int) -> li
 
 def neighbours(sequence: Sequence, options: tuple[Option, ...], num_layers: int) -> Iterator[Sequence]:
     """Sequences that differ in one block of equal stages: longer, shorter, another tp, elsewhere, gone, or new."""
-    blocks = [(index, len(list(run))) for index, run in itertools.groupby(sequence)]
     depth = min(MAX_DEPTH, num_layers)
+    return (found[:depth] for found in _neighbours(sequence, options))
+
+
+def _neighbours(sequence: Sequence, options: tuple[Option, ...]) -> Iterator[Sequence]:
+    blocks = [(index, len(list(run))) for index, run in itertools.groupby(sequence)]
+    ends = list(itertools.accumulate((count for _, count in blocks), initial=0))
     for at, (index, count) in enumerate(blocks):
-        rest = (*blocks[:at], *blocks[at + 1 :])
+        before, after = sequence[: ends[at]], sequence[ends[at + 1] :]
         for other in sorted({count - 2, count - 1, count + 1, count + 2, 2 * count, count // 2} - {count}):
             if other > 0:
-                yield _joined((*blocks[:at], (index, other), *blocks[at + 1 :]), depth)
-        if rest:
-            yield _joined(rest, depth)
+                yield before + (index,) * other + after
+        if len(blocks) > 1:
+            rest, block = before + after, (index,) * count
+            yield rest
             for place in range(len(blocks)):
                 if place != at:
-                    yield _joined((*rest[:place], (index, count), *rest[place:]), depth)
+                    cut = ends[place] if place < at else ends[place + 1] - count
+                    yield rest[:cut] + block + rest[cut:]
         here = options[index]
         for twin, option in enumerate(options):
             if option.kind.number == here.kind.number and option.tp != here.tp:
                 for units in sorted({max(1, count * here.tp // option.tp), count}):
-                    yield _joined((*blocks[:at], (twin, units), *blocks[at + 1 :]), depth)
+                    yield before + (twin,) * units + after
     if len(blocks) > 1:
         for up, down in ((2, 1), (3, 2), (1, 2)):
-            yield _joined(tuple((index, max(1, count * up // down)) for index, count in blocks), depth)
+            yield tuple(itertools.chain.from_iterable((index,) * max(1, n * up // down) for index, n in blocks))
     present = {options[index].kind.number for index, _ in blocks}
     for new, option in enumerate(options):
         if option.kind.number not in present:
-            for place in range(len(blocks) + 1):
+            for cut in ends:
                 for count in (1, 2):
-                    yield _joined((*blocks[:place], (new, count), *blocks[place:]), depth)
-
-
-def _joined(blocks: Iterable[tuple[int, int]], depth: int) -> Sequence:
-    found: Sequence = ()
-    for index, count in blocks:
-        found += (index,) * count
-    return found[:depth]
+                    yield sequence[:cut] + (new,) * count + sequence[cut:]
 
 
 def most_units(option: Option, num_layers: int) -> int:
@@ -146,13 +146,13 @@ def places(table: Ints) -> Ints:
 
 def hops_s(table: Ints, figures: Figures) -> Floats:
     """What each stage spends on exchange with the next: within a node as long as units of one kind fit there."""
-    per_node, kind = figures.per_node, figures.kind
+    per_node, kind, num_options = figures.per_node, figures.kind, figures.hop_s.shape[1]
     found = np.zeros(table.shape)
     used = np.ones(len(table), dtype=np.int64)
     for stage in range(table.shape[1] - 1):
         here, there = table[:, stage], table[:, stage + 1]
         inside = (kind[here] == kind[there]) & (used < per_node[here])
-        seconds = np.where(inside, figures.near_s[here], figures.hop_s[here, there])
+        seconds = np.where(inside, figures.near_s[here], figures.hop_s[here, there % num_options])
         found[:, stage] = np.where(there >= 0, seconds, 0.0)
         used = np.where(inside, used + 1, 1)
     return found
@@ -249,15 +249,22 @@ class _Curve:
         )
 
     def limits(self, bound_s: Floats) -> Floats:
-        """The most layers within the time."""
+        """The most layers within the time; 0 beyond the last stage. In place, for most of a search is spent here."""
         free = bound_s[:, None] - self.fixed_s
-        found = np.minimum(np.floor(free / self.block_s * (1 + 1e-12)), self.cap)
+        found = free / self.block_s
+        found *= 1 + 1e-12
+        np.minimum(np.floor(found, out=found), self.cap, out=found)
         if not self.tight:
             return found
-        tight = (free + self.first_offset_s) / self.first_slope_s
-        tight = np.minimum(tight, (free + self.more_offset_s) / self.more_slope_s)
-        tight = np.minimum(np.floor(tight * (1 + 1e-12)), self.tight_cap)
-        return np.where(tight > self.cap, tight, found)
+        tight = free + self.first_offset_s
+        tight /= self.first_slope_s
+        free += self.more_offset_s
+        free /= self.more_slope_s
+        np.minimum(tight, free, out=tight)
+        tight *= 1 + 1e-12
+        np.minimum(np.floor(tight, out=tight), self.tight_cap, out=tight)
+        np.copyto(found, tight, where=tight > self.cap)
+        return found
 
     def seconds(self, layers: Floats) -> Floats:
         beyond = layers > self.cap
@@ -272,13 +279,13 @@ class _Curve:
         low = fastest_s(self.block_s, self.fixed_s, there, num_layers)
         # Less than one layer of each stage is lost to whole numbers, unless memory binds.
         high = low + there.sum(axis=1) / np.where(there, 1 / self.block_s, 0.0).sum(axis=1) * (1 + 1e-9)
-        tight = np.flatnonzero(~self._enough(high, num_layers, there))
+        tight = np.flatnonzero(~self._enough(high, num_layers))
         if len(tight):
             low[tight] = high[tight]
             high[tight] = self.seconds(np.where(there, self.tight_cap, 0))[tight].max(axis=1)
             rest = self._rows(tight)
-            low[tight], high[tight] = rest._halve(low[tight], high[tight], _MORE_HALVINGS, num_layers, there[tight])
-        low, high = self._halve(low, high, _HALVINGS, num_layers, there)
+            low[tight], high[tight] = rest._halve(low[tight], high[tight], _MORE_HALVINGS, num_layers)
+        low, high = self._halve(low, high, _HALVINGS, num_layers)
         limits = self.limits(high)
         more = np.minimum(limits + 1, self.tight_cap)
         limits = np.where(self.seconds(more) <= high[:, None] * (1 + 1e-12), more, limits)
@@ -287,18 +294,17 @@ class _Curve:
         seconds = np.where(there, self.seconds(layers), 0.0)
         return seconds.max(axis=1), seconds.sum(axis=1), layers.astype(np.int64)
 
-    def _halve(
-        self, low: Floats, high: Floats, times: int, num_layers: int, there: NDArray[np.bool_]
-    ) -> tuple[Floats, Floats]:
+    def _halve(self, low: Floats, high: Floats, times: int, num_layers: int) -> tuple[Floats, Floats]:
         for _ in range(times):
             middle = (low + high) / 2
-            enough = self._enough(middle, num_layers, there)
+            enough = self._enough(middle, num_layers)
             high, low = np.where(enough, middle, high), np.where(enough, low, middle)
         return low, high
 
-    def _enough(self, bound_s: Floats, num_layers: int, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        limits = np.where(there, self.limits(bound_s), 0)
-        found: NDArray[np.bool_] = (limits >= self.least).all(axis=1) & (limits.sum(axis=1) >= num_layers)
+    def _enough(self, bound_s: Floats, num_layers: int) -> NDArray[np.bool_]:
+        limits = self.limits(bound_s)
+        limits[limits < self.least] = -np.inf
+        found: NDArray[np.bool_] = limits.sum(axis=1) >= num_layers
         return found
 
     def _rows(self, rows: Ints) -> _Curve:

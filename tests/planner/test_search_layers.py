@@ -18,7 +18,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.finish import _Stage, split_layers
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import stage_bytes
-from shoal_planner.options import FIRST, LAST, MIDDLE, ONLY, Figures, group_kinds, options_of
+from shoal_planner.options import FIRST, LAST, MIDDLE, ONLY, Basis, Figures, group_kinds, options_of
 from shoal_planner.plan import Replica, Stage
 from shoal_planner.profile import Profile
 from shoal_planner.templates import Sequence, as_table, first_sequences, hops_s, places, price
@@ -50,7 +50,9 @@ def stages(draw: st.DrawFn) -> _Stage:
         over=np.zeros(NUM_LAYERS + 1),
         again=Mix(np.maximum(0, counts - draw(st.integers(0, NUM_LAYERS))), np.minimum(counts, 1)),
         kinds=Kinds(1.0, 2.0, 1.0, 2.0),
-        sync_s=counts * float(draw(st.integers(0, 3))),
+        exchanged=counts.astype(float),
+        update_s=0.0,
+        reach_s=float(draw(st.integers(0, 3))),
         least=draw(st.integers(0, 1)),
     )
 
@@ -103,7 +105,7 @@ def big_job(layers: int = 7, recompute: str = "auto") -> JobSpec:
 
 def figures_of(job: JobSpec, size: int, memory: float = 1.0) -> tuple[Figures, list[Kinds]]:
     costs = CostModel(job, CLUSTER, Profile())
-    found = Figures(costs, options_of(group_kinds(CLUSTER.nodes, costs), costs), size, 2.0, 0)
+    found = Figures(Basis(costs, options_of(group_kinds(CLUSTER.nodes, costs), costs), size), costs, 2.0, 0)
     found.capacity = found.capacity * memory
     kinds = []
     for option in found.options:
