@@ -16,6 +16,9 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="A webhook's id, as in hoo
 Events = Annotated[
     list[str] | None, typer.Option("--event", metavar="EVENT", help="What to tell, as job.failed (default: all).")
 ]
+Form = Annotated[
+    str | None, typer.Option("--form", metavar="FORM", help="json (default), slack, or email (URL is mailto:ADDRESS).")
+]
 IfMatch = Annotated[
     str | None, typer.Option(metavar="ETAG", help="Only if it still has the etag that 'list --json' showed.")
 ]
@@ -38,6 +41,7 @@ def list_webhooks(as_json: AsJson = False) -> None:
 @app.command("create")
 def create(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where to post to.")],
+    form: Form = None,
     event: Events = None,
     project: Annotated[str | None, typer.Option(help="Whose jobs (default: your project's).")] = None,
     all_projects: Annotated[bool, typer.Option("--all-projects", help="All jobs of the server.")] = False,
@@ -47,7 +51,7 @@ def create(
     if all_projects and project is not None:
         raise BadUsage("--project and --all-projects exclude each other")
     with Client() as client:
-        made = client.webhooks.create(url, events=event or (), project=project, all_projects=all_projects)
+        made = client.webhooks.create(url, form=form, events=event or (), project=project, all_projects=all_projects)
     _show_secret(made, as_json=as_json)
 
 
@@ -55,6 +59,7 @@ def create(
 def change(
     webhook_id: Id,
     url: Annotated[str | None, typer.Option(metavar="URL", help="Where to post to.")] = None,
+    form: Form = None,
     event: Events = None,
     enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Whether it is told anything.")] = None,
     if_match: IfMatch = None,
@@ -62,7 +67,9 @@ def change(
 ) -> None:
     """Change what is given."""
     with Client() as client:
-        changed = client.webhooks.change(webhook_id, url=url, events=event or (), enabled=enabled, if_match=if_match)
+        changed = client.webhooks.change(
+            webhook_id, url=url, form=form, events=event or (), enabled=enabled, if_match=if_match
+        )
     if as_json:
         show_json(changed)
     else:

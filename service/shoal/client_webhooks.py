@@ -23,11 +23,17 @@ class Webhooks:
         return items
 
     def create(
-        self, url: str, *, events: Sequence[str] = (), project: str | None = None, all_projects: bool = False
+        self,
+        url: str,
+        *,
+        form: str | None = None,
+        events: Sequence[str] = (),
+        project: str | None = None,
+        all_projects: bool = False,
     ) -> dict[str, Any]:
-        """The answer has the `secret`, this once. No `events`: all of them. Of `project` (the one that you have), or
-        of `all_projects`."""
-        body = given(url=url, events=[*events] or None, project=project)
+        """The answer has the `secret`, this once. `form`: json (if none is given), slack, or email (`url` is then
+        mailto:ADDRESS). No `events`: all of them. Of `project` (the one that you have), or of `all_projects`."""
+        body = given(url=url, form=form, events=[*events] or None, project=project)
         return self._call("POST", "/v1/webhooks", json=body | ({"project": None} if all_projects else {}))
 
     def change(
@@ -35,12 +41,13 @@ class Webhooks:
         webhook_id: str,
         *,
         url: str | None = None,
+        form: str | None = None,
         events: Sequence[str] = (),
         enabled: bool | None = None,
         if_match: str | None = None,
     ) -> dict[str, Any]:
         """What is given. Refused where it has not the `etag` `if_match` (RequestRefused, 412)."""
-        body = given(url=url, events=[*events] or None, enabled=enabled)
+        body = given(url=url, form=form, events=[*events] or None, enabled=enabled)
         return self._call("PATCH", f"/v1/webhooks/{path_part(webhook_id)}", json=body, headers=matching(if_match))
 
     def delete(self, webhook_id: str, *, if_match: str | None = None) -> None:

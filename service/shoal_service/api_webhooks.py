@@ -15,11 +15,13 @@ from shoal_service.api_people import ProjectId, cursor_of
 from shoal_service.errors import invalid_field
 from shoal_service.gate import Caller, did
 from shoal_service.guarded_http import check_url
+from shoal_service.mail import check_mail_url
 from shoal_service.once import Repeatable
 from shoal_service.outbox import Told
 from shoal_service.preconditions import IfMatch, tagged
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
+from shoal_service.told_words import Form
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 WebhookId = Annotated[str, Path(pattern=r"^hook_[0-9A-Z]{26}$")]
@@ -35,7 +37,12 @@ class _Body(BaseModel):
 class NewWebhook(_Body):
     """Of a `project` (without one, the project that you have); with null, of all jobs of this server."""
 
-    url: Url = Field(description="Where to post to: https://...")
+    url: Url = Field(description="Where to post to: https://...; of the form email, mailto:ADDRESS.")
+    form: Form = Field(
+        default=Form.JSON,
+        description="json: signed, for programs; slack: a line of text as incoming webhooks of chats take it; email: a "
+        "letter.",
+    )
     events: Events = Field(default_factory=lambda: list(Told), description="What to tell; all of it by default.")
     project: ProjectId | None = None
 
@@ -44,13 +51,17 @@ class WebhookChange(_Body):
     """What is given is changed."""
 
     url: Url | None = None
+    form: Form | None = None
     events: Events | None = None
     enabled: bool | None = None
 
 
-def _checked(deps: Services, url: str) -> str:
+def _checked(deps: Services, url: str, form: Form) -> str:
     try:
-        check_url(url, allow_private=deps.settings.webhook_private)
+        if form is Form.EMAIL:
+            check_mail_url(url, deps.settings.mail)
+        else:
+            check_url(url, allow_private=deps.settings.webhook_private)
     except ValueError as error:
         raise invalid_field(InvalidField("url", url, str(error))) from error
     return url
@@ -68,12 +79,12 @@ async def create_webhook(request: Request, deps: Deps, caller: Caller, once: Rep
     """The answer has the `secret` with which deliveries are signed: it is told this once; the same Idempotency-Key once
     more is answered with 409 `secret_told_before`."""
     project = body.project if "project" in body.model_fields_set else default_project(caller)
-    url = _checked(deps, body.url)
+    url = _checked(deps, body.url, body.form)
     async with deps.database.write() as session:
         if (earlier := await once.begin(session)) is not None:
             return earlier
         row, secret = await webhooks.create(
-            session, caller, deps.webhook_key, project=project, url=url, events=body.events
+            session, caller, deps.webhook_key, project=project, url=url, form=body.form, events=body.events
         )
         did(request, row.id, project)
         return await once.end(session, row.id, webhooks.resource(row), 201, secret=secret)
@@ -92,7 +103,9 @@ async def change_webhook(
     """One that is not `enabled` is told nothing, also not what happened meanwhile."""
     async with deps.database.write() as session:
         row = await webhooks.get(session, caller, webhook_id, to_change=True, if_match=if_match)
-        row.url = row.url if body.url is None else _checked(deps, body.url)
+        form = Form(row.form) if body.form is None else body.form
+        if body.url is not None or form != row.form:
+            row.url, row.form = _checked(deps, body.url or row.url, form), form
         row.events = row.events if body.events is None else [event.value for event in body.events]
         if body.enabled is not None and body.enabled != row.enabled:
             row.enabled, row.problem = body.enabled, None

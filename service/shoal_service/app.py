@@ -67,6 +67,7 @@ from shoal_service.retention import Retention
 from shoal_service.scheduler import Scheduler
 from shoal_service.services import Services
 from shoal_service.settings import Settings
+from shoal_service.store_looks import StoreLooks
 from shoal_service.tails import Tails
 from shoal_service.takeover import Takeover
 from shoal_service.traces import Traces, open_export
@@ -79,10 +80,10 @@ _STATIC = Path(__file__).parent / "static"
 
 def create_app(settings: Settings) -> FastAPI:
     """The application. Makes the data folder and the administrator's token; the database opens when it starts."""
-    bell, planner, awake = Bell(), Planner(settings.plan_time_limit_s), Awake()
     token = admin_token(settings.data_path)
     check_exposure(settings, token)
-    meters = Meters()
+    bell, awake, meters = Bell(), Awake(), Meters()
+    planner = Planner(settings.plan_time_limit_s, meters.searches.observe)
 
     def away() -> None:
         awake.interrupted()
@@ -109,6 +110,7 @@ def create_app(settings: Settings) -> FastAPI:
         tails=Tails(database),
         histories=histories,
         ledger=Ledger(histories),
+        stores=StoreLooks(settings.store_check_s),
         enforcement=Enforcement(database, bell),
         scheduler=Scheduler(database, bell, settings.plan_time_limit_s, meters.decisions.observe),
         meters=meters,
@@ -163,7 +165,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.enforcement.start()
     services.lost_clusters.start()
     couriers = Couriers(
-        services.database, services.meters, services.webhook_key, allow_private=settings.webhook_private
+        services.database,
+        services.meters,
+        services.webhook_key,
+        allow_private=settings.webhook_private,
+        mail=settings.mail,
+        public_url=settings.public_url,
     )
     couriers.start()
     lookout = Lookout(services.database, services.awake, settings.no_progress_s)
@@ -174,6 +181,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     beat.cancel()
     forgetting.cancel()
     services.bell.close()
+    await services.stores.close()
     await traces.close()
     await lookout.close()
     await couriers.close()

@@ -13,12 +13,14 @@ import structlog
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_service import signing, webhooks
+from shoal_service import mail, signing, webhooks
 from shoal_service.database import Database
 from shoal_service.guarded_http import Poster, Refused, Unreachable
+from shoal_service.mail import MailFailed, MailServer, address_of, check_mail_url
 from shoal_service.meters import Meters
 from shoal_service.models_webhooks import DeliveryRow, WebhookRow
 from shoal_service.outbox import DELIVERED, FAILED, PENDING
+from shoal_service.told_words import Form, slack_body, words
 from shoal_service.turns import Turns
 
 log = structlog.get_logger()
@@ -44,12 +46,24 @@ def pause_s(num_attempts: int, luck: float) -> float | None:
 
 
 class Couriers:
-    """`start` in a running event loop. `key` is what secrets are made of."""
+    """`start` in a running event loop. `key` is what secrets are made of; `mail` takes letters, None: nobody does.
+    `public_url` is where this server is reached, for words that people read."""
 
-    def __init__(self, database: Database, meters: Meters, key: str, *, allow_private: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        meters: Meters,
+        key: str,
+        *,
+        allow_private: bool,
+        mail: MailServer | None = None,
+        public_url: str | None = None,
+    ) -> None:
         self._database = database
         self._meters = meters
         self._key = key
+        self._mail = mail
+        self._public_url = public_url
         self._poster = Poster(allow_private=allow_private, timeout_s=_TIMEOUT_S)
         self._forgot_at_s = 0.0
         self._under_way: dict[str, tuple[str, asyncio.Task[None]]] = {}
@@ -113,17 +127,35 @@ class Couriers:
             why = "its secret cannot be made any more, as the administrator's token is another one: renew it"
             await self._note(row, None, why, webhook_problem=why)
             return
-        headers = signing.headers(secret, row.id, int(time.time()), row.body)
-        headers |= {"content-type": "application/json", "user-agent": "shoal-webhooks"}
         status, problem = None, None
         try:
-            status = await self._poster.post(webhook.url, headers, row.body.encode())
-            problem = None if 200 <= status < 300 else f"answered {status}"
+            if webhook.form == Form.EMAIL:
+                await self._write(webhook, row)
+            else:
+                status = await self._post(webhook, row, secret)
+                problem = None if 200 <= status < 300 else f"answered {status}"
         except Refused as error:
             problem = f"not sent: {error}"
-        except Unreachable as error:
+        except (Unreachable, MailFailed) as error:
             problem = str(error)
         await self._note(row, status, problem)
+
+    async def _post(self, webhook: WebhookRow, row: DeliveryRow, secret: str) -> int:
+        body = slack_body(row.body, self._public_url) if webhook.form == Form.SLACK else row.body
+        headers = signing.headers(secret, row.id, int(time.time()), body)
+        headers |= {"content-type": "application/json", "user-agent": "shoal-webhooks"}
+        return await self._poster.post(webhook.url, headers, body.encode())
+
+    async def _write(self, webhook: WebhookRow, row: DeliveryRow) -> None:
+        """The operator may have changed since then what letters are sent, and to whom."""
+        try:
+            check_mail_url(webhook.url, self._mail)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        address = address_of(webhook.url)
+        assert self._mail is not None and address is not None
+        title, text = words(row.body, self._public_url)
+        await mail.send(self._mail, address, title, text, row.id)
 
     async def _note(
         self, row: DeliveryRow, status: int | None, problem: str | None, webhook_problem: str | None = None

@@ -33,7 +33,10 @@ from shoal_service.presence import GONE, arrivals, departures
 
 STEP_KINDS = (StepDone.kind, ScriptReported.kind)
 PHASES = ("detect", "decide", "restore", "rebuild", "total")
+NOTICE, STORED = "notice", "stored"
 BOUNDS_S: Mapping[str, tuple[float, ...]] = {
+    NOTICE: (1.0, 5.0, 15.0, 25.0, 30.0, 60.0, 90.0, 120.0, 300.0, 600.0),
+    STORED: (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
     "step": (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
     **dict.fromkeys(PHASES, (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)),
 }
@@ -137,9 +140,13 @@ def advance(figures: Figures, kind: str, at_s: float, payload: Mapping[str, Any]
             return replace(figures, losses=_added(figures.losses, {"sudden": 1}))
         case NoticeEnded.kind if payload["outcome"] == GONE:
             return replace(figures, losses=_added(figures.losses, {"notice": 1}))
+        case NodeNoticed.kind:
+            return replace(figures, histograms=_observed(figures.histograms, {NOTICE: float(payload["lead_s"])}))
         case CheckpointCommitted.kind | CheckpointReported.kind:
+            took = {STORED: float(payload["duration_s"])} if payload.get("duration_s") else {}
             return replace(
                 figures,
+                histograms=_observed(figures.histograms, took),
                 checkpoints=figures.checkpoints + 1,
                 stored_step=int(payload["step"]),
                 stored_at_s=at_s,

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from shoal_recovery.journal import JobState
-from shoal_service.job_figures import BOUNDS_S, PHASES, Figures, Histogram
+from shoal_service.job_figures import BOUNDS_S, NOTICE, PHASES, STORED, Figures, Histogram
 
 _JOB = ("job", "project")
 _WAITS = (JobState.QUEUED.value, JobState.WAITING.value)
@@ -125,6 +125,7 @@ def _recoveries(jobs: _Counted) -> Iterable[Metric]:
     phases = _histogram("shoal_job_recovery_duration_seconds", "How long the phases of recoveries took.", ("phase",))
     restored = _counter("shoal_job_restored_bytes", "Where the state of recoveries came from.", ("source",))
     losses = _counter("shoal_job_node_losses", "Nodes that went away, with a notice or suddenly.", ("signal",))
+    notices = _histogram("shoal_job_preemption_notice_seconds", "How long before a node goes away the job was told.")
     for job, found in jobs:
         name = [job.id, job.project]
         for cause, number in found.recoveries.items():
@@ -135,7 +136,8 @@ def _recoveries(jobs: _Counted) -> Iterable[Metric]:
             restored.add_metric([*name, source], num_bytes)
         for signal, number in found.losses.items():
             losses.add_metric([*name, signal], number)
-    return (count, phases, restored, losses)
+        _put(notices, name, NOTICE, found.histograms)
+    return (count, phases, restored, losses, notices)
 
 
 def _stored(jobs: _Counted, now_s: float) -> Iterable[Metric]:
@@ -143,15 +145,17 @@ def _stored(jobs: _Counted, now_s: float) -> Iterable[Metric]:
     step = _gauge("shoal_job_checkpoint_step", "The newest step in the object store.")
     age = _gauge("shoal_job_checkpoint_age_seconds", "How long ago that step was stored.")
     size = _gauge("shoal_job_checkpoint_bytes", "How large it is.")
+    took = _histogram("shoal_job_checkpoint_duration_seconds", "How long it took to bring steps to the object store.")
     for job, found in jobs:
         name = [job.id, job.project]
         count.add_metric([*name, "stored"], found.checkpoints)
         count.add_metric([*name, "failed"], found.checkpoints_failed)
+        _put(took, name, STORED, found.histograms)
         if found.stored_step is not None and found.stored_at_s is not None:
             step.add_metric(name, found.stored_step)
             age.add_metric(name, max(0.0, now_s - found.stored_at_s))
             size.add_metric(name, found.stored_bytes)
-    return (count, step, age, size)
+    return (count, step, age, size, took)
 
 
 def _nodes(jobs: _Counted) -> Iterable[Metric]:

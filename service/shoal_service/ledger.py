@@ -55,8 +55,12 @@ class Ledger:
         has them."""
         seen = JobFilter(projects=projects).conditions()
         query = select(JobRow).where(*seen).order_by(JobRow.id.desc()).limit(MAX_JOBS)
+        return await self.of(session, (await session.scalars(query)).all())
+
+    async def of(self, session: AsyncSession, rows: Sequence[JobRow]) -> tuple[tuple[Bill, ...], int]:
+        """Of these jobs, likewise."""
         left, found, missing = _NEW_AT_ONCE, [], 0
-        for row in (await session.scalars(query)).all():
+        for row in rows:
             if not jobs.ended(row):
                 found.append(bill_of(row, spending_of(row, await self._histories.of(session, row.id))))
             elif row.id in self._kept:

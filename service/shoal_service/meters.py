@@ -55,6 +55,12 @@ class Meters:
             buckets=_SEARCHES_S,
             registry=registry,
         )
+        self.searches = Histogram(
+            "shoal_planner_duration_seconds",
+            "How long searches for plans took that this server made, at submissions and for pages.",
+            buckets=_SEARCHES_S,
+            registry=registry,
+        )
         self.deliveries = Counter(
             "shoal_webhook_deliveries", "Attempts to tell webhooks something.", ["outcome"], registry=registry
         )

@@ -12,14 +12,16 @@ from shoal_service.models import Base
 
 
 class WebhookRow(Base):
-    """An address that is told of what happens to the jobs of a project, or of all (`project_id` null). Its secret is
-    made of `nonce` and a key that is not in the database; `secret_hash` tells whether that still gives the same one."""
+    """An address that is told of what happens to the jobs of a project, or of all (`project_id` null), in one of the
+    forms of told_words.py. Its secret is made of `nonce` and a key that is not in the database; `secret_hash` tells
+    whether that still gives the same one."""
 
     __tablename__ = "webhooks"
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"), index=True)
     url: Mapped[str] = mapped_column(Text)
+    form: Mapped[str] = mapped_column(String(10))
     events: Mapped[list[str]] = mapped_column(JSON)
     enabled: Mapped[bool]
     nonce: Mapped[str] = mapped_column(String(64))

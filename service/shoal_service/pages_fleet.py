@@ -49,10 +49,12 @@ async def jobs_page(
     wanted = JobFilter(projects=caller.projects(), states=chosen, name=name or None)
     async with deps.database.read() as session:
         rows, following = await jobs.list_page(session, wanted, limit=_LIST, cursor=cursor)
+        bills, _ = await deps.ledger.of(session, rows)
         counts = await _counts(session, caller)
         alerts = await _alerts(session, caller)
     values = {
         "jobs": [views.summary(row) for row in rows],
+        "bills": {bill.job_id: bill for bill in bills},
         "next_cursor": following,
         "first_page": cursor is None,
         "counts": counts,

@@ -41,7 +41,7 @@ async def job_page(
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         seen = await mark(session, row)
-        look = await panels.look_at(session, row, deps.histories, epoch=epoch, window=window, log=log)
+        look = await panels.look_at(session, row, deps.histories, deps.stores, epoch=epoch, window=window, log=log)
         views_of = {
             name: await panels.shown(look, name, later=not complete and panels.put_off(look, name))
             for name in panels_of(row)
@@ -73,7 +73,7 @@ async def _panel(
         row = await jobs.get(session, job_id)
         if name not in PANELS or name not in panels_of(row):
             raise NotFound("panel_not_found", f"name = {name!r}: the page of {job_id} has no such panel", "name")
-        look = await panels.look_at(session, row, deps.histories, epoch=epoch, window=window, log=log)
+        look = await panels.look_at(session, row, deps.histories, deps.stores, epoch=epoch, window=window, log=log)
         return await panels.shown(look, name)
 
 

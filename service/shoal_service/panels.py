@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, EvaluationDone, JobState
-from shoal_service import clusters, jobs, journal, log_store, shares, timeline, trackers, views
+from shoal_service import clusters, jobs, journal, log_store, shares, storages, timeline, trackers, views
 from shoal_service.continuity import continuity
 from shoal_service.goodput import goodput, num_devices
 from shoal_service.job_history import KINDS, Histories, event_of, first_steps_s, newest_steps_at_s
@@ -33,6 +33,7 @@ from shoal_service.script_views import script_view
 from shoal_service.seams import pairs_of, seams_of
 from shoal_service.spending import Spending, spending_of
 from shoal_service.step_sums import EpochSteps, StepSums, step_sums
+from shoal_service.store_looks import StoreLook, StoreLooks
 from shoal_service.timeline import Event
 from shoal_service.utilisation import NodeUse, in_percent, mfu_per_rate, node_uses
 
@@ -56,6 +57,7 @@ class Look:
     row: JobRow
     history: Sequence[Event]
     steps: StepSums
+    stores: StoreLooks
     cluster: ClusterRow | None
     now_s: float
     epoch: int | None = None
@@ -159,7 +161,10 @@ async def _timeline(look: Look) -> View:
 async def _recoveries(look: Look) -> View:
     found = [event for event in look.history if event.kind == journal.RECOVERY_KIND]
     first = await first_steps_s(look.session, look.row.id, in_full(found))
-    return recoveries_panel(found, first) | {"has_logs": await log_store.get(look.session, look.row.id) is not None}
+    stored = [event_of(row) for row in await journal.newest(look.session, look.row.id, 20, CHECKPOINT_KINDS[:1])]
+    return recoveries_panel(found, stored, first) | {
+        "has_logs": await log_store.get(look.session, look.row.id) is not None
+    }
 
 
 async def _losses(look: Look) -> View:
@@ -213,14 +218,26 @@ async def _money(look: Look) -> View:
 
 async def _checkpoints(look: Look) -> View:
     rows = await journal.newest(look.session, look.row.id, 50, CHECKPOINT_KINDS)
-    shown = checkpoints([event_of(row) for row in rows])
+    found = await _store_look(look)
+    shown = checkpoints([event_of(row) for row in rows], found)
     place = look.row.spec.get("checkpoint") or {}
     return {
+        "look": found,
+        "looked_at": None if found is None else jobs.rfc3339(found.at_s),
+        "in_memory": look.holds_nodes and look.row.step > 0,
         "checkpoints": [(found, jobs.rfc3339(found.at_s)) for found in shown],
         "uri": place.get("uri"),
         "every_steps": place.get("every_steps"),
         "keep": place.get("keep"),
     }
+
+
+async def _store_look(look: Look) -> StoreLook | None:
+    """None of a script: what it stores, and how, is its own."""
+    if jobs.is_script(look.row):
+        return None
+    place = ((await storages.located_of(look.session, look.row)).get("checkpoint") or {}).get("uri")
+    return None if place is None else await look.stores.newest(look.row.id, place)
 
 
 async def _script(look: Look) -> View:
@@ -290,13 +307,21 @@ def panels_of(row: JobRow) -> Mapping[str, Panel]:
 
 
 async def look_at(
-    session: AsyncSession, row: JobRow, histories: Histories, *, epoch: int | None, window: str, log: LogChoice
+    session: AsyncSession,
+    row: JobRow,
+    histories: Histories,
+    stores: StoreLooks,
+    *,
+    epoch: int | None,
+    window: str,
+    log: LogChoice,
 ) -> Look:
     return Look(
         session=session,
         row=row,
         history=await histories.of(session, row.id),
         steps=histories.steps,
+        stores=stores,
         cluster=None if row.cluster_id is None else await session.get(ClusterRow, row.cluster_id),
         now_s=row.since_at_s if jobs.ended(row) else time.time(),
         epoch=epoch,

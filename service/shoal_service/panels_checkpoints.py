@@ -1,21 +1,33 @@
-"""What the checkpoints panel shows: what was brought to the object store, and what was not. Pure."""
+"""What the checkpoints panel shows: what was brought to the object store and what was not, and whether it still stands
+there, as somebody has looked. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
 from shoal_recovery.journal_scripts import CheckpointReported
+from shoal_service.store_looks import StoreLook
 from shoal_service.timeline import Event, duration, num_bytes
 
 KINDS = (CheckpointCommitted.kind, CheckpointFailed.kind, CheckpointReported.kind)
 MAX_SHOWN = 12
 
 
+class Standing(StrEnum):
+    """`SAID`: the journal tells that it was stored, and nobody could look whether it still is."""
+
+    STANDS = "stands"
+    DELETED = "deleted"
+    SAID = "said"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """`problem` is empty where the step stands whole in the store (or stood: older ones are deleted)."""
+    """`problem` says why it was not stored, where it was not."""
 
     seq: int
     step: int
@@ -25,13 +37,24 @@ class Checkpoint:
     took: str
     speed: str
     problem: str
+    standing: Standing
 
 
-def checkpoints(newest_first: Sequence[Event]) -> tuple[Checkpoint, ...]:
-    return tuple(_checkpoint(event) for event in newest_first[:MAX_SHOWN])
+def checkpoints(newest_first: Sequence[Event], look: StoreLook | None) -> tuple[Checkpoint, ...]:
+    """`look`: None where nobody has looked."""
+    return tuple(_checkpoint(event, look) for event in newest_first[:MAX_SHOWN])
 
 
-def _checkpoint(event: Event) -> Checkpoint:
+def _standing(event: Event, look: StoreLook | None) -> Standing:
+    if event.payload.get("problem"):
+        return Standing.FAILED
+    if look is not None and event.payload["step"] in look.steps:
+        return Standing.STANDS
+    seen_since = look is not None and not look.problem and look.at_s > event.at_s
+    return Standing.DELETED if seen_since else Standing.SAID
+
+
+def _checkpoint(event: Event, look: StoreLook | None) -> Checkpoint:
     said = event.payload
     took_s, count = float(said.get("duration_s", 0.0)), said.get("num_bytes")
     return Checkpoint(
@@ -43,4 +66,5 @@ def _checkpoint(event: Event) -> Checkpoint:
         took=duration(took_s) if took_s else "",
         speed=f"{num_bytes(count / took_s)}/s" if took_s and count else "",
         problem=said.get("problem", ""),
+        standing=_standing(event, look),
     )

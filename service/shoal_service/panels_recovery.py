@@ -3,13 +3,13 @@ store alone would have taken."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_recovery.journal import RecoveryDone
+from shoal_recovery.journal import CheckpointCommitted, RecoveryDone
 from shoal_service import jobs
-from shoal_service.timeline import PHASES, SOURCES, Event, duration, num_bytes, recoveries, stack
+from shoal_service.timeline import PHASES, SOURCES, Event, bytes_per_s, duration, num_bytes, recoveries, stack
 
 _MEANINGS = {
     "detect": "the blow is noticed",
@@ -35,11 +35,26 @@ class Fall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAlone:
-    """`seconds` that all bytes of a recovery would take at the rate at which this job's own recoveries have read from
-    the store; None where none has."""
+    """`seconds` that all bytes of a recovery would take at `bytes_per_s`, at which this job's own recoveries have read
+    from the store, or, where none has, its checkpoints were brought there (`by_uploads`). None where there are neither.
+    """
 
     seconds: float | None
     bytes_per_s: float | None
+    by_uploads: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLine:
+    """What came from one kind of source, or (`is_bad`) what did not come from one source as it was sealed there. `took`
+    is from the first byte to the last of the slowest rank; it and `speed` are empty where nobody has measured it."""
+
+    source: str
+    size: str
+    took: str
+    speed: str
+    verdict: str
+    is_bad: bool
 
 
 def waterfall(payload: Mapping[str, Any], first_step_s: float | None) -> tuple[Fall, ...]:
@@ -76,17 +91,56 @@ def milliseconds(seconds: float) -> str:
 
 def store_alone(payload: Mapping[str, Any], events: Sequence[Event]) -> StoreAlone:
     """Of a recovery, by the journal's `events`."""
-    taken, took_s = 0, 0.0
-    for event in events:
-        if event.kind == RecoveryDone.kind:
-            seconds = float(event.payload.get("source_s", {}).get("store", 0.0))
-            if seconds > 0:
-                taken += int(event.payload["num_bytes"].get("store", 0))
-                took_s += seconds
-    if not taken or not took_s:
+    read_per_s = _rate(
+        (event.payload["num_bytes"].get("store", 0), event.payload.get("source_s", {}).get("store", 0.0))
+        for event in events
+        if event.kind == RecoveryDone.kind
+    )
+    rate = read_per_s or _rate(
+        (event.payload["num_bytes"], event.payload["duration_s"])
+        for event in events
+        if event.kind == CheckpointCommitted.kind
+    )
+    if rate is None:
         return StoreAlone(seconds=None, bytes_per_s=None)
     wanted = sum(int(payload["num_bytes"].get(source, 0)) for source in SOURCES)
-    return StoreAlone(seconds=wanted * took_s / taken, bytes_per_s=taken / took_s)
+    return StoreAlone(seconds=wanted / rate, bytes_per_s=rate, by_uploads=read_per_s is None)
+
+
+def _rate(parts: Iterable[tuple[float, float]]) -> float | None:
+    """Of (bytes, seconds), in bytes per second."""
+    timed = [(count, seconds) for count, seconds in parts if count > 0 and seconds > 0]
+    return sum(count for count, _ in timed) / sum(seconds for _, seconds in timed) if timed else None
+
+
+def source_lines(payload: Mapping[str, Any]) -> tuple[SourceLine, ...]:
+    """Of a recovery's entry in the journal, nearest source first. Ranks use nothing that was moved before its checksum
+    agrees with what it was sealed with."""
+    speeds, took_s = bytes_per_s(payload), payload.get("source_s", {})
+    good = [
+        SourceLine(
+            source=source,
+            size=num_bytes(payload["num_bytes"][source]),
+            took=milliseconds(took_s[source]) if source in speeds else "",
+            speed=f"{num_bytes(speeds[source])}/s" if source in speeds else "",
+            verdict="not moved" if source == "own" else "checksums agree",
+            is_bad=False,
+        )
+        for source in SOURCES
+        if payload["num_bytes"].get(source)
+    ]
+    bad = [
+        SourceLine(
+            source=f"{failed['source']}: {failed['object']}, step {failed['step']}",
+            size=num_bytes(failed["num_bytes"]),
+            took="",
+            speed="",
+            verdict=f"not used: {failed['problem']}. Instead: {', '.join(failed['instead'])}",
+            is_bad=True,
+        )
+        for failed in payload.get("failed_sources", ())
+    ]
+    return (*good, *bad)
 
 
 MAX_CARDS = 5  # recoveries that are shown in full; of older ones a line each
@@ -97,15 +151,19 @@ def in_full(recoveries: Sequence[Event]) -> Sequence[Event]:
     return recoveries[-MAX_CARDS:]
 
 
-def recoveries_panel(found: Sequence[Event], first_step_s: Mapping[int, float]) -> dict[str, Any]:
-    """`cards` are the newest ones, newest first, each with its waterfall and what the store alone would have taken;
-    `lines` what came before these, and `total` bytes and seconds by source over all of them."""
+def recoveries_panel(
+    found: Sequence[Event], stored: Sequence[Event], first_step_s: Mapping[int, float]
+) -> dict[str, Any]:
+    """`stored` are checkpoints that were brought to the object store. `cards` are the newest recoveries, newest first,
+    each with its waterfall, its sources and what the store alone would have taken; `lines` what came before these, and
+    `total` bytes and seconds by source over all of them."""
     drawn = recoveries(found, jobs.rfc3339)
     cards = [
         {
             "item": item,
             "falls": waterfall(event.payload, first_step_s.get(event.seq)),
-            "alone": store_alone(event.payload, found),
+            "alone": store_alone(event.payload, (*found, *stored)),
+            "lines": source_lines(event.payload),
             "seq": event.seq,
         }
         for item, event in zip(drawn[-MAX_CARDS:], in_full(found), strict=True)

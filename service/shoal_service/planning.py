@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.errors import InvalidField, NoPlanFits
@@ -16,10 +17,12 @@ from shoal_service.models import ClusterRow
 
 
 class Planner:
-    """At most two searches at a time: each keeps a core busy, and more of them would only make each other late."""
+    """At most two searches at a time: each keeps a core busy, and more of them would only make each other late.
+    `observe` is told how many seconds each took, also one that found nothing."""
 
-    def __init__(self, time_limit_s: float) -> None:
+    def __init__(self, time_limit_s: float, observe: Callable[[float], None] = lambda seconds: None) -> None:
         self._time_limit_s = time_limit_s
+        self._observe = observe
         self._slots = asyncio.Semaphore(2)
 
     async def plan(self, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile, *, seed: int = 0) -> PlanResult:
@@ -62,7 +65,11 @@ class Planner:
         """For clusters that run what is planned, so within what the engine runs."""
         limit_s = self._time_limit_s
         async with self._slots:
-            return await asyncio.to_thread(plan, job, snapshot, profile, seed=seed, time_limit_s=limit_s)
+            started_s = time.perf_counter()
+            try:
+                return await asyncio.to_thread(plan, job, snapshot, profile, seed=seed, time_limit_s=limit_s)
+            finally:
+                self._observe(time.perf_counter() - started_s)
 
 
 def check_place(device_types: tuple[str, ...], snapshot: ClusterSnapshot) -> None:

@@ -20,6 +20,7 @@ from shoal_service.meters import Meters
 from shoal_service.planning import Planner
 from shoal_service.scheduler import Scheduler
 from shoal_service.settings import Settings
+from shoal_service.store_looks import StoreLooks
 from shoal_service.tails import Tails
 from shoal_service.takeover import Takeover
 
@@ -38,6 +39,7 @@ class Services:
     tails: Tails
     histories: Histories
     ledger: Ledger
+    stores: StoreLooks
     scheduler: Scheduler
     enforcement: Enforcement
     meters: Meters

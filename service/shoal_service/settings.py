@@ -6,11 +6,13 @@ import os
 import site
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_planner.secrecy import looks_secret
+from shoal_service.mail import MailServer, mail_server
 from shoal_service.places import Places
 from shoal_service.tracking_hosts import Reach, TrackingHosts, named_origins, origin_of
 
@@ -96,6 +98,15 @@ class Settings(BaseSettings):
         default=False,
         description="Whether webhooks may go to this machine and to private networks, and without TLS.",
     )
+    smtp_url: SecretStr | None = Field(
+        default=None,
+        description="Mail server for webhooks of the form email: smtp://USER:PASSWORD@HOST:PORT or smtps://... "
+        "Default: no letters are sent.",
+    )
+    mail_from: str | None = Field(default=None, description="The address that letters come from.")
+    mail_domains: str = Field(
+        default="", description="Comma-separated: domains that letters may go to. Default: that of mail_from."
+    )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")
     tls_cert: Path | None = Field(default=None, description="PEM file of the certificate chain to serve HTTPS with.")
@@ -145,6 +156,21 @@ class Settings(BaseSettings):
     def _check_tracking_hosts(cls, value: str) -> str:
         named_origins(_listed(value))
         return value
+
+    @model_validator(mode="after")
+    def _check_mail(self) -> Self:
+        _ = self.mail
+        return self
+
+    @property
+    def mail(self) -> MailServer | None:
+        """Raises ValueError with what is wrong."""
+        if self.smtp_url is None:
+            return None
+        try:
+            return mail_server(self.smtp_url.get_secret_value(), self.mail_from, _listed(self.mail_domains))
+        except ValueError as error:
+            raise ValueError(f"SHOAL_SMTP_URL {error}") from error
 
     @property
     def trackers(self) -> TrackingHosts:

@@ -40,6 +40,7 @@ def summary(row: JobRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,
+        "project": row.project_id,
         "state": row.state,
         "glyph": GLYPHS[row.state],
         "code": row.state_code,

@@ -107,15 +107,26 @@ async def _clusters(session: AsyncSession) -> list[Metric]:
     nodes = GaugeMetricFamily(
         "shoal_cluster_nodes", "Nodes of a cluster as last told.", labels=("cluster", "device", "market")
     )
+    prices = GaugeMetricFamily(
+        "shoal_node_price_dollars_per_hour",
+        "The lowest stated price of such a node of a cluster, as last told.",
+        labels=("cluster", "node_type", "zone", "market"),
+    )
     for row in await clusters.all_clusters(session):
         here.add_metric([row.id], int(clusters.connected(row)))
         counts: dict[tuple[str, str], int] = {}
+        lowest: dict[tuple[str, str, str], float] = {}
         for node in row.snapshot["nodes"]:
-            key = node["device"], "spot" if node.get("spot") else "on_demand"
-            counts[key] = counts.get(key, 0) + 1
+            market = "spot" if node.get("spot") else "on_demand"
+            counts[node["device"], market] = counts.get((node["device"], market), 0) + 1
+            kind = f"{node['devices']}x{node['device']}", str(node.get("zone", "default")), market
+            if price := float(node.get("price_per_hour", 0.0)):
+                lowest[kind] = min(price, lowest.get(kind, price))
         for (device, market), count in sorted(counts.items()):
             nodes.add_metric([row.id, device, market], count)
-    return [here, nodes]
+        for kind, price in sorted(lowest.items()):
+            prices.add_metric([row.id, *kind], price)
+    return [here, nodes, prices]
 
 
 async def _duties(session: AsyncSession, now_s: float) -> list[Metric]:

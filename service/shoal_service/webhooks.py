@@ -19,6 +19,7 @@ from shoal_service.jobs import rfc3339
 from shoal_service.models_people import ProjectRow
 from shoal_service.models_webhooks import DeliveryRow, WebhookRow
 from shoal_service.outbox import FAILED, PENDING, PING, Told, delivery
+from shoal_service.told_words import Form
 
 MOST = 20  # of a project, and of the server
 
@@ -30,6 +31,7 @@ async def create(
     *,
     project: str | None,
     url: str,
+    form: Form,
     events: Sequence[Told],
 ) -> tuple[WebhookRow, str]:
     """The webhook and its secret. `project` None: of all jobs. Raises Problem."""
@@ -43,6 +45,7 @@ async def create(
         id=f"hook_{ULID()}",
         project_id=project,
         url=url,
+        form=form,
         events=[event.value for event in events],
         enabled=True,
         created_by=principal.subject,
@@ -146,7 +149,7 @@ def _check_may(principal: Principal, project: str | None) -> None:
 
 
 def _tag(row: WebhookRow) -> str:
-    return preconditions.tag_of(row.id, row.url, row.events, row.enabled, row.nonce)
+    return preconditions.tag_of(row.id, row.url, row.form, row.events, row.enabled, row.nonce)
 
 
 def resource(row: WebhookRow) -> dict[str, Any]:
@@ -155,6 +158,7 @@ def resource(row: WebhookRow) -> dict[str, Any]:
         "id": row.id,
         "project": row.project_id,
         "url": row.url,
+        "form": row.form,
         "events": row.events,
         "enabled": row.enabled,
         "problem": row.problem,

@@ -4,8 +4,10 @@ the window; and the switches, the form and the filter that a reader uses."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -68,6 +70,10 @@ def test_no_page_has_a_finding(
             found = Axe().run(page)
             assert found.violations_count == 0, (path, found.generate_report())
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            if "SHOAL_SHOTS" in os.environ:
+                name = re.sub(r"[^a-z]+", "-", path.replace(job_id, "job").strip("/")) or "jobs"
+                shot = Path(os.environ["SHOAL_SHOTS"]) / f"{name.strip('-')}-{scheme}-{width}.png"
+                page.screenshot(path=shot, full_page=True)
 
 
 def test_pages_are_small(page: Page, plane: ControlPlane, job_id: str) -> None:

@@ -338,6 +338,8 @@ def test_checkpoints_of_a_job_are_listed_as_the_store_has_them(
         "num_bytes": 1234,
         "committed_at": "2001-09-09T01:46:40.000Z",
     }
+    page = api.get(f"/jobs/{created}").text
+    assert "object store, whole" in page and "1 step there" in page
     monkeypatch.setenv("SHOAL_SERVER", str(api.base_url))
     monkeypatch.setenv("SHOAL_TOKEN", api.headers["Authorization"].removeprefix("Bearer "))
     assert cli.run(["checkpoints", created]) == 0

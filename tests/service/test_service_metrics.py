@@ -127,6 +127,7 @@ def begin(api: httpx.Client, entries: list[Entry] | None = None, **changes: Any)
 def test_a_job_in_figures(api: httpx.Client) -> None:
     entries = story(job_mapping(), started_at_s=time.time() - 60).entries
     job_id = begin(api, entries[:-1])
+    ok(api.post("/v1/jobs", params={"dry_run": "true"}, json=job_mapping()))
     found = scrape(api)
     assert one(found, "shoal_job_info", job=job_id, project="default", name="tiny", state="running") == 1
     assert one(found, "shoal_job_step", job=job_id) == 60
@@ -146,6 +147,9 @@ def test_a_job_in_figures(api: httpx.Client) -> None:
     assert one(found, "shoal_job_node_losses_total", job=job_id, signal="sudden") == 1
     assert one(found, "shoal_job_checkpoint_step", job=job_id) == 39
     assert 0 < one(found, "shoal_job_checkpoint_age_seconds", job=job_id) < 120
+    assert one(found, "shoal_job_checkpoint_duration_seconds_count", job=job_id) >= 1
+    assert one(found, "shoal_node_price_dollars_per_hour", zone="b", market="spot") == pytest.approx(0.2)
+    assert one(found, "shoal_planner_duration_seconds_count") == 1
     assert one(found, "shoal_job_nodes", job=job_id, market="spot") == 2
     assert one(found, "shoal_job_cost_dollars_per_hour", job=job_id, market="on_demand") == pytest.approx(14.6)
     assert one(found, "shoal_job_cost_dollars_total", job=job_id, market="on_demand") > 0

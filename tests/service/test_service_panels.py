@@ -23,16 +23,17 @@ from shoal_service.continuity import Pair, Seam, continuity
 from shoal_service.fleet import pools
 from shoal_service.goodput import PRODUCTIVE, REDONE, goodput, num_devices
 from shoal_service.jobs import rfc3339
-from shoal_service.panels_checkpoints import checkpoints
+from shoal_service.panels_checkpoints import Standing, checkpoints
 from shoal_service.panels_curves import marks
 from shoal_service.panels_goodput import goodput_panel
 from shoal_service.panels_money import money, on_demand_prices
 from shoal_service.panels_nodes import nodes_panel
-from shoal_service.panels_recovery import store_alone, waterfall
+from shoal_service.panels_recovery import source_lines, store_alone, waterfall
 from shoal_service.plan_changes import plan_change
 from shoal_service.plan_reasons import checked, reasons
 from shoal_service.spending import spending
 from shoal_service.step_sums import EpochSteps
+from shoal_service.store_looks import StoreLook
 from shoal_service.survival import survival
 from shoal_service.timeline import Event
 
@@ -120,9 +121,28 @@ def test_the_store_alone_is_judged_by_what_it_did() -> None:
     assert store_alone(lost.payload, found).seconds is None
     payload = {**lost.payload, "num_bytes": {"store": 10_000_000}, "source_s": {"store": 0.5}}
     read = Event(seq=9, at_s=1.0, kind=RecoveryDone.kind, payload=payload)
-    alone = store_alone(lost.payload, [*found, read])
-    assert alone.bytes_per_s == 20e6
+    stored = Event(seq=8, at_s=1.0, kind="checkpoint_committed", payload={"num_bytes": 50_000_000, "duration_s": 5.0})
+    guessed = store_alone(lost.payload, [*found, stored])
+    assert (guessed.bytes_per_s, guessed.by_uploads) == (10e6, True)
+    alone = store_alone(lost.payload, [*found, stored, read])
+    assert (alone.bytes_per_s, alone.by_uploads) == (20e6, False)
     assert alone.seconds == pytest.approx(52_500_000 / 20e6)
+
+
+def test_what_came_from_where_and_what_was_refused() -> None:
+    (lost, _) = [event for event in events() if event.kind == RecoveryDone.kind]
+    refused = {"source": "node-b", "object": "slot-0", "step": 40, "num_bytes": 2_000_000, "problem": "its checksum is"}
+    refused |= {"problem": "its checksum is another one", "instead": ["node-c"]}
+    payload = {
+        "num_bytes": {"own": 5_000_000, "node": 0, "peer": 40_000_000},
+        "source_s": {"peer": 0.5},
+        "failed_sources": [refused],
+    }
+    own, peer, bad = source_lines({**lost.payload, **payload})
+    assert (own.source, own.size, own.took, own.verdict, own.is_bad) == ("own", "5 MB", "", "not moved", False)
+    assert (peer.took, peer.speed, peer.verdict) == ("500 ms", "80 MB/s", "checksums agree")
+    assert (bad.source, bad.size, bad.is_bad) == ("node-b: slot-0, step 40", "2 MB", True)
+    assert bad.verdict == "not used: its checksum is another one. Instead: node-c"
 
 
 def test_what_changed_between_plans_is_told_by_layers() -> None:
@@ -212,9 +232,26 @@ def test_checkpoints_tell_what_was_not_stored() -> None:
     told = Story(job=parse_job(job_mapping()), cluster=snapshot(), now_s=1000.0)
     told.add(CheckpointCommitted(step=20, epoch=1, uri="s3://b/p", num_bytes=52_500_000, duration_s=0.5))
     told.add(CheckpointFailed(step=40, uri="s3://b/p", problem="no room"))
-    newest, older = checkpoints(events(told)[::-1])
-    assert (newest.problem, newest.size) == ("no room", "")
+    newest, older = checkpoints(events(told)[::-1], None)
+    assert (newest.problem, newest.size, newest.standing) == ("no room", "", Standing.FAILED)
+    assert older.standing is Standing.SAID
     assert (older.problem, older.size, older.took, older.speed) == ("", "52.5 MB", "500 ms", "105 MB/s")
+
+
+def test_checkpoints_stand_as_somebody_has_seen_them() -> None:
+    told = Story(job=parse_job(job_mapping()), cluster=snapshot(), now_s=1000.0)
+    for step in (20, 40):
+        told.add(CheckpointCommitted(step=step, epoch=1, uri="s3://b/p", num_bytes=52_500_000, duration_s=0.5))
+    newest_first = events(told)[::-1]
+    later_s = newest_first[0].at_s + 1
+
+    def standing(look: StoreLook) -> list[Standing]:
+        return [each.standing for each in checkpoints(newest_first, look)]
+
+    assert standing(StoreLook(at_s=later_s, steps=frozenset({40}))) == [Standing.STANDS, Standing.DELETED]
+    assert standing(StoreLook(at_s=later_s, problem="it does not answer")) == [Standing.SAID, Standing.SAID]
+    before = StoreLook(at_s=newest_first[1].at_s - 1, steps=frozenset({20}))
+    assert standing(before) == [Standing.SAID, Standing.STANDS], "what came after the look was not missed by it"
 
 
 def test_pools_count_interruptions_by_the_hours_that_jobs_had_nodes() -> None:
