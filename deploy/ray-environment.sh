@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# What the start scripts have in common. Sourced by start-head.sh and start-worker.sh; sets `python` and Ray's variables.
+# What the start scripts have in common. Sourced by start-head.sh and start-worker.sh, which say in `drain_s` how long jobs
+# may take to leave the node; sets `python` and Ray's variables.
 
 if ! command -v ray >/dev/null 2>&1; then
     echo "$0: no ray program on PATH: install shoal[worker], or put its virtual environment's bin on PATH" >&2
@@ -17,6 +18,9 @@ if [ "$RAY_AUTH_MODE" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ] && [ ! -s "${RAY
     exit 1
 fi
 
+# After a SIGTERM Ray drains its node for so long before it ends: jobs leave it meanwhile. Whoever sends the SIGTERM has to
+# wait longer than that; units, compose and clouds here wait 90 s.
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="${RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S:-$drain_s}"
 # Ray would have training give way to everything else on the machine.
 export RAY_worker_niceness="${RAY_worker_niceness:-0}"
 # Many sockets: a connection for each pair of ranks, and one of each to agents and supervisor.

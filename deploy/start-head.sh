@@ -10,6 +10,8 @@
 # SHOAL_NODE_...      as in start-worker.sh, for a head that is to compute, too
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
+drain_s=0 # there is nobody to leave a head that computes nothing
+[ -z "${SHOAL_NODE_DEVICE:-}" ] || drain_s=75
 # shellcheck source=deploy/ray-environment.sh
 . "$here/ray-environment.sh"
 
@@ -25,6 +27,10 @@ export RAY_health_check_timeout_ms="${RAY_health_check_timeout_ms:-3000}"
 export RAY_health_check_failure_threshold="${RAY_health_check_failure_threshold:-3}"
 
 port=${SHOAL_HEAD_PORT:-6379}
+# What a head that has crashed leaves behind makes Ray believe, where a worker runs on this machine, too, that it lives.
+if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+    rm -f "${RAY_TMPDIR:-/tmp}/ray/ray_current_cluster"
+fi
 lines=$("$python" -m shoal_workers.node_options)
 mapfile -t options <<<"$lines"
 

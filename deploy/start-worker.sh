@@ -6,6 +6,7 @@
 # SHOAL_NODE_...      what this machine is: docs/deploying.md
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
+drain_s=75
 # shellcheck source=deploy/ray-environment.sh
 . "$here/ray-environment.sh"
 

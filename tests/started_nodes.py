@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,7 +42,7 @@ class StartedNodes:
     def __init__(self, folder: Path, workers: Mapping[str, str]) -> None:
         self._folder = folder
         self._workers = dict(workers)
-        self._known: dict[str, dict[int, psutil.Process]] = {}
+        self._started: defaultdict[str, list[subprocess.Popen[bytes]]] = defaultdict(list)
         self._closing = contextlib.ExitStack()
         self.network = Network((HEAD, *workers))
 
@@ -71,24 +72,26 @@ class StartedNodes:
     def start_head(self) -> None:
         """As on a machine of its own: without a dashboard, which takes a gigabyte."""
         told = {"SHOAL_SERVER": self._url, "SHOAL_TOKEN_FILE": str(self._folder / "connector.token")}
-        self._start(HEAD, "start-head.sh", {**told, "SHOAL_CLUSTER_ID": CLUSTER_ID}, "--include-dashboard=false")
+        told |= {"SHOAL_CLUSTER_ID": CLUSTER_ID, "RAY_TMPDIR": str(self._ray / HEAD)}
+        self._start(HEAD, "start-head.sh", told, "--include-dashboard=false")
 
     def start_worker(self, name: str) -> None:
         labels = "host-memory-bytes=2147483648,inter-bytes-per-s=1e10,intra-bytes-per-s=1e10"
         told = {"SHOAL_HEAD_ADDRESS": f"{self.network.host(HEAD)}:6379", "SHOAL_NODE_NAME": name}
         told |= {"SHOAL_NODE_DEVICE": self._workers[name], "SHOAL_NODE_POOL": "workers", "SHOAL_NODE_LABELS": labels}
-        self._start(name, "start-worker.sh", told)
+        self._start(name, "start-worker.sh", told, f"--temp-dir={self._ray / name}")
 
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """All that a node has started and that lives; children of who has died are found no more, so look early."""
-        known = self._known.setdefault(name, {})
-        for process in list(known.values()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                known |= {each.pid: each for each in process.children(recursive=True)}
-        return [each for each in known.values() if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        """All that a node has started and that lives: what starts it begins a session, which Ray never leaves."""
+        found, sessions = [], {each.pid for each in self._started[name]}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def kill(self, name: str) -> None:
         """As a machine that loses its power: everything at once, with what it kept in memory."""
@@ -101,6 +104,10 @@ class StartedNodes:
                 victim.kill()
         psutil.wait_procs(victims, timeout=10)
         shutil.rmtree(self._memory / name, ignore_errors=True)
+
+    def stop(self, name: str) -> None:
+        """As a service manager does: a SIGTERM to what it has started. Returns at once."""
+        self._started[name][-1].terminate()
 
     def _start(self, name: str, script: str, told: Mapping[str, str], *options: str) -> None:
         home = self._folder / f"{name}-home"
@@ -126,13 +133,13 @@ class StartedNodes:
             **told,
         }
         command = ["ip", "netns", "exec", self.network.namespace(name), ROOT / "deploy" / script, "--block"]
-        command += ["--num-cpus=1", f"--temp-dir={self._ray / name}", *options]
+        command += ["--num-cpus=1", *options]
         log = self._folder / f"{name}.log"
         with log.open("wb") as file:
-            started = psutil.Popen(
+            started = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
-        self._known.setdefault(name, {})[started.pid] = started
+        self._started[name].append(started)
 
         def runs() -> bool:
             assert started.poll() is None, self.log(name)
@@ -170,11 +177,12 @@ class StartedNodes:
             process.wait(30)
 
     def _end_all(self) -> None:
-        for name in list(self._known):
+        for name, started in list(self._started.items()):
             for process in self.processes(name):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        psutil.wait_procs([each for known in self._known.values() for each in known.values()], timeout=10)
+            for each in started:
+                each.wait(30)
 
 
 def certificate(folder: Path, address: str) -> tuple[Path, Path]:

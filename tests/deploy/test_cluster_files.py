@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,8 @@ ROOT = Path(__file__).parents[2]
 CLUSTERS = ROOT / "deploy/clusters"
 CLOUDS = ("aws", "gcp", "azure")
 HEAD = "head"
-# Asked for by EC2 on behalf of who rents (roles and images given by name), or asked by people and the price list.
+# Asked for by EC2 on behalf of who rents: roles and images are given by name.
 BESIDES = {"iam:PassRole", "ssm:GetParameters"}
-PRICES = {"ec2:DescribeSpotPriceHistory"}
 S3_ACTIONS = {  # of S3's own, where they are not called as the operation
     "HeadObject": "GetObject",
     "ListObjectsV2": "ListBucket",
@@ -55,6 +55,7 @@ def test_ray_takes_the_file(cloud: str) -> None:
     given = cluster(cloud)
     prepared = prepare_config(given)
     validate_config(prepared)
+    assert given["provider"]["cache_stopped_nodes"] is False, "a stopped machine costs, and needs more permissions"
     for name in ("setup_commands", "head_setup_commands", "initialization_commands"):
         assert prepared[name] == [], "defaults of Ray's would install another Ray"
     assert prepared["head_start_ray_commands"] == given["head_start_ray_commands"]
@@ -68,6 +69,10 @@ def test_nodes_run_the_start_scripts(cloud: str) -> None:
     assert "--autoscaling-config=/var/lib/shoal/ray_bootstrap_config.yaml" in head.split()
     assert (CLUSTERS / "node" / Path(head.split()[1]).name).exists()
     assert 'start-$role.sh" --block' in (CLUSTERS / "node/run-node.sh").read_text()
+    (remote,) = given["file_mounts"]
+    assert head.split()[1].startswith(f"{remote}/")
+    in_container = remote.replace("~", "/var/lib/shoal")  # the home of the image's user
+    assert f"SHOAL_PROVISIONER_POOLS={in_container}/pools.yaml" in (CLUSTERS / "node/node.env").read_text()
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
@@ -157,7 +162,7 @@ def test_the_policies_allow_what_ray_calls_and_nothing_else(called: set[tuple[st
     provider.terminate_nodes(nodes[1:])
     rented = as_actions(called)
     assert {"ec2:RunInstances", "ec2:TerminateInstances"} <= rented
-    assert allowed("aws-head.json") == rented | BESIDES | PRICES | our_calls("ec2")
+    assert allowed("aws-head.json") == rented | BESIDES
     assert allowed("aws-launcher.json") == looked | rented | BESIDES
 
 
@@ -207,6 +212,10 @@ def test_the_object_store_policy_allows_what_is_called_and_nothing_else() -> Non
     assert allowed("aws-object-store.json") == our_calls("s3")
 
 
+def test_the_control_plane_may_ask_for_prices_and_nothing_else() -> None:
+    assert allowed("aws-control-plane.json") == {"ec2:DescribeSpotPriceHistory"} | our_calls("ec2")
+
+
 def test_the_roles_are_the_ones_that_nodes_are_given() -> None:
     types = cluster("aws")["available_node_types"]
     given = {kind["node_config"]["IamInstanceProfile"]["Name"] for kind in types.values()}
@@ -227,10 +236,18 @@ def test_the_role_of_gcp_has_what_ray_calls() -> None:
         and isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func.value) == "self.resource.instances()"
     }
-    unused = {"start", "stop"}  # of stopped nodes that would be used again: cache_stopped_nodes, which is AWS's and off
+    unused = {"start", "stop"}  # of stopped nodes that would be used again: cache_stopped_nodes is off
     assert calls - unused == names.keys()
     role = yaml.safe_load((ROOT / "deploy/iam/gcp-head.yaml").read_text())
     assert {f"compute.instances.{names[call]}" for call in calls - unused} <= set(role["includedPermissions"])
+
+
+def test_the_roles_that_ray_gives_itself_on_gcp_are_those_that_the_handbook_takes_away() -> None:
+    given = ray_source("gcp/config.py").partition("\nDEFAULT_SERVICE_ACCOUNT_ROLES = ")[2].partition("]")[0] + "]"
+    text = (ROOT / "docs/clouds.md").read_text(encoding="utf-8")
+    (taken,) = re.findall(r"^for role in ([\w. ]+); do\n +gcloud", text, flags=re.MULTILINE)
+    kept = {"roles/iam.roleViewer"}  # which lets it look at roles
+    assert {f"roles/{role}" for role in taken.split()} == set(ast.literal_eval(given)) - kept
 
 
 def ray_source(path: str) -> str:

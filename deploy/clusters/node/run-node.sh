@@ -16,10 +16,9 @@ sudo install "${owner[@]}" --mode=600 "$here/ray.token" /var/lib/shoal/.ray/auth
 for file in ray_bootstrap_config.yaml ray_bootstrap_key.pem; do
     [ ! -e "$HOME/$file" ] || sudo install "${owner[@]}" --mode=600 "$HOME/$file" "/var/lib/shoal/$file"
 done
-# From here the head's autoscaler sends this folder on to the workers that it rents.
-sudo install --directory "${owner[@]}" --mode=700 /var/lib/shoal/node
-sudo install "${owner[@]}" --mode=600 "$here"/* /var/lib/shoal/node/
-sudo chmod 700 /var/lib/shoal/node/run-node.sh
+# This folder by the name that it has in the container, too: from there the head's autoscaler sends it to its workers.
+sudo install --directory "${owner[@]}" --mode=700 "/var/lib/shoal/$(basename "$here")"
+sudo install "${owner[@]}" --mode=600 "$here"/* "/var/lib/shoal/$(basename "$here")/"
 
 # Snapshots of the state live in shared memory: as much of it as they may need, of which nothing is taken before.
 shared_kib=$(awk '/^MemTotal:/ {print int($2 * 3 / 4)}' /proc/meminfo)
