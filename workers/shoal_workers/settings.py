@@ -69,17 +69,6 @@ class WorkerSettings(BaseSettings):
     """How long links between nodes are measured before a job begins; 0: what labels and the catalogue say is taken."""
 
 
-class HeadSettings(BaseSettings):
-    """What Ray's own environment says of the head of its cluster: where the head keeps what it knows."""
-
-    model_config = SettingsConfigDict(frozen=True)
-
-    redis_address: str | None = Field(default=None, validation_alias="RAY_REDIS_ADDRESS")
-    """An external Redis."""
-    gcs_storage: str = Field(default="memory", validation_alias="RAY_gcs_storage")
-    """`rocksdb` on a disk that outlives the head; `memory` where there is no Redis either."""
-
-
 class NodeSettings(BaseSettings):
     """Read from SHOAL_NODE_... when deploy/start-worker.sh or deploy/start-head.sh makes this machine a node: what it
     is labelled with (shoal_workers.node_options). In docs/deploying.md."""
@@ -106,3 +95,14 @@ class NodeSettings(BaseSettings):
     """Memory for Ray's own object store, of which Shoal needs little: Ray would take 30 % of all."""
     override_labels: str | None = Field(default=None, validation_alias="RAY_OVERRIDE_LABELS")
     """What Ray's cluster launcher labels the node with, as JSON; it goes before the rest."""
+
+
+class HeadSettings(BaseSettings):
+    """What Ray's own environment says of the head of its cluster: where the head keeps what it knows."""
+
+    model_config = SettingsConfigDict(frozen=True)
+
+    redis_address: str | None = Field(default=None, validation_alias="RAY_REDIS_ADDRESS")
+    """An external Redis."""
+    gcs_storage: str = Field(default="memory", validation_alias="RAY_gcs_storage")
+    """`rocksdb` on a disk that outlives the head; `memory` where there is no Redis either."""
