@@ -25,7 +25,7 @@ demo: setup
 # Tests of whole clusters wait half of their time; all others compute in what is left, and give way. What fails runs once
 # more, as a machine that others share may stand still for longer than anybody waits; the summary names it (RERUN) all the
 # same.
-COMPUTING := tests/planner tests/recovery tests/service tests/workers
+COMPUTING := tests/deploy tests/planner tests/recovery tests/service tests/workers
 TESTS := -m "not long" --reruns 1 -raR
 test: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh

@@ -306,7 +306,7 @@ def test_while_the_database_is_away(postgres: Any, migrated: str, tmp_path: Any)
 
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "deploy/prometheus/alerts.yaml"
-DASHBOARD = ROOT / "deploy/grafana/shoal.json"
+DASHBOARD = ROOT / "deploy/grafana/dashboards/shoal.json"
 
 
 def test_the_handbook_the_alerts_and_the_dashboard_name_what_there_is(plane: ControlPlane, http: httpx.Client) -> None:

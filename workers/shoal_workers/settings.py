@@ -69,6 +69,34 @@ class WorkerSettings(BaseSettings):
     """How long links between nodes are measured before a job begins; 0: what labels and the catalogue say is taken."""
 
 
+class NodeSettings(BaseSettings):
+    """Read from SHOAL_NODE_... when deploy/start-worker.sh or deploy/start-head.sh makes this machine a node: what it
+    is labelled with (shoal_workers.node_options). In docs/deploying.md."""
+
+    model_config = SettingsConfigDict(env_prefix="SHOAL_NODE_", frozen=True)
+
+    device: str | None = None
+    """The type of its devices, a name of the catalogue; a head without one computes nothing."""
+    devices: int | None = None
+    """How many; none: the NVIDIA devices that the machine shows, or one of a `cpu-...`."""
+    name: str | None = None
+    """By which Shoal calls the node; none: the host name."""
+    pool: str | None = None
+    """The pool that it belongs to, of which an autoscaler can be asked for more."""
+    zone: str | None = None
+    """Nodes of one zone fail together; none: what its cloud says."""
+    spot: bool | None = None
+    """Whether it may be taken away; none: what its cloud says."""
+    labels: str = ""
+    """Other fields of a node, as FIELD=VALUE by commas: price-per-hour=1.21,inter-bytes-per-s=1.25e9."""
+    address: str | None = None
+    """Where the other nodes reach it; none: the address from which it reaches the head."""
+    object_store_bytes: int = 2**30
+    """Memory for Ray's own object store, of which Shoal needs little: Ray would take 30 % of all."""
+    override_labels: str | None = Field(default=None, validation_alias="RAY_OVERRIDE_LABELS")
+    """What Ray's cluster launcher labels the node with, as JSON; it goes before the rest."""
+
+
 class HeadSettings(BaseSettings):
     """What Ray's own environment says of the head of its cluster: where the head keeps what it knows."""
 

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# On a machine that Ray's cluster launcher has rented: runs it as head or worker, in the container that has Shoal. What
+# lasts is in /var/lib/shoal and /var/tmp/shoal of the machine, which belong to the user of the image.
+#   run-node.sh head|worker IMAGE [OPTION of ray start]...
+#
+# Beside this file: ray.token, the same on all nodes; and node.env with what else the containers shall find in their
+# environment (docs/clouds.md). The launcher says who the head is, and what this node has.
+set -euo pipefail
+role=$1 image=$2
+shift 2
+here=$(dirname "$(readlink -f "$0")")
+owner=(--owner=10001 --group=10001)
+
+sudo install --directory "${owner[@]}" --mode=700 /var/lib/shoal /var/lib/shoal/.ray /var/tmp/shoal
+sudo install "${owner[@]}" --mode=600 "$here/ray.token" /var/lib/shoal/.ray/auth_token
+for file in ray_bootstrap_config.yaml ray_bootstrap_key.pem; do
+    [ ! -e "$HOME/$file" ] || sudo install "${owner[@]}" --mode=600 "$HOME/$file" "/var/lib/shoal/$file"
+done
+# This folder by the name that it has in the container, too: from there the head's autoscaler sends it to its workers.
+sudo install --directory "${owner[@]}" --mode=700 "/var/lib/shoal/$(basename "$here")"
+sudo install "${owner[@]}" --mode=600 "$here"/* "/var/lib/shoal/$(basename "$here")/"
+
+# Snapshots of the state live in shared memory: as much of it as they may need, of which nothing is taken before.
+shared_kib=$(awk '/^MemTotal:/ {print int($2 * 3 / 4)}' /proc/meminfo)
+gpus=()
+if [ -e /dev/nvidia0 ]; then
+    gpus=(--gpus all)
+fi
+docker pull --quiet "$image"
+docker rm --force shoal >/dev/null 2>&1 || true
+exec docker run --detach --name shoal --restart unless-stopped --stop-timeout 90 --network host "${gpus[@]}" \
+    --security-opt no-new-privileges --cap-drop ALL --ulimit nofile=65536 --shm-size "${shared_kib}k" \
+    --env-file "$here/node.env" --env RAY_HEAD_IP --env RAY_OVERRIDE_RESOURCES --env RAY_OVERRIDE_LABELS \
+    --log-opt max-size=20m --log-opt max-file=5 \
+    --volume /var/lib/shoal:/var/lib/shoal --volume /var/tmp/shoal:/var/tmp/shoal \
+    "$image" "start-$role.sh" --block "$@"

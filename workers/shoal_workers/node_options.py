@@ -1,0 +1,141 @@
+"""With which options `ray start` makes this machine a node that Shoal knows: address, labels, and the resource by which
+an autoscaler is asked for one more node of its pool.
+
+Run as `python -m shoal_workers.node_options [HEAD]` by deploy/start-head.sh and deploy/start-worker.sh: HEAD, as
+HOST:PORT, is the head that the node shall join. Prints one option a line. What nobody says is asked of the machine and
+of its cloud; what `RAY_OVERRIDE_LABELS` says, as Ray's cluster launcher sets it, goes before everything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shoal_planner.catalogue import CATALOGUE
+from shoal_planner.cluster import Node
+from shoal_planner.errors import InvalidField
+from shoal_workers.cloud_places import Place, find_place
+from shoal_workers.clouds import Metadata
+from shoal_workers.cluster_ray import node_of
+from shoal_workers.settings import NodeSettings, WorkerSettings
+
+_PREFIX = "shoal.io/"
+_FIELDS = tuple(field.name.replace("_", "-") for field in dataclasses.fields(Node) if field.name != "id")
+_NAMES = ("node", "pool", *_FIELDS)
+_GPU_FILE = re.compile(r"nvidia\d+")
+_DNS_PORT = 53
+
+
+def labels_for(settings: NodeSettings, host: str, gpus: int, place: Callable[[], Place | None]) -> dict[str, str]:
+    """What this node is labelled with, without the prefix; empty for a head that computes nothing. `host` is the name
+    of the machine, `gpus` how many there are; `place` is asked only for what nobody said. Raises InvalidField."""
+    labels = dict(_listed(settings.labels))
+    overridden = _overridden(settings.override_labels)
+    said = {"node": settings.name, "pool": settings.pool, "device": settings.device, "zone": settings.zone}
+    labels |= {name: value for name, value in said.items() if value is not None}
+    if settings.spot is not None:
+        labels["spot"] = str(settings.spot).lower()
+    if settings.devices is not None:
+        labels["devices"] = str(settings.devices)
+    known = labels | overridden
+    if "device" not in known:
+        return {}
+    labels.setdefault("node", host.partition(".")[0])
+    if "devices" not in known:
+        labels["devices"] = str(_counted(known["device"], gpus))
+    if not {"zone", "spot"} <= known.keys() and (found := place()) is not None:
+        labels = {"zone": found.zone, "spot": str(found.spot).lower(), **labels}
+    labels |= overridden
+    _check(labels)
+    return labels
+
+
+def options_for(labels: Mapping[str, str], *, address: str | None, object_store_bytes: int) -> list[str]:
+    """Of `ray start`."""
+    options = ["--disable-usage-stats", f"--object-store-memory={object_store_bytes}"]
+    if address is not None:
+        options.append(f"--node-ip-address={address}")
+    if labels:
+        options.append("--labels=" + ",".join(f"{_PREFIX}{name}={value}" for name, value in sorted(labels.items())))
+    if "pool" in labels:
+        options.append("--resources=" + json.dumps({f"shoal-pool-{labels['pool']}": 1}, separators=(",", ":")))
+    return options
+
+
+def _listed(text: str) -> dict[str, str]:
+    found = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise InvalidField("SHOAL_NODE_LABELS", item, "must be FIELD=VALUE, several by commas")
+        found[name.removeprefix(_PREFIX)] = value
+    return found
+
+
+def _overridden(text: str | None) -> dict[str, str]:
+    try:
+        given = json.loads(text) if text else {}
+    except ValueError as error:
+        raise InvalidField("RAY_OVERRIDE_LABELS", text, "must be a JSON object") from error
+    return {name.removeprefix(_PREFIX): str(given[name]) for name in given if name.startswith(_PREFIX)}
+
+
+def _counted(device: str, gpus: int) -> int:
+    if device.startswith("cpu-"):
+        return 1
+    if not gpus:
+        raise InvalidField(
+            "SHOAL_NODE_DEVICES", None, f"is not given, and this machine shows no NVIDIA devices to count as {device}"
+        )
+    return gpus
+
+
+def _check(labels: Mapping[str, str]) -> None:
+    for name in labels:
+        if name not in _NAMES:
+            raise InvalidField(f"{_PREFIX}{name}", labels[name], f"is no field of a node: {', '.join(_NAMES)}")
+    if labels["device"] not in CATALOGUE:
+        raise InvalidField(f"{_PREFIX}device", labels["device"], f"must be one of {', '.join(CATALOGUE)}")
+    node_of({"NodeID": "unknown"}, {f"{_PREFIX}{name}": value for name, value in labels.items()})
+
+
+def _address_towards(head: str) -> str:
+    """Ray would look which address of ours reaches the internet, which a closed network does not have."""
+    host, _, port = head.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host or head, int(port) if host else _DNS_PORT))  # sends nothing
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        problem = f"must be HOST:PORT of a head that can be reached: {error}"
+        raise InvalidField("SHOAL_HEAD_ADDRESS", head, problem) from error
+
+
+def main(arguments: list[str]) -> None:
+    head = arguments[0] if arguments else None
+    try:
+        settings = NodeSettings()
+        gpus = sum(1 for entry in Path("/dev").iterdir() if _GPU_FILE.fullmatch(entry.name))
+        metadata = Metadata(WorkerSettings().metadata_url)
+        labels = labels_for(settings, socket.gethostname(), gpus, lambda: find_place(metadata))
+        if head is not None and not labels:
+            raise InvalidField("SHOAL_NODE_DEVICE", None, f"is needed: one of {', '.join(CATALOGUE)}")
+        address = settings.address or (None if head is None else _address_towards(head))
+    except ValidationError as error:
+        told = error.errors()[0]
+        sys.exit(f"SHOAL_NODE_{str(told['loc'][0]).upper()} = {told['input']!r}: {told['msg']}")
+    except InvalidField as error:
+        sys.exit(str(error))
+    lines = options_for(labels, address=address, object_store_bytes=settings.object_store_bytes)
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
