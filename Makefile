@@ -29,6 +29,7 @@ COMPUTING := tests/deploy tests/planner tests/recovery tests/service tests/worke
 TESTS := -m "not long" --reruns 1 -raR
 test: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
+	PYTHON=$(BIN)/python sh tests/helm/install.sh
 ifeq ($(TEST_ARGS),)
 	$(MAKE) --jobs=2 test-clusters test-computing
 else
@@ -43,6 +44,7 @@ test-computing:
 
 test-long: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
+	PYTHON=$(BIN)/python sh tests/helm/install.sh
 	$(BIN)/python -m pytest $(TEST_ARGS) -m "long"
 
 check: setup

@@ -40,7 +40,17 @@ class PlainRay:
         self._known: dict[int, psutil.Process] = {}
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
-        self._start("head", "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={ray_dir}")
+        self.start_head()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Of processes that are to find it."""
+        return self._env
+
+    def start_head(self) -> None:
+        """Again only after `kill("head")`: it is another one at the same address."""
+        port = self.address.rpartition(":")[2]
+        self._start("head", "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self._ray_dir}")
 
     def add(self, name: str, device: str = "cpu-1t") -> None:
         labels = {"device": device, "node": name, "host-memory-bytes": str(2 * 2**30)}

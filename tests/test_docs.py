@@ -33,7 +33,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 CLUSTERS = [path for path in EXAMPLES if "nodes" in yaml.safe_load(path.read_text())]
 MARKETS = [path for path in EXAMPLES if "offers" in yaml.safe_load(path.read_text())]
 JOBS = [path for path in EXAMPLES if path not in (*CLUSTERS, *MARKETS)]
-TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
+TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "helm/shoal/README.md")] + sorted(
+    ROOT.glob("docs/**/*.md")
+)
 # Made from a running dashboard by whoever cuts a release, so it may be absent in between.
 
 

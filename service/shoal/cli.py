@@ -279,6 +279,24 @@ def serve(
 
 
 @app.command()
+def migrate(
+    database_url: Annotated[
+        str | None, typer.Option(help="postgresql://... or sqlite:///FILE (default: a file in the data dir).")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the default database is (default ~/.shoal).")] = None,
+) -> None:
+    """Bring the control plane's database to this version before one of this version serves."""
+    server = _optional("shoal_service.server", "migrate", "shoal[server]")
+    settings = _optional("shoal_service.settings", "migrate", "shoal[server]")
+    given = {"database_url": database_url, "data_dir": data_dir}
+    try:
+        server.run_migrations(settings.Settings(**{name: value for name, value in given.items() if value is not None}))
+    except ValueError as error:
+        raise BadUsage(str(error)) from error
+    say("the database has the tables of this version")
+
+
+@app.command()
 def up(
     cluster: Annotated[Path | None, typer.Option(metavar="FILE", help="The nodes to start (default: our own).")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, envvar="SHOAL_PORT", help="Port of the control plane.")] = 8700,
@@ -294,11 +312,21 @@ def connect(
     server: Annotated[str, typer.Option(metavar="URL", help="The control plane.")],
     cluster_id: Annotated[str, typer.Option(metavar="ID", help="What it shall call this cluster.")] = "ray",
     address: Annotated[str, typer.Option(help="Address of the Ray cluster.")] = "auto",
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Wait for both, and stay to start the connector again where it has ended.")
+    ] = False,
 ) -> None:
     """On a Ray cluster: offer it to a control plane."""
-    _optional("shoal.connect", "connect", "shoal[worker]").run_connect(
+    connecting = _optional("shoal.connect", "connect", "shoal[worker]")
+    (connecting.stay_connected if stay else connecting.run_connect)(
         server=server, cluster_id=cluster_id, address=address
     )
+
+
+@app.command("pre-stop")
+def pre_stop(limit: Annotated[float, typer.Argument(metavar="SECONDS", min=0, help="The longest to wait.")]) -> None:
+    """On a node that is to go away: wait until no job computes there any more."""
+    _optional("shoal.connect", "pre-stop", "shoal[worker]").wait_for_leave(limit)
 
 
 @app.command()

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import structlog
 from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -46,10 +45,11 @@ from shoal_service.bell import Bell
 from shoal_service.couriers import Couriers
 from shoal_service.database import Database
 from shoal_service.enforcement import Enforcement
-from shoal_service.errors import DatabaseAway, Problem
+from shoal_service.errors import Problem
 from shoal_service.exposure import check_exposure
 from shoal_service.followers import Followers
 from shoal_service.gate import Gate, authorize
+from shoal_service.given_tokens import given_principals
 from shoal_service.identity import Identity
 from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
@@ -59,6 +59,7 @@ from shoal_service.lookout import Lookout
 from shoal_service.lost_clusters import LostClusters
 from shoal_service.metered import Metered
 from shoal_service.meters import Meters
+from shoal_service.migrating import bring_up
 from shoal_service.planning import Planner
 from shoal_service.providers import open_provider
 from shoal_service.relay import Relay
@@ -72,9 +73,6 @@ from shoal_service.tails import Tails
 from shoal_service.takeover import Takeover
 from shoal_service.traces import Traces, open_export
 
-log = structlog.get_logger()
-
-_AGAIN_S = 1.0
 _STATIC = Path(__file__).parent / "static"
 
 
@@ -97,7 +95,13 @@ def create_app(settings: Settings) -> FastAPI:
         database=database,
         auth=Auth(
             database,
-            Identity(database, token, open_provider(settings), settings.admin_addresses),
+            Identity(
+                database,
+                token,
+                open_provider(settings),
+                settings.admin_addresses,
+                given_principals(settings.tokens_path),
+            ),
             session_s=settings.session_s,
             login_code_s=settings.login_code_s,
         ),
@@ -150,7 +154,7 @@ def create_app(settings: Settings) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
-    await _open(services)
+    await bring_up(services.database, given_up=lambda: services.bell.closed)
     relay = Relay(services.database.engine, services.bell) if services.database.is_postgres else None
     if relay is not None:
         relay.start()
@@ -193,19 +197,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if relay is not None:
         await relay.close()
     await services.database.close()
-
-
-async def _open(services: Services) -> None:
-    """A database that is a server may come later than this one. Raises DatabaseAway where it is a file."""
-    while True:
-        try:
-            await services.database.migrate()
-            return
-        except DatabaseAway as error:
-            if not services.database.is_postgres or services.bell.closed:
-                raise
-            log.warning("waits for the database", why=error.why)
-            await asyncio.sleep(_AGAIN_S)
 
 
 def _refuse(request: Request, problem: Problem) -> Response:

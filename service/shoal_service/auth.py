@@ -6,6 +6,7 @@ Secrets are 256 random bits; the database keeps only their SHA-256.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -38,7 +39,8 @@ def admin_token(data_dir: Path) -> str:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        path.chmod(0o600)
+        with contextlib.suppress(OSError):  # on a file system that is read only it is as its owner has made it
+            path.chmod(0o600)
         token = path.read_text(encoding="ascii").strip()
         if len(token) < 16:
             raise ValueError(f"{path}: holds no token; delete the file and start again for a new one") from None

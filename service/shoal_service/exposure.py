@@ -25,11 +25,15 @@ def check_exposure(settings: Settings, admin_token: str) -> None:
             "Give --tls-cert and --tls-key; or --behind-proxy, where something in front of this server speaks TLS and "
             "nobody can pass it by; or --host 127.0.0.1, to listen on this machine alone"
         )
-    if len(admin_token) < _LEAST_TOKEN or len(set(admin_token)) < _LEAST_DIFFERENT:
+    if is_guessable(admin_token):
         raise ValueError(
             f"refuses to listen on {settings.host} with an administrator's token that can be guessed: delete "
             f"{settings.data_path / 'admin.token'} and start again for a new one"
         )
+
+
+def is_guessable(token: str) -> bool:
+    return len(token) < _LEAST_TOKEN or len(set(token)) < _LEAST_DIFFERENT
 
 
 def is_loopback(host: str) -> bool:

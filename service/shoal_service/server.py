@@ -16,6 +16,7 @@ from structlog.typing import Processor
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shoal_service.app import create_app
+from shoal_service.migrating import migrate
 from shoal_service.services import Services
 from shoal_service.settings import Settings
 
@@ -133,3 +134,11 @@ def _rendering(is_terminal: bool) -> tuple[Processor, ...]:
 def run(settings: Settings) -> None:
     """Serves until it is asked to stop."""
     make_server(settings).run()
+
+
+def run_migrations(settings: Settings) -> None:
+    """Returns when the database has the tables of this version. Raises what `migrate` does."""
+    configure_logging(settings.log_level)
+    if settings.database_url is None:
+        settings.data_path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    asyncio.run(migrate(settings.resolved_database_url, settings.database_timeout_s))

@@ -25,6 +25,11 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         default=Path("~/.shoal"), description="Folder of the administrator's token and of the default database."
     )
+    tokens_dir: Path | None = Field(
+        default=None,
+        description="Folder of tokens that are made elsewhere, one a file: 'metrics', and 'connector-' and the id of a "
+        "cluster. Default: none.",
+    )
     database_url: str | None = Field(
         default=None,
         description="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE. Default: SQLite in data_dir.",
@@ -142,6 +147,10 @@ class Settings(BaseSettings):
     @property
     def data_path(self) -> Path:
         return self.data_dir.expanduser().absolute()
+
+    @property
+    def tokens_path(self) -> Path | None:
+        return None if self.tokens_dir is None else self.tokens_dir.expanduser().absolute()
 
     @property
     def admin_addresses(self) -> frozenset[str]:

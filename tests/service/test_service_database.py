@@ -75,6 +75,7 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "store_check_s",
         "tls_cert",
         "tls_key",
+        "tokens_dir",
         "tracker_lease_s",
         "tracker_timeout_s",
         "tracking_hosts",

@@ -39,6 +39,12 @@ def test_a_node_needs_no_more_than_a_device() -> None:
     assert (node.id, node.device, node.devices, node.host_memory_bytes, node.spot) == ("f" * 12, "T4", 1, 7, False)
 
 
+def test_a_node_of_a_pool_is_called_as_its_pod() -> None:
+    labels = {"shoal.io/device": "T4", "shoal.io/pool": "t4-spot"}
+    entry = {"NodeID": "f" * 56, "NodeManagerHostname": "shoal-ray-t4-spot-worker-x7k2p"}
+    assert node_of(entry, labels).id == "shoal-ray-t4-spot-worker-x7k2p"
+
+
 def test_a_label_that_is_no_number_is_named() -> None:
     with pytest.raises(InvalidField, match=r"shoal\.io/devices = 'two'"):
         node_of({"NodeID": "f" * 56}, {"shoal.io/device": "T4", "shoal.io/devices": "two"})

@@ -3,8 +3,9 @@
 The only file besides the actors' own that knows how Shoal's processes are named and placed in Ray. All actors are
 detached and named, so whoever comes later finds them; nothing here keeps a handle as the only way in.
 
-Node labels (all optional but the first): shoal.io/device, a type of the catalogue; shoal.io/node, the id (default:
-Ray's); and shoal.io/FIELD for the other fields of a Node, with dashes: shoal.io/devices, shoal.io/price-per-hour.
+Node labels (all optional but the first): shoal.io/device, a type of the catalogue; shoal.io/node, the id (default: the
+host's name where shoal.io/pool says that the node is one of a pool of Kubernetes, whose pods have names of their own;
+else Ray's); and shoal.io/FIELD for the other fields of a Node, with dashes: shoal.io/devices, shoal.io/price-per-hour.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def node_of(entry: dict[str, Any], labels: dict[str, str]) -> Node:
     """Raises InvalidField for a label that cannot be used."""
     resources = entry.get("Resources") or {}
     known: dict[str, Any] = {
-        "id": labels.get(_label("node"), entry["NodeID"][:12]),
+        "id": labels.get(_label("node")) or _given_id(entry, labels),
         "devices": 1,
         "host_memory_bytes": int(resources.get("memory", 0)),
         "intra_bytes_per_s": _DEFAULT_BYTES_PER_S,
@@ -190,6 +191,10 @@ def node_of(entry: dict[str, Any], labels: dict[str, str]) -> Node:
         if text is not None and field.name != "id":
             known[field.name] = _value(_label(field.name), text, hints[field.name])
     return Node(**known)
+
+
+def _given_id(entry: dict[str, Any], labels: dict[str, str]) -> str:
+    return str(entry["NodeManagerHostname"] if _label("pool") in labels else entry["NodeID"][:12])
 
 
 def _value(label: str, text: str, hint: Any) -> Any:

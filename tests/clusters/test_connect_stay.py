@@ -1,0 +1,59 @@
+"""`shoal connect --stay`, as it runs beside Ray's head in a pod: it comes before both, and outlives heads."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+import pytest
+from control_plane import ok, start_control_plane
+from plain_ray import PlainRay
+from servers import free_ports
+from waiting import eventually
+
+LIMIT_S = 180.0
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_cluster_is_offered_by_whoever_stays_and_again_after_its_head_was_started_anew(tmp_path: Path) -> None:
+    token, port = secrets.token_urlsafe(32), free_ports(1)[0]
+    given = tmp_path / "tokens"
+    given.mkdir()
+    (given / "connector-east").write_text(token)
+    server = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:
+        ray = PlainRay(tmp_path, Path(short) / "a")
+        command = [str(Path(sys.executable).parent / "shoal"), "connect", "--stay", "--server", server]
+        command += ["--cluster-id", "east", "--address", ray.address]
+        environment = {**ray.environment, "SHOAL_TOKEN": token}
+        with (tmp_path / "stay.log").open("wb") as log:
+            stays = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            ray.add("x")
+            eventually(lambda: "no control plane answers" in (tmp_path / "stay.log").read_text(), LIMIT_S)
+            plane = start_control_plane(tmp_path / "plane", port, tokens_dir=str(given))
+            try:
+
+                def offered() -> list[str]:
+                    found = httpx.get(f"{server}/v1/nodes", headers=plane.headers)
+                    return [node["id"] for node in ok(found)["items"] if node["connected"]]
+
+                eventually(lambda: offered() == ["x"], LIMIT_S)
+                for name in ("x", "head"):
+                    ray.kill(name)
+                eventually(lambda: not offered(), LIMIT_S)
+                ray.start_head()
+                ray.add("y")
+                eventually(lambda: offered() == ["y"], LIMIT_S)
+                assert stays.poll() is None
+            finally:
+                plane.stop()
+        finally:
+            stays.terminate()
+            stays.wait(60)
+            ray.stop()
