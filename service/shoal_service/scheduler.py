@@ -173,7 +173,7 @@ async def _contender(
         created_at_s=row.created_at_s,
         share=told,
         uses=told | (everything if share.held is None else everything.intersection(share.held)),
-        plan=await _planned(session, row) & everything,
+        plan=await planned_nodes(session, row) & everything,
         begun=begun,
         wants=row.wish == jobs.WISH_RUN and row.state not in (*AT_REST, JobState.CANCELLING),
         yields=begun and jobs.has_store(row),
@@ -193,7 +193,7 @@ def _has_caps(job: Contender) -> bool:
     return job.max_devices is not None or job.max_price_per_hour is not None
 
 
-async def _planned(session: AsyncSession, row: JobRow) -> frozenset[str]:
+async def planned_nodes(session: AsyncSession, row: JobRow) -> frozenset[str]:
     """The nodes that its newest plan, or its newest workers, have a place on."""
     if row.state == JobState.QUEUED:
         return frozenset()

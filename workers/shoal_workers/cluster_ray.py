@@ -4,7 +4,8 @@ The only file besides the actors' own that knows how Shoal's processes are named
 detached and named, so whoever comes later finds them; nothing here keeps a handle as the only way in.
 
 Node labels (all optional but the first): shoal.io/device, a type of the catalogue; shoal.io/node, the id (default:
-Ray's); and shoal.io/FIELD for the other fields of a Node, with dashes: shoal.io/devices, shoal.io/price-per-hour.
+Ray's); and shoal.io/FIELD for the other fields of a Node, with dashes: shoal.io/devices, shoal.io/price-per-hour. Zone
+and market are taken from Ray's own labels where ours are absent. shoal.io/pool is the pool that it was made for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import dataclasses
 import time
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +26,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
 from shoal_planner.code_spec import NO_CODE, CodeSpec
 from shoal_planner.errors import InvalidField
+from shoal_planner.rented_pools import pool_of
 from shoal_planner.strict import hints_of
 from shoal_recovery.tenure import Life
 from shoal_workers.actor import AgentActor, RankActor
 from shoal_workers.code_ray import CodeRefused, environment_of
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
+from shoal_workers.provisioner import Member
 from shoal_workers.settings import HeadSettings
 
 log = structlog.get_logger()
@@ -37,6 +41,7 @@ Figures = dict[str, Any]
 
 NAMESPACE = "shoal"
 _KV_NAMESPACE = b"shoal"
+_LEFT = "left/"
 _START_TIMEOUT_S = 60.0
 _DEFAULT_BYTES_PER_S = 1.25e9
 _DRAIN_LEAD_S = 30.0  # where nobody says: the default grace of Kubernetes, and of Ray itself
@@ -69,10 +74,12 @@ class RayCluster:
         return (given or ("redis" if HeadSettings().redis_address else HeadSettings().gcs_storage)) != "memory"
 
     def nodes(self) -> tuple[NodeSeen, ...]:
+        """But those that Shoal has given back, and that are still there for a while."""
         found = []
+        left = _left()
         for entry in ray.nodes():
             labels = entry.get("Labels") or {}
-            if entry["Alive"] and _label("device") in labels:
+            if entry["Alive"] and _label("device") in labels and entry["NodeID"] not in left:
                 try:
                     found.append(NodeSeen(node=node_of(entry, labels), incarnation=entry["NodeID"]))
                 except InvalidField as error:  # one node with a wrong label must not hide the others
@@ -126,6 +133,23 @@ class RayCluster:
             for node, ends_ms in sorted(found.items())
         )
 
+    def members(self, pools: Collection[str]) -> tuple[Member, ...]:
+        """The nodes of these pools, given back or not."""
+        found = []
+        for entry in ray.nodes():
+            labels = entry.get("Labels") or {}
+            if entry["Alive"] and (pool := pool_of(labels, pools)) is not None:
+                host = entry.get("NodeManagerHostname") or ""
+                found.append(Member(node=_id_of(entry, labels), incarnation=entry["NodeID"], pool=pool, host=host))
+        return tuple(sorted(found, key=lambda member: (member.node, member.incarnation)))
+
+    def leave(self, member: Member) -> None:
+        """For good: nobody who asks what nodes there are hears of it any more, and Ray finds it idle."""
+        internal_kv._internal_kv_put(f"{_LEFT}{member.incarnation}".encode(), b"1", namespace=_KV_NAMESPACE)
+        name = f"agent-{member.node}-{member.incarnation[:8]}"
+        with contextlib.suppress(ValueError):  # it has none, or none any more
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+
     def _address(
         self,
         actor_class: Any,
@@ -159,6 +183,12 @@ def connector_name(cluster_id: str) -> str:
     return f"connector-{cluster_id}"
 
 
+def _left() -> frozenset[str]:
+    """Incarnations."""
+    keys = internal_kv._internal_kv_list(_LEFT.encode(), namespace=_KV_NAMESPACE) or ()
+    return frozenset(key.decode().removeprefix(_LEFT) for key in keys)
+
+
 def _epoch_key(job: str, epoch: int) -> bytes:
     return f"{job}/epoch/{epoch}".encode()
 
@@ -178,18 +208,25 @@ def node_of(entry: dict[str, Any], labels: dict[str, str]) -> Node:
     """Raises InvalidField for a label that cannot be used."""
     resources = entry.get("Resources") or {}
     known: dict[str, Any] = {
-        "id": labels.get(_label("node"), entry["NodeID"][:12]),
+        "id": _id_of(entry, labels),
         "devices": 1,
         "host_memory_bytes": int(resources.get("memory", 0)),
         "intra_bytes_per_s": _DEFAULT_BYTES_PER_S,
         "inter_bytes_per_s": _DEFAULT_BYTES_PER_S,
     }
+    if zone := labels.get("ray.io/availability-zone"):
+        known["zone"] = zone
+    known["spot"] = labels.get("ray.io/market-type") == "spot"
     hints = hints_of(Node)
     for field in dataclasses.fields(Node):
         text = labels.get(_label(field.name))
         if text is not None and field.name != "id":
             known[field.name] = _value(_label(field.name), text, hints[field.name])
     return Node(**known)
+
+
+def _id_of(entry: dict[str, Any], labels: dict[str, str]) -> str:
+    return str(labels.get(_label("node"), entry["NodeID"][:12]))
 
 
 def _value(label: str, text: str, hint: Any) -> Any:

@@ -11,17 +11,24 @@ import sys
 
 import ray
 
+from shoal_planner.documents import MalformedDocument
+from shoal_planner.errors import InvalidField
 from shoal_workers.cluster_ray import NAMESPACE
 from shoal_workers.connector import start_connector
+from shoal_workers.pools import pools_given
 
 
 def main() -> None:
     order = json.load(sys.stdin)
     try:
+        pools = pools_given()
+    except (OSError, MalformedDocument, InvalidField) as error:
+        sys.exit(f"SHOAL_PROVISIONER: {error}")
+    try:
         ray.init(address=order["address"], namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError) as error:
         sys.exit(f"no Ray cluster at {order['address']}: {error}")
-    start_connector(order["server"], order["token"], order["cluster_id"], {})
+    start_connector(order["server"], order["token"], order["cluster_id"], {}, pools)
 
 
 if __name__ == "__main__":
