@@ -44,6 +44,7 @@ class PoolSeen:
     least: int
     most: int
     price_per_hour: float
+    zones: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     starting: int = 0
     problem: str | None = None
@@ -97,10 +98,17 @@ def decide_pools(
     budget_per_hour: float,
     patience: Patience,
     now_s: float,
+    awaited: Mapping[str, int] | None = None,
 ) -> Provision:
-    """`wanted` nodes by pool are what the fleets of all jobs have of it, `used` are the nodes that plans stand on, or
-    may before long; `budget_per_hour` is what all these jobs may spend at one time, beside what pools keep anyway."""
-    tables = [_Table(pool, memories.get(pool.name) or _first(pool), used, patience, now_s) for pool in pools]
+    """`wanted` nodes by pool are what the fleets of all jobs have of it. As long as some of those `awaited`, for jobs
+    that cannot begin before, have not come, the others are not idle. `used` are the nodes that plans stand on, or may
+    before long; `budget_per_hour` is what all these jobs may spend at one time, beside what pools keep anyway."""
+    acts: list[Act] = []
+    tables = [_Table(pool, memories.get(pool.name) or _first(pool), used, patience, now_s, acts) for pool in pools]
+    awaited = awaited or {}
+    if any(len(table.staying) < awaited.get(table.pool.name, 0) for table in tables):
+        for table in tables:
+            table.keep(awaited.get(table.pool.name, 0))
     for table in tables:
         table.look()
     for table in tables:
@@ -115,7 +123,7 @@ def decide_pools(
                 lacking -= other.make_room(wanted.get(other.pool.name, 0), lacking)
     return Provision(
         memories={table.pool.name: table.memory() for table in tables},
-        acts=tuple(act for table in tables for act in table.acts),
+        acts=tuple(acts),
     )
 
 
@@ -133,7 +141,7 @@ class _Table:
     used: frozenset[str]
     patience: Patience
     now_s: float
-    acts: list[Act] = field(default_factory=list)
+    acts: list[Act]
     target: int = 0
     leaving: set[str] = field(default_factory=set)
     unused: dict[str, float] = field(default_factory=dict)
@@ -158,20 +166,30 @@ class _Table:
         return self.pool.price_per_hour * max(self.target, len(self.staying) + self.pool.starting)
 
     @property
+    def where(self) -> str:
+        zones = f" in {' or '.join(self.pool.zones)}" if self.pool.zones else ""
+        return f"{self.pool.name}{zones}"
+
+    @property
     def hint(self) -> str:
         return "" if self.pool.said is None else f" ({self.pool.said})"
 
     def target_for(self, wanted: Mapping[str, int]) -> int:
         return max(wanted.get(self.pool.name, 0), self.pool.least)
 
+    def keep(self, count: int) -> None:
+        """So many that nobody uses yet wait for others."""
+        for node in sorted(self.unused, key=lambda node: (self.unused[node], node))[:count]:
+            self.unused[node] = self.now_s
+
     def look(self) -> None:
         """What has happened since: nodes that came, nodes that went, and a pool that gave nothing in time."""
         came = sorted(set(self.pool.nodes) - set(self.before.known))
         if came:
-            self.tell("nodes_came", len(came), f"{_listed(came)} came to pool {self.pool.name}", came)
+            self.tell("nodes_came", len(came), f"pool {self.pool.name} has got {_listed(came)}", came)
         went = sorted(set(self.before.known) - set(self.pool.nodes))
         if lost := [node for node in went if node not in self.before.leaving]:
-            self.tell("nodes_went", len(lost), f"{_listed(lost)} went away from pool {self.pool.name}", lost)
+            self.tell("nodes_went", len(lost), f"pool {self.pool.name} has lost {_listed(lost)}", lost)
         missing = self.target - len(self.staying)
         if missing <= 0:
             self.target = max(self.target, min(len(self.staying), self.pool.most))
@@ -203,10 +221,12 @@ class _Table:
         if self.target > keep:
             count = self.target - keep
             self.target, self.asked_at_s = keep, None
-            self.tell("pool_withdrawn", count, f"{count} of pool {self.pool.name} are not wanted any more")
+            self.tell("pool_withdrawn", count, f"asks no more for {count} x {self.where}: nobody wants them any more")
 
     def give_back(self, wanted: int) -> None:
         """What no plan has used for long. Where it was wanted all the same, the plan that runs is better without."""
+        if self.target > len(self.staying) and wanted > len(self.staying):
+            return  # a pool that still owes some of its nodes does not lose others
         for node, since_s in sorted(self.unused.items(), key=lambda item: (item[1], item[0])):
             if self.now_s - since_s >= self.patience.idle_s and len(self.staying) > self.pool.least:
                 if len(self.staying) <= wanted:
@@ -226,11 +246,11 @@ class _Table:
         self.leaving.add(node)
         self.unused.pop(node, None)
         self.target = max(self.target - 1, self.pool.least)
-        self.tell("node_released", 1, f"{node} of pool {self.pool.name} is given back, as {why}", [node])
+        self.tell("node_released", 1, f"gives back {node} of pool {self.pool.name}, as {why}", [node])
 
     def ask(self, wanted: int, room_per_hour: float) -> float:
         """Dollars an hour that are lacking for what is wanted: nothing is asked for then, as half a fleet is none."""
-        if self.now_s < self.not_before_s:
+        if self.now_s < self.not_before_s or self.leaving:  # what leaves would be taken for what is asked for
             wanted = min(wanted, max(self.target, len(self.staying)))
         new_target = min(max(wanted, self.pool.least), self.pool.most)
         count = new_target - max(self.target, 0)
@@ -243,7 +263,7 @@ class _Table:
             return price * more - room_per_hour
         self.target, self.asked_at_s = new_target, self.now_s
         why = "it always has so many" if kept_anyway else f"at {price:g} USD an hour each"
-        self.tell("pool_asked", count, f"asked for {count} of pool {self.pool.name}, {why}")
+        self.tell("pool_asked", count, f"asked for {count} x {self.where}, {why}")
         return 0.0
 
     def tell(self, kind: Kind, count: int, reason: str, nodes: Sequence[str] = ()) -> None:

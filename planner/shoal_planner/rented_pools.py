@@ -93,7 +93,15 @@ def _pool(entry: _Entry, path: str) -> RentedPool:
     )
 
 
-def pool_of(labels: Mapping[str, str], known: Collection[str]) -> str | None:
-    """Which pool a node is of, by its labels: ours, else the group that Ray's own autoscaler and KubeRay name."""
+def pool_resource(pool: str) -> str:
+    """What each node of a type has one of, where Ray's autoscaler makes them."""
+    return f"shoal-pool-{pool}"
+
+
+def pool_of(labels: Mapping[str, str], resources: Collection[str], known: Collection[str]) -> str | None:
+    """Which pool a node is of: by our label, else by the group that Ray's own autoscaler and KubeRay name, else by the
+    resource that it is asked for by."""
     name = labels.get("shoal.io/pool") or labels.get("ray.io/node-group")
-    return name if name in known else None
+    if name in known:
+        return name
+    return next((pool for pool in sorted(known) if pool_resource(pool) in resources), None)

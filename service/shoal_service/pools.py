@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, delete, or_, select
+from sqlalchemy import Select, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.cluster import Node
@@ -97,6 +97,7 @@ def seen(row: PoolRow) -> PoolSeen:
         least=known.least,
         most=known.most,
         price_per_hour=price(row),
+        zones=known.zones,
         nodes=tuple(row.about["nodes"]),
         starting=row.about["starting"],
         problem=row.about["problem"],
@@ -115,7 +116,8 @@ def memory(row: PoolRow) -> PoolMemory | None:
 def remember(row: PoolRow, new: PoolMemory) -> bool:
     """Whether its connector has to hear of it."""
     before = memory(row)
-    row.memory = dataclasses.asdict(new)
+    if before != new:
+        row.memory = dataclasses.asdict(new)
     return before is None or (before.target, before.leaving) != (new.target, new.leaving)
 
 
@@ -147,6 +149,15 @@ async def newest_events(session: AsyncSession, projects: frozenset[str] | None, 
     return [event_resource(row, shown=projects is None or project in projects) for row, project in found]
 
 
+async def newest_of_jobs(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, str]:
+    """The reason of the newest event of each of these jobs that has one."""
+    if not job_ids:
+        return {}
+    newest = select(func.max(PoolEventRow.id)).where(PoolEventRow.job_id.in_(job_ids)).group_by(PoolEventRow.job_id)
+    rows = await session.scalars(select(PoolEventRow).where(PoolEventRow.id.in_(newest)))
+    return {str(row.job_id): row.reason for row in rows}
+
+
 def events_for(projects: frozenset[str] | None) -> Select[PoolEventRow, str]:
     """Events with the project of their job. Of one of other projects all are seen but why it gets nothing: that tells
     what it is like."""
@@ -154,6 +165,12 @@ def events_for(projects: frozenset[str] | None) -> Select[PoolEventRow, str]:
     if projects is None:
         return query
     return query.where(or_(PoolEventRow.kind != "nothing_rented", JobRow.project_id.in_(projects)))
+
+
+async def leaving(session: AsyncSession, cluster_id: str) -> frozenset[str]:
+    """Nodes that are given back, and may be there for a while."""
+    rows = await of_cluster(session, cluster_id)
+    return frozenset(node for row in rows if (kept := memory(row)) is not None for node in kept.leaving)
 
 
 async def forget_old(session: AsyncSession) -> None:

@@ -36,6 +36,7 @@ from shoal_service.turns import Turns
 log = structlog.get_logger()
 
 _LOOK_S = 2.0
+_FORGET_S = 3600.0
 _DUTY = "pools"
 _LEASE_S = 60.0  # a fleet may take a while to choose
 _TRAINS = (JobState.RUNNING.value, JobState.DRAINING.value)
@@ -60,6 +61,7 @@ class _Tenant:
     nodes: frozenset[str]
     done_steps: int
     budget_per_hour: float
+    trains: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +78,12 @@ class _Look:
 
 @dataclass(slots=True)
 class _Chosen:
-    """The fleets of a cluster's jobs: `first` by pool is the job that it is for."""
+    """The fleets of a cluster's jobs, by pool: `first` is the job that it is for, `awaited` what jobs that do not train
+    wait for."""
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
+    awaited: dict[str, int] = field(default_factory=dict)
     budget_per_hour: float = 0.0
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -95,6 +99,7 @@ class Renting:
         self._holder = duties.new_holder()
         self._wishes: dict[str, tuple[object, FleetWish]] = {}
         self._refused: dict[str, str] = {}
+        self._forgot_at_s = -_FORGET_S
         self._turns = Turns("pools", self.look, _LOOK_S)
 
     def start(self) -> None:
@@ -110,7 +115,9 @@ class Renting:
         async with self._database.write() as session:
             if not await duties.claim(session, _DUTY, self._holder, _LEASE_S):
                 return
-            await pools.forget_old(session)
+            if time.monotonic() - self._forgot_at_s > _FORGET_S:
+                await pools.forget_old(session)
+                self._forgot_at_s = time.monotonic()
             known = [row.id for row in await clusters.all_clusters(session) if clusters.connected(row)]
         for cluster_id in known:
             await self._look_at(cluster_id)
@@ -122,6 +129,9 @@ class Renting:
             return
         chosen = await asyncio.to_thread(self._choose, look)
         found = _decided(look, chosen, self._patience)
+        before = {row.name: pools.memory(row) for row in look.rows}
+        if not found.acts and found.memories == before and chosen.refused.items() <= self._refused.items():
+            return
         async with self._database.write() as session:
             news = await self._write(session, cluster_id, chosen, found)
         if news:
@@ -143,6 +153,8 @@ class Renting:
                 left[name] -= count
                 chosen.counts[name] = chosen.counts.get(name, 0) + count
                 chosen.first.setdefault(name, tenant.id)
+                if not tenant.trains:
+                    chosen.awaited[name] = chosen.awaited.get(name, 0) + count
             taken |= tenant.nodes
         for row in look.rows:  # nodes of pools under jobs that may not rent count as wanted: they stay
             chosen.counts[row.name] = chosen.counts.get(row.name, 0) + len(look.others.intersection(row.about["nodes"]))
@@ -197,14 +209,16 @@ class Renting:
 
 
 def _decided(look: _Look, chosen: _Chosen, patience: Patience) -> Provision:
+    elsewhere = sum(pools.price(row) * len(look.others.intersection(row.about["nodes"])) for row in look.rows)
     return decide_pools(
         [pools.seen(row) for row in look.rows],
         {row.name: kept for row in look.rows if (kept := pools.memory(row)) is not None},
         chosen.counts,
         used=look.used,
-        budget_per_hour=chosen.budget_per_hour,
+        budget_per_hour=chosen.budget_per_hour + elsewhere,
         patience=patience,
         now_s=time.time(),
+        awaited=chosen.awaited,
     )
 
 
@@ -265,4 +279,5 @@ async def _tenant(session: AsyncSession, row: JobRow, spec: JobSpec, nodes: froz
         nodes=nodes,
         done_steps=row.step,
         budget_per_hour=hourly_budget(spec, spent_usd, left_h),
+        trains=row.state in _TRAINS,
     )

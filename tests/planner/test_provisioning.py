@@ -33,7 +33,13 @@ class Cloud:
         self.num_made = 0
         self.told: list[Act] = []
 
-    def look(self, wanted: dict[str, int], used: set[str] = frozenset(), budget: float = 10.0) -> list[str]:  # type: ignore[assignment]
+    def look(
+        self,
+        wanted: dict[str, int],
+        used: set[str] = frozenset(),
+        budget: float = 10.0,
+        awaited: dict[str, int] | None = None,
+    ) -> list[str]:  # type: ignore[assignment]
         found = decide_pools(
             list(self.pools.values()),
             self.memories,
@@ -42,6 +48,7 @@ class Cloud:
             budget_per_hour=budget,
             patience=PATIENCE,
             now_s=self.now_s,
+            awaited=awaited,
         )
         self.memories = found.memories
         self.told.extend(found.acts)
@@ -121,6 +128,19 @@ def test_nodes_that_no_plan_uses_go_and_those_of_a_plan_never_do() -> None:
     assert [act.nodes for act in cloud.told if act.kind == "node_released"] == [("a-2",), ("a-0",)]
 
 
+def test_nodes_that_wait_for_others_of_their_fleet_are_not_idle() -> None:
+    cloud = Cloud([seen("a"), seen("b")], {"a": 2, "b": 0})
+    for _ in range(11):
+        cloud.look({"a": 1, "b": 1}, awaited={"a": 1, "b": 1})
+    for _ in range(60):
+        cloud.look({"a": 2, "b": 1}, awaited={"a": 2, "b": 1})
+    assert len(cloud.nodes("a")) == 2, "b was short twice meanwhile"
+    cloud.capacity["b"] = 1
+    for _ in range(60):
+        cloud.look({"a": 2, "b": 1}, awaited={"a": 2, "b": 1})
+    assert not cloud.nodes("a"), "all were there, and nobody used them"
+
+
 def test_a_node_that_the_plan_leaves_out_is_not_rented_again_at_once() -> None:
     cloud = Cloud([seen("a")], {"a": 4})
     for _ in range(60):
@@ -171,9 +191,10 @@ def test_a_pool_that_cannot_be_is_refused_by_name(entry: dict[str, object], prob
 def test_a_pools_file_is_read_and_nodes_are_known_by_their_labels() -> None:
     first, second = parse_pools(POOLS)
     assert (first.node.zone, second.node.zone, first.least, first.most) == ("z1", "z2", 0, 3)
-    assert pool_of({"shoal.io/pool": "spot-a", "ray.io/node-group": "spot-b"}, {"spot-a", "spot-b"}) == "spot-a"
-    assert pool_of({"ray.io/node-group": "spot-b"}, {"spot-b"}) == "spot-b"
-    assert pool_of({"ray.io/node-group": "headgroup"}, {"spot-b"}) is None
+    assert pool_of({"shoal.io/pool": "spot-a", "ray.io/node-group": "spot-b"}, (), {"spot-a", "spot-b"}) == "spot-a"
+    assert pool_of({"ray.io/node-group": "spot-b"}, ["shoal-pool-spot-a"], {"spot-a", "spot-b"}) == "spot-b"
+    assert pool_of({"ray.io/node-group": "headgroup"}, ["CPU"], {"spot-b"}) is None
+    assert pool_of({}, {"CPU": 4, "shoal-pool-spot-b": 1}, {"spot-a", "spot-b"}) == "spot-b"
     with pytest.raises(InvalidField, match="two pools have this name"):
         parse_pools([POOLS[0], POOLS[0]])
 

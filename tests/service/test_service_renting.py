@@ -68,7 +68,8 @@ class Cluster:
         try:
             while not self._over.wait(0.1):
                 self._provisioner.turn()
-                snapshot, report = snapshot_to_mapping(self.snapshot()), self._provisioner.report()
+                snapshot = snapshot_to_mapping(self.snapshot())
+                report = self._provisioner.report()
                 self.client.offer(snapshot, {}, 30, fault_tolerant_head=True, pools=report)
                 wishes = self.client.wishes(-1, 0)
                 self.wishes = wishes.jobs
@@ -150,7 +151,7 @@ def test_a_short_pool_is_left_for_another_kind_and_what_no_plan_uses_is_given_ba
     job = ok(http.post("/v1/jobs", json=JOB))["id"]
     first = eventually(lambda: events(http, job_id=job), 60)[0]
     assert (first["kind"], first["pool"], first["job_id"]) == ("pool_asked", "spot-b", job)
-    assert first["reason"] == "asked for 2 of pool spot-b, at 0.3 USD an hour each"
+    assert first["reason"] == "asked for 2 x spot-b in z2, at 0.3 USD an hour each"
     eventually(lambda: ("pool_short", "spot-b", 1) in kinds(http), 60)
     short = next(each for each in events(http) if each["kind"] == "pool_short")
     assert "Insufficient nvidia.com/gpu" in short["reason"] and "asked again in 30 s" in short["reason"]
@@ -211,3 +212,12 @@ def check_refusals(
         rehearsed = ok(http.post("/v1/jobs", params={"dry_run": True}, json=JOB))
         assert rehearsed["cluster_id"] == "kube" and "2 x spot-b" in rehearsed["reason"]
         assert not kubernetes.patches, "a rehearsal asks for nothing"
+        kubernetes.capacity = {"spot-a": 0, "spot-b": 0}
+        job = ok(http.post("/v1/jobs", json=JOB))["id"]
+
+        def reason() -> str:
+            return str(ok(http.get(f"/v1/jobs/{job}"))["status"]["reason"])
+
+        eventually(lambda: "nothing is rented: offers = ['spot-a', 'spot-b']: none is available" in reason(), 60)
+        assert {("pool_short", "spot-a", 1), ("pool_short", "spot-b", 2)} <= set(kinds(http, job_id=job))
+        eventually(lambda: kubernetes.replicas() == {"spot-a": 0, "spot-b": 0})

@@ -32,7 +32,7 @@ from shoal_recovery.tenure import Life
 from shoal_workers.actor import AgentActor, RankActor
 from shoal_workers.code_ray import CodeRefused, environment_of
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
-from shoal_workers.provisioner import Member
+from shoal_workers.provisioner import Member, PoolsUnreachable
 from shoal_workers.settings import HeadSettings
 
 log = structlog.get_logger()
@@ -134,21 +134,32 @@ class RayCluster:
         )
 
     def members(self, pools: Collection[str]) -> tuple[Member, ...]:
-        """The nodes of these pools, given back or not."""
+        """The nodes of these pools, given back or not. Raises PoolsUnreachable while the head is away."""
         found = []
-        for entry in ray.nodes():
+        for entry in _entries():
             labels = entry.get("Labels") or {}
-            if entry["Alive"] and (pool := pool_of(labels, pools)) is not None:
+            pool = pool_of(labels, entry.get("Resources") or {}, pools)
+            if entry["Alive"] and pool is not None:
                 host = entry.get("NodeManagerHostname") or ""
                 found.append(Member(node=_id_of(entry, labels), incarnation=entry["NodeID"], pool=pool, host=host))
         return tuple(sorted(found, key=lambda member: (member.node, member.incarnation)))
 
+    def hold(self, member: Member) -> None:
+        """With its agent there the node is never idle. Raises NodeUnreachable."""
+        for seen in self.nodes():
+            if seen.incarnation == member.incarnation:
+                self.agent(seen)
+
     def leave(self, member: Member) -> None:
-        """For good: nobody who asks what nodes there are hears of it any more, and Ray finds it idle."""
-        internal_kv._internal_kv_put(f"{_LEFT}{member.incarnation}".encode(), b"1", namespace=_KV_NAMESPACE)
+        """For good: nobody who asks what nodes there are hears of it any more, and Ray finds it idle. Raises
+        PoolsUnreachable while the head is away."""
         name = f"agent-{member.node}-{member.incarnation[:8]}"
-        with contextlib.suppress(ValueError):  # it has none, or none any more
-            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        try:
+            internal_kv._internal_kv_put(f"{_LEFT}{member.incarnation}".encode(), b"1", namespace=_KV_NAMESPACE)
+            with contextlib.suppress(ValueError):  # it has none, or none any more
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        except (ray.exceptions.RayError, RuntimeError, OSError) as error:
+            raise PoolsUnreachable(f"Ray: {error}") from error
 
     def _address(
         self,
@@ -181,6 +192,14 @@ class RayCluster:
 def connector_name(cluster_id: str) -> str:
     """Of the actor that offers this cluster to a control plane."""
     return f"connector-{cluster_id}"
+
+
+def _entries() -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = ray.nodes()
+    except (ray.exceptions.RayError, RuntimeError, OSError) as error:
+        raise PoolsUnreachable(f"Ray: {error}") from error
+    return found
 
 
 def _left() -> frozenset[str]:

@@ -99,7 +99,7 @@ class Connector:
                 if not known:  # or what the connector before this one had learnt would be lost
                     self._profile.learn_older(profile_from_mapping(self._plane.profile()))
                     known = True
-                snapshot = self._cluster.snapshot()
+                snapshot = self._cluster.snapshot()  # before pools are told of: these may know of more nodes
                 profile = profile_to_mapping(self._profile.on(snapshot.nodes))
                 head = self._cluster.head_is_fault_tolerant()
                 pools = None if self._provisioner is None else self._provisioner.report()

@@ -48,6 +48,6 @@ def provisioner_of(
         api = KubernetesApi(settings.kubernetes_url, settings.kubernetes_account_dir)
         maker = KubeRayPools(api, given["raycluster"])
     else:
-        maker = RayPools(notify, cluster.leave)
+        maker = RayPools(notify, cluster.hold, cluster.leave)
     names = frozenset(pool.name for pool in parse_pools(given["pools"]))
     return Provisioner(given["pools"], maker, partial(cluster.members, names))

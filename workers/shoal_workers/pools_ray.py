@@ -8,51 +8,59 @@ replaces what was asked before, and holds while nobody is connected; nobody else
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
+import structlog
 from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
 from ray.autoscaler.sdk import request_resources
 from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.experimental import internal_kv
 
+from shoal_planner.rented_pools import pool_resource
+from shoal_workers.nodes import NodeUnreachable
 from shoal_workers.provisioner import Member, PoolOrder, PoolsUnreachable, Supply
+
+log = structlog.get_logger()
 
 _SAY_AGAIN_S = 30.0
 _LEAVE_S = 15.0  # no plan stands on it; copies may
-
-
-def pool_resource(pool: str) -> str:
-    """What each node of a type has one of."""
-    return f"shoal-pool-{pool}"
+_NOTHING = PoolOrder(target=0, release=frozenset())
 
 
 class RayPools:
-    """`notify` tells a node that it goes away in so many seconds, `leave` ends what Shoal runs there, for good: a node
-    with an actor is never idle."""
+    """`notify` tells a node that it goes away in so many seconds. `hold` has something of Shoal's run on a node, and
+    `leave` ends that, for good: a node with an actor is never idle, and of those that are the autoscaler takes any."""
 
     def __init__(
         self,
         notify: Callable[[Member, float], None],
+        hold: Callable[[Member], None],
         leave: Callable[[Member], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._notify = notify
+        self._hold = hold
         self._leave = leave
         self._clock = clock
         self._asked: dict[str, int] = {}
         self._asked_again_s = 0.0
         self._raised_at_s: dict[str, float] = {}  # by the time of day, as the autoscaler writes it
         self._told_s: dict[str, float] = {}
+        self._held: set[str] = set()
 
     def obey(self, orders: Mapping[str, PoolOrder], members: Sequence[Member]) -> None:
         self._request({name: order.target for name, order in orders.items()})
         for member in members:
-            if member.node in orders.get(member.pool, PoolOrder(target=0, release=frozenset())).release:
+            if member.node in orders.get(member.pool, _NOTHING).release:
                 self._release(member)
+            elif member.incarnation not in self._held:
+                self._held.add(member.incarnation)
+                threading.Thread(target=self._keep, args=(member,), name="hold", daemon=True).start()
 
     def look(self, pools: Sequence[str], members: Sequence[Member]) -> Mapping[str, Supply]:
         try:
@@ -79,6 +87,13 @@ class RayPools:
         except (RuntimeError, OSError, ray.exceptions.RayError) as error:
             raise PoolsUnreachable(f"Ray's autoscaler: {error}") from error
         self._asked, self._asked_again_s = dict(targets), now_s + _SAY_AGAIN_S
+
+    def _keep(self, member: Member) -> None:
+        try:
+            self._hold(member)
+        except (NodeUnreachable, RuntimeError, OSError, ray.exceptions.RayError) as error:
+            log.warning("node not held", node=member.node, why=str(error))
+            self._held.discard(member.incarnation)  # once more at the next turn
 
     def _release(self, member: Member) -> None:
         now_s = self._clock()

@@ -62,7 +62,8 @@ class NodeMaker(Protocol):
 
 
 class Provisioner:
-    """`entries` are those of the POOLS file; `members` says which nodes are there. Raises InvalidField."""
+    """`entries` are those of the POOLS file; `members` says which nodes are there, and raises PoolsUnreachable. Raises
+    InvalidField."""
 
     def __init__(
         self, entries: Sequence[Mapping[str, Any]], maker: NodeMaker, members: Callable[[], Sequence[Member]]
@@ -73,7 +74,7 @@ class Provisioner:
         self._members = members
         self._lock = threading.Lock()
         self._orders: Mapping[str, PoolOrder] | None = None
-        self._report: list[dict[str, Any]] | None = None
+        self._supplies: Mapping[str, Supply] | None = None
 
     def told(self, orders: Mapping[str, PoolOrder]) -> None:
         """What the control plane wants now; nothing is asked of anybody before it has said so once."""
@@ -81,9 +82,18 @@ class Provisioner:
             self._orders = {name: order for name, order in orders.items() if name in self._names}
 
     def report(self) -> list[dict[str, Any]] | None:
-        """For the control plane: each entry with what is known of the pool; None before anybody has looked."""
+        """For the control plane: each entry with what is known of the pool, and the nodes that it has now; None before
+        anybody has looked. A node of a pool that is not told of as such would pass for one that costs no request."""
         with self._lock:
-            return self._report
+            supplies = self._supplies
+        if supplies is None:
+            return None
+        try:
+            members = self._members()
+        except PoolsUnreachable as error:
+            log.warning("not known which nodes there are", why=str(error))
+            return None
+        return [self._told_of(entry, supplies[entry["name"]], members) for entry in self._entries]
 
     def run(self) -> None:
         """Until the process ends."""
@@ -95,18 +105,17 @@ class Provisioner:
         """Obeys, and looks what came of it."""
         with self._lock:
             orders = self._orders
-        members = self._members()
         supplies: Mapping[str, Supply]
         try:
+            members = self._members()
             if orders is not None:
                 self._maker.obey(orders, members)
             supplies = self._maker.look(self._names, members)
         except PoolsUnreachable as error:
             log.warning("pools not reached", why=str(error))
             supplies = {name: Supply(problem=str(error)) for name in self._names}
-        report = [self._told_of(entry, supplies[entry["name"]], members) for entry in self._entries]
         with self._lock:
-            self._report = report
+            self._supplies = supplies
 
     def _told_of(self, entry: Mapping[str, Any], supply: Supply, members: Sequence[Member]) -> dict[str, Any]:
         nodes = sorted(member.node for member in members if member.pool == entry["name"])
