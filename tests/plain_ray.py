@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,11 +20,20 @@ _OBJECT_STORE_BYTES = 80_000_000
 
 class PlainRay:
     """A head that computes nothing. `folder` holds what nodes keep on disks and in memory, by cluster and node, and the
-    logs; Ray's own files go to `ray_dir`, whose path must be short. Owns its processes, and ends no others."""
+    logs; Ray's own files go to `ray_dir`, whose path must be short. Owns its processes, and ends no others. Its head is
+    given `head_options` and `environment` beside the usual ones."""
 
-    def __init__(self, folder: Path, ray_dir: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ray_dir: Path,
+        head_options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        port: int | None = None,
+    ) -> None:
         self._folder = folder
         self._ray_dir = ray_dir
+        self._head_options = head_options
         self._env = {
             **os.environ,
             "SHOAL_WORKER_MEMORY_DIR": str(folder / "memory"),
@@ -35,10 +44,11 @@ class PlainRay:
             "OMP_NUM_THREADS": "1",
             "RAY_AUTH_MODE": "disabled",
             "RAY_worker_niceness": "0",
+            **(environment or {}),
         }
         self._started: dict[str, psutil.Process] = {}
         self._known: dict[int, psutil.Process] = {}
-        (port,) = free_ports(1)
+        port = port or free_ports(1)[0]
         self.address = f"127.0.0.1:{port}"
         self.start_head()
 
@@ -50,7 +60,8 @@ class PlainRay:
     def start_head(self) -> None:
         """Again only after `kill("head")`: it is another one at the same address."""
         port = self.address.rpartition(":")[2]
-        self._start("head", "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self._ray_dir}")
+        usual = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self._ray_dir}")
+        self._start("head", *usual, *self._head_options)
 
     def add(self, name: str, device: str = "cpu-1t") -> None:
         labels = {"device": device, "node": name, "host-memory-bytes": str(2 * 2**30)}

@@ -122,6 +122,28 @@ def start_seaweedfs(directory: Path) -> RunningServer:
     return server
 
 
+def start_moto(directory: Path) -> RunningServer:
+    """An AWS of moto's: takes any credentials. Raises RuntimeError as `start_seaweedfs` does."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (port,) = free_ports(1)
+    command = [*_ending_with_us(), _program("moto_server", "moto[server]"), "-H", "127.0.0.1", "-p", str(port)]
+    with (directory / "moto.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, start_new_session=True)
+    endpoint = f"http://127.0.0.1:{port}"
+    server = RunningServer(endpoint=endpoint, key="any-key", secret="any-secret", directory=directory, process=process)
+    try:
+        eventually(lambda: _listens(port) or _still_runs(server, "moto.log"), READY_TIMEOUT_S)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def ec2_environment(server: RunningServer) -> dict[str, str]:
+    """What boto3 reads to have its EC2 there."""
+    return {**boto3_environment(server.endpoint, server.key, server.secret), "AWS_ENDPOINT_URL_EC2": server.endpoint}
+
+
 def start_rclone(directory: Path) -> RunningServer:
     """rclone as an S3 server over a folder: it ignores conditions. Raises RuntimeError as `start_seaweedfs` does."""
     key, secret, port = "shoal-test-key", "shoal-test-secret", free_ports(1)[0]

@@ -26,7 +26,7 @@ from shoal_planner.script_spec import parse_any_job
 from shoal_planner.search import plan
 from shoal_service.app import create_app
 from shoal_service.settings import Settings
-from shoal_workers.settings import WorkerSettings
+from shoal_workers.settings import ProvisionerSettings, WorkerSettings
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -173,6 +173,7 @@ def test_the_codes_of_the_handbook_are_those_of_the_server() -> None:
 def test_the_settings_of_the_handbook_are_those_of_the_program() -> None:
     named = set(re.findall(r"^\| `(SHOAL_[A-Z_]+)`", read("docs/cli.md"), flags=re.MULTILINE))
     real = {f"SHOAL_{field.upper()}" for kind in (ClientSettings, Settings) for field in kind.model_fields}
+    real |= {f"SHOAL_{field.upper()}" for field in ProvisionerSettings.model_fields}
     assert named == real | {f"SHOAL_WORKER_{field.upper()}" for field in WorkerSettings.model_fields}
 
 

@@ -124,6 +124,7 @@ _TRAINED: Mapping[str, str] = {
     "data.mix.weight": "How much of the samples comes from it, compared with the others.",
     "train": "How it is trained.",
     **{f"train.{name}": text for name, text in _TRAIN.items()},
+    "limits.rent": "Whether more nodes may be rented for it, within max_price_per_hour and its other limits.",
     "limits.min_devices": "Plans use at least so many devices, or the job waits.",
     "checkpoint.uri": "file:///folder or s3://bucket/prefix; without it state lives in the nodes' memory alone.",
     "checkpoint.storage": "The project's storage profile that says how the bucket is reached.",

@@ -80,13 +80,17 @@ class CostLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSpec(CostLimits):
-    """What a plan of this job may use. No `device_types` means every type."""
+    """What a plan of this job may use. No `device_types` means every type. `rent`: nodes may be rented for it where its
+    cluster can get more, within its other limits."""
 
     device_types: tuple[str, ...] = ()
     min_devices: int = 1
+    rent: bool = False
 
     def __post_init__(self) -> None:
         CostLimits.__post_init__(self)
+        if self.rent and self.max_price_per_hour is None:
+            raise InvalidField("rent", True, "needs max_price_per_hour: what is rented at one time must have a bound")
         check_range("min_devices", self.min_devices, 1, _MANY)
         if self.max_devices is not None and self.max_devices < self.min_devices:
             problem = f"must be at least min_devices ({self.min_devices})"

@@ -25,6 +25,7 @@ from shoal import (
     cli_logs,
     cli_people,
     cli_plan,
+    cli_pools,
     cli_rent,
     cli_schema,
     cli_storages,
@@ -61,6 +62,7 @@ app.registered_commands.extend(cli_verbs.app.registered_commands)
 app.registered_commands.extend(cli_watch.app.registered_commands)
 app.registered_commands.extend(cli_limits.app.registered_commands)
 app.registered_commands.extend(cli_clusters.app.registered_commands)
+app.registered_commands.extend(cli_pools.app.registered_commands)
 app.registered_commands.extend(cli_debug.app.registered_commands)
 app.add_typer(cli_users.user_app, name="user")
 app.add_typer(cli_storages.storage_app, name="storage")
@@ -175,16 +177,21 @@ def events(
     kind: Annotated[list[str] | None, typer.Option(help="Only entries of this kind, as in recovery_done.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a job's journal."""
+    """Print a job's journal, after what was asked of pools for it."""
     seen: list[dict[str, Any]] = []
+    rented: list[dict[str, Any]] = []
     with Client() as client:
+        if after == 0 and not kind:
+            rented = client.pool_events(job_id=job_id)
+        for asked in () if as_json else rented:
+            print(cli_pools.pool_event_line(asked), flush=True)
         for event in client.events(job_id, after=after, follow=follow, kinds=kind or ()):
             if as_json:
                 seen.append(event)
             else:
                 print(event_line(event), flush=True)
     if as_json:
-        show_json({"items": seen})
+        show_json({"items": seen, "pool_events": rented})
 
 
 @app.command()

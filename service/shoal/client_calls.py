@@ -107,6 +107,21 @@ class Calls:
         """What nodes of each cluster cost, by type, zone and market."""
         return [*self._pages("/v1/prices", None)]
 
+    def pools(self) -> builtins.list[dict[str, Any]]:
+        """What nodes clusters can get: of each pool how many are there, asked for and starting, and their price."""
+        return [*self._pages("/v1/pools", None)]
+
+    def pool_events(self, *, job_id: str | None = None, cluster_id: str | None = None) -> builtins.list[dict[str, Any]]:
+        """What was asked of pools and what came of it, oldest first; only for this job, or of this cluster."""
+        found: builtins.list[dict[str, Any]] = []
+        while True:
+            after = found[-1]["id"] if found else 0
+            asked = given(job_id=job_id, cluster_id=cluster_id, after=after)
+            page = self._call("GET", "/v1/pool-events", params=asked)
+            found += page["items"]
+            if not page["more"]:
+                return found
+
     def drills(self) -> builtins.list[dict[str, Any]]:
         """Notices that users had given to nodes, and that still hold."""
         return [*self._pages("/v1/drills", None)]

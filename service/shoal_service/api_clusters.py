@@ -13,7 +13,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.profile import profile_from_mapping
 from shoal_recovery.journal import StateChanged
 from shoal_recovery.journal_shares import ShareTaken
-from shoal_service import clusters, drills, jobs, journal, log_store
+from shoal_service import clusters, drills, jobs, journal, log_store, pools
 from shoal_service.bell import CLUSTERS, JOBS, job_topic, log_topic
 from shoal_service.bodies import ClusterReport, Identifier, JournalBatch
 from shoal_service.cursors import Cursor, Limit, page_after
@@ -43,6 +43,8 @@ async def renew_lease(deps: Deps, cluster_id: Annotated[Identifier, Path()], rep
             profile=report.profile,
             fault_tolerant_head=report.fault_tolerant_head,
         )
+        if report.pools is not None:
+            await pools.take_report(session, cluster_id, [each.model_dump() for each in report.pools])
         adopted = await clusters.adopt_waiting(session, cluster_id)
     deps.bell.ring(CLUSTERS, *map(job_topic, adopted))
     if adopted:
@@ -60,6 +62,10 @@ def _check_values(report: ClusterReport) -> None:
         profile_from_mapping(report.profile)
     except InvalidField as error:
         raise invalid_field(error, "profile") from error
+    try:
+        pools.check_report([each.model_dump() for each in report.pools or ()])
+    except InvalidField as error:
+        raise invalid_field(error) from error
 
 
 @router.get("/clusters", responses=documented(), response_model=dict[str, Any])

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from shoal_planner.job import JobSpec
 from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import JobState
-from shoal_service import clusters, enforcement, jobs, preconditions, shares, storages, trackers
+from shoal_service import clusters, enforcement, jobs, preconditions, rented_places, shares, storages, trackers
 from shoal_service.access import seen_projects
 from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
@@ -93,7 +93,7 @@ async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, 
     spec = await check_surroundings(spec, deps.settings, accesses)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
-    cluster_id = await deps.planner.choose_cluster(spec, candidates)
+    cluster_id, _, _ = await rented_places.choose(deps, spec, candidates)
     new = NewJob(project=project, spec=spec, body_hash=wanted_hash, idempotency_key=key, cluster_id=cluster_id)
     try:
         async with deps.database.write() as session:
@@ -218,6 +218,6 @@ async def resume(deps: Services, job_id: str, if_match: str | None = None) -> Jo
 async def _place_for(deps: Services, row: JobRow, candidates: Sequence[ClusterRow]) -> str | None:
     """Where no plan fits, the job waits: with the cluster that it had, if that is there."""
     try:
-        return await deps.planner.choose_cluster(parse_any_job(row.spec), candidates)
+        return (await rented_places.choose(deps, parse_any_job(row.spec), candidates))[0]
     except BadInput:
         return row.cluster_id if row.cluster_id in {each.id for each in candidates} else None

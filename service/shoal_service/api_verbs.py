@@ -10,10 +10,11 @@ from fastapi import APIRouter, Header
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shoal_service import api_jobs, clusters, drills, jobs, preconditions
+from shoal_service import api_jobs, clusters, drills, jobs, pools, preconditions
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Overrides
 from shoal_service.cursors import Cursor, Key, Limit, page_after
+from shoal_service.models_pools import PoolRow
 from shoal_service.once import Repeatable
 from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
@@ -78,21 +79,25 @@ def merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 @router.get("/prices", tags=["nodes"], responses=documented(), response_model=dict[str, Any])
 async def list_prices(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """What nodes of each cluster cost an hour, by type, zone and market, as the clusters stated them last; null where
-    nobody stated a price."""
+    nobody stated a price. `pool` names those of which more can be had; their price is that of one more, by their cloud
+    (`source`) or else their file."""
     async with deps.database.read() as session:
         rows = await clusters.all_clusters(session)
+        here = {row.id for row in rows if clusters.connected(row)}
+        rented = [(row, row.cluster_id in here) for row in await pools.every(session) if pools.is_fresh(row)]
     items = []
     for row in rows:
-        pools: dict[tuple[str, int, str, bool, float], int] = {}
+        kinds: dict[tuple[str, int, str, bool, float], int] = {}
         for node in row.snapshot["nodes"]:
             price = float(node.get("price_per_hour") or 0.0)
             key = (node["device"], node["devices"], node.get("zone") or "", bool(node.get("spot")), price)
-            pools[key] = pools.get(key, 0) + 1
-        for (device, devices, zone, spot, price), count in sorted(pools.items()):
+            kinds[key] = kinds.get(key, 0) + 1
+        for (device, devices, zone, spot, price), count in sorted(kinds.items()):
             items.append(
                 {
                     "cluster_id": row.id,
                     "connected": clusters.connected(row),
+                    "pool": None,
                     "device": device,
                     "devices": devices,
                     "zone": zone,
@@ -104,12 +109,31 @@ async def list_prices(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> 
                     "stated_at": jobs.rfc3339(row.updated_at_s),
                 }
             )
+    items += [_of_pool(row, connected) for row, connected in rented]
     return page_after(items, _pool, limit, cursor)
+
+
+def _of_pool(row: PoolRow, connected: bool) -> dict[str, Any]:
+    """What one more of its nodes would cost now."""
+    node = pools.pool(row).node
+    told = pools.price_resource(row)
+    return {
+        "cluster_id": row.cluster_id,
+        "connected": connected,
+        "pool": row.name,
+        "device": node.device,
+        "devices": node.devices,
+        "zone": node.zone,
+        "spot": node.spot,
+        "num_nodes": len(row.about["nodes"]),
+        "price_per_device_hour": told["price_per_hour"] / node.devices,
+        **told,
+    }
 
 
 def _pool(price: Mapping[str, Any]) -> Key:
     names = ("cluster_id", "device", "devices", "zone", "spot")
-    return (*(price[name] for name in names), price["price_per_hour"] or 0.0)
+    return (*(price[name] for name in names), price["price_per_hour"] or 0.0, price["pool"] or "")
 
 
 @router.get("/drills", tags=["nodes"], responses=documented(), response_model=dict[str, Any])

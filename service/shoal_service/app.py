@@ -25,6 +25,7 @@ from shoal_service import (
     api_nodes,
     api_people,
     api_plans,
+    api_pools,
     api_schemas,
     api_storages,
     api_verbs,
@@ -61,8 +62,10 @@ from shoal_service.metered import Metered
 from shoal_service.meters import Meters
 from shoal_service.migrating import bring_up
 from shoal_service.planning import Planner
+from shoal_service.pool_prices import PoolPrices
 from shoal_service.providers import open_provider
 from shoal_service.relay import Relay
+from shoal_service.renting import Renting, patience_of
 from shoal_service.request_ids import RequestIds
 from shoal_service.retention import Retention
 from shoal_service.scheduler import Scheduler
@@ -116,6 +119,7 @@ def create_app(settings: Settings) -> FastAPI:
         ledger=Ledger(histories),
         stores=StoreLooks(settings.store_check_s),
         enforcement=Enforcement(database, bell),
+        renting=Renting(database, bell, patience_of(settings), settings.plan_time_limit_s),
         scheduler=Scheduler(database, bell, settings.plan_time_limit_s, meters.decisions.observe),
         meters=meters,
         webhook_key=token,
@@ -132,7 +136,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     app.state.trace_export = open_export(settings)
     jobs_apis = (api_jobs, api_verbs, api_limits, api_history, api_attempts, api_logs, api_debug)
-    others = (api_clusters, api_nodes, api_plans, api_people, api_storages, api_webhooks, api_schemas)
+    others = (api_clusters, api_nodes, api_pools, api_plans, api_people, api_storages, api_webhooks, api_schemas)
     for module in (*jobs_apis, *others):
         app.include_router(module.router)
     for module in (api_metrics, pages, pages_job, pages_fleet, pages_people, pages_submit, streams, sign_in):
@@ -168,6 +172,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     retention.start()
     services.enforcement.start()
     services.lost_clusters.start()
+    services.renting.start()
+    prices = PoolPrices(services.database)
+    if services.settings.cloud_prices == "aws":
+        prices.start()
     couriers = Couriers(
         services.database,
         services.meters,
@@ -189,6 +197,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await traces.close()
     await lookout.close()
     await couriers.close()
+    await prices.close()
+    await services.renting.close()
     await services.lost_clusters.close()
     await services.enforcement.close()
     await services.followers.close()

@@ -42,6 +42,16 @@ class PlanRequest(_Body):
     seed: int = Field(default=0, ge=0)
 
 
+class PoolReport(_Body):
+    """What a connector sees of a pool that nodes can be had of."""
+
+    pool: dict[str, Any] = Field(description="Its entry in the POOLS file.")
+    nodes: list[Annotated[str, Field(max_length=80)]] = Field(description="The ids of its nodes that have joined.")
+    starting: _Count = Field(default=0, description="How many the cloud has given that have not joined yet.")
+    problem: str | None = Field(default=None, max_length=2000, description="Why it gives no more.")
+    said: str | None = Field(default=None, max_length=2000, description="What is heard while it may still give more.")
+
+
 class ClusterReport(_Body):
     """What a connector says of its cluster when it takes or renews its lease."""
 
@@ -52,6 +62,9 @@ class ClusterReport(_Body):
         default=None, description="Whether training goes on when the cluster's head dies and comes back."
     )
     lease_s: float = Field(gt=0, description="How long the lease is wanted for, in seconds.")
+    pools: list[PoolReport] | None = Field(
+        default=None, max_length=64, description="Pools that nodes can be had of; null: not known, or none."
+    )
 
 
 class Preemption(_Body):

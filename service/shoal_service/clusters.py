@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, JobState
-from shoal_service import jobs, journal, shares, storages
+from shoal_service import jobs, journal, pools, shares, storages
 from shoal_service.errors import Conflict, NotFound
 from shoal_service.models import ClusterRow, JobRow, ShareRow
 
@@ -107,8 +107,8 @@ async def scheduled(session: AsyncSession, cluster_id: str) -> Sequence[JobRow]:
 
 
 async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All jobs of this cluster that have not ended and do not rest, and these drills. The version depends on what is
-    wished alone, not on progress."""
+    """All jobs of this cluster that have not ended and do not rest, these drills, and what is asked of its pools. The
+    version depends on what is wished alone, not on progress."""
     rows = await scheduled(session, cluster_id)
     told = {job: shares.wish(share) for job, share in (await shares.of_jobs(session, [row.id for row in rows])).items()}
     specs = await storages.located_specs(session, rows)
@@ -124,9 +124,10 @@ async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[s
         for row in rows
     ]
     wanted = [(job["id"], job["wish"], job["saves"], job["share"]["version"]) for job in listed]
-    essence = json.dumps([wanted, [drill["id"] for drill in drills]])
+    asked = await pools.wishes(session, cluster_id)
+    essence = json.dumps([wanted, [drill["id"] for drill in drills], asked])
     version = int.from_bytes(hashlib.sha256(essence.encode()).digest()[:6])
-    return {"version": version, "jobs": listed, "drills": list(drills)}
+    return {"version": version, "jobs": listed, "drills": list(drills), "pools": asked}
 
 
 def _wish(row: JobRow, told: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
-from shoal_service import clusters, storages
+from shoal_service import clusters, rented_places, storages
 from shoal_service.models import ClusterRow
 from shoal_service.services import Services
 from shoal_service.submission import check_surroundings
@@ -27,7 +27,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> dict[str, Any]
     spec = await check_surroundings(spec, deps.settings, accesses)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
-    cluster_id, found = await deps.planner.choose(spec, candidates)
+    cluster_id, found, rents = await rented_places.choose(deps, spec, candidates)
     document = any_job_to_mapping(spec)
     answer: dict[str, Any] = {
         "dry_run": True,
@@ -39,7 +39,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> dict[str, Any]
         "expected": None,
     }
     if found is None:
-        return {**answer, "reason": _why_not(spec, cluster_id)}
+        return {**answer, "reason": rents or _why_not(spec, cluster_id)}
     assert isinstance(spec, JobSpec)
     snapshot = snapshot_from_mapping(_row(candidates, cluster_id).snapshot)
     plan = found.plan

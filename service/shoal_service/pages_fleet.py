@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
 from shoal_service import api_nodes, clusters, jobs, shares, views
+from shoal_service import pools as pools_of_clusters
 from shoal_service.access import Principal
 from shoal_service.fleet import pools
 from shoal_service.gate import Caller
@@ -29,6 +30,7 @@ from shoal_service.timeline import Event
 router = APIRouter()
 _LIST = 50
 _NODES = 100
+_ASKED = 20  # of what was asked of pools, the newest
 _ALERTS = 8
 _WATCHED = 200  # jobs that alerts are looked for in
 _LATELY_S = 86400.0
@@ -106,7 +108,13 @@ async def nodes_page(
     histories, spent = await _recent(deps, caller)
     async with deps.database.read() as session:
         bills, missing = await deps.ledger.newest(session, caller.projects())
+    async with deps.database.read() as session:
+        fresh = filter(pools_of_clusters.is_fresh, await pools_of_clusters.every(session))
+        rented = [pools_of_clusters.resource(row) for row in fresh]
+        asked = await pools_of_clusters.newest_events(session, caller.projects(), _ASKED)
     values = {
+        "rented": rented,
+        "asked": asked,
         "by_project": by_project(bills),
         "num_billed": len(bills),
         "not_billed": missing,

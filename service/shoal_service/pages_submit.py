@@ -20,7 +20,7 @@ from shoal_planner.plan import plan_to_mapping
 from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import AnyJob
 from shoal_planner.search import PlanResult
-from shoal_service import api_jobs, clusters, jobs, storages, views
+from shoal_service import api_jobs, clusters, jobs, rented_places, storages, views
 from shoal_service.access import default_project, job_not_found
 from shoal_service.errors import BadInput, Problem
 from shoal_service.gate import Caller, ChosenProject
@@ -136,9 +136,9 @@ async def _preview(deps: Services, project: str, text: str) -> dict[str, Any]:
     spec = await check_surroundings(spec, deps.settings, accesses)
     async with deps.database.read() as session:
         rows = {row.id: row for row in await clusters.all_clusters(session) if clusters.connected(row)}
-    cluster_id = await deps.planner.choose_cluster(spec, list(rows.values()))
-    values: dict[str, Any] = {"name": spec.name, "cluster_id": cluster_id, "plan": None}
-    if cluster_id is None or not isinstance(spec, JobSpec) or not spec.model.is_known:
+    cluster_id, _, rents = await rented_places.choose(deps, spec, list(rows.values()))
+    values: dict[str, Any] = {"name": spec.name, "cluster_id": cluster_id, "plan": None, "rents": rents}
+    if cluster_id is None or rents or not isinstance(spec, JobSpec) or not spec.model.is_known:
         return values
     row = rows[cluster_id]
     snapshot, profile = snapshot_from_mapping(row.snapshot), profile_from_mapping(row.profile)

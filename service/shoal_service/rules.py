@@ -70,6 +70,8 @@ RULES: Mapping[str, Rule] = {
     "GET /v1/nodes": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/prices": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/drills": Rule(scope=Scope.SOMEWHERE),
+    "GET /v1/pools": Rule(scope=Scope.SOMEWHERE),
+    "GET /v1/pool-events": Rule(scope=Scope.SOMEWHERE),
     # a node may have jobs of several projects
     "POST /v1/nodes/{node_id}/preempt": _server("node.preempt"),
     # people; of tokens, what may be made and revoked by whom is tokens.py's

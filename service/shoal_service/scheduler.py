@@ -19,17 +19,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_planner.allotment import Allotment, Contender, allot
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.fitting import Fitting, Known
+from shoal_planner.job import JobSpec
 from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import AT_REST, JobState
 from shoal_recovery.journal_scripts import WorkersStarted
-from shoal_service import clusters, drills, jobs, journal, shares
+from shoal_service import clusters, drills, jobs, journal, pools, shares
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
 from shoal_service.models import ClusterRow, JobRow, ShareRow
 from shoal_service.standing import WAITING_CODES, Standing, standing_of
 
 log = structlog.get_logger()
+
+_LEAVES_AT_S = 1.0  # of a node that is given back: always the same, so that nothing is decided anew because of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class _Seen:
     contenders: tuple[Contender, ...]
     snapshot: ClusterSnapshot
     specs: Mapping[str, AnyJob]
+    rented: Mapping[str, str]  # what was asked of pools for it last, or came of it
 
 
 class Scheduler:
@@ -103,6 +107,8 @@ class Scheduler:
             news = []
             for each in found:
                 standing = standing_of(each, by_id, found, cluster_id)
+                if rented := seen.rented.get(each.job):
+                    standing = dataclasses.replace(standing, waits=f"{standing.waits}; {rented}")
                 if await _tell(session, rows[each.job], told[each.job], each, standing, alone=alone):
                     news.append(each.job)
         return news
@@ -146,7 +152,8 @@ def _said(row: JobRow, found: Allotment, standing: Standing) -> tuple[str, str] 
 async def _seen(session: AsyncSession, cluster: ClusterRow) -> _Seen:
     rows = await clusters.scheduled(session, cluster.id)
     told = await shares.of_jobs(session, [row.id for row in rows])
-    ends_at_s = {drill["node"]: drill["ends_at_s"] for drill in drills.current(cluster, time.time())}
+    ends_at_s = dict.fromkeys(await pools.leaving(session, cluster.id), _LEAVES_AT_S)
+    ends_at_s |= {drill["node"]: drill["ends_at_s"] for drill in drills.current(cluster, time.time())}
     snapshot = snapshot_from_mapping(cluster.snapshot)
     nodes = tuple(
         dataclasses.replace(node, reclaim_at_s=ends_at_s.get(node.id, node.reclaim_at_s)) for node in snapshot.nodes
@@ -157,6 +164,7 @@ async def _seen(session: AsyncSession, cluster: ClusterRow) -> _Seen:
         contenders=tuple(contender for contender, _ in found),
         snapshot=dataclasses.replace(snapshot, nodes=nodes),
         specs={contender.id: spec for contender, spec in found},
+        rented=await pools.newest_of_jobs(session, [each.id for each, spec in found if _may_rent(spec)]),
     )
 
 
@@ -173,7 +181,7 @@ async def _contender(
         created_at_s=row.created_at_s,
         share=told,
         uses=told | (everything if share.held is None else everything.intersection(share.held)),
-        plan=await _planned(session, row) & everything,
+        plan=await planned_nodes(session, row) & everything,
         begun=begun,
         wants=row.wish == jobs.WISH_RUN and row.state not in (*AT_REST, JobState.CANCELLING),
         yields=begun and jobs.has_store(row),
@@ -189,11 +197,15 @@ def project_of(row: JobRow) -> str:
     return row.project_id
 
 
+def _may_rent(spec: AnyJob) -> bool:
+    return isinstance(spec, JobSpec) and spec.limits.rent
+
+
 def _has_caps(job: Contender) -> bool:
     return job.max_devices is not None or job.max_price_per_hour is not None
 
 
-async def _planned(session: AsyncSession, row: JobRow) -> frozenset[str]:
+async def planned_nodes(session: AsyncSession, row: JobRow) -> frozenset[str]:
     """The nodes that its newest plan, or its newest workers, have a place on."""
     if row.state == JobState.QUEUED:
         return frozenset()

@@ -18,6 +18,7 @@ from shoal_service.ledger import Ledger
 from shoal_service.lost_clusters import LostClusters
 from shoal_service.meters import Meters
 from shoal_service.planning import Planner
+from shoal_service.renting import Renting
 from shoal_service.scheduler import Scheduler
 from shoal_service.settings import Settings
 from shoal_service.store_looks import StoreLooks
@@ -40,6 +41,7 @@ class Services:
     histories: Histories
     ledger: Ledger
     stores: StoreLooks
+    renting: Renting
     scheduler: Scheduler
     enforcement: Enforcement
     meters: Meters

@@ -6,7 +6,7 @@ import os
 import site
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -111,6 +111,23 @@ class Settings(BaseSettings):
     mail_from: str | None = Field(default=None, description="The address that letters come from.")
     mail_domains: str = Field(
         default="", description="Comma-separated: domains that letters may go to. Default: that of mail_from."
+    )
+    pool_wait_s: float = Field(
+        default=120.0, gt=0, description="How long a pool may give nothing of what is asked of it before it is short."
+    )
+    pool_start_s: float = Field(
+        default=900.0, gt=0, description="How long a node that a cloud has given may take to join its cluster."
+    )
+    pool_back_off_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="How long a short pool is not asked again; twice as long each further time, up to an hour.",
+    )
+    pool_idle_s: float = Field(
+        default=600.0, gt=0, description="After how long in which no plan uses a rented node it is given back."
+    )
+    cloud_prices: Literal["none", "aws"] = Field(
+        default="none", description="Whose spot prices are asked for, for pools with an instance_type: aws, or none."
     )
     session_s: float = Field(default=7 * 86400.0, gt=0, description="How long a browser stays signed in.")
     login_code_s: float = Field(default=900.0, gt=0, description="How long a sign-in link is valid.")

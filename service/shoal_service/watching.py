@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, JobState
-from shoal_service import clusters, jobs
+from shoal_service import clusters, jobs, pools
 from shoal_service.job_metrics import WatchedJob, job_families
 from shoal_service.job_totals import figures_of
 from shoal_service.models import ClusterRow, DutyRow, JobRow, TrackerRow
@@ -34,7 +34,7 @@ async def families(
     mine = [] if projects is None else [JobRow.project_id.in_(projects)]
     found = [*await _counts(session, mine, now_s), *await _jobs(session, mine, most_jobs, now_s, no_progress_s)]
     if projects is None:
-        found += [*await _clusters(session), *await _duties(session, now_s)]
+        found += [*await _clusters(session), *await _pools(session), *await _duties(session, now_s)]
     return found
 
 
@@ -127,6 +127,35 @@ async def _clusters(session: AsyncSession) -> list[Metric]:
         for kind, price in sorted(lowest.items()):
             prices.add_metric([row.id, *kind], price)
     return [here, nodes, prices]
+
+
+async def _pools(session: AsyncSession) -> list[Metric]:
+    labels = ("cluster", "pool")
+    nodes = GaugeMetricFamily(
+        "shoal_pool_nodes", "Nodes of a pool: there, starting, asked for, going away.", labels=(*labels, "state")
+    )
+    prices = GaugeMetricFamily(
+        "shoal_pool_price_dollars_per_hour", "What one more node of a pool costs in an hour.", labels=labels
+    )
+    counters = {
+        name: CounterMetricFamily(f"shoal_pool_nodes_{what}", text, labels=labels)
+        for name, what, text in (
+            ("num_asked", "asked", "Nodes that were asked for."),
+            ("num_came", "came", "Nodes that came."),
+            ("num_short", "short", "Nodes that were asked for and did not come."),
+            ("num_released", "released", "Nodes that were given back."),
+        )
+    }
+    for row in await pools.every(session):
+        if pools.is_fresh(row):
+            key, about = [row.cluster_id, row.name], pools.resource(row)
+            states = {"there": len(about["nodes"]), "going_away": len(about["leaving"])}
+            for state, count in {**states, "starting": about["starting"], "asked_for": about["target"]}.items():
+                nodes.add_metric([*key, state], count)
+            prices.add_metric(key, about["price_per_hour"])
+            for name, counter in counters.items():
+                counter.add_metric(key, about["counts"][name])
+    return [nodes, prices, *counters.values()]
 
 
 async def _duties(session: AsyncSession, now_s: float) -> list[Metric]:

@@ -40,6 +40,7 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sorted(Settings.model_fields) == [
         "behind_proxy",
         "body_timeout_s",
+        "cloud_prices",
         "cluster_lost_s",
         "data_dir",
         "database_timeout_s",
@@ -68,6 +69,10 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "plan_time_limit_s",
         "points_kept_s",
         "poll_s",
+        "pool_back_off_s",
+        "pool_idle_s",
+        "pool_start_s",
+        "pool_wait_s",
         "port",
         "public_url",
         "session_s",

@@ -53,6 +53,8 @@ ROUTES: Mapping[str, tuple[str, Any]] = {
     "GET /v1/nodes": (HUMANS, None),
     "GET /v1/prices": (HUMANS, None),
     "GET /v1/drills": (HUMANS, None),
+    "GET /v1/pools": (HUMANS, None),
+    "GET /v1/pool-events": (HUMANS, None),
     "POST /v1/nodes/{node_id}/preempt": ("A", {"notice_s": 1}),
     "POST /v1/login-links": (HUMANS, None),
     "GET /v1/me": (EVERYBODY, None),

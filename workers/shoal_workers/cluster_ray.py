@@ -4,8 +4,9 @@ The only file besides the actors' own that knows how Shoal's processes are named
 detached and named, so whoever comes later finds them; nothing here keeps a handle as the only way in.
 
 Node labels (all optional but the first): shoal.io/device, a type of the catalogue; shoal.io/node, the id (default: the
-host's name where shoal.io/pool says that the node is one of a pool of Kubernetes, whose pods have names of their own;
-else Ray's); and shoal.io/FIELD for the other fields of a Node, with dashes: shoal.io/devices, shoal.io/price-per-hour.
+host's name where shoal.io/pool says which pool the node was made for, as pods and rented machines have names of their
+own; else Ray's); and shoal.io/FIELD for the other fields of a Node, with dashes: shoal.io/devices,
+shoal.io/price-per-hour. Zone and market are taken from Ray's own labels where ours are absent.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import dataclasses
 import time
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +27,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
 from shoal_planner.code_spec import NO_CODE, CodeSpec
 from shoal_planner.errors import InvalidField
+from shoal_planner.rented_pools import pool_of
 from shoal_planner.strict import hints_of
 from shoal_recovery.tenure import Life
 from shoal_workers.actor import AgentActor, RankActor
 from shoal_workers.code_ray import CodeRefused, environment_of
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
+from shoal_workers.provisioner import Member, PoolsUnreachable
 from shoal_workers.settings import HeadSettings
 
 log = structlog.get_logger()
@@ -38,6 +42,7 @@ Figures = dict[str, Any]
 
 NAMESPACE = "shoal"
 _KV_NAMESPACE = b"shoal"
+_LEFT = "left/"
 _START_TIMEOUT_S = 60.0
 _DEFAULT_BYTES_PER_S = 1.25e9
 _DRAIN_LEAD_S = 30.0  # where nobody says: the default grace of Kubernetes, and of Ray itself
@@ -70,10 +75,12 @@ class RayCluster:
         return (given or ("redis" if HeadSettings().redis_address else HeadSettings().gcs_storage)) != "memory"
 
     def nodes(self) -> tuple[NodeSeen, ...]:
+        """But those that Shoal has given back, and that are still there for a while."""
         found = []
+        left = _left()
         for entry in ray.nodes():
             labels = entry.get("Labels") or {}
-            if entry["Alive"] and _label("device") in labels:
+            if entry["Alive"] and _label("device") in labels and entry["NodeID"] not in left:
                 try:
                     found.append(NodeSeen(node=node_of(entry, labels), incarnation=entry["NodeID"]))
                 except InvalidField as error:  # one node with a wrong label must not hide the others
@@ -127,6 +134,34 @@ class RayCluster:
             for node, ends_ms in sorted(found.items())
         )
 
+    def members(self, pools: Collection[str]) -> tuple[Member, ...]:
+        """The nodes of these pools, given back or not. Raises PoolsUnreachable while the head is away."""
+        found = []
+        for entry in _entries():
+            labels = entry.get("Labels") or {}
+            pool = pool_of(labels, entry.get("Resources") or {}, pools)
+            if entry["Alive"] and pool is not None:
+                host = entry.get("NodeManagerHostname") or ""
+                found.append(Member(node=_id_of(entry, labels), incarnation=entry["NodeID"], pool=pool, host=host))
+        return tuple(sorted(found, key=lambda member: (member.node, member.incarnation)))
+
+    def hold(self, member: Member) -> None:
+        """With its agent there the node is never idle. Raises NodeUnreachable."""
+        for seen in self.nodes():
+            if seen.incarnation == member.incarnation:
+                self.agent(seen)
+
+    def leave(self, member: Member) -> None:
+        """For good: nobody who asks what nodes there are hears of it any more, and Ray finds it idle. Raises
+        PoolsUnreachable while the head is away."""
+        name = f"agent-{member.node}-{member.incarnation[:8]}"
+        try:
+            internal_kv._internal_kv_put(f"{_LEFT}{member.incarnation}".encode(), b"1", namespace=_KV_NAMESPACE)
+            with contextlib.suppress(ValueError):  # it has none, or none any more
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        except (ray.exceptions.RayError, RuntimeError, OSError) as error:
+            raise PoolsUnreachable(f"Ray: {error}") from error
+
     def _address(
         self,
         actor_class: Any,
@@ -160,6 +195,20 @@ def connector_name(cluster_id: str) -> str:
     return f"connector-{cluster_id}"
 
 
+def _entries() -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = ray.nodes()
+    except (ray.exceptions.RayError, RuntimeError, OSError) as error:
+        raise PoolsUnreachable(f"Ray: {error}") from error
+    return found
+
+
+def _left() -> frozenset[str]:
+    """Incarnations."""
+    keys = internal_kv._internal_kv_list(_LEFT.encode(), namespace=_KV_NAMESPACE) or ()
+    return frozenset(key.decode().removeprefix(_LEFT) for key in keys)
+
+
 def _epoch_key(job: str, epoch: int) -> bytes:
     return f"{job}/epoch/{epoch}".encode()
 
@@ -179,12 +228,15 @@ def node_of(entry: dict[str, Any], labels: dict[str, str]) -> Node:
     """Raises InvalidField for a label that cannot be used."""
     resources = entry.get("Resources") or {}
     known: dict[str, Any] = {
-        "id": labels.get(_label("node")) or _given_id(entry, labels),
+        "id": _id_of(entry, labels),
         "devices": 1,
         "host_memory_bytes": int(resources.get("memory", 0)),
         "intra_bytes_per_s": _DEFAULT_BYTES_PER_S,
         "inter_bytes_per_s": _DEFAULT_BYTES_PER_S,
     }
+    if zone := labels.get("ray.io/availability-zone"):
+        known["zone"] = zone
+    known["spot"] = labels.get("ray.io/market-type") == "spot"
     hints = hints_of(Node)
     for field in dataclasses.fields(Node):
         text = labels.get(_label(field.name))
@@ -193,8 +245,9 @@ def node_of(entry: dict[str, Any], labels: dict[str, str]) -> Node:
     return Node(**known)
 
 
-def _given_id(entry: dict[str, Any], labels: dict[str, str]) -> str:
-    return str(entry["NodeManagerHostname"] if _label("pool") in labels else entry["NodeID"][:12])
+def _id_of(entry: dict[str, Any], labels: dict[str, str]) -> str:
+    own = entry["NodeManagerHostname"] if _label("pool") in labels else entry["NodeID"][:12]
+    return str(labels.get(_label("node")) or own)
 
 
 def _value(label: str, text: str, hint: Any) -> Any:

@@ -16,8 +16,11 @@ from collections.abc import Callable
 import ray
 import structlog
 
+from shoal_planner.documents import MalformedDocument
+from shoal_planner.errors import InvalidField
 from shoal_workers.cluster_ray import NAMESPACE, connector_name
 from shoal_workers.connector import start_connector
+from shoal_workers.pools import pools_given
 
 log = structlog.get_logger()
 
@@ -28,10 +31,14 @@ _ANSWER_S = 60.0
 def main() -> None:
     order = json.load(sys.stdin)
     try:
+        pools = pools_given()
+    except (OSError, MalformedDocument, InvalidField) as error:
+        sys.exit(f"SHOAL_PROVISIONER: {error}")
+    try:
         ray.init(address=order["address"], namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError) as error:
         sys.exit(f"no Ray cluster at {order['address']}: {error}")
-    start_connector(order["server"], order["token"], order["cluster_id"], {})
+    start_connector(order["server"], order["token"], order["cluster_id"], {}, pools)
     if order.get("stay"):
         log.info("cluster offered", server=order["server"], cluster=order["cluster_id"])
         sys.exit(watch(order["cluster_id"]))

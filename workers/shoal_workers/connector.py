@@ -29,6 +29,8 @@ from shoal_workers.log_courier import LogCourier
 from shoal_workers.looking import Looker
 from shoal_workers.messages import GiveNotice, Retire
 from shoal_workers.nodes import NodeUnreachable
+from shoal_workers.pools import provisioner_of
+from shoal_workers.provisioner import Member
 from shoal_workers.roster import ask
 from shoal_workers.script_ray import RayScripts
 from shoal_workers.supervisor_actor import SupervisorActor
@@ -49,12 +51,13 @@ _LOGS_S = 1.0
 _SUPERVISOR_RESTARTS = 50
 _SUPERVISOR = "supervisor-"
 _HEAD_RESOURCE = "node:__internal_head__"
+PoolsGiven = dict[str, Any] | None
 
 
 class Connector:
     """Runs in threads until the process ends."""
 
-    def __init__(self, *, server: str, token: str, cluster_id: str, figures: Figures) -> None:
+    def __init__(self, *, server: str, token: str, cluster_id: str, figures: Figures, pools: PoolsGiven = None) -> None:
         self._cluster_id = cluster_id
         self._figures = figures
         self._cluster = RayCluster(cluster_id, figures)
@@ -68,6 +71,7 @@ class Connector:
         self._profile = ClusterProfile()
         self._herald = Herald(self._cluster)
         self._logs = LogCourier(self._cluster, self._plane, lambda: bool(self._wishes))
+        self._provisioner = provisioner_of(pools, self._cluster, self._give_back)
 
     def start(self) -> None:
         threading.Thread(target=self._guarded, args=(self._offer,), name="offer", daemon=True).start()
@@ -75,6 +79,9 @@ class Connector:
         threading.Thread(target=self._guarded, args=(self._watch_drains,), name="drains", daemon=True).start()
         threading.Thread(target=self._guarded, args=(self._find_logs,), name="log-nodes", daemon=True).start()
         threading.Thread(target=self._guarded, args=(self._logs.bring,), name="logs", daemon=True).start()
+        if self._provisioner is not None:
+            run = self._provisioner.run
+            threading.Thread(target=self._guarded, args=(run,), name="pools", daemon=True).start()
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:
@@ -92,10 +99,12 @@ class Connector:
                 if not known:  # or what the connector before this one had learnt would be lost
                     self._profile.learn_older(profile_from_mapping(self._plane.profile()))
                     known = True
-                snapshot = self._cluster.snapshot()
+                snapshot = self._cluster.snapshot()  # before pools are told of: these may know of more nodes
                 profile = profile_to_mapping(self._profile.on(snapshot.nodes))
                 head = self._cluster.head_is_fault_tolerant()
-                self._plane.offer(snapshot_to_mapping(snapshot), profile, _LEASE_S, fault_tolerant_head=head)
+                pools = None if self._provisioner is None else self._provisioner.report()
+                told = snapshot_to_mapping(snapshot)
+                self._plane.offer(told, profile, _LEASE_S, fault_tolerant_head=head, pools=pools)
             except (ControlPlaneDown, LeaseRefused) as error:
                 log.warning("cluster not offered", error=str(error))
             time.sleep(_RENEW_S)
@@ -109,6 +118,8 @@ class Connector:
                 time.sleep(_RETRY_S)
                 continue
             self._version, self._wishes = wishes.version, wishes.jobs
+            if self._provisioner is not None and wishes.pools is not None:
+                self._provisioner.told(wishes.pools)
             for drill in wishes.drills:
                 self._herald.pass_on(drill.node, _notice_of(drill))
             try:
@@ -149,6 +160,11 @@ class Connector:
             for draining in self._cluster.draining():
                 self._herald.pass_on(draining.incarnation, _notice_of_drain(draining))
             time.sleep(_DRAINS_S)
+
+    def _give_back(self, member: Member, left_s: float) -> None:
+        name = f"release {member.incarnation}"
+        notice = GiveNotice(source="release", name=name, why="no plan uses it", lead_s=left_s)
+        self._herald.pass_on(member.incarnation, notice)
 
     def _find_logs(self) -> None:
         while True:
@@ -283,17 +299,18 @@ class Connector:
 
 @ray.remote
 class ConnectorActor:
-    def __init__(self, server: str, token: str, cluster_id: str, figures: Figures) -> None:
+    def __init__(self, server: str, token: str, cluster_id: str, figures: Figures, pools: PoolsGiven = None) -> None:
         join_cluster()
-        self._connector = Connector(server=server, token=token, cluster_id=cluster_id, figures=figures)
+        self._connector = Connector(server=server, token=token, cluster_id=cluster_id, figures=figures, pools=pools)
         self._connector.start()
 
     def alive(self) -> bool:
         return True
 
 
-def start_connector(server: str, token: str, cluster_id: str, figures: Figures) -> None:
-    """On the Ray cluster that this process is connected to; replaces none that runs. Returns when it runs."""
+def start_connector(server: str, token: str, cluster_id: str, figures: Figures, pools: PoolsGiven = None) -> None:
+    """On the Ray cluster that this process is connected to; replaces none that runs. Returns when it runs. `pools` as
+    `pools_given` reads them here; without, the connector reads its own environment."""
     connector: Any = ConnectorActor
     actor = connector.options(
         name=connector_name(cluster_id),
@@ -303,7 +320,7 @@ def start_connector(server: str, token: str, cluster_id: str, figures: Figures) 
         num_cpus=0,
         max_restarts=-1,
         scheduling_strategy=_on_the_head(),
-    ).remote(server, token, cluster_id, figures)
+    ).remote(server, token, cluster_id, figures, pools)
     ray.get(actor.alive.remote())
 
 

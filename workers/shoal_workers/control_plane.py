@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import structlog
 
+from shoal_workers.provisioner import PoolOrder
 from shoal_workers.share import ToldShare
 
 log = structlog.get_logger()
@@ -56,11 +58,13 @@ class Drill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """All that is wished of a cluster; `version` is another when that changes."""
+    """All that is wished of a cluster; `version` is another when that changes. `pools` by name; None: nothing was
+    decided about them yet."""
 
     version: int
     jobs: tuple[Wish, ...]
     drills: tuple[Drill, ...]
+    pools: Mapping[str, PoolOrder] | None = None
 
 
 class ControlPlane:
@@ -71,16 +75,26 @@ class ControlPlane:
         self._holder = holder
         self._http = httpx.Client(base_url=server, headers={"Authorization": f"Bearer {token}"}, timeout=30.0)
 
+    def close(self) -> None:
+        self._http.close()
+
     def offer(
-        self, snapshot: dict[str, Any], profile: dict[str, Any], lease_s: float, *, fault_tolerant_head: bool
+        self,
+        snapshot: dict[str, Any],
+        profile: dict[str, Any],
+        lease_s: float,
+        *,
+        fault_tolerant_head: bool,
+        pools: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Raises LeaseRefused."""
+        """`pools` as Provisioner reports them. Raises LeaseRefused."""
         body = {
             "holder": self._holder,
             "snapshot": snapshot,
             "profile": profile,
             "lease_s": lease_s,
             "fault_tolerant_head": fault_tolerant_head,
+            **({} if pools is None else {"pools": list(pools)}),
         }
         response = self._call("PUT", f"/v1/clusters/{self._cluster}", json=body)
         if response.status_code == httpx.codes.CONFLICT:
@@ -101,7 +115,7 @@ class ControlPlane:
         body = _expect(response)
         jobs = tuple(_wish(job) for job in body["jobs"])
         drills = tuple(Drill(id=each["id"], node=each["node"], left_s=each["left_s"]) for each in body["drills"])
-        return Wishes(version=body["version"], jobs=jobs, drills=drills)
+        return Wishes(version=body["version"], jobs=jobs, drills=drills, pools=_orders(body.get("pools")))
 
     def append(self, job: str, entries: list[dict[str, Any]]) -> int:
         """The number of the last entry that the control plane has now. Raises JobElsewhere."""
@@ -171,6 +185,12 @@ def _wish(job: dict[str, Any]) -> Wish:
         why=None if why is None else (why["code"], why["words"]),
         share=share,
     )
+
+
+def _orders(pools: Sequence[Mapping[str, Any]] | None) -> Mapping[str, PoolOrder] | None:
+    if pools is None:
+        return None
+    return {each["name"]: PoolOrder(target=each["target"], release=frozenset(each["release"])) for each in pools}
 
 
 def _jsonable(value: Any) -> Any:

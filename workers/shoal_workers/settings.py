@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -106,3 +107,16 @@ class HeadSettings(BaseSettings):
     """An external Redis."""
     gcs_storage: str = Field(default="memory", validation_alias="RAY_gcs_storage")
     """`rocksdb` on a disk that outlives the head; `memory` where there is no Redis either."""
+
+
+class ProvisionerSettings(BaseSettings):
+    """Who gets nodes for this cluster, read where `shoal connect` runs, or else where its connector does."""
+
+    model_config = SettingsConfigDict(env_prefix="SHOAL_", frozen=True)
+
+    provisioner: Literal["none", "ray", "kuberay"] = "none"
+    """`ray`: Ray's autoscaler; `kuberay`: KubeRay, by the worker groups of a RayCluster."""
+    provisioner_pools: Path | None = None
+    """The POOLS file: which pools there are, in docs/files.md."""
+    provisioner_raycluster: str | None = None
+    """The name of the RayCluster; needed by `kuberay`."""

@@ -1,0 +1,45 @@
+"""What spot instances of AWS cost now, by its own account. The only file of the control plane that asks a cloud; boto3
+finds credentials and addresses as ever. Needs the permission ec2:DescribeSpotPriceHistory, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+_ZONE = re.compile(r"([a-z]{2}(?:-[a-z]+)+-\d+)[a-z]")
+_SYSTEM = "Linux/UNIX"
+_WAIT = Config(connect_timeout=5, read_timeout=10, retries={"max_attempts": 2})
+
+
+class PricesUnknown(Exception):
+    """The cloud did not answer, or refused."""
+
+
+def region_of(zone: str) -> str | None:
+    """That of us-east-1a is us-east-1; None: it is no zone of AWS."""
+    found = _ZONE.fullmatch(zone)
+    return None if found is None else found[1]
+
+
+def spot_prices(instance_types: Collection[str], region: str | None) -> Mapping[tuple[str, str], float]:
+    """By instance type and zone, dollars an hour, of a region (None: the one of boto3's own configuration). Raises
+    PricesUnknown."""
+    newest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    try:
+        client = boto3.session.Session().client("ec2", region_name=region, config=_WAIT)
+        pages = client.get_paginator("describe_spot_price_history").paginate(
+            InstanceTypes=sorted(instance_types), ProductDescriptions=[_SYSTEM], StartTime=datetime.now(UTC)
+        )
+        for page in pages:
+            for each in page["SpotPriceHistory"]:
+                key, at = (each["InstanceType"], each["AvailabilityZone"]), each["Timestamp"]
+                if key not in newest or at > newest[key][0]:
+                    newest[key] = at, float(each["SpotPrice"])
+    except (BotoCoreError, ClientError, ValueError) as error:
+        raise PricesUnknown(f"spot prices of {region or 'the default region'}: {error}") from error
+    return {key: usd for key, (_, usd) in newest.items()}

@@ -1,0 +1,53 @@
+"""Which pools this cluster has, and who makes their nodes: from the settings of its operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from shoal_planner.documents import read_document
+from shoal_planner.errors import InvalidField
+from shoal_planner.rented_pools import parse_pools
+from shoal_workers.cluster_ray import RayCluster
+from shoal_workers.pools_kuberay import KubeRayPools, KubernetesApi
+from shoal_workers.pools_ray import RayPools
+from shoal_workers.provisioner import Member, NodeMaker, Provisioner
+from shoal_workers.settings import ProvisionerSettings, WorkerSettings
+
+
+def pools_given(settings: ProvisionerSettings | None = None) -> dict[str, Any] | None:
+    """By whom, and the entries of the POOLS file, as plain values; None where nobody gets nodes. Raises OSError,
+    MalformedDocument and InvalidField."""
+    settings = settings or ProvisionerSettings()
+    if settings.provisioner == "none":
+        return None
+    if settings.provisioner_pools is None:
+        raise InvalidField("SHOAL_PROVISIONER_POOLS", None, "is required: the file that names the pools")
+    if settings.provisioner == "kuberay" and not settings.provisioner_raycluster:
+        raise InvalidField("SHOAL_PROVISIONER_RAYCLUSTER", None, "is required: the name of the RayCluster")
+    path = settings.provisioner_pools
+    entries = read_document(path.read_text(encoding="utf-8"), str(path))
+    try:
+        parse_pools(entries)
+    except InvalidField as error:
+        raise InvalidField(f"{path}: {error.field}", error.value, error.problem) from error
+    return {"by": settings.provisioner, "raycluster": settings.provisioner_raycluster, "pools": entries}
+
+
+def provisioner_of(
+    given: dict[str, Any] | None, cluster: RayCluster, notify: Callable[[Member, float], None]
+) -> Provisioner | None:
+    """`given` by whoever connected the cluster, else read here. Raises as `pools_given` does, and PoolsUnreachable."""
+    given = given or pools_given()
+    if given is None:
+        return None
+    maker: NodeMaker
+    if given["by"] == "kuberay":
+        settings = WorkerSettings()
+        api = KubernetesApi(settings.kubernetes_url, settings.kubernetes_account_dir)
+        maker = KubeRayPools(api, given["raycluster"])
+    else:
+        maker = RayPools(notify, cluster.hold, cluster.leave)
+    names = frozenset(pool.name for pool in parse_pools(given["pools"]))
+    return Provisioner(given["pools"], maker, partial(cluster.members, names))
