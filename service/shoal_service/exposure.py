@@ -3,8 +3,7 @@ speaks it, and with a token that nobody guesses. Pure."""
 
 from __future__ import annotations
 
-import ipaddress
-
+from shoal_service.loopback import is_loopback
 from shoal_service.settings import Settings
 
 _LEAST_TOKEN = 32  # characters; the tokens that we make have 49
@@ -30,11 +29,3 @@ def check_exposure(settings: Settings, admin_token: str) -> None:
             f"refuses to listen on {settings.host} with an administrator's token that can be guessed: delete "
             f"{settings.data_path / 'admin.token'} and start again for a new one"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Of a name that is no address only `localhost` is."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
