@@ -6,7 +6,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,11 +13,13 @@ from ulid import ULID
 
 from shoal_service import preconditions, signing
 from shoal_service.access import Principal, Role, project_not_found
+from shoal_service.cursors import cut
 from shoal_service.errors import Conflict, Forbidden, NotFound
 from shoal_service.jobs import rfc3339
 from shoal_service.models_people import ProjectRow
 from shoal_service.models_webhooks import DeliveryRow, WebhookRow
 from shoal_service.outbox import FAILED, PENDING, PING, Told, delivery
+from shoal_service.shapes_people import Delivery, Webhook
 
 MOST = 20  # of a project, and of the server
 
@@ -63,13 +64,17 @@ def renew_secret(row: WebhookRow, key: str) -> str:
     return secret
 
 
-async def all_of(session: AsyncSession, principal: Principal) -> Sequence[WebhookRow]:
-    """Those that the principal administers, oldest first."""
-    query = select(WebhookRow).order_by(WebhookRow.id)
+async def page(
+    session: AsyncSession, principal: Principal, *, limit: int, after: str | None
+) -> tuple[Sequence[WebhookRow], str | None]:
+    """Those that the principal administers, oldest first, and the id after which the next page begins, if any."""
+    query = select(WebhookRow).order_by(WebhookRow.id).limit(limit + 1)
     seen = principal.projects(Role.ADMIN)
     if seen is not None:
         query = query.where(WebhookRow.project_id.in_(seen))
-    return (await session.scalars(query)).all()
+    if after is not None:
+        query = query.where(WebhookRow.id > after)
+    return cut((await session.scalars(query)).all(), limit, lambda row: row.id)
 
 
 async def get(
@@ -149,7 +154,7 @@ def _tag(row: WebhookRow) -> str:
     return preconditions.tag_of(row.id, row.url, row.events, row.enabled, row.nonce)
 
 
-def resource(row: WebhookRow) -> dict[str, Any]:
+def resource(row: WebhookRow) -> Webhook:
     """All but the secret."""
     return {
         "id": row.id,
@@ -164,7 +169,7 @@ def resource(row: WebhookRow) -> dict[str, Any]:
     }
 
 
-def delivery_resource(row: DeliveryRow) -> dict[str, Any]:
+def delivery_resource(row: DeliveryRow) -> Delivery:
     return {
         "id": row.id,
         "event": row.event,
