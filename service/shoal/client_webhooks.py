@@ -45,9 +45,11 @@ class Webhooks:
     def delete(self, webhook_id: str, *, if_match: str | None = None) -> None:
         self._call("DELETE", f"/v1/webhooks/{path_part(webhook_id)}", headers=matching(if_match))
 
-    def renew_secret(self, webhook_id: str) -> dict[str, Any]:
-        """The answer has the new `secret`, this once."""
-        return self._call("POST", f"/v1/webhooks/{path_part(webhook_id)}/secret")
+    def renew_secret(self, webhook_id: str, *, overlap_s: float | None = None) -> dict[str, Any]:
+        """The answer has the new `secret`, this once. For `overlap_s` (by default a day) deliveries are signed with the
+        one before, too."""
+        body = given(overlap_s=overlap_s)
+        return self._call("POST", f"/v1/webhooks/{path_part(webhook_id)}/secret", json=body)
 
     def ping(self, webhook_id: str) -> dict[str, Any]:
         """The delivery that is now to be made."""

@@ -40,6 +40,14 @@ class NewWebhook(Body):
     project: ProjectId | None = None
 
 
+class NewSecret(Body):
+    """How the secret before ends."""
+
+    overlap_s: Annotated[float, Field(ge=0, le=7 * 86400)] = Field(
+        default=86400.0, description="For so long it signs as well; 0: it is of no use at once."
+    )
+
+
 class WebhookChange(Body):
     """What is given is changed."""
 
@@ -120,14 +128,22 @@ async def delete_webhook(
 
 @router.post("/{webhook_id}/secret", responses=documented(404, 409, 412, ok=WebhookWithSecret))
 async def renew_secret(
-    request: Request, deps: Deps, caller: Caller, once: Repeatable, webhook_id: WebhookId, if_match: IfMatch = None
+    request: Request,
+    deps: Deps,
+    caller: Caller,
+    once: Repeatable,
+    webhook_id: WebhookId,
+    wanted: NewSecret | None = None,
+    if_match: IfMatch = None,
 ) -> Response:
-    """Another secret, told this once; the one before is of no use any more."""
+    """Another secret, told this once. For a day, or as long as is said, deliveries are signed with the one before, too:
+    receivers have time to take the new one."""
+    overlap_s = (wanted or NewSecret()).overlap_s
     async with deps.database.write() as session:
         if (earlier := await once.begin(session)) is not None:
             return earlier
         row = await webhooks.get(session, caller, webhook_id, to_change=True, if_match=if_match)
-        secret = webhooks.renew_secret(row, deps.webhook_key)
+        secret = webhooks.renew_secret(row, deps.webhook_key, overlap_s)
         did(request, row.id, row.project_id)
         return await once.end(session, row.id, webhooks.resource(row), 200, secret=secret)
 

@@ -113,7 +113,10 @@ class Couriers:
             why = "its secret cannot be made any more, as the administrator's token is another one: renew it"
             await self._note(row, None, why, webhook_problem=why)
             return
-        headers = signing.headers(secret, row.id, int(time.time()), row.body)
+        now_s, secrets = time.time(), [secret]
+        if webhook.old_nonce is not None and now_s < (webhook.old_until_s or 0.0):
+            secrets.append(signing.secret_of(self._key, webhook.id, webhook.old_nonce))
+        headers = signing.headers(secrets, row.id, int(now_s), row.body)
         headers |= {"content-type": "application/json", "user-agent": "shoal-webhooks"}
         status, problem = None, None
         try:

@@ -119,6 +119,7 @@ class Webhook(TypedDict):
     events: list[_Told]
     enabled: bool
     problem: str | None
+    old_secret_until: Annotated[At | None, Field(description="Until then the secret before signs as well.")]
     created_by: str
     created_at: At
     etag: ETag

@@ -55,8 +55,13 @@ async def create(
     return row, secret
 
 
-def renew_secret(row: WebhookRow, key: str) -> str:
-    """Another secret from now on, also for what was not delivered yet."""
+def renew_secret(row: WebhookRow, key: str, overlap_s: float = 0.0) -> str:
+    """Another secret from now on, also for what was not delivered yet. For `overlap_s` the one before signs as well, if
+    it can still be made."""
+    before: str | None = row.nonce  # of a new one there is none yet
+    is_known = before is not None and signing.hash_of(signing.secret_of(key, row.id, before)) == row.secret_hash
+    overlaps = is_known and overlap_s > 0
+    row.old_nonce, row.old_until_s = (before, time.time() + overlap_s) if overlaps else (None, None)
     row.nonce = secrets.token_hex(16)
     secret = signing.secret_of(key, row.id, row.nonce)
     row.secret_hash = signing.hash_of(secret)
@@ -163,10 +168,16 @@ def resource(row: WebhookRow) -> Webhook:
         "events": row.events,
         "enabled": row.enabled,
         "problem": row.problem,
+        "old_secret_until": _old_until(row),
         "created_by": row.created_by,
         "created_at": rfc3339(row.created_at_s),
         "etag": _tag(row),
     }
+
+
+def _old_until(row: WebhookRow) -> str | None:
+    still = row.old_until_s is not None and row.old_until_s > time.time()
+    return rfc3339(row.old_until_s) if still and row.old_until_s is not None else None
 
 
 def delivery_resource(row: DeliveryRow) -> Delivery:
