@@ -25,10 +25,10 @@ _BYTES_PER_S: Range = (1e-3, 1e18)
 _PRICE: Range = (0, 1e6)
 _PREEMPTIONS: Range = (0, 3600)
 _SPEED: Range = (1e-4, 1)
-_NAME = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z._-]{0,61}[a-z0-9A-Z])?")
+NODE_ID = re.compile(r"[a-z0-9A-Z]([a-z0-9A-Z._-]{0,61}[a-z0-9A-Z])?")
 
 
-_NODE_RANGES: dict[str, Range] = {
+NODE_RANGES: dict[str, Range] = {
     "devices": _DEVICES,
     "nics": _DEVICES,
     "device_group": _DEVICES,
@@ -43,7 +43,7 @@ _NODE_RANGES: dict[str, Range] = {
 }
 # The same in the units of the file, so that a refusal names the field that the user wrote.
 _GIB_RANGE: Range = (0, 2.0**30)
-_ENTRY_RANGES: dict[str, Range] = {
+ENTRY_RANGES: dict[str, Range] = {
     "count": (1, MAX_NODES),
     "devices": _DEVICES,
     "nics": _DEVICES,
@@ -56,9 +56,11 @@ _ENTRY_RANGES: dict[str, Range] = {
     "price_per_hour": _PRICE,
     "preemptions_per_hour": _PREEMPTIONS,
 }
-_INCAST_RANGES: dict[str, Range] = {"incast": (0, 1e3), "fan_in": (2, 2**20)}
+INCAST_RANGES: dict[str, Range] = {"incast": (0, 1e3), "fan_in": (2, 2**20)}
+LINK_ENTRY_RANGES: dict[str, Range] = {"gbit_per_s": (1e-9, 1e9), "latency_ms": (0, 3.6e6)}
+LINK_RANGES: dict[str, Range] = {"bytes_per_s": _BYTES_PER_S, "latency_s": (0, 3600)} | INCAST_RANGES
 # That they are more than zero is checked where they are looked up (catalogue), with the name of the device.
-_OVERRIDE_RANGES: dict[str, Range] = {
+OVERRIDE_RANGES: dict[str, Range] = {
     "memory_bytes": (-math.inf, 2.0**60),
     "tflops_fp32": (-math.inf, 1e6),
     "tflops_bf16": (-math.inf, 1e6),
@@ -66,7 +68,7 @@ _OVERRIDE_RANGES: dict[str, Range] = {
     "efficiency": (-math.inf, 1e6),
     "threads": (-math.inf, 4096),
 }
-_DEVICE_ENTRY_RANGES: dict[str, Range] = {
+DEVICE_ENTRY_RANGES: dict[str, Range] = {
     "memory_gib": (1 / GIB, 2.0**30),
     "tflops_fp32": (1e-6, 1e6),
     "tflops_bf16": (1e-6, 1e6),
@@ -115,11 +117,11 @@ class Node:
     speed: float = 1.0
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.id):
+        if not NODE_ID.fullmatch(self.id):
             raise InvalidField(
                 "id", self.id, "must be 1 to 63 letters, digits, '.', '_' or '-', with a letter or digit at both ends"
             )
-        check_ranges(self, _NODE_RANGES)
+        check_ranges(self, NODE_RANGES)
         if self.device_group > self.devices:
             raise InvalidField("device_group", self.device_group, f"must be at most devices ({self.devices})")
 
@@ -145,7 +147,7 @@ class DeviceOverride:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self, _OVERRIDE_RANGES)
+        check_ranges(self, OVERRIDE_RANGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +164,7 @@ class Link:
     fan_in: int = 2
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"bytes_per_s": _BYTES_PER_S, "latency_s": (0, 3600)} | _INCAST_RANGES)
+        check_ranges(self, LINK_RANGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,9 @@ class ClusterSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _NodeEntry:
+class NodeEntry:
+    """`count` nodes of one shape, as a cluster file has them; documents say what the fields mean (`cluster_schema`)."""
+
     name: str
     device: str
     devices: int = 1
@@ -220,7 +224,7 @@ class _NodeEntry:
     group_gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self, _ENTRY_RANGES)
+        check_ranges(self, ENTRY_RANGES)
         if self.preemptions_per_hour and not self.spot:
             raise InvalidField("preemptions_per_hour", self.preemptions_per_hour, "is only for nodes with spot: true")
 
@@ -250,7 +254,9 @@ class _NodeEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _DeviceEntry:
+class DeviceEntry:
+    """Figures of a device type, as a cluster file has them."""
+
     memory_gib: float | None = None
     tflops_bf16: float | None = None
     tflops_fp32: float | None = None
@@ -259,7 +265,7 @@ class _DeviceEntry:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self, _DEVICE_ENTRY_RANGES)
+        check_ranges(self, DEVICE_ENTRY_RANGES)
 
     def override(self, name: str) -> DeviceOverride:
         return DeviceOverride(
@@ -280,18 +286,18 @@ def parse_cluster(value: object) -> ClusterSnapshot:
     """
     value = check_document(value, "cluster")
     check_known(value, ("nodes", "devices", "links"))
-    overrides = _overrides(value.get("devices") or {})
+    overrides = _overrides({} if value.get("devices") is None else value["devices"])
     entries = value.get("nodes")
     if not isinstance(entries, list | tuple) or not entries:
         raise InvalidField("nodes", entries, "must be a list of at least one node")
     nodes: list[Node] = []
     for index, entry in enumerate(entries):
-        read_entry = read(_NodeEntry, entry, f"nodes[{index}]")
+        read_entry = read(NodeEntry, entry, f"nodes[{index}]")
         try:
             nodes.extend(read_entry.nodes(overrides))
         except InvalidField as error:
             raise InvalidField(f"nodes[{index}].{error.field}", error.value, error.problem) from error
-    links = _links(value.get("links") or ())
+    links = _links(() if value.get("links") is None else value["links"])
     _check_zones(links, nodes)
     return ClusterSnapshot(nodes=tuple(nodes), overrides=overrides, links=links)
 
@@ -310,7 +316,7 @@ def _overrides(value: object) -> tuple[DeviceOverride, ...]:
     if not isinstance(value, Mapping):
         raise InvalidField("devices", value, "must be a mapping of device names to figures")
     return tuple(
-        read(_DeviceEntry, value[name], f"devices.{name}").override(str(name)) for name in sorted(value, key=str)
+        read(DeviceEntry, value[name], f"devices.{name}").override(str(name)) for name in sorted(value, key=str)
     )
 
 
@@ -321,15 +327,15 @@ def _links(value: object) -> tuple[Link, ...]:
 
 
 def _link(entry: object, path: str) -> Link:
-    names = ("from", "to", "gbit_per_s", "latency_ms")
-    if not isinstance(entry, Mapping) or set(entry) - set(_INCAST_RANGES) != set(names):
+    names = ("from", "to", *LINK_ENTRY_RANGES)
+    if not isinstance(entry, Mapping) or set(entry) - set(INCAST_RANGES) != set(names):
         raise InvalidField(path, entry, f"must have the fields {', '.join(names)}, and may have incast and fan_in")
-    figures = {name: number(entry[name], f"{path}.{name}") for name in ("gbit_per_s", "latency_ms")}
-    for name, (least, most) in {"gbit_per_s": (1e-9, 1e9), "latency_ms": (0, 3.6e6)}.items():
+    figures = {name: number(entry[name], f"{path}.{name}") for name in LINK_ENTRY_RANGES}
+    for name, (least, most) in LINK_ENTRY_RANGES.items():
         check_range(f"{path}.{name}", figures[name], least, most)
-    incast, fan_in = (number(entry.get(name, least), f"{path}.{name}") for name, (least, _) in _INCAST_RANGES.items())
-    check_range(f"{path}.incast", incast, *_INCAST_RANGES["incast"])
-    check_range(f"{path}.fan_in", fan_in, *_INCAST_RANGES["fan_in"])
+    incast, fan_in = (number(entry.get(name, least), f"{path}.{name}") for name, (least, _) in INCAST_RANGES.items())
+    check_range(f"{path}.incast", incast, *INCAST_RANGES["incast"])
+    check_range(f"{path}.fan_in", fan_in, *INCAST_RANGES["fan_in"])
     if fan_in != int(fan_in):
         raise InvalidField(f"{path}.fan_in", fan_in, "must be a whole number")
     return Link(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.secrecy import looks_secret
+from shoal_planner.uris import parts_of
 
 _OF_A_NODE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 _PACKAGES = ("s3", "gs", "https")  # whence each node fetches a .zip
@@ -63,7 +63,7 @@ def check_no_secrets(code: CodeSpec) -> None:
 
 
 def _check_package(field: str, uri: str) -> None:
-    parts = urlsplit(uri)
+    parts = parts_of(field, uri)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise InvalidField(field, uri, "must be file:// and an absolute path, as in file:///home/me/project")

@@ -9,9 +9,9 @@ import math
 import re
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.uris import parts_of
 
 Format = Literal["text", "jsonl", "parquet", "arrow", "tokens", "megatron"]
 TokenType = Literal["uint16", "uint32"]
@@ -166,7 +166,7 @@ def check_storage(storage: str | None, uri: str | None) -> None:
 
 
 def _check_uri(name: str, uri: str, form: str) -> None:
-    scheme = urlsplit(uri).scheme
+    scheme = parts_of(name, uri).scheme
     if scheme not in ("stdlib", "file", "s3"):
         raise InvalidField(name, uri, "must begin with stdlib:, file:// or s3://")
     if scheme == "stdlib" and uri != STDLIB:

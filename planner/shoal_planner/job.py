@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from shoal_planner.architecture import ModelSpec as ModelSpec
 from shoal_planner.code_spec import NO_CODE
@@ -27,8 +26,10 @@ from shoal_planner.ranges import Range, check_positive, check_range, check_range
 from shoal_planner.strict import check_document, read
 from shoal_planner.track_spec import UNTRACKED
 from shoal_planner.track_spec import TrackSpec as TrackSpec
+from shoal_planner.uris import parts_of
 
 _MANY = 1_000_000_000
+MOST_NAME = 100  # characters
 TRAIN_RANGES: dict[str, Range] = {
     "global_batch": (1, 65_536),
     "seq_len": (1, 2**20),
@@ -99,7 +100,7 @@ class TrainSpec:
             check_positive("clip_norm", self.clip_norm)
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise InvalidField("weight_decay", self.weight_decay, "must be zero or more")
-        if self.init_from is not None and urlsplit(self.init_from).scheme not in ("file", "s3"):
+        if self.init_from is not None and parts_of("init_from", self.init_from).scheme not in ("file", "s3"):
             raise InvalidField("init_from", self.init_from, "must begin with file:// or s3://")
         if self.init_from is None and self.init_step is not None:
             raise InvalidField("init_step", self.init_step, "needs train.init_from")
@@ -161,7 +162,7 @@ class CheckpointSpec:
     copies: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.uri is not None and urlsplit(self.uri).scheme not in ("file", "s3"):
+        if self.uri is not None and parts_of("uri", self.uri).scheme not in ("file", "s3"):
             raise InvalidField("uri", self.uri, "must begin with file:// or s3://")
         check_storage(self.storage, self.uri)
         check_ranges(self, CHECKPOINT_RANGES)
@@ -195,8 +196,8 @@ class JobSpec:
     def __post_init__(self) -> None:
         check_priority(self.priority)
         self.limits.check_store(self.checkpoint.uri)
-        if not self.name or len(self.name) > 100 or not self.name.isprintable():
-            raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
+        if not self.name or len(self.name) > MOST_NAME or not self.name.isprintable():
+            raise InvalidField("name", self.name, f"must be 1 to {MOST_NAME} printable characters")
         check_labels(self.labels)
         self._check_own_code()
         adapters = self._adapters()

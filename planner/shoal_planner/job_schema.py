@@ -1,41 +1,53 @@
-"""The JSON Schema of jobs, for editors and for checks before anything is sent: made from the dataclasses that read
-them, so that it says what they say. What only the whole of a job can tell (which fields go together) it leaves to them.
+"""The JSON Schema of jobs, for editors and for checks before anything is sent. What only the whole of a job can tell
+(which fields go together) it leaves to those who read jobs.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any
 
 from shoal_planner.architecture import MODEL_RANGES, ModelSpec
-from shoal_planner.job import CHECKPOINT_RANGES, TRAIN_RANGES, CheckpointSpec, JobSpec, TrainSpec
+from shoal_planner.data_spec import STORAGE, DataSpec, SourceSpec
+from shoal_planner.job import CHECKPOINT_RANGES, MOST_NAME, TRAIN_RANGES, CheckpointSpec, JobSpec, TrainSpec
 from shoal_planner.job_words import SCRIPT, TRAINED
+from shoal_planner.labels import KEY, LONGEST_LABEL, MOST_LABELS
+from shoal_planner.limits import LimitsSpec
 from shoal_planner.presets import PRESETS
-from shoal_planner.ranges import Range
-from shoal_planner.script_spec import ScriptSpec
-from shoal_planner.strict import hints_of
+from shoal_planner.script_spec import ScriptCheckpointSpec, ScriptLimitsSpec, ScriptSpec
+from shoal_planner.value_schema import DIALECT, Shaper
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_RANGES: Mapping[type[Any], Mapping[str, Range]] = {
-    ModelSpec: MODEL_RANGES,
-    TrainSpec: TRAIN_RANGES,
-    CheckpointSpec: CHECKPOINT_RANGES,
+_RANGES = {ModelSpec: MODEL_RANGES, TrainSpec: TRAIN_RANGES, CheckpointSpec: CHECKPOINT_RANGES}
+_NAME = {"type": "string", "minLength": 1, "maxLength": MOST_NAME}
+_LABELS = {
+    "type": "object",
+    "maxProperties": MOST_LABELS,
+    "propertyNames": {"pattern": f"^{KEY.pattern}$"},
+    "additionalProperties": {"type": "string", "maxLength": LONGEST_LABEL},
 }
-_SCALARS: Mapping[object, str] = {int: "integer", float: "number", str: "string", bool: "boolean"}
+_SOURCE = {"type": ["string", "null"], "pattern": "^(file:///|s3://|stdlib:$)"}
+_STORE = {"type": ["string", "null"], "pattern": "^(file|s3)://"}
+_PROFILE = {"type": ["string", "null"], "pattern": f"^{STORAGE.pattern}$"}
+_MONEY = {"type": ["number", "null"], "exclusiveMinimum": 0}
+_SHAPES: dict[tuple[type[Any], str], dict[str, Any]] = {
+    **{(kind, "name"): _NAME for kind in (JobSpec, ScriptSpec)},
+    **{(kind, "labels"): _LABELS for kind in (JobSpec, ScriptSpec)},
+    **{(kind, "storage"): _PROFILE for kind in (DataSpec, SourceSpec, CheckpointSpec)},
+    **{
+        (kind, name): _MONEY for kind in (LimitsSpec, ScriptLimitsSpec) for name in ("max_price_per_hour", "budget_usd")
+    },
+    (SourceSpec, "uri"): {**_SOURCE, "type": "string"},
+    (DataSpec, "uri"): _SOURCE,
+    (DataSpec, "eval_uri"): _SOURCE,
+    (CheckpointSpec, "uri"): _STORE,
+    (ScriptCheckpointSpec, "uri"): {**_STORE, "type": "string"},
+}
 _WRITTEN_BY_SHOAL = ("module", "lora")  # of a model
 _MODELS = (["preset"], ["hf"], ["entrypoint"], ["layers", "hidden", "heads", "ffn", "vocab"])
 
 
 def job_schema() -> dict[str, Any]:
     """Of a job of either kind, as plain JSON values."""
-    trained, script = _object(JobSpec, "", TRAINED), _object(ScriptSpec, "", SCRIPT)
-    trained["properties"] = {"kind": _kind("train", TRAINED), **trained["properties"]}
-    trained["properties"]["model"] = _model(trained["properties"]["model"])
-    script["properties"] = {"kind": _kind("ray_train", SCRIPT), **script["properties"]}
-    script["required"] = ["kind", *script["required"]]
     return {
         "$schema": DIALECT,
         "title": "Shoal job",
@@ -43,9 +55,32 @@ def job_schema() -> dict[str, Any]:
         "type": "object",
         "properties": {"kind": {"enum": ["train", "ray_train"], "description": TRAINED["kind"]}},
         "if": {"properties": {"kind": {"const": "ray_train"}}, "required": ["kind"]},
-        "then": script,
-        "else": trained,
+        "then": script_schema(),
+        "else": trained_schema(),
     }
+
+
+def trained_schema() -> dict[str, Any]:
+    """Of a job of kind `train` as users write it."""
+    found = Shaper(words=TRAINED, ranges=_RANGES, shapes=_SHAPES).of(JobSpec)
+    found["properties"] = {"kind": _kind("train", TRAINED), **found["properties"]}
+    found["properties"]["model"] = _model(found["properties"]["model"])
+    return found
+
+
+def script_schema() -> dict[str, Any]:
+    """Of a job of kind `ray_train`."""
+    found = Shaper(words=SCRIPT, ranges=_RANGES, shapes=_SHAPES).of(ScriptSpec)
+    found["properties"] = {"kind": _kind("ray_train", SCRIPT), **found["properties"]}
+    found["required"] = ["kind", *found["required"]]
+    return found
+
+
+def kept_schema() -> dict[str, Any]:
+    """Of a job of kind `train` as `job_to_mapping` writes it, whatever of its model Shoal has found out."""
+    found = Shaper(words=TRAINED, ranges=_RANGES, shapes=_SHAPES).of(JobSpec)
+    del found["properties"]["model"]["properties"]["lora"]
+    return found
 
 
 def _kind(kind: str, words: Mapping[str, str]) -> dict[str, Any]:
@@ -65,65 +100,3 @@ def _model(made: dict[str, Any]) -> dict[str, Any]:
         properties[name] = {**schema, "description": TRAINED[f"model.{name}"]}
     found = {name: each for name, each in made.items() if name != "required"}
     return {**found, "properties": properties, "anyOf": [{"required": names} for names in _MODELS]}
-
-
-def _object(cls: type[Any], path: str, words: Mapping[str, str]) -> dict[str, Any]:
-    properties, required = {}, []
-    for field in dataclasses.fields(cls):
-        at = f"{path}.{field.name}" if path else field.name
-        made = _of(hints_of(cls)[field.name], at, words)  # type: ignore[arg-type]
-        made |= _range(_RANGES.get(cls, {}).get(field.name), made)
-        if at in words:
-            made["description"] = words[at]
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            required.append(field.name)
-        elif _is_plain(field.default):
-            made["default"] = field.default
-        properties[field.name] = made
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _range(limits: Range | None, made: Mapping[str, Any]) -> dict[str, Any]:
-    if limits is None or not {"integer", "number"} & set(_types(made)):
-        return {}
-    return {"minimum": limits[0], "maximum": limits[1]}
-
-
-def _types(made: Mapping[str, Any]) -> list[str]:
-    kinds = made.get("type", [])
-    return [kinds] if isinstance(kinds, str) else kinds
-
-
-def _of(hint: Any, path: str, words: Mapping[str, str]) -> dict[str, Any]:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return _union([_of(each, path, words) for each in arguments])
-    if hint is type(None):
-        return {"type": "null"}
-    if origin is typing.Literal:
-        return {"enum": list(arguments)}
-    if origin is tuple:
-        return _list(arguments, path, words)
-    if origin is dict:
-        return {"type": "object", "additionalProperties": _of(arguments[1], path, words)}
-    if dataclasses.is_dataclass(hint):
-        return _object(typing.cast(type[Any], hint), path, words)
-    return {"type": _SCALARS[hint]}
-
-
-def _union(options: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several simple types as one list of types, which editors show better than alternatives."""
-    if all(set(option) == {"type"} for option in options):
-        return {"type": [option["type"] for option in options]}
-    return {"anyOf": options}
-
-
-def _list(arguments: tuple[Any, ...], path: str, words: Mapping[str, str]) -> dict[str, Any]:
-    if arguments[-1] is Ellipsis:
-        return {"type": "array", "items": _of(arguments[0], path, words)}
-    items = [_of(each, path, words) for each in arguments]
-    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}

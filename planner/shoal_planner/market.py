@@ -14,10 +14,12 @@ from typing import Any
 from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import MAX_NODES, ClusterSnapshot, DeviceOverride, Link, Node, parse_cluster
 from shoal_planner.errors import InvalidField
-from shoal_planner.ranges import check_range
+from shoal_planner.ranges import Range, check_range
 from shoal_planner.strict import check_document, check_known, number, read
 
 _KEYS = ("offers", "devices", "links")
+OFFERED_PRICE: Range = (1e-9, 1e6)  # dollars an hour: what is offered for nothing cannot be weighed
+AVAILABLE: Range = (0, MAX_NODES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class _Availability:
     available: int
 
     def __post_init__(self) -> None:
-        check_range("available", self.available, 0, MAX_NODES)
+        check_range("available", self.available, *AVAILABLE)
 
 
 _OFFER_KEYS = tuple(field.name for field in dataclasses.fields(_Availability))
@@ -112,7 +114,7 @@ def _figures(entry: object, path: str) -> _Availability:
         raise InvalidField(f"{path}.count", entry["count"], "is not a field of an offer; did you mean 'available'?")
     if "price_per_hour" not in entry:
         raise InvalidField(f"{path}.price_per_hour", None, "is required")
-    check_range(f"{path}.price_per_hour", number(entry["price_per_hour"], f"{path}.price_per_hour"), 1e-9, 1e6)
+    check_range(f"{path}.price_per_hour", number(entry["price_per_hour"], f"{path}.price_per_hour"), *OFFERED_PRICE)
     return read(_Availability, {name: entry[name] for name in _OFFER_KEYS if name in entry}, path)
 
 

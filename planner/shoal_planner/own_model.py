@@ -127,7 +127,9 @@ def unseen(job: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(found.get("code"), Mapping):
         found["code"] = {name: value for name, value in found["code"].items() if name != "packages"}
     model = found.get("model")
-    if isinstance(model, Mapping) and isinstance(model.get("module"), Mapping):
+    if isinstance(model, Mapping) and "module" in model and model["module"] is None:
+        found["model"] = {name: value for name, value in model.items() if name != "module"}
+    elif isinstance(model, Mapping) and isinstance(model.get("module"), Mapping):
         module = model["module"]
         found["model"] = {"entrypoint": module.get("entrypoint"), "arguments": _arguments(module.get("arguments"))}
     return found

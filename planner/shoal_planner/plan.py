@@ -363,7 +363,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PlanDocument:
+class PlanDocument:
     """What may stand in a plan file: the structure, and what other tools or we add to it."""
 
     pipelines: tuple[Pipeline, ...]
@@ -377,13 +377,13 @@ class _PlanDocument:
     reason: str = ""
 
 
-_ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates", "explanation", "goodput", "profile")
+ADDED = ("plan_id", "seed", "search_s", "truncated", "predicted", "candidates", "explanation", "goodput", "profile")
 
 
 def parse_plan(value: object) -> Plan:
     """The plan in a mapping of the published form; figures that a search added are ignored. Raises InvalidField."""
     given = check_document(value, "plan")
-    document = read(_PlanDocument, {key: item for key, item in given.items() if key not in _ADDED})
+    document = read(PlanDocument, {key: item for key, item in given.items() if key not in ADDED})
     return Plan(
         pipelines=document.pipelines,
         schedule=document.schedule,

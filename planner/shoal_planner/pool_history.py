@@ -9,11 +9,11 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal_planner.errors import InvalidField
-from shoal_planner.strict import number
 
 HOUR_S = 3600.0
 # A loss of at least this many nodes at one moment is a shock of the pool.
@@ -140,7 +140,7 @@ def read_history(text: str, pool: str, *, end_s: float | None = None) -> PoolHis
     for line, row in enumerate(rows, start=2):
         if len(row) != len(header):
             raise InvalidField(f"{pool} line {line}", ",".join(row), f"must have {len(header)} columns")
-    times = [number(row[0], f"{pool} line {line}.t_s") for line, row in enumerate(rows, start=2)]
+    times = [_seconds(row[0], f"{pool} line {line}.t_s") for line, row in enumerate(rows, start=2)]
     for line, (before_s, at_s) in enumerate(itertools.pairwise(times), start=3):
         if at_s < before_s:
             raise InvalidField(f"{pool} line {line}.t_s", at_s, f"must not lie before {before_s:g}, of the line above")
@@ -149,6 +149,16 @@ def read_history(text: str, pool: str, *, end_s: float | None = None) -> PoolHis
         return counted_history(pool, list(zip(times, counts, strict=True)))
     events = [(at_s, op, node) for at_s, (_, op, node) in zip(times, rows, strict=True)]
     return event_history(pool, events, end_s=end_s)
+
+
+def _seconds(text: str, path: str) -> float:
+    try:
+        found = float(text)
+    except ValueError as error:
+        raise InvalidField(path, text, "must be a number") from error
+    if not math.isfinite(found):
+        raise InvalidField(path, text, "must be a finite number")
+    return found
 
 
 def _count(text: str, path: str) -> int:

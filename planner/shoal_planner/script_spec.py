@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from shoal_planner.code_spec import CodeSpec
 from shoal_planner.errors import InvalidField
-from shoal_planner.job import JobSpec, job_to_mapping, parse_job
+from shoal_planner.job import MOST_NAME, JobSpec, job_to_mapping, parse_job
 from shoal_planner.labels import check_labels
 from shoal_planner.limits import CostLimits, Priority, check_priority
 from shoal_planner.ranges import check_range
 from shoal_planner.strict import check_document, check_known, read
+from shoal_planner.uris import parts_of
 
 Kind = Literal["train", "ray_train"]
 _MOST_WORKERS = 100_000
@@ -105,7 +105,7 @@ class ScriptCheckpointSpec:
     keep: int | None = None
 
     def __post_init__(self) -> None:
-        if urlsplit(self.uri).scheme not in ("file", "s3"):
+        if parts_of("uri", self.uri).scheme not in ("file", "s3"):
             raise InvalidField("uri", self.uri, "must begin with file:// or s3://")
         if self.keep is not None:
             check_range("keep", self.keep, 1, _MOST_KEPT)
@@ -133,8 +133,8 @@ class ScriptSpec:
 
     def __post_init__(self) -> None:
         check_priority(self.priority)
-        if not self.name or len(self.name) > 100 or not self.name.isprintable():
-            raise InvalidField("name", self.name, "must be 1 to 100 printable characters")
+        if not self.name or len(self.name) > MOST_NAME or not self.name.isprintable():
+            raise InvalidField("name", self.name, f"must be 1 to {MOST_NAME} printable characters")
         check_labels(self.labels)
 
 

@@ -18,9 +18,11 @@ _LIKE_A_SECRET = re.compile(rf"(?i)(?:^|[_-])(?:{WORDS}|passwords|secrets|author
 _NO_SECRETS = ("end_token",)  # a piece of text between documents
 _WITHIN = ("env", "secrets")  # whatever stands below is its user's
 _NEW_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# Keys have slashes, so who somebody is goes up to the at sign, whatever is in between.
-_WHO = re.compile(r"(?<=://)[^\s/?#'\"]*@|[^\s/:@'\"]*:(?!//)[^\s@'\"]+@")
-_SIGNED = re.compile(r"(://[^\s?#'\"]*[?#])[^\s'\"]+")
+# Each looks at every character but a few times, however long a text is: what is refused may be megabytes.
+_WHO = re.compile(r"(?<=://)[^\s/?#'\"]*@")
+_BEFORE_AT = re.compile(r"(?<![^\s@'\"])([^\s@'\"]++)@")
+_PASSWORD = re.compile(r":(?!//)(?=.)", re.DOTALL)
+_SIGNED = re.compile(r"(://[^\s?#'\"]*+)(?:([?#])[^\s'\"]+)?")
 
 
 def looks_secret(name: str) -> bool:
@@ -55,7 +57,18 @@ def concealed(value: object) -> object:
 
 def concealed_text(text: str) -> str:
     """The same of whole sentences, whose addresses alone are looked at."""
-    return _SIGNED.sub(rf"\1{HIDDEN}", _WHO.sub(f"{HIDDEN}@", text))
+    known = _BEFORE_AT.sub(_without_user, _WHO.sub(f"{HIDDEN}@", text))
+    return _SIGNED.sub(lambda found: f"{found[1]}{found[2]}{HIDDEN}" if found[2] else found[1], known)
+
+
+def _without_user(found: re.Match[str]) -> str:
+    """USER:PASSWORD in front of an at sign. Keys have slashes, so a password goes up to it, whatever is in between."""
+    said = found[1]
+    colon = _PASSWORD.search(said)
+    if colon is None:
+        return found[0]
+    user = max(said.rfind("/", 0, colon.start()), said.rfind(":", 0, colon.start())) + 1
+    return f"{said[:user]}{HIDDEN}@"
 
 
 def _below(name: str, value: object) -> object:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.uris import parts_of
 
 Tool = Literal["tensorboard", "mlflow", "wandb"]
 _MLFLOW_SCHEMES = ("http", "https", "sqlite", "databricks")
@@ -25,7 +25,7 @@ class TensorBoardSpec:
     log_dir: str
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.log_dir)
+        parts = parts_of("log_dir", self.log_dir)
         if parts.scheme not in ("file", "s3"):
             raise InvalidField("log_dir", self.log_dir, "must begin with file:// or s3://")
         if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
@@ -43,7 +43,7 @@ class MlflowSpec:
     run_name: str | None = None
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.tracking_uri)
+        parts = parts_of("tracking_uri", self.tracking_uri)
         if self.tracking_uri != "databricks" and parts.scheme not in _MLFLOW_SCHEMES:
             problem = "must be http(s)://..., databricks, databricks://PROFILE or sqlite:////file"
             raise InvalidField("tracking_uri", self.tracking_uri, problem)

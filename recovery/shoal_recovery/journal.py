@@ -374,7 +374,7 @@ Event = (
     | ScriptEvent
     | ShareEvent
 )
-_EVENTS: Mapping[str, type[Event]] = {
+EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
     for event in (
         StateChanged,
@@ -422,4 +422,4 @@ def entry_to_mapping(entry: Entry) -> dict[str, Any]:
 def entry_from_mapping(value: Mapping[str, Any]) -> Entry:
     """Raises InvalidField or KeyError on anything that `entry_to_mapping` did not write."""
     rest = {key: item for key, item in value.items() if key not in ("seq", "at_s", "kind")}
-    return Entry(seq=int(value["seq"]), at_s=float(value["at_s"]), event=read(_EVENTS[value["kind"]], rest))
+    return Entry(seq=int(value["seq"]), at_s=float(value["at_s"]), event=read(EVENTS[value["kind"]], rest))

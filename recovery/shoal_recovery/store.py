@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from shoal_planner.errors import InvalidField
+from shoal_planner.uris import parts_of
 from shoal_recovery.errors import StoreChanged, StoreConflict, StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.storage_access import split_access
 
@@ -103,7 +103,7 @@ class Store(Protocol):
 def open_store(uri: str) -> Store:
     """The store at `file:///folder`, `s3://bucket/prefix` or `s3://ACCESS@bucket/prefix` (`storage_access`); does not
     touch it yet. Raises InvalidField, and StoreRefused where credentials that it names are not here."""
-    parts = urlsplit(uri)
+    parts = parts_of("uri", uri)
     match parts.scheme:
         case "file":
             if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):

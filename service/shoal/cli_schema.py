@@ -8,17 +8,29 @@ from typing import Annotated
 
 import typer
 
+from shoal_planner.cluster_schema import cluster_schema, market_schema
 from shoal_planner.job_schema import job_schema
+from shoal_planner.plan_schema import plan_schema
 
 app = typer.Typer()
 
 
 class Document(StrEnum):
     JOB = "job"
+    CLUSTER = "cluster"
+    MARKET = "market"
+    PLAN = "plan"
+
+
+_SCHEMAS = {
+    Document.JOB: job_schema,
+    Document.CLUSTER: cluster_schema,
+    Document.MARKET: market_schema,
+    Document.PLAN: plan_schema,
+}
 
 
 @app.command()
-def schema(what: Annotated[Document, typer.Argument(metavar="WHAT", help="job")]) -> None:
+def schema(what: Annotated[Document, typer.Argument(metavar="WHAT", help="job, cluster, market or plan")]) -> None:
     """Print the JSON Schema of a document, for editors."""
-    assert what is Document.JOB
-    print(json.dumps(job_schema(), indent=2))
+    print(json.dumps(_SCHEMAS[what](), indent=2))

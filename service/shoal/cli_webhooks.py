@@ -22,6 +22,10 @@ Form = Annotated[
 IfMatch = Annotated[
     str | None, typer.Option(metavar="ETAG", help="Only if it still has the etag that 'list --json' showed.")
 ]
+Overlap = Annotated[
+    float,
+    typer.Option(metavar="S", min=0.0, help="For so many seconds the secret before signs as well; 0: not at all."),
+]
 
 app = typer.Typer(help="Have other programs told of what happens to jobs.", no_args_is_help=True)
 
@@ -85,10 +89,10 @@ def delete(webhook_id: Id, if_match: IfMatch = None) -> None:
 
 
 @app.command("renew-secret")
-def renew_secret(webhook_id: Id, as_json: AsJson = False) -> None:
+def renew_secret(webhook_id: Id, overlap: Overlap = 86400.0, as_json: AsJson = False) -> None:
     """Sign with another secret from now on. It is printed this once, alone on standard output."""
     with Client() as client:
-        made = client.webhooks.renew_secret(webhook_id)
+        made = client.webhooks.renew_secret(webhook_id, overlap_s=overlap)
     _show_secret(made, as_json=as_json)
 
 

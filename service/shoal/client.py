@@ -31,6 +31,7 @@ from shoal.errors import (
 )
 from shoal.settings import ClientSettings
 from shoal_planner.job import JobSpec
+from shoal_planner.own_model import unseen
 from shoal_planner.script_spec import AnyJob, ScriptSpec, any_job_to_mapping
 
 ENDED = ("succeeded", "failed", "cancelled")
@@ -99,14 +100,14 @@ class Client(Calls):
     ) -> dict[str, Any]:
         """Creates a job and returns it, in `project`, or that of SHOAL_PROJECT, or the only one that you have a role
         in. Sending again under the same key returns the same job."""
-        body = any_job_to_mapping(job) if isinstance(job, JobSpec | ScriptSpec) else dict(job)
+        body = _document(job)
         params = given(project=project or self._project)
         headers = {"Idempotency-Key": idempotency_key or str(ULID())}
         return self._call("POST", "/v1/jobs", json=body, params=params, headers=headers)
 
     def dry_run(self, job: AnyJob | Mapping[str, Any]) -> dict[str, Any]:
         """What would come of this job: its cluster, its plan, and what that would cost. Creates nothing."""
-        body = any_job_to_mapping(job) if isinstance(job, JobSpec | ScriptSpec) else dict(job)
+        body = _document(job)
         return self._call("POST", "/v1/jobs", params={"dry_run": "1"}, json=body)
 
     def clone(
@@ -292,6 +293,11 @@ class Client(Calls):
             return retrying(self._http.request, method, path, **arguments)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerUnreachable(self.server, str(error) or type(error).__name__) from error
+
+
+def _document(job: AnyJob | Mapping[str, Any]) -> Mapping[str, Any]:
+    """As users write it: what only Shoal says of a model is left out."""
+    return unseen(any_job_to_mapping(job)) if isinstance(job, JobSpec | ScriptSpec) else dict(job)
 
 
 def _check_server(server: str) -> None:

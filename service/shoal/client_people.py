@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from shoal.client_pages import Call, pages
 from shoal.client_text import given, matching, path_part
 
-Call = Callable[..., dict[str, Any]]
 _PAGE = 200
 
 
@@ -23,8 +23,8 @@ class People:
         return self._call("GET", "/v1/me")
 
     def projects(self) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self._call("GET", "/v1/projects")["items"]
-        return items
+        """Those in which you have a role."""
+        return [*self._pages("/v1/projects")]
 
     def project(self, project: str) -> dict[str, Any]:
         return self._call("GET", f"/v1/projects/{path_part(project)}")
@@ -37,8 +37,7 @@ class People:
         self._call("DELETE", f"/v1/projects/{path_part(project)}")
 
     def members(self, project: str) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self._call("GET", f"/v1/projects/{path_part(project)}/members")["items"]
-        return items
+        return [*self._pages(f"/v1/projects/{path_part(project)}/members")]
 
     def add_member(self, project: str, who: str, role: str) -> dict[str, Any]:
         """`who` is a user's id or e-mail address; somebody unknown is invited. Replaces the role that they have."""
@@ -92,10 +91,4 @@ class People:
         yield from self._pages("/v1/audit-events", project=project, action=action)
 
     def _pages(self, path: str, **params: Any) -> Iterator[dict[str, Any]]:
-        cursor: str | None = None
-        while True:
-            page = self._call("GET", path, params=given(limit=_PAGE, cursor=cursor, **params))
-            yield from page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return
+        return pages(self._call, path, _PAGE, **params)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from shoal.client_people import Call
+from shoal.client_pages import Call, pages
 from shoal.client_text import given, matching, path_part
+
+_PAGE = 200
 
 
 class Storages:
@@ -17,8 +19,7 @@ class Storages:
         self._path = f"/v1/projects/{path_part(project)}/storages"
 
     def list(self) -> builtins.list[dict[str, Any]]:
-        items: builtins.list[dict[str, Any]] = self._call("GET", self._path)["items"]
-        return items
+        return [*pages(self._call, self._path, _PAGE)]
 
     def get(self, name: str) -> dict[str, Any]:
         return self._call("GET", f"{self._path}/{path_part(name)}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from shoal.client_pages import Call, pages
 from shoal.client_text import given, matching, path_part
 
-Call = Callable[..., dict[str, Any]]
 _PAGE = 50
 
 
@@ -19,8 +19,7 @@ class Webhooks:
 
     def all(self) -> list[dict[str, Any]]:
         """Those that you administer, without their secrets."""
-        items: list[dict[str, Any]] = self._call("GET", "/v1/webhooks")["items"]
-        return items
+        return [*pages(self._call, "/v1/webhooks", _PAGE)]
 
     def create(
         self,
@@ -53,9 +52,11 @@ class Webhooks:
     def delete(self, webhook_id: str, *, if_match: str | None = None) -> None:
         self._call("DELETE", f"/v1/webhooks/{path_part(webhook_id)}", headers=matching(if_match))
 
-    def renew_secret(self, webhook_id: str) -> dict[str, Any]:
-        """The answer has the new `secret`, this once."""
-        return self._call("POST", f"/v1/webhooks/{path_part(webhook_id)}/secret")
+    def renew_secret(self, webhook_id: str, *, overlap_s: float | None = None) -> dict[str, Any]:
+        """The answer has the new `secret`, this once. For `overlap_s` (by default a day) deliveries are signed with the
+        one before, too."""
+        body = given(overlap_s=overlap_s)
+        return self._call("POST", f"/v1/webhooks/{path_part(webhook_id)}/secret", json=body)
 
     def ping(self, webhook_id: str) -> dict[str, Any]:
         """The delivery that is now to be made."""
@@ -63,14 +64,7 @@ class Webhooks:
 
     def deliveries(self, webhook_id: str, *, state: str | None = None) -> Iterator[dict[str, Any]]:
         """Newest first; pages are fetched as they are needed."""
-        cursor: str | None = None
-        while True:
-            params = given(limit=_PAGE, cursor=cursor, state=state)
-            page = self._call("GET", f"/v1/webhooks/{path_part(webhook_id)}/deliveries", params=params)
-            yield from page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return
+        return pages(self._call, f"/v1/webhooks/{path_part(webhook_id)}/deliveries", _PAGE, state=state)
 
     def retry(self, webhook_id: str, delivery_id: str) -> dict[str, Any]:
         """Makes a delivery again."""

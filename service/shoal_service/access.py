@@ -31,6 +31,18 @@ def lesser(one: Role, other: Role | None) -> Role | None:
     return None if other is None else min(one, other, key=_ORDER.index)
 
 
+class TokenRole(StrEnum):
+    """What a token may be for. The first three are roles in a project."""
+
+    VIEWER = "viewer"
+    MEMBER = "member"
+    ADMIN = "admin"
+    CONNECTOR = "connector"
+    SERVER_ADMIN = "server_admin"
+    METRICS = "metrics"
+    """Reads /metrics and nothing else."""
+
+
 class Kind(StrEnum):
     ADMINISTRATOR = "administrator"
     """Holds admin.token."""

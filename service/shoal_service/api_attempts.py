@@ -10,12 +10,14 @@ from shoal_service import attempts, jobs
 from shoal_service.errors import BadInput
 from shoal_service.problems import documented
 from shoal_service.services import Deps
+from shoal_service.shapes import Page
+from shoal_service.shapes_history import Attempt
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/attempts", tags=["history"])
 _CURSOR = "attempt_"
 
 
-@router.get("", responses=documented(404))
+@router.get("", responses=documented(404, ok=Page[Attempt]), response_model=None)
 async def list_attempts(
     deps: Deps,
     job_id: str,

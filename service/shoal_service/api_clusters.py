@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
@@ -21,12 +21,15 @@ from shoal_service.errors import Conflict, invalid_field
 from shoal_service.log_of_scripts import printed_by_script
 from shoal_service.problems import documented
 from shoal_service.services import Deps
+from shoal_service.shapes import Page
+from shoal_service.shapes_clusters import Cluster, ClusterInFull, Journaled, Lease
+from shoal_service.shapes_jobs import Wishes
 
 router = APIRouter(prefix="/v1", tags=["connectors"])
 
 
-@router.put("/clusters/{cluster_id}", responses=documented(409))
-async def renew_lease(deps: Deps, cluster_id: Annotated[Identifier, Path()], report: ClusterReport) -> dict[str, Any]:
+@router.put("/clusters/{cluster_id}", responses=documented(409, ok=Lease), response_model=None)
+async def renew_lease(deps: Deps, cluster_id: Annotated[Identifier, Path()], report: ClusterReport) -> Lease:
     """Takes or renews the lease of a cluster and tells what it consists of. 409 while another holder's lasts.
 
     Jobs that waited for any cluster are given to the first that comes, and so are those of clusters that are gone,
@@ -68,7 +71,7 @@ def _check_values(report: ClusterReport) -> None:
         raise invalid_field(error) from error
 
 
-@router.get("/clusters", responses=documented(), response_model=dict[str, Any])
+@router.get("/clusters", responses=documented(ok=Page[Cluster]))
 async def list_clusters(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """By id; `next_cursor` is null on the last page."""
     async with deps.database.read() as session:
@@ -76,8 +79,8 @@ async def list_clusters(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -
     return page_after(found, lambda each: (each["id"],), limit, cursor)
 
 
-@router.get("/clusters/{cluster_id}", responses=documented(404))
-async def get_cluster(deps: Deps, cluster_id: str) -> dict[str, Any]:
+@router.get("/clusters/{cluster_id}", responses=documented(404, ok=ClusterInFull), response_model=None)
+async def get_cluster(deps: Deps, cluster_id: str) -> ClusterInFull:
     """One cluster and all that was measured there (`profile`), each figure with its source. Its nodes are in the pages
     of `GET /v1/nodes?cluster_id=`; `snapshot` is what the cluster says beside these."""
     async with deps.database.read() as session:
@@ -86,13 +89,13 @@ async def get_cluster(deps: Deps, cluster_id: str) -> dict[str, Any]:
     return {**clusters.resource(row), "snapshot": beside, "profile": row.profile}
 
 
-@router.get("/clusters/{cluster_id}/wishes", responses=documented(404))
+@router.get("/clusters/{cluster_id}/wishes", responses=documented(404, ok=Wishes), response_model=None)
 async def get_wishes(
     deps: Deps,
     cluster_id: str,
     after: int | None = None,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
-) -> dict[str, Any]:
+) -> Wishes:
     """Every job of the cluster that has not ended, and every drill. Held open for up to
     `wait_s` while the version is still `after`."""
     deadline = time.monotonic() + min(wait_s, deps.settings.max_wait_s)
@@ -108,8 +111,8 @@ async def get_wishes(
         await deps.bell.wait(CLUSTERS, count, min(left_s, deps.bell.patience_s(deps.settings.poll_s)))
 
 
-@router.post("/jobs/{job_id}/journal", responses=documented(404, 409))
-async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> dict[str, Any]:
+@router.post("/jobs/{job_id}/journal", responses=documented(404, 409, ok=Journaled), response_model=None)
+async def append_journal(deps: Deps, job_id: str, batch: JournalBatch) -> Journaled:
     """Adds to a job's journal. Entries that are known are skipped; a gap answers 409 with `expected_seq`."""
     entries = journal.parse_entries(batch.entries)
     async with deps.database.write() as session:

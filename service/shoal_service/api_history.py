@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -28,7 +28,17 @@ from shoal_service.models import JournalRow
 from shoal_service.problems import documented
 from shoal_service.retention import check_kept
 from shoal_service.services import Deps, Services
-from shoal_service.spending import spending_of
+from shoal_service.shapes_history import (
+    BulkLosses,
+    BytesBySource,
+    Checkpoint,
+    Checkpoints,
+    Curve,
+    PlanInForce,
+    Recoveries,
+)
+from shoal_service.shapes_jobs import Events
+from shoal_service.spending import Spending, spending_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["history"])
 _PAGE = 1000
@@ -42,7 +52,7 @@ _PICTURE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "A page, or a stream", "content": {"application/json": {}, "text/event-stream": {}}}
+    200: {"model": Events, "description": "A page, or a stream", "content": {"text/event-stream": {}}}
 }
 
 
@@ -104,7 +114,7 @@ async def _follow(deps: Services, job_id: str, after: int, kinds: tuple[str, ...
         await deps.bell.wait(topic, count, deps.bell.patience_s(deps.settings.poll_s))
 
 
-@router.get("/metrics", responses=documented(404), response_model=dict[str, Any])
+@router.get("/metrics", responses=documented(404, ok=Curve))
 async def get_metrics(
     deps: Deps, job_id: str, max_points: Annotated[int, Query(ge=10, le=MOST_POINTS)] = MOST_POINTS
 ) -> Response:
@@ -115,7 +125,7 @@ async def get_metrics(
     return Response(encoded(found), media_type="application/json")
 
 
-@router.get("/plan", responses=documented(404, 410))
+@router.get("/plan", responses=documented(404, 410, ok=PlanInForce), response_model=None)
 async def get_plan(
     deps: Deps, job_id: str, epoch: Annotated[int | None, Query(ge=0, le=_MOST_SEQ)] = None
 ) -> dict[str, Any]:
@@ -162,8 +172,8 @@ async def _plans(deps: Services, job_id: str, epoch: int | None) -> tuple[list[J
     return plans, chosen[-1]
 
 
-@router.get("/recoveries", responses=documented(404, 410))
-async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
+@router.get("/recoveries", responses=documented(404, 410, ok=Recoveries), response_model=None)
+async def get_recoveries(deps: Deps, job_id: str) -> Recoveries:
     """Every change of plan in flight, oldest first (of many the newest, as many as an answer may hold; `total` says how
     many there were), and bytes by source over the newest 1000."""
     async with deps.database.read() as session:
@@ -171,17 +181,23 @@ async def get_recoveries(deps: Deps, job_id: str) -> dict[str, Any]:
         check_kept(row)
         found = await journal.newest(session, job_id, 1000, (journal.RECOVERY_KIND,))
     items = [journal.recovery_resource(entry) for entry in reversed(found)]
-    sources = ("own", "node", "peer", "store")
     return {
         "items": fitting(items, from_end=True),
         "total": row.num_recoveries,
         "redone_steps": row.redone_steps,
         "lost_steps": row.lost_steps,
-        "bytes": {source: sum(item["bytes"].get(source, 0) for item in items) for source in sources},
+        "bytes": _by_source(items),
     }
 
 
-@router.get("/bulk-losses", responses=documented(404, 409))
+def _by_source(items: Sequence[Mapping[str, Any]]) -> BytesBySource:
+    own, node, peer, store = (
+        sum(item["bytes"].get(source, 0) for item in items) for source in ("own", "node", "peer", "store")
+    )
+    return {"own": own, "node": node, "peer": peer, "store": store}
+
+
+@router.get("/bulk-losses", responses=documented(404, 409, ok=BulkLosses), response_model=None)
 async def get_bulk_losses(deps: Deps, job_id: str) -> dict[str, Any]:
     """For each node, pool and zone of the nodes that the job has now: how many bytes of its state only the object store
     would hold if all of it went at once, the costliest first; and the newest step that stands there."""
@@ -194,8 +210,8 @@ async def get_bulk_losses(deps: Deps, job_id: str) -> dict[str, Any]:
         raise Conflict("plan_not_readable", f"the plan of {job_id} cannot be read by this version: {error}") from error
 
 
-@router.get("/checkpoints", responses=documented(404, 503))
-async def get_checkpoints(deps: Deps, job_id: str) -> dict[str, Any]:
+@router.get("/checkpoints", responses=documented(404, 503, ok=Checkpoints), response_model=None)
+async def get_checkpoints(deps: Deps, job_id: str) -> Checkpoints:
     """What stands whole in the job's object store now, newest first; size and time are those of the journal. Of a job
     that runs a script, what it has stored: Ray Train deletes older ones as it was told to."""
     async with deps.database.read() as session:
@@ -220,17 +236,17 @@ def _problem(error: StoreError | TimeoutError) -> str:
     return error.problem if isinstance(error, StoreError) else "does not answer"
 
 
-def _checkpoint(uri: str, step: int, said: JournalRow | None) -> dict[str, Any]:
+def _checkpoint(uri: str, step: int, said: JournalRow | None) -> Checkpoint:
     return {
         "step": step,
         "uri": uri,
-        "epoch": said and said.payload["epoch"],
-        "num_bytes": said and said.payload["num_bytes"],
-        "committed_at": said and jobs.rfc3339(said.at_s),
+        "epoch": None if said is None else said.payload["epoch"],
+        "num_bytes": None if said is None else said.payload["num_bytes"],
+        "committed_at": None if said is None else jobs.rfc3339(said.at_s),
     }
 
 
-@router.get("/cost", responses=documented(404, 410))
+@router.get("/cost", responses=documented(404, 410, ok=Spending), response_model=None)
 async def get_cost(deps: Deps, job_id: str) -> dict[str, Any]:
     """What the nodes that the job has had cost so far and cost now, in dollars, by type of node (of its newest 5,000
     changes). What nodes without a price cost is unknown (null) and in no sum."""

@@ -18,6 +18,7 @@ from shoal_service.access import seen_projects
 from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Moment, read_body
+from shoal_service.documents import reference
 from shoal_service.dry_run import rehearse
 from shoal_service.errors import BadInput, Conflict
 from shoal_service.gate import Caller, ChosenProject, did
@@ -27,21 +28,28 @@ from shoal_service.models import ClusterRow, JobRow
 from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
+from shoal_service.shapes import Page
+from shoal_service.shapes_jobs import DryRun, Job, JobInFull
 from shoal_service.submission import check_surroundings, read_any_job
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-_ANY_OBJECT = {"schema": {"type": "object"}}
+_JOB = {"schema": reference("JobDocument")}
 _JOB_BODY = {
     "requestBody": {
         "required": True,
         "description": "A JOB document.",
-        "content": {"application/json": _ANY_OBJECT, "application/yaml": _ANY_OBJECT},
+        "content": {"application/json": _JOB, "application/yaml": _JOB},
     }
 }
 
 
-@router.post("", status_code=201, responses=documented(400, 404, 409, 413, 415), openapi_extra=_JOB_BODY)
+@router.post(
+    "",
+    status_code=201,
+    responses=documented(400, 404, 409, 413, 415, created=Job, ok=DryRun),
+    openapi_extra=_JOB_BODY,
+)
 async def submit_job(
     request: Request,
     deps: Deps,
@@ -113,7 +121,7 @@ async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, 
     return row
 
 
-@router.get("", responses=documented(), response_model=dict[str, Any])
+@router.get("", responses=documented(ok=Page[Job]))
 async def list_jobs(
     deps: Deps,
     caller: Caller,
@@ -145,7 +153,7 @@ async def list_jobs(
     return page([jobs.resource(row) for row in rows], rest)
 
 
-@router.get("/{job_id}", responses=documented(404))
+@router.get("/{job_id}", responses=documented(404, ok=JobInFull))
 async def get_job(deps: Deps, job_id: str) -> Response:
     """One job, what there is to say of the `cluster` that has it, its `share` of that, and how far its `trackers` are.
     Its ETag is for If-Match: it changes with the spec, the wish, the cluster and the state of the job, not with its
@@ -162,7 +170,7 @@ def _changed(row: JobRow) -> Response:
     return JSONResponse(jobs.resource(row), headers={"ETag": preconditions.etag(row)})
 
 
-@router.post("/{job_id}/cancel", responses=documented(404, 409, 412))
+@router.post("/{job_id}/cancel", responses=documented(404, 409, 412, ok=Job))
 async def cancel_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Response:
     """Wishes the job to stop; one that no cluster runs is `cancelled` at once. Asking twice is the same as once; a job
     that has ended otherwise answers 409."""
@@ -177,7 +185,7 @@ async def cancel(deps: Services, job_id: str, if_match: str | None = None) -> Jo
     return row
 
 
-@router.post("/{job_id}/pause", responses=documented(404, 409, 412))
+@router.post("/{job_id}/pause", responses=documented(404, 409, 412, ok=Job))
 async def pause_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Response:
     """Wishes the job to rest in its object store: its state is `paused` once its newest step stands there, and then it
     has no nodes. 409 where it has no store, has ended, or is wished to rest already."""
@@ -192,7 +200,7 @@ async def pause(deps: Services, job_id: str, if_match: str | None = None) -> Job
     return row
 
 
-@router.post("/{job_id}/resume", responses=documented(404, 409, 412))
+@router.post("/{job_id}/resume", responses=documented(404, 409, 412, ok=Job))
 async def resume_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Response:
     """Lets a job that rests go on, on the connected cluster that suits it best; or calls a pause off that has not come
     about yet. 409 where it is not wished to rest."""

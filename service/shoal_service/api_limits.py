@@ -20,19 +20,20 @@ from shoal_service.models import JobRow
 from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
+from shoal_service.shapes_jobs import Job
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _WITHOUT_NODES = (JobState.QUEUED, JobState.PAUSED)
 
 
-@router.post("/{job_id}/limits", responses=documented(404, 409, 412))
+@router.post("/{job_id}/limits", responses=documented(404, 409, 412, ok=Job))
 async def set_limits(deps: Deps, job_id: str, wanted: NewLimits, if_match: IfMatch = None) -> Response:
     """Changes what is given, null takes a limit away. A job that rests because of a limit goes on when it is resumed.
     409 where it has ended."""
     return await _changed(deps, job_id, wanted.model_dump(exclude_unset=True), if_match)
 
 
-@router.post("/{job_id}/resize", responses=documented(404, 409, 412))
+@router.post("/{job_id}/resize", responses=documented(404, 409, 412, ok=Job))
 async def resize_job(deps: Deps, job_id: str, wanted: NewSize, if_match: IfMatch = None) -> Response:
     """Lets a job have more devices, or fewer: one that runs leaves nodes within a step, or grows where nobody else
     needs them. `min_devices` belongs to the plans of a job that runs (409 `job_has_nodes`): pause it first."""

@@ -22,6 +22,8 @@ from shoal_service.log_store import Brought, Page
 from shoal_service.models import JobRow, LogRow
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
+from shoal_service.shapes_clusters import Printed
+from shoal_service.shapes_jobs import Forgotten, LogLine, LogLines
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/logs", tags=["logs"])
 _PAGE = 5000
@@ -29,7 +31,7 @@ _STREAMED_PAGE = 500
 _LATE_S = 5.0  # lines may come so long after the word that their job has ended
 _LARGEST = 2**53
 _STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "A page, or a stream", "content": {"application/json": {}, "text/event-stream": {}}}
+    200: {"model": LogLines, "description": "A page, or a stream", "content": {"text/event-stream": {}}}
 }
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -87,8 +89,10 @@ async def _around(
     return await log_reading.around(session, job_id, event)
 
 
-def _resource(row: LogRow | None, page: Page) -> dict[str, Any]:
-    forgotten = row and row.forgotten and {"lines": row.first_line - 1, "reason": row.forgotten}
+def _resource(row: LogRow | None, page: Page) -> LogLines:
+    forgotten: Forgotten | None = None
+    if row is not None and row.forgotten:
+        forgotten = {"lines": row.first_line - 1, "reason": row.forgotten}
     return {
         "items": [_item(number, line) for number, line in page.lines],
         "next_cursor": _cursor(page.next_line) if page.more else None,
@@ -96,7 +100,7 @@ def _resource(row: LogRow | None, page: Page) -> dict[str, Any]:
     }
 
 
-def _item(number: int, line: Line) -> dict[str, Any]:
+def _item(number: int, line: Line) -> LogLine:
     return {
         "line": number,
         "at": jobs.rfc3339(line.at_s),
@@ -150,8 +154,8 @@ def _end(job: JobRow) -> dict[str, Any]:
     return {"state": job.state, "code": job.state_code, "reason": job.reason}
 
 
-@router.post("", tags=["connectors"], responses=documented(404, 409))
-async def bring_logs(deps: Deps, job_id: str, batch: LogBatch) -> dict[str, Any]:
+@router.post("", tags=["connectors"], responses=documented(404, 409, ok=Printed), response_model=None)
+async def bring_logs(deps: Deps, job_id: str, batch: LogBatch) -> Printed:
     """Adds printed lines. Of each source those that are known are skipped; also a cluster that the job was taken from
     may bring what was printed there."""
     brought = [

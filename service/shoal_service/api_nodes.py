@@ -21,12 +21,13 @@ from shoal_service.measured import MeasuredNodes
 from shoal_service.once import Repeatable
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
+from shoal_service.shapes_clusters import Drill, Nodes
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 _Place = tuple[str, str]  # a cluster and a node of it
 
 
-@router.get("", responses=documented(), response_model=dict[str, Any])
+@router.get("", responses=documented(ok=Nodes))
 async def list_nodes(
     deps: Deps,
     caller: Caller,
@@ -67,7 +68,7 @@ async def all_nodes(deps: Services, caller: Principal) -> list[dict[str, Any]]:
     return sorted(items, key=_place)
 
 
-@router.post("/{node_id}/preempt", status_code=202, responses=documented(404, 409), response_model=dict[str, Any])
+@router.post("/{node_id}/preempt", status_code=202, responses=documented(404, 409, accepted=Drill))
 async def preempt_node(
     deps: Deps, once: Repeatable, node_id: Annotated[str, Path(max_length=200)], wanted: Preemption | None = None
 ) -> Response:

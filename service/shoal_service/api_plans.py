@@ -17,12 +17,14 @@ from shoal_service.errors import Conflict, invalid_field
 from shoal_service.gate import Caller
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
+from shoal_service.shapes import Plan
+from shoal_service.shapes_people import Health, LoginLink
 from shoal_service.submission import read_job
 
 router = APIRouter()
 
 
-@router.post("/v1/plans", tags=["plans"], responses=documented(400, 409))
+@router.post("/v1/plans", tags=["plans"], responses=documented(400, 409, ok=Plan), response_model=None)
 async def preview_plan(deps: Deps, body: PlanRequest) -> dict[str, Any]:
     """The plan of a JOB on a CLUSTER, or on the connected cluster where it would go. Creates nothing."""
     job = await read_job(body.job, deps.settings.store_check_s, deps.settings.places)
@@ -50,17 +52,19 @@ async def _connected(deps: Services) -> tuple[ClusterSnapshot, Profile]:
     return max(found, key=lambda pair: pair[0].num_devices)
 
 
-@router.get("/healthz", tags=["health"])
-@router.get("/v1/health", tags=["health"])
-async def health(deps: Deps) -> dict[str, str]:
+@router.get("/healthz", tags=["health"], responses={200: {"model": Health}}, response_model=None)
+@router.get("/v1/health", tags=["health"], responses={200: {"model": Health}}, response_model=None)
+async def health(deps: Deps) -> Health:
     """Answers only if the database does."""
     async with deps.database.read() as session:
         await session.execute(text("SELECT 1"))
     return {"status": "ok"}
 
 
-@router.post("/v1/login-links", status_code=201, tags=["sign-in"], responses=documented())
-async def make_login_link(request: Request, deps: Deps, caller: Caller) -> dict[str, str]:
+@router.post(
+    "/v1/login-links", status_code=201, tags=["sign-in"], responses=documented(created=LoginLink), response_model=None
+)
+async def make_login_link(request: Request, deps: Deps, caller: Caller) -> LoginLink:
     """A link that signs one browser in, once, as whoever asks for it."""
     code, expires_at_s = await deps.auth.mint_login_code(caller.subject)
     base = deps.settings.public_url or str(request.base_url)

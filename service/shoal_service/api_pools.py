@@ -15,12 +15,14 @@ from shoal_service.models import JobRow
 from shoal_service.models_pools import PoolEventRow
 from shoal_service.problems import documented
 from shoal_service.services import Deps
+from shoal_service.shapes import Page
+from shoal_service.shapes_pools import Pool, PoolEvents
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 _PAGE = 1000
 
 
-@router.get("/pools", responses=documented(), response_model=dict[str, Any])
+@router.get("/pools", responses=documented(), response_model=Page[Pool])
 async def list_pools(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """Pools that clusters can get nodes of: how many are there, asked for and starting, what one costs and who says so,
     why it gives no more. By cluster and name."""
@@ -29,7 +31,7 @@ async def list_pools(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> R
     return page_after(found, lambda each: (each["cluster_id"], each["name"]), limit, cursor)
 
 
-@router.get("/pool-events", responses=documented(), response_model=dict[str, Any])
+@router.get("/pool-events", responses=documented(), response_model=PoolEvents)
 async def list_pool_events(
     deps: Deps,
     caller: Caller,

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Path
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
 from starlette.responses import Response
 
 from shoal_planner.data_spec import STORAGE
 from shoal_planner.errors import InvalidField
 from shoal_recovery.storage_access import StoreAccess
 from shoal_service import people, storages
+from shoal_service.api_people import Limit
 from shoal_service.bell import CLUSTERS
+from shoal_service.bodies import Body
+from shoal_service.cursors import cut
 from shoal_service.errors import invalid_field
 from shoal_service.preconditions import IfMatch, tagged
 from shoal_service.problems import documented
 from shoal_service.services import Deps
+from shoal_service.shapes import Page
+from shoal_service.shapes_people import Storage
 
 router = APIRouter(prefix="/v1/projects/{project_id}/storages", tags=["storages"])
 ProjectId = Annotated[str, Path(max_length=40, pattern=r"^[a-z0-9-]+$")]
 Name = Annotated[str, Path(pattern=f"^{STORAGE.pattern}$")]
-_NEW: dict[int | str, dict[str, Any]] = {201: {"description": "It is new.", "content": {"application/json": {}}}}
+NameCursor = Annotated[
+    str | None, Query(pattern=f"^{STORAGE.pattern}$", description="`next_cursor` of the page before.")
+]
 
 
-class _Body(BaseModel):
-    """What values may be is StoreAccess's to say, which repeats none that may be a secret."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Credentials(_Body):
+class Credentials(Body):
     """Where credentials are found by whoever opens the store: control plane, nodes, and who exports. One of the two."""
 
     environment: str | None = Field(
@@ -39,7 +40,7 @@ class Credentials(_Body):
     profile: str | None = Field(default=None, description="x: in the section shoal-x of the AWS credentials file.")
 
 
-class NewStorage(_Body):
+class NewStorage(Body):
     endpoint: str | None = Field(
         default=None, description="Where the S3 protocol is spoken, as in https://minio.example:9000."
     )
@@ -47,20 +48,25 @@ class NewStorage(_Body):
     credentials: Credentials | None = Field(default=None, description="Null: what boto3 finds by itself.")
 
 
-@router.get("", responses=documented(404))
-async def list_storages(deps: Deps, project_id: ProjectId) -> dict[str, Any]:
+@router.get("", responses=documented(404, ok=Page[Storage]), response_model=None)
+async def list_storages(
+    deps: Deps, project_id: ProjectId, limit: Limit = 50, cursor: NameCursor = None
+) -> Page[Storage]:
+    """By name."""
     async with deps.database.read() as session:
         await people.get_project(session, project_id)
-        return {"items": [storages.resource(row) for row in await storages.of_project(session, project_id)]}
+        rows = await storages.of_project(session, project_id, limit=limit + 1, after=cursor)
+    shown, following = cut(rows, limit, lambda row: row.name)
+    return {"items": [storages.resource(row) for row in shown], "next_cursor": following}
 
 
-@router.get("/{name}", responses=documented(404), response_model=dict[str, Any])
+@router.get("/{name}", responses=documented(404, ok=Storage))
 async def get_storage(deps: Deps, project_id: ProjectId, name: Name) -> Response:
     async with deps.database.read() as session:
         return tagged(storages.resource(await storages.get(session, project_id, name)))
 
 
-@router.put("/{name}", responses={**_NEW, **documented(404, 412)}, response_model=dict[str, Any])
+@router.put("/{name}", responses=documented(404, 412, ok=Storage, created=Storage))
 async def put_storage(
     deps: Deps, project_id: ProjectId, name: Name, body: NewStorage, if_match: IfMatch = None
 ) -> Response:

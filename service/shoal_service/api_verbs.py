@@ -19,11 +19,16 @@ from shoal_service.once import Repeatable
 from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
 from shoal_service.services import Deps
+from shoal_service.shapes import Page
+from shoal_service.shapes_clusters import Drill, Price
+from shoal_service.shapes_jobs import DryRun, Job
 
 router = APIRouter(prefix="/v1")
 
 
-@router.post("/jobs/{job_id}/clone", status_code=201, tags=["jobs"], responses=documented(400, 404, 409))
+@router.post(
+    "/jobs/{job_id}/clone", status_code=201, tags=["jobs"], responses=documented(400, 404, 409, created=Job, ok=DryRun)
+)
 async def clone_job(
     request: Request,
     deps: Deps,
@@ -45,8 +50,7 @@ async def clone_job(
     "/jobs/{job_id}/checkpoint",
     status_code=202,
     tags=["jobs"],
-    responses=documented(404, 409, 412),
-    response_model=dict[str, Any],
+    responses=documented(404, 409, 412, accepted=Job),
 )
 async def checkpoint_job(deps: Deps, once: Repeatable, job_id: str, if_match: IfMatch = None) -> Response:
     """Wishes the newest step into the object store, while training goes on. The journal says which step that will be
@@ -76,7 +80,7 @@ def merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-@router.get("/prices", tags=["nodes"], responses=documented(), response_model=dict[str, Any])
+@router.get("/prices", tags=["nodes"], responses=documented(ok=Page[Price]))
 async def list_prices(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """What nodes of each cluster cost an hour, by type, zone and market, as the clusters stated them last; null where
     nobody stated a price. `pool` names those of which more can be had; their price is that of one more, by their cloud
@@ -136,7 +140,7 @@ def _pool(price: Mapping[str, Any]) -> Key:
     return (*(price[name] for name in names), price["price_per_hour"] or 0.0, price["pool"] or "")
 
 
-@router.get("/drills", tags=["nodes"], responses=documented(), response_model=dict[str, Any])
+@router.get("/drills", tags=["nodes"], responses=documented(ok=Page[Drill]))
 async def list_drills(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """Notices that users had given to nodes, and that still hold."""
     now_s = time.time()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from shoal_planner.errors import InvalidField
 from shoal_service import webhooks
 from shoal_service.access import default_project
 from shoal_service.api_people import ProjectId, cursor_of
+from shoal_service.bodies import Body, FromJson
 from shoal_service.errors import invalid_field
 from shoal_service.gate import Caller, did
 from shoal_service.guarded_http import check_url
@@ -21,20 +22,19 @@ from shoal_service.outbox import Told
 from shoal_service.preconditions import IfMatch, tagged
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
+from shoal_service.shapes import Page
+from shoal_service.shapes_people import Delivery, Webhook, WebhookWithSecret
 from shoal_service.told_words import Form
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 WebhookId = Annotated[str, Path(pattern=r"^hook_[0-9A-Z]{26}$")]
 DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9A-Z]{26}$")]
+Limit = Annotated[int, Query(ge=1, le=50)]  # urls may be long, and an answer must not be
 Url = Annotated[str, Field(max_length=2000)]
-Events = Annotated[list[Told], Field(min_length=1, max_length=len(Told))]
+Events = Annotated[list[Annotated[Told, FromJson]], Field(min_length=1, max_length=len(Told))]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class NewWebhook(_Body):
+class NewWebhook(Body):
     """Of a `project` (without one, the project that you have); with null, of all jobs of this server."""
 
     url: Url = Field(description="Where to post to: https://...; of the form email, mailto:ADDRESS.")
@@ -47,7 +47,15 @@ class NewWebhook(_Body):
     project: ProjectId | None = None
 
 
-class WebhookChange(_Body):
+class NewSecret(Body):
+    """How the secret before ends."""
+
+    overlap_s: Annotated[float, Field(ge=0, le=7 * 86400)] = Field(
+        default=86400.0, description="For so long it signs as well; 0: it is of no use at once."
+    )
+
+
+class WebhookChange(Body):
     """What is given is changed."""
 
     url: Url | None = None
@@ -67,14 +75,18 @@ def _checked(deps: Services, url: str, form: Form) -> str:
     return url
 
 
-@router.get("", responses=documented())
-async def list_webhooks(deps: Deps, caller: Caller) -> dict[str, Any]:
-    """Those of projects that you administer, or, for administrators of this server, all. Secrets are not in it."""
+@router.get("", responses=documented(ok=Page[Webhook]), response_model=None)
+async def list_webhooks(
+    deps: Deps, caller: Caller, limit: Limit = 20, cursor: Annotated[str | None, cursor_of("hook")] = None
+) -> Page[Webhook]:
+    """Those of projects that you administer, or, for administrators of this server, all, oldest first. Secrets are not
+    in it."""
     async with deps.database.read() as session:
-        return {"items": [webhooks.resource(row) for row in await webhooks.all_of(session, caller)]}
+        rows, following = await webhooks.page(session, caller, limit=limit, after=cursor)
+    return {"items": [webhooks.resource(row) for row in rows], "next_cursor": following}
 
 
-@router.post("", status_code=201, responses=documented(404, 409), response_model=dict[str, Any])
+@router.post("", status_code=201, responses=documented(404, 409, created=WebhookWithSecret))
 async def create_webhook(request: Request, deps: Deps, caller: Caller, once: Repeatable, body: NewWebhook) -> Response:
     """The answer has the `secret` with which deliveries are signed: it is told this once; the same Idempotency-Key once
     more is answered with 409 `secret_told_before`."""
@@ -90,13 +102,13 @@ async def create_webhook(request: Request, deps: Deps, caller: Caller, once: Rep
         return await once.end(session, row.id, webhooks.resource(row), 201, secret=secret)
 
 
-@router.get("/{webhook_id}", responses=documented(404), response_model=dict[str, Any])
+@router.get("/{webhook_id}", responses=documented(404, ok=Webhook))
 async def get_webhook(deps: Deps, caller: Caller, webhook_id: WebhookId) -> Response:
     async with deps.database.read() as session:
         return tagged(webhooks.resource(await webhooks.get(session, caller, webhook_id)))
 
 
-@router.patch("/{webhook_id}", responses=documented(404, 412), response_model=dict[str, Any])
+@router.patch("/{webhook_id}", responses=documented(404, 412, ok=Webhook))
 async def change_webhook(
     request: Request, deps: Deps, caller: Caller, webhook_id: WebhookId, body: WebhookChange, if_match: IfMatch = None
 ) -> Response:
@@ -127,21 +139,29 @@ async def delete_webhook(
     return Response(status_code=204)
 
 
-@router.post("/{webhook_id}/secret", responses=documented(404, 409, 412), response_model=dict[str, Any])
+@router.post("/{webhook_id}/secret", responses=documented(404, 409, 412, ok=WebhookWithSecret))
 async def renew_secret(
-    request: Request, deps: Deps, caller: Caller, once: Repeatable, webhook_id: WebhookId, if_match: IfMatch = None
+    request: Request,
+    deps: Deps,
+    caller: Caller,
+    once: Repeatable,
+    webhook_id: WebhookId,
+    wanted: NewSecret | None = None,
+    if_match: IfMatch = None,
 ) -> Response:
-    """Another secret, told this once; the one before is of no use any more."""
+    """Another secret, told this once. For a day, or as long as is said, deliveries are signed with the one before, too:
+    receivers have time to take the new one."""
+    overlap_s = (wanted or NewSecret()).overlap_s
     async with deps.database.write() as session:
         if (earlier := await once.begin(session)) is not None:
             return earlier
         row = await webhooks.get(session, caller, webhook_id, to_change=True, if_match=if_match)
-        secret = webhooks.renew_secret(row, deps.webhook_key)
+        secret = webhooks.renew_secret(row, deps.webhook_key, overlap_s)
         did(request, row.id, row.project_id)
         return await once.end(session, row.id, webhooks.resource(row), 200, secret=secret)
 
 
-@router.post("/{webhook_id}/ping", status_code=202, responses=documented(404, 409), response_model=dict[str, Any])
+@router.post("/{webhook_id}/ping", status_code=202, responses=documented(404, 409, accepted=Delivery))
 async def ping_webhook(
     request: Request, deps: Deps, caller: Caller, once: Repeatable, webhook_id: WebhookId
 ) -> Response:
@@ -155,15 +175,15 @@ async def ping_webhook(
         return await once.end(session, found.id, webhooks.delivery_resource(found), 202)
 
 
-@router.get("/{webhook_id}/deliveries", responses=documented(404))
+@router.get("/{webhook_id}/deliveries", responses=documented(404, ok=Page[Delivery]), response_model=None)
 async def list_deliveries(
     deps: Deps,
     caller: Caller,
     webhook_id: WebhookId,
     state: Annotated[Literal["pending", "delivered", "failed"] | None, Query()] = None,
-    limit: Annotated[int, Query(ge=1, le=50)] = 20,
+    limit: Limit = 20,
     cursor: Annotated[str | None, cursor_of("msg")] = None,
-) -> dict[str, Any]:
+) -> Page[Delivery]:
     """What it was told, or is to be, newest first. Those that are made or failed are kept for 30 days."""
     async with deps.database.read() as session:
         row = await webhooks.get(session, caller, webhook_id)
@@ -174,8 +194,7 @@ async def list_deliveries(
 @router.post(
     "/{webhook_id}/deliveries/{delivery_id}/retry",
     status_code=202,
-    responses=documented(404, 409),
-    response_model=dict[str, Any],
+    responses=documented(404, 409, accepted=Delivery),
 )
 async def retry_delivery(
     request: Request, deps: Deps, caller: Caller, once: Repeatable, webhook_id: WebhookId, delivery_id: DeliveryId

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,6 +13,7 @@ from ulid import ULID
 from shoal_service.access import Principal
 from shoal_service.jobs import rfc3339
 from shoal_service.models_people import AuditRow
+from shoal_service.shapes_people import AuditEvent
 
 _LONGEST_TARGET = 200
 
@@ -61,7 +61,7 @@ async def page(
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 
-def resource(row: AuditRow) -> dict[str, Any]:
+def resource(row: AuditRow) -> AuditEvent:
     return {
         "id": row.id,
         "at": rfc3339(row.at_s),

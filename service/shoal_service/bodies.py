@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from shoal_planner.documents import MalformedDocument, read_document
 from shoal_service.errors import BadInput
+from shoal_service.shapes import document
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,78}$")]
 _Number = Annotated[int, Field(ge=1, lt=2**53)]
@@ -30,19 +31,25 @@ def _written(value: Any) -> Any:
 Moment = Annotated[AwareDatetime, BeforeValidator(_written)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class Body(BaseModel):
+    """What is sent is what was meant: no text for a number, no number for a yes. Values of JSON that Python has other
+    types for (names of roles, lists of fixed length) are marked `FromJson`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class PlanRequest(_Body):
+FromJson = Field(strict=False)
+
+
+class PlanRequest(Body):
     """A JOB and, unless the connected cluster is meant, a CLUSTER to plan it for."""
 
-    job: dict[str, Any]
-    cluster: dict[str, Any] | None = None
+    job: Annotated[dict[str, Any], document("TrainJob")]
+    cluster: Annotated[dict[str, Any], document("ClusterDocument")] | None = None
     seed: int = Field(default=0, ge=0)
 
 
-class PoolReport(_Body):
+class PoolReport(Body):
     """What a connector sees of a pool that nodes can be had of."""
 
     pool: dict[str, Any] = Field(description="Its entry in the POOLS file.")
@@ -52,12 +59,14 @@ class PoolReport(_Body):
     said: str | None = Field(default=None, max_length=2000, description="What is heard while it may still give more.")
 
 
-class ClusterReport(_Body):
+class ClusterReport(Body):
     """What a connector says of its cluster when it takes or renews its lease."""
 
     holder: str = Field(min_length=1, max_length=200, description="Names the process that speaks for the cluster.")
-    snapshot: dict[str, Any] = Field(description="The ClusterSnapshot as plain values.")
-    profile: dict[str, Any] = Field(default_factory=dict, description="The measured Profile as plain values.")
+    snapshot: Annotated[dict[str, Any], document("ClusterSnapshot")]
+    profile: Annotated[dict[str, Any], document("Profile")] = Field(
+        default_factory=dict, description="What was measured there."
+    )
     fault_tolerant_head: bool | None = Field(
         default=None, description="Whether training goes on when the cluster's head dies and comes back."
     )
@@ -67,21 +76,23 @@ class ClusterReport(_Body):
     )
 
 
-class Preemption(_Body):
+class Preemption(Body):
     """A drill: the notice that a node gets."""
 
     notice_s: float = Field(default=120.0, ge=0, le=86400, description="How long before the node goes away.")
     cluster_id: Identifier | None = Field(default=None, description="Which cluster's, where several have such a node.")
 
 
-class Overrides(_Body):
+class Overrides(Body):
     """What of a job is to be another in its clone."""
 
-    overrides: dict[str, Any] = Field(default_factory=dict, description="Merged into the spec; null takes away.")
+    overrides: Annotated[dict[str, Any], document("JobChanges")] = Field(
+        default_factory=dict, description="Merged into the spec; null takes away."
+    )
     dry_run: bool = False
 
 
-class NewLimits(_Body):
+class NewLimits(Body):
     """What is to change of a job's `limits` and `priority`, as in a JOB; null takes a limit away."""
 
     budget_usd: float | None = Field(default=None, description="All that its nodes may cost, in dollars.")
@@ -92,30 +103,33 @@ class NewLimits(_Body):
     priority: int | str = Field(default="normal", description="A whole number, or low, normal or high.")
 
 
-class NewSize(_Body):
+class NewSize(Body):
     """How many devices a job is to have, as in the `limits` of a JOB; what is left out stays."""
 
     min_devices: int = Field(default=1, description="It begins with so many, or not at all; not while it runs.")
     max_devices: int | None = Field(default=None, description="At most so many at one time; null: all that there are.")
 
 
-class JournalBatch(_Body):
+class JournalBatch(Body):
     """Entries of a job's journal, in order; those that are known already are skipped."""
 
     cluster_id: Identifier
     holder: str = Field(min_length=1, max_length=200)
-    entries: list[dict[str, Any]]
+    entries: list[Annotated[dict[str, Any], document("JournalEntry")]]
 
 
-class LogSource(_Body):
+_Line = tuple[_Number, _Moment, Literal["debug", "info", "warning", "error"], _Count, _Count | None, _Text]
+
+
+class LogSource(Body):
     """Lines that processes of one node printed, as one life of its agent has numbered them."""
 
     node: str = Field(min_length=1, max_length=80, pattern=_PRINTABLE)
     life: str = Field(min_length=1, max_length=32, pattern=_PRINTABLE)
-    lines: list[tuple[_Number, _Moment, Literal["debug", "info", "warning", "error"], _Count, _Count | None, _Text]]
+    lines: list[Annotated[_Line, FromJson]]
 
 
-class LogBatch(_Body):
+class LogBatch(Body):
     """Printed lines of a job: number, time of day in seconds, level, epoch, rank, text."""
 
     cluster_id: Identifier

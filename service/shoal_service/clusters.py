@@ -16,6 +16,8 @@ from shoal_recovery.journal import AT_REST, JobState
 from shoal_service import jobs, journal, pools, shares, storages
 from shoal_service.errors import Conflict, NotFound
 from shoal_service.models import ClusterRow, JobRow, ShareRow
+from shoal_service.shapes_clusters import Cluster
+from shoal_service.shapes_jobs import ClusterOfJob, WishedDrill, WishedJob, Wishes, WishOfControl
 
 _QUEUE_SEEN = 200  # of the jobs that wait
 _AT_REST = tuple(state.value for state in AT_REST)
@@ -106,13 +108,13 @@ async def scheduled(session: AsyncSession, cluster_id: str) -> Sequence[JobRow]:
     return sorted([*begun.all(), *queued.all()], key=lambda row: row.id)
 
 
-async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[str, Any]]) -> dict[str, Any]:
+async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[WishedDrill]) -> Wishes:
     """All jobs of this cluster that have not ended and do not rest, these drills, and what is asked of its pools. The
     version depends on what is wished alone, not on progress."""
     rows = await scheduled(session, cluster_id)
     told = {job: shares.wish(share) for job, share in (await shares.of_jobs(session, [row.id for row in rows])).items()}
     specs = await storages.located_specs(session, rows)
-    listed = [
+    listed: list[WishedJob] = [
         {
             "id": row.id,
             "spec": specs[row.id],
@@ -130,7 +132,7 @@ async def wishes(session: AsyncSession, cluster_id: str, drills: Sequence[dict[s
     return {"version": version, "jobs": listed, "drills": list(drills), "pools": asked}
 
 
-def _wish(row: JobRow, told: dict[str, Any]) -> str:
+def _wish(row: JobRow, told: WishOfControl) -> str:
     """A job that has to make room for another one rests for a while, whatever its user wants but its end."""
     return jobs.WISH_PAUSED if row.wish == jobs.WISH_RUN and told["why"] is not None else row.wish
 
@@ -160,7 +162,7 @@ def if_head_dies(row: ClusterRow) -> str:
     )
 
 
-async def of_job(session: AsyncSession, job: JobRow) -> dict[str, Any] | None:
+async def of_job(session: AsyncSession, job: JobRow) -> ClusterOfJob | None:
     """What there is to say of the cluster that has a job; `problem` where it is not heard of, and what comes of it."""
     row = None if job.cluster_id is None else await session.get(ClusterRow, job.cluster_id)
     if row is None:
@@ -190,7 +192,7 @@ async def _silence(session: AsyncSession, job: JobRow, row: ClusterRow, heard: s
     )
 
 
-def resource(row: ClusterRow) -> dict[str, Any]:
+def resource(row: ClusterRow) -> Cluster:
     nodes = row.snapshot["nodes"]
     return {
         "id": row.id,

@@ -127,12 +127,15 @@ class Couriers:
             why = "its secret cannot be made any more, as the administrator's token is another one: renew it"
             await self._note(row, None, why, webhook_problem=why)
             return
+        now_s, secrets = time.time(), [secret]
+        if webhook.old_nonce is not None and now_s < (webhook.old_until_s or 0.0):
+            secrets.append(signing.secret_of(self._key, webhook.id, webhook.old_nonce))
         status, problem = None, None
         try:
             if webhook.form == Form.EMAIL:
                 await self._write(webhook, row)
             else:
-                status = await self._post(webhook, row, secret)
+                status = await self._post(webhook, row, secrets)
                 problem = None if 200 <= status < 300 else f"answered {status}"
         except Refused as error:
             problem = f"not sent: {error}"
@@ -140,9 +143,9 @@ class Couriers:
             problem = str(error)
         await self._note(row, status, problem)
 
-    async def _post(self, webhook: WebhookRow, row: DeliveryRow, secret: str) -> int:
+    async def _post(self, webhook: WebhookRow, row: DeliveryRow, secrets: Sequence[str]) -> int:
         body = slack_body(row.body, self._public_url) if webhook.form == Form.SLACK else row.body
-        headers = signing.headers(secret, row.id, int(time.time()), body)
+        headers = signing.headers(secrets, row.id, int(time.time()), body)
         headers |= {"content-type": "application/json", "user-agent": "shoal-webhooks"}
         return await self._poster.post(webhook.url, headers, body.encode())
 

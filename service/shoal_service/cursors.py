@@ -1,4 +1,5 @@
-"""Pages of lists that are made of what clusters say, in the order of keys: where one ends the next begins. Pure."""
+"""Pages of lists: where one ends the next begins. Of rows of the database by one column of theirs, and of what clusters
+say in the order of keys. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
 from starlette.responses import Response
@@ -14,9 +15,16 @@ from starlette.responses import Response
 from shoal_service.answers import page
 from shoal_service.errors import BadInput
 
+T = TypeVar("T")
 Key = tuple[str | int | float, ...]
 Limit = Annotated[int, Query(ge=1, le=500)]
 Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+
+
+def cut(rows: Sequence[T], limit: int, key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
+    """Of `limit` + 1 rows that were asked for, in the order of `key`: those of this page, and the key after which the
+    next one begins, if there is one."""
+    return rows[:limit], key(rows[limit - 1]) if len(rows) > limit else None
 
 
 def page_after(items: Sequence[Any], key: Callable[[Any], Key], limit: int, cursor: str | None) -> Response:

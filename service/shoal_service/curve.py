@@ -14,6 +14,7 @@ from shoal_service import curve_levels, jobs, journal
 from shoal_service.answers import fitting
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JournalRow, StepRow
+from shoal_service.shapes_history import EvaluationPoint, Marker, Point
 from shoal_service.status import finite
 
 # So that all of an answer stays below MAX_ANSWER_BYTES.
@@ -71,7 +72,7 @@ async def _points(
     return cast(Sequence[StepRow], rows)[-max_points:], count
 
 
-def point(row: StepRow) -> dict[str, Any]:
+def point(row: StepRow) -> Point:
     return {
         "step": row.step,
         "epoch": row.epoch,
@@ -85,7 +86,7 @@ def point(row: StepRow) -> dict[str, Any]:
     }
 
 
-def evaluation(row: JournalRow) -> dict[str, Any]:
+def evaluation(row: JournalRow) -> EvaluationPoint:
     loss = finite(float(row.payload["loss"]))  # what is no number stands there as text
     return {
         "step": row.payload["step"],
@@ -107,7 +108,7 @@ def _reported(newest_first: Sequence[JournalRow]) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def _marker(row: JournalRow) -> dict[str, Any]:
+def _marker(row: JournalRow) -> Marker:
     return {
         "kind": "recovery",
         "step": row.payload["step"],

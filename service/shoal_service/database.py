@@ -86,7 +86,7 @@ class Database:
     async def _answering(self) -> AsyncIterator[None]:
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # drivers fail in many ways, through SQLAlchemy or past it: `refusal` knows which
             refused = refusal(error)
             if refused is None:
                 raise

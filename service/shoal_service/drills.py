@@ -16,6 +16,8 @@ from shoal_service import clusters
 from shoal_service.errors import Conflict, NotFound
 from shoal_service.jobs import rfc3339
 from shoal_service.models import ClusterRow
+from shoal_service.shapes_clusters import Drill
+from shoal_service.shapes_jobs import WishedDrill
 
 _TOLD_FOR_S = 60.0  # a connector that is being restarted hears of it, too
 
@@ -46,7 +48,7 @@ def current(row: ClusterRow, now_s: float) -> list[dict[str, Any]]:
     return [drill for drill, at_s in told_from_s if now_s < max(drill["ends_at_s"], at_s + _TOLD_FOR_S)]
 
 
-def resource(drill: Mapping[str, Any], cluster_id: str) -> dict[str, Any]:
+def resource(drill: Mapping[str, Any], cluster_id: str) -> Drill:
     return {
         "id": drill["id"],
         "cluster_id": cluster_id,
@@ -56,7 +58,7 @@ def resource(drill: Mapping[str, Any], cluster_id: str) -> dict[str, Any]:
     }
 
 
-def wishes(row: ClusterRow) -> list[dict[str, Any]]:
+def wishes(row: ClusterRow) -> list[WishedDrill]:
     """As a connector hears of them: `left_s` from now on, by nobody's clock."""
     now_s = time.time()
     return [

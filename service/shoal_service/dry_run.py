@@ -4,7 +4,6 @@ by, and what that costs. Creates nothing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from shoal_planner.answers import plan_answer
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
@@ -14,12 +13,13 @@ from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
 from shoal_service import clusters, rented_places, storages
 from shoal_service.models import ClusterRow
 from shoal_service.services import Services
+from shoal_service.shapes_jobs import DryRun, Expected
 from shoal_service.submission import check_surroundings
 
 _HOUR_S = 3600.0
 
 
-async def rehearse(deps: Services, project: str, spec: AnyJob) -> dict[str, Any]:
+async def rehearse(deps: Services, project: str, spec: AnyJob) -> DryRun:
     """`plan` and `expected` are None where nobody can tell before the job begins; `reason` says why. Raises BadInput
     as submitting does."""
     async with deps.database.read() as session:
@@ -29,7 +29,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> dict[str, Any]
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
     cluster_id, found, rents = await rented_places.choose(deps, spec, candidates)
     document = any_job_to_mapping(spec)
-    answer: dict[str, Any] = {
+    answer: DryRun = {
         "dry_run": True,
         "name": spec.name,
         "kind": kind_of(document),
@@ -37,6 +37,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> dict[str, Any]
         "cluster_id": cluster_id,
         "plan": None,
         "expected": None,
+        "reason": "",
     }
     if found is None:
         return {**answer, "reason": rents or _why_not(spec, cluster_id)}
@@ -51,7 +52,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> dict[str, Any]
     }
 
 
-def expected(job: JobSpec, plan: Plan, snapshot: ClusterSnapshot) -> dict[str, Any] | None:
+def expected(job: JobSpec, plan: Plan, snapshot: ClusterSnapshot) -> Expected | None:
     """What all steps of the job take by this plan, if nothing happens: seconds of a step, hours, and dollars for all
     nodes of the cluster that the job may use, since it has them whether its plan uses them or not. Dollars are None
     where no node has a price; nodes without one are counted."""

@@ -3,8 +3,7 @@ speaks it, and with a token that nobody guesses. Pure."""
 
 from __future__ import annotations
 
-import ipaddress
-
+from shoal_service.loopback import is_loopback
 from shoal_service.settings import Settings
 
 _LEAST_TOKEN = 32  # characters; the tokens that we make have 49
@@ -34,11 +33,3 @@ def check_exposure(settings: Settings, admin_token: str) -> None:
 
 def is_guessable(token: str) -> bool:
     return len(token) < _LEAST_TOKEN or len(set(token)) < _LEAST_DIFFERENT
-
-
-def is_loopback(host: str) -> bool:
-    """Of a name that is no address only `localhost` is."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -23,8 +23,8 @@ from shoal_service.models_people import ProjectRow
 from shoal_service.rules import RULES
 from shoal_service.services import Deps, Services
 
-_OPEN_PATHS = frozenset({"/healthz", "/v1/health", "/login", "/openapi.json", "/v1/schemas/job", "/favicon.ico"})
-_OPEN_FOLDERS = ("/static/", "/login/")
+_OPEN_PATHS = frozenset({"/healthz", "/v1/health", "/login", "/openapi.json", "/favicon.ico"})
+_OPEN_FOLDERS = ("/static/", "/login/", "/v1/schemas/")
 _IDS = (
     "job_id",
     "project_id",
@@ -118,7 +118,7 @@ async def _recorded(app: ASGIApp, scope: Scope, receive: Receive, send: Send) ->
 
     try:
         await app(scope, receive, noting)
-    except Exception:
+    except Exception:  # whatever it was is a failure on the record; who answers 500 to it is further out
         deed: Deed | None = scope["state"].pop("deed", None)
         if deed is not None:
             await _write(scope["app"].state.services, deed, 500)

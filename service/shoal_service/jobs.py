@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from sqlalchemy import select, update
@@ -27,6 +27,7 @@ from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.job_filter import JobFilter
 from shoal_service.models import JobRow
 from shoal_service.outbox import Told
+from shoal_service.shapes_jobs import Evaluation, Exchanges, Job
 from shoal_service.status import Status, moved
 
 log = structlog.get_logger()
@@ -301,7 +302,7 @@ def _evaluation_s(row: JobRow, step_s: float) -> float:
     return row.eval_s if row.eval_s is not None else row.spec["train"]["eval_batches"] * step_s / 3
 
 
-def evaluation(row: JobRow) -> dict[str, Any] | None:
+def evaluation(row: JobRow) -> Evaluation | None:
     """The newest one; None where there was none yet."""
     if row.eval_step is None:
         return None
@@ -327,7 +328,7 @@ def ended(row: JobRow) -> bool:
     return JobState(row.state) in TERMINAL
 
 
-def resource(row: JobRow) -> dict[str, Any]:
+def resource(row: JobRow) -> Job:
     """The job as REST shows it: `spec` and `wish` are the user's, `status` is ours."""
     return {
         "id": row.id,
@@ -358,7 +359,7 @@ def resource(row: JobRow) -> dict[str, Any]:
             "lost_steps": row.lost_steps,
             "skipped_steps": row.skipped_steps,
             "store_problem": row.store_problem,
-            "exchanges": row.exchanges,
+            "exchanges": cast(Exchanges | None, row.exchanges),  # a column of JSON, which status.py writes
             "last_seq": row.last_seq,
         },
     }

@@ -8,16 +8,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from shoal_planner.answers import plan_of_answer
+from shoal_planner.architecture import ModelSpec
+from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.errors import InvalidField
 from shoal_planner.own_model import with_seen_model
+from shoal_planner.profile import profile_from_mapping
+from shoal_planner.strict import read
 from shoal_recovery.journal import (
     Entry,
+    Event,
+    FiguresMeasured,
     JobState,
     ModelSeen,
     PlanAdopted,
@@ -27,14 +34,15 @@ from shoal_recovery.journal import (
     entry_to_mapping,
 )
 from shoal_recovery.journal import entry_from_mapping as _entry_from_mapping
-from shoal_recovery.journal_scripts import ScriptReported
+from shoal_recovery.journal_scripts import ScriptReported, WorkersStarted
 from shoal_recovery.storage_access import without_access
 from shoal_service import curve_levels, job_totals, jobs, outbox, shares, timeline
-from shoal_service.errors import BadInput, Conflict
+from shoal_service.errors import BadInput, Conflict, invalid_field
 from shoal_service.models import JobRow, JournalRow, StepRow
 from shoal_service.outbox import Told
 from shoal_service.status import Status, advance, finite, moved
 
+_NUMBERS = {"seq": "a whole number", "at_s": "a number"}
 MAX_HISTORY = 5000  # entries other than steps that pages and sums look at
 
 
@@ -45,10 +53,12 @@ def parse_entries(values: Sequence[dict[str, Any]]) -> tuple[Entry, ...]:
 
 
 def _parse_entry(value: dict[str, Any], path: str) -> Entry:
+    for name, kinds in (("seq", int), ("at_s", int | float)):
+        if name in value and (not isinstance(value[name], kinds) or isinstance(value[name], bool)):
+            raise invalid_field(InvalidField(f"{path}.{name}", value[name], f"must be {_NUMBERS[name]}"))
     try:
         entry = _entry_from_mapping(value)
-        if isinstance(entry.event, StateChanged):
-            JobState(entry.event.state)
+        _check_documents(entry.event)
     except InvalidField as error:
         field = f"{path}.{error.field}"
         raise BadInput("invalid_field", str(InvalidField(field, error.value, error.problem)), field) from error
@@ -63,6 +73,32 @@ def _parse_entry(value: dict[str, Any], path: str) -> Entry:
     if entry.seq < 1 or not math.isfinite(entry.at_s):
         raise BadInput("invalid_field", f"{path}.seq = {entry.seq}: must be at least 1, and at_s a number", path)
     return entry
+
+
+def _check_documents(event: Event) -> None:
+    """What others read of an entry later, and would stumble over. Raises InvalidField, and ValueError for a state that
+    does not exist."""
+    match event:
+        case StateChanged():
+            JobState(event.state)
+        case PlanAdopted():
+            _of_field("plan", plan_of_answer, event.plan)
+            _of_field("snapshot", snapshot_from_mapping, event.snapshot)
+        case WorkersStarted():
+            _of_field("snapshot", snapshot_from_mapping, event.snapshot)
+        case FiguresMeasured():
+            _of_field("profile", profile_from_mapping, event.profile)
+        case ModelSeen():
+            read(ModelSpec, event.model, "model")
+        case _:
+            pass
+
+
+def _of_field(name: str, reader: Callable[[dict[str, Any]], object], value: dict[str, Any]) -> None:
+    try:
+        reader(value)
+    except InvalidField as error:
+        raise InvalidField(f"{name}.{error.field}", error.value, error.problem) from error
 
 
 async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -> int:

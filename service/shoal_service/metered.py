@@ -42,7 +42,7 @@ class Metered:
 
         try:
             await self._app(scope, receive, noting)
-        except Exception:
+        except Exception:  # whatever it was counts as a failure; who answers 500 to it is further in, or the server
             status = _FAILED
             raise
         finally:

@@ -14,7 +14,8 @@ from shoal_service.models import Base
 class WebhookRow(Base):
     """An address that is told of what happens to the jobs of a project, or of all (`project_id` null), in one of the
     forms of told_words.py. Its secret is made of `nonce` and a key that is not in the database; `secret_hash` tells
-    whether that still gives the same one."""
+    whether that still gives the same one. Until `old_until_s` the secret of `old_nonce`, the one before, signs as well.
+    """
 
     __tablename__ = "webhooks"
 
@@ -26,6 +27,8 @@ class WebhookRow(Base):
     enabled: Mapped[bool]
     nonce: Mapped[str] = mapped_column(String(64))
     secret_hash: Mapped[str] = mapped_column(String(64))
+    old_nonce: Mapped[str | None] = mapped_column(String(64))
+    old_until_s: Mapped[float | None] = mapped_column(Float)
     created_by: Mapped[str] = mapped_column(String(40))
     created_at_s: Mapped[float] = mapped_column(Float)
     problem: Mapped[str | None] = mapped_column(Text)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from shoal_service.documents import components as documents
+from shoal_service.documents import reference
 from shoal_service.gate import is_open
 from shoal_service.problems import ProblemBody, documented
+from shoal_service.shapes import NAMED
 
 _HAS_BODY = ("post", "put", "patch")
 # Bodies are read whatever the method is.
@@ -17,6 +21,8 @@ _ETAG = {"description": "For If-Match.", "schema": {"type": "string"}}
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A token of this server."},
 }
+_PAGE = re.compile(r"Page_(\w+)_")  # pydantic's name of a page of something
+_NOT_OURS = ("HTTPValidationError", "ValidationError")
 
 
 def describe(app: FastAPI) -> None:
@@ -31,13 +37,30 @@ def describe(app: FastAPI) -> None:
 
 
 def _complete(found: dict[str, Any]) -> dict[str, Any]:
-    components = found.setdefault("components", {})
-    components.setdefault("schemas", {})["Problem"] = ProblemBody.model_json_schema()
-    components["securitySchemes"] = _SCHEMES
     for path, operations in found["paths"].items():
         for method, operation in operations.items():
             _complete_operation(path, method, operation)
-    return found
+    schemas = {"Problem": ProblemBody.model_json_schema(), **found["components"]["schemas"], **documents()}
+    kept = {_renamed(name): schema for name, schema in schemas.items() if name not in _NOT_OURS}
+    components = {"schemas": dict(sorted(kept.items())), "securitySchemes": _SCHEMES}
+    completed: dict[str, Any] = _linked({**found, "components": components})
+    return completed
+
+
+def _linked(value: Any) -> Any:
+    """With references where components are named, which go by the names that they have here."""
+    if isinstance(value, list):
+        return [_linked(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _linked(each) for key, each in value.items() if key != NAMED}
+    if isinstance(found.get("$ref"), str):
+        found["$ref"] = _renamed(found["$ref"])
+    return {**found, **reference(value[NAMED])} if NAMED in value else found
+
+
+def _renamed(name: str) -> str:
+    return _PAGE.sub(r"PageOf\1", name)
 
 
 def _takes_etag(operation: dict[str, Any]) -> bool:

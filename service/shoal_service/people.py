@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -12,17 +11,29 @@ from ulid import ULID
 
 from shoal_service import preconditions
 from shoal_service.access import DEFAULT_PROJECT, Role, project_not_found
+from shoal_service.cursors import cut
 from shoal_service.errors import BadInput, Conflict, NotFound
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JobRow, SecretRow
 from shoal_service.models_people import MemberRow, ProjectRow, StorageRow, TokenRow, UserRow
 from shoal_service.models_webhooks import WebhookRow
+from shoal_service.shapes_people import Member, Project, User
 
 
 async def all_projects(session: AsyncSession, ids: frozenset[str] | None) -> Sequence[ProjectRow]:
     """These (None: all), by id."""
     query = select(ProjectRow).order_by(ProjectRow.id)
     return (await session.scalars(query if ids is None else query.where(ProjectRow.id.in_(ids)))).all()
+
+
+async def projects_page(
+    session: AsyncSession, ids: frozenset[str] | None, *, limit: int, after: str | None
+) -> tuple[Sequence[ProjectRow], str | None]:
+    """Of these projects (None: of all) by id, and the id after which the next page begins, if any."""
+    query = select(ProjectRow).order_by(ProjectRow.id).limit(limit + 1)
+    query = query if ids is None else query.where(ProjectRow.id.in_(ids))
+    rows = (await session.scalars(query if after is None else query.where(ProjectRow.id > after))).all()
+    return cut(rows, limit, lambda row: row.id)
 
 
 async def get_project(session: AsyncSession, project: str) -> ProjectRow:
@@ -53,13 +64,19 @@ async def delete_project(session: AsyncSession, project: str) -> None:
     await session.delete(row)
 
 
-async def members(session: AsyncSession, project: str) -> Sequence[tuple[MemberRow, UserRow]]:
+async def members(
+    session: AsyncSession, project: str, *, limit: int | None = None, after: str | None = None
+) -> Sequence[tuple[MemberRow, UserRow]]:
+    """By user id: at most `limit` of those behind `after`."""
     query = (
         select(MemberRow, UserRow)
         .join(UserRow, UserRow.id == MemberRow.user_id)
         .where(MemberRow.project_id == project)
         .order_by(MemberRow.user_id)
+        .limit(limit)
     )
+    if after is not None:
+        query = query.where(MemberRow.user_id > after)
     return [(member, user) for member, user in (await session.execute(query)).all()]
 
 
@@ -163,7 +180,7 @@ def _member_tag(row: MemberRow) -> str:
     return preconditions.tag_of(row.project_id, row.user_id, row.role)
 
 
-def user_resource(row: UserRow) -> dict[str, Any]:
+def user_resource(row: UserRow) -> User:
     return {
         "id": row.id,
         "name": row.name,
@@ -176,7 +193,7 @@ def user_resource(row: UserRow) -> dict[str, Any]:
     }
 
 
-def member_resource(member: MemberRow, user: UserRow) -> dict[str, Any]:
+def member_resource(member: MemberRow, user: UserRow) -> Member:
     return {
         "user_id": user.id,
         "name": user.name,
@@ -187,6 +204,6 @@ def member_resource(member: MemberRow, user: UserRow) -> dict[str, Any]:
     }
 
 
-def project_resource(row: ProjectRow, role: Role | None) -> dict[str, Any]:
+def project_resource(row: ProjectRow, role: Role | None) -> Project:
     """`role` is that of whoever asks."""
     return {"id": row.id, "role": role, "created_at": rfc3339(row.created_at_s)}

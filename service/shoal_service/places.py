@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from shoal_planner.errors import InvalidField
 from shoal_recovery.storage_access import has_access
+from shoal_service.buckets import ANY_BUCKET, PROFILED, Buckets
 
 # What is handed to a user's own code as it is.
 _NOT_PLACES = ("env", "arguments", "pip")
@@ -22,16 +23,20 @@ _SCHEMES = ("file", "sqlite")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """`roots` are absolute folders; with `/` among them, everything is allowed that the process may do."""
+    """`roots` are absolute folders; with `/` among them, everything is allowed that the process may do. `buckets` are
+    those that need no storage profile."""
 
     roots: tuple[Path, ...]
+    buckets: Buckets = ANY_BUCKET
 
     def check(self, job: object) -> None:
         """Looks at every place that a JOB document names, before anybody opens one. Raises InvalidField."""
+        profiled = _profiled(job)
         for field, value in _texts(job, ()):
             if has_access(value):
                 problem = "must be s3://bucket/prefix; how that is reached, a storage profile of the project says"
                 raise InvalidField(".".join(field), "...", problem)
+            self.buckets.check(".".join(field), value, field in profiled)
             path = _local_path(field, value)
             if path is not None:
                 self._check_path(".".join(field), value, path)
@@ -65,6 +70,19 @@ def _texts(value: object, field: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             yield from _texts(inner, (*field[:-1], f"{field[-1] if field else ''}[{index}]"))
+
+
+def _profiled(job: object) -> frozenset[tuple[str, ...]]:
+    """The fields whose places a storage profile says how to reach."""
+    sections: list[tuple[tuple[str, ...], object]] = []
+    if isinstance(job, Mapping):
+        data, checkpoint = job.get("data"), job.get("checkpoint")
+        mix = data.get("mix") if isinstance(data, Mapping) else None
+        sources = mix if isinstance(mix, list | tuple) else ()
+        sections = [(("data",), data), (("checkpoint",), checkpoint)]
+        sections += [(("data", f"mix[{index}]"), source) for index, source in enumerate(sources)]
+    named = [at for at, section in sections if isinstance(section, Mapping) and section.get("storage") is not None]
+    return frozenset((*at, name) for at in named for name in PROFILED)
 
 
 def _local_path(field: tuple[str, ...], value: str) -> str | None:

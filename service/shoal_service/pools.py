@@ -18,6 +18,7 @@ from shoal_planner.rented_pools import RentedPool, parse_pools
 from shoal_service import jobs
 from shoal_service.models import JobRow
 from shoal_service.models_pools import PoolEventRow, PoolRow
+from shoal_service.shapes_pools import Pool, PoolEvent, PoolPrice, WishedPool
 
 # A connector tells of its pools with each lease; what it does not tell of for so long is not to be asked for anything.
 FRESH_S = 60.0
@@ -142,7 +143,7 @@ def note(session: AsyncSession, cluster_id: str, job_id: str | None, act: Act) -
     )
 
 
-async def newest_events(session: AsyncSession, projects: frozenset[str] | None, limit: int) -> list[dict[str, Any]]:
+async def newest_events(session: AsyncSession, projects: frozenset[str] | None, limit: int) -> list[PoolEvent]:
     """As whoever sees these projects (None: all) may see them, newest first."""
     query = events_for(projects).order_by(PoolEventRow.id.desc()).limit(limit)
     found = (await session.execute(query)).all()
@@ -177,7 +178,7 @@ async def forget_old(session: AsyncSession) -> None:
     await session.execute(delete(PoolEventRow).where(PoolEventRow.at_s < time.time() - _KEPT_S))
 
 
-async def wishes(session: AsyncSession, cluster_id: str) -> list[dict[str, Any]] | None:
+async def wishes(session: AsyncSession, cluster_id: str) -> list[WishedPool] | None:
     """For the connector; None where there is nothing to tell yet."""
     found = [(row.name, kept) for row in await of_cluster(session, cluster_id) if (kept := memory(row)) is not None]
     if not found:
@@ -185,7 +186,7 @@ async def wishes(session: AsyncSession, cluster_id: str) -> list[dict[str, Any]]
     return [{"name": name, "target": kept.target, "release": list(kept.leaving)} for name, kept in found]
 
 
-def resource(row: PoolRow) -> dict[str, Any]:
+def resource(row: PoolRow) -> Pool:
     """As REST shows it. `problem` is why it gives no more now; `asked_again_at` when it is asked again, where it was
     short."""
     known, kept, now_s = pool(row), memory(row) or PoolMemory(), time.time()
@@ -207,12 +208,17 @@ def resource(row: PoolRow) -> dict[str, Any]:
         "problem": row.about["problem"] or row.about["said"],
         "asked_again_at": jobs.rfc3339(kept.not_before_s) if paused else None,
         **price_resource(row),
-        "counts": {name: getattr(row, name) for name in _COUNTERS.values()},
+        "counts": {
+            "num_asked": row.num_asked,
+            "num_came": row.num_came,
+            "num_short": row.num_short,
+            "num_released": row.num_released,
+        },
         "seen_at": jobs.rfc3339(row.seen_at_s),
     }
 
 
-def price_resource(row: PoolRow) -> dict[str, Any]:
+def price_resource(row: PoolRow) -> PoolPrice:
     told_at_s = row.price_at_s if _is_told(row) else None
     return {
         "price_per_hour": price(row),
@@ -221,7 +227,7 @@ def price_resource(row: PoolRow) -> dict[str, Any]:
     }
 
 
-def event_resource(row: PoolEventRow, *, shown: bool = True) -> dict[str, Any]:
+def event_resource(row: PoolEventRow, *, shown: bool = True) -> PoolEvent:
     """`shown`: whether whoever asks may see the job."""
     return {
         "id": row.id,

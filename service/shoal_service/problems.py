@@ -37,13 +37,18 @@ class ProblemBody(BaseModel):
     param: str | None = Field(description="The field that it is about, as a dotted path.")
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI's `responses` for these refusals; what every route may answer goes without saying."""
+def documented(
+    *statuses: int, ok: Any = None, created: Any = None, accepted: Any = None
+) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's `responses` for these refusals, and for answers of these shapes (`shapes`) with 200, 201 and 202; what
+    every route may answer goes without saying."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    return {
+    refusals: dict[int | str, dict[str, Any]] = {
         status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: schema}}
         for status in sorted({401, 403, 422, 429, 503, *statuses})
     }
+    shapes = {200: ok, 201: created, 202: accepted}
+    return {status: {"model": shape} for status, shape in shapes.items() if shape is not None} | refusals
 
 
 def response(problem: Problem) -> Response:

@@ -13,15 +13,15 @@ from shoal_planner.secrecy import WORDS, looks_secret
 
 REDACTED = "[redacted]"
 _LEAST = 6  # characters: a shorter secret is part of too many words
-_NAMES = rf"(?:[a-z0-9]+[_-])*(?:{WORDS})"
 _GIVEN = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\"']+)"
 _QUERY = r"x-amz-(?:signature|credential|security-token)|sig|signature|code"
+# What stands before the last word of a name stays as it is, so nobody looks at it: lines may be long.
 _LIKE_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REDACTED),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"), rf"\1 {REDACTED}"),
     (re.compile(r"(?i)(\bset-cookie:|\bcookie:)\s*[^\n]+"), rf"\1 {REDACTED}"),
     (re.compile(r"(?<=://)[^/\s@:\"']+:[^/\s@\"']+(?=@)"), REDACTED),
-    (re.compile(rf"(?i)(?<![a-z0-9])({_NAMES}(?:_id)?[\"']?\s*[=:]\s*){_GIVEN}"), rf"\1{REDACTED}"),
+    (re.compile(rf"(?i)(?<![a-z0-9])((?:{WORDS})(?:_id)?[\"']?\s*[=:]\s*){_GIVEN}"), rf"\1{REDACTED}"),
     (re.compile(rf"(?i)([?&](?:{_QUERY})=)[^&\s\"']+"), rf"\1{REDACTED}"),
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), REDACTED),
     (re.compile(r"\b(?:hf|ghp|gho|ghs|glpat|xox[abp]|sk|shoal)[_-][A-Za-z0-9_-]{20,}"), REDACTED),

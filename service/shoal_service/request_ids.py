@@ -42,7 +42,7 @@ class RequestIds:
         structlog.contextvars.bind_contextvars(request_id=request_id, **_named(scope))
         try:
             await self._app(scope, receive, noting)
-        except Exception:
+        except Exception:  # whatever it was is noted as a failure, and goes on to whoever answers it
             status = 500
             raise
         finally:

@@ -12,6 +12,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_planner.secrecy import looks_secret
+from shoal_service.buckets import EVERYWHERE, Buckets, read_buckets
+from shoal_service.loopback import is_loopback
 from shoal_service.mail import MailServer, mail_server
 from shoal_service.places import Places
 from shoal_service.tracking_hosts import Reach, TrackingHosts, named_origins, origin_of
@@ -144,6 +146,12 @@ class Settings(BaseSettings):
         default="",
         description="Folders, by colons, below which jobs may name places (file://); none: nowhere; /: everywhere.",
     )
+    ambient_storage: str | None = Field(
+        default=None,
+        description="Buckets, by commas, that jobs may name without a storage profile, and reach with the credentials "
+        "that are around: s3://bucket or s3://bucket/prefix; s3://: all; empty: none. Default: all while nobody beyond "
+        "this machine can ask, else none.",
+    )
     oidc_issuer: str | None = Field(default=None, description="The OpenID provider that people sign in with.")
     oidc_client_id: str | None = Field(default=None, description="As whom it knows this server.")
     oidc_client_secret: SecretStr | None = Field(default=None, description="The secret of that client, if it has one.")
@@ -175,7 +183,26 @@ class Settings(BaseSettings):
 
     @property
     def places(self) -> Places:
-        return Places(roots=tuple(Path(root).expanduser().absolute() for root in self.file_roots.split(":") if root))
+        roots = tuple(Path(root).expanduser().absolute() for root in self.file_roots.split(":") if root)
+        return Places(roots=roots, buckets=self._buckets)
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether others than this machine may ask: it listens beyond it, or for a proxy that does."""
+        return self.behind_proxy or not is_loopback(self.host)
+
+    @property
+    def _buckets(self) -> Buckets:
+        if self.ambient_storage is None:
+            return Buckets(allowed=() if self.is_exposed else EVERYWHERE)
+        return read_buckets(self.ambient_storage)
+
+    @field_validator("ambient_storage")
+    @classmethod
+    def _check_ambient_storage(cls, value: str | None) -> str | None:
+        if value is not None:
+            read_buckets(value)
+        return value
 
     @field_validator("tracking_hosts")
     @classmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,6 +14,7 @@ from shoal_planner.script_spec import AnyJob
 from shoal_recovery.journal import Entry
 from shoal_recovery.journal_shares import ShareTaken
 from shoal_service.models import ShareRow
+from shoal_service.shapes_jobs import Share, Why, WishOfControl
 
 PREEMPTED = "preempted_by_priority"
 
@@ -87,13 +87,13 @@ def tell(row: ShareRow, nodes: Sequence[str] | None, reason: str) -> bool:
     return True
 
 
-def wish(row: ShareRow) -> dict[str, Any]:
+def wish(row: ShareRow) -> WishOfControl:
     """For a connector."""
-    why = None if row.hold is None else {"code": row.hold, "words": row.hold_words}
+    why: Why | None = None if row.hold is None else {"code": row.hold, "words": row.hold_words}
     return {"share": {"version": row.version, "nodes": row.nodes, "reason": row.reason}, "why": why}
 
 
-def resource(row: ShareRow) -> dict[str, Any]:
+def resource(row: ShareRow) -> Share:
     """As REST shows it. `leaving` are nodes that it still uses; null where it has not said yet which it has left."""
     return {
         "priority": row.priority,

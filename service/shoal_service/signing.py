@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Sequence
 
 _PREFIX = "whsec_"
 
@@ -22,13 +23,18 @@ def hash_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def headers(secret: str, delivery_id: str, at_s: int, body: str) -> dict[str, str]:
-    """What a receiver checks: `webhook-signature` is `v1,` and the HMAC in base64 of `ID.TIME.BODY`, by the bytes of
-    the secret. `at_s` are whole seconds of wall time."""
-    key = base64.b64decode(secret.removeprefix(_PREFIX))
-    signature = hmac.digest(key, f"{delivery_id}.{at_s}.{body}".encode(), "sha256")
+def headers(secrets: Sequence[str], delivery_id: str, at_s: int, body: str) -> dict[str, str]:
+    """What a receiver checks: `webhook-signature` has for each secret, by spaces, `v1,` and the HMAC in base64 of
+    `ID.TIME.BODY`, by the bytes of the secret; one of them that fits is enough. `at_s` are whole seconds of wall time.
+    """
+    signed = f"{delivery_id}.{at_s}.{body}".encode()
     return {
         "webhook-id": delivery_id,
         "webhook-timestamp": str(at_s),
-        "webhook-signature": f"v1,{base64.b64encode(signature).decode()}",
+        "webhook-signature": " ".join(_signature(secret, signed) for secret in secrets),
     }
+
+
+def _signature(secret: str, signed: bytes) -> str:
+    key = base64.b64decode(secret.removeprefix(_PREFIX))
+    return f"v1,{base64.b64encode(hmac.digest(key, signed, 'sha256')).decode()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 from shoal_recovery.journal import (
     TERMINAL,
@@ -46,6 +46,7 @@ from shoal_recovery.journal_scripts import (
     WorkersStarted,
 )
 from shoal_recovery.journal_shares import ShareChanged, ShareTaken
+from shoal_service.shapes_jobs import Exchanges
 
 _NEWEST_SHARE = 0.2  # weight of the newest step in the smoothed step time: about five steps of memory
 
@@ -69,7 +70,7 @@ class Status:
     eval_step: int | None = None
     eval_loss: float | None = None
     eval_s: float | None = None
-    exchanges: dict[str, Any] | None = None
+    exchanges: Exchanges | None = None
     step_s: float | None = None
     tokens_per_s: float | None = None
     plan_id: str | None = None
@@ -178,7 +179,7 @@ def _smoothed(before: float | None, newest: float) -> float:
     return newest if before is None else before + _NEWEST_SHARE * (newest - before)
 
 
-def _exchanges(event: StepDone) -> dict[str, Any] | None:
+def _exchanges(event: StepDone) -> Exchanges | None:
     """None in journals of versions that did not tell."""
     if event.exposed is None:
         return None

@@ -23,6 +23,7 @@ from shoal_service.errors import Conflict, NotFound, invalid_field
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JobRow
 from shoal_service.models_people import StorageRow
+from shoal_service.shapes_people import NamedCredentials, Storage
 
 Accesses = Mapping[str, StoreAccess]
 _ENDED = tuple(state.value for state in TERMINAL)
@@ -54,9 +55,12 @@ async def get(session: AsyncSession, project: str, name: str, *, to_change: bool
     return row
 
 
-async def of_project(session: AsyncSession, project: str) -> Sequence[StorageRow]:
-    query = select(StorageRow).where(StorageRow.project_id == project).order_by(StorageRow.name)
-    return (await session.scalars(query)).all()
+async def of_project(
+    session: AsyncSession, project: str, *, limit: int | None = None, after: str | None = None
+) -> Sequence[StorageRow]:
+    """By name: at most `limit` of those behind `after`."""
+    query = select(StorageRow).where(StorageRow.project_id == project).order_by(StorageRow.name).limit(limit)
+    return (await session.scalars(query if after is None else query.where(StorageRow.name > after))).all()
 
 
 async def remove(session: AsyncSession, project: str, name: str, if_match: str | None = None) -> None:
@@ -154,8 +158,8 @@ def _tag(row: StorageRow) -> str:
     return preconditions.tag_of(row.project_id, row.name, row.endpoint, row.region, row.keys, row.profile)
 
 
-def resource(row: StorageRow) -> dict[str, Any]:
-    credentials = {"environment": row.keys, "profile": row.profile}
+def resource(row: StorageRow) -> Storage:
+    credentials: NamedCredentials = {"environment": row.keys, "profile": row.profile}
     return {
         "name": row.name,
         "project": row.project_id,

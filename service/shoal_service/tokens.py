@@ -5,33 +5,20 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Any
 
 from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from ulid import ULID
 
 from shoal_service.access import Kind, Principal, Role, project_not_found
+from shoal_service.access import TokenRole as TokenRole
 from shoal_service.errors import BadInput, Forbidden, NotFound, Problem
 from shoal_service.identity import is_valid, sha256
 from shoal_service.jobs import rfc3339
 from shoal_service.models_people import ProjectRow, TokenRow
+from shoal_service.shapes_people import Token
 
 VALID_S = 90 * 86400.0
-
-
-class TokenRole(StrEnum):
-    """The first three are roles in a project."""
-
-    VIEWER = "viewer"
-    MEMBER = "member"
-    ADMIN = "admin"
-    CONNECTOR = "connector"
-    SERVER_ADMIN = "server_admin"
-    METRICS = "metrics"
-    """Reads /metrics and nothing else."""
-
 
 OF_SERVER = (TokenRole.CONNECTOR, TokenRole.SERVER_ADMIN, TokenRole.METRICS)
 
@@ -123,7 +110,7 @@ def _maker(principal: Principal) -> str | None:
     return principal.owner if principal.kind in (Kind.USER, Kind.ADMINISTRATOR) else None
 
 
-def resource(row: TokenRow) -> dict[str, Any]:
+def resource(row: TokenRow) -> Token:
     """All but the secret, which is not here."""
     times = (row.expires_at_s, row.last_used_at_s, row.revoked_at_s)
     expires, used, revoked = (None if at_s is None else rfc3339(at_s) for at_s in times)

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_planner.job import JobSpec
 from shoal_service.jobs import rfc3339
 from shoal_service.models import JobRow, TrackerRow
+from shoal_service.shapes_jobs import Tracker
 
 Key = tuple[str, str]  # job id, tool
 
@@ -34,12 +35,12 @@ def create(session: AsyncSession, job_id: str, spec: JobSpec) -> None:
         )
 
 
-async def of_job(session: AsyncSession, job_id: str) -> list[dict[str, Any]]:
+async def of_job(session: AsyncSession, job_id: str) -> list[Tracker]:
     query = select(TrackerRow).where(TrackerRow.job_id == job_id).order_by(TrackerRow.tool)
     return [resource(row) for row in (await session.scalars(query)).all()]
 
 
-def resource(row: TrackerRow) -> dict[str, Any]:
+def resource(row: TrackerRow) -> Tracker:
     """`step`: all steps up to it stand in the tracker. `complete`: so does the end of the job, and nothing follows."""
     return {
         "tool": row.tool,

@@ -154,7 +154,7 @@ async def _pools(session: AsyncSession) -> list[Metric]:
                 nodes.add_metric([*key, state], count)
             prices.add_metric(key, about["price_per_hour"])
             for name, counter in counters.items():
-                counter.add_metric(key, about["counts"][name])
+                counter.add_metric(key, getattr(row, name))
     return [nodes, prices, *counters.values()]
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,11 +13,13 @@ from ulid import ULID
 
 from shoal_service import preconditions, signing
 from shoal_service.access import Principal, Role, project_not_found
+from shoal_service.cursors import cut
 from shoal_service.errors import Conflict, Forbidden, NotFound
 from shoal_service.jobs import rfc3339
 from shoal_service.models_people import ProjectRow
 from shoal_service.models_webhooks import DeliveryRow, WebhookRow
 from shoal_service.outbox import FAILED, PENDING, PING, Told, delivery
+from shoal_service.shapes_people import Delivery, Webhook
 from shoal_service.told_words import Form
 
 MOST = 20  # of a project, and of the server
@@ -57,8 +58,13 @@ async def create(
     return row, secret
 
 
-def renew_secret(row: WebhookRow, key: str) -> str:
-    """Another secret from now on, also for what was not delivered yet."""
+def renew_secret(row: WebhookRow, key: str, overlap_s: float = 0.0) -> str:
+    """Another secret from now on, also for what was not delivered yet. For `overlap_s` the one before signs as well, if
+    it can still be made."""
+    before: str | None = row.nonce  # of a new one there is none yet
+    is_known = before is not None and signing.hash_of(signing.secret_of(key, row.id, before)) == row.secret_hash
+    overlaps = is_known and overlap_s > 0
+    row.old_nonce, row.old_until_s = (before, time.time() + overlap_s) if overlaps else (None, None)
     row.nonce = secrets.token_hex(16)
     secret = signing.secret_of(key, row.id, row.nonce)
     row.secret_hash = signing.hash_of(secret)
@@ -66,13 +72,17 @@ def renew_secret(row: WebhookRow, key: str) -> str:
     return secret
 
 
-async def all_of(session: AsyncSession, principal: Principal) -> Sequence[WebhookRow]:
-    """Those that the principal administers, oldest first."""
-    query = select(WebhookRow).order_by(WebhookRow.id)
+async def page(
+    session: AsyncSession, principal: Principal, *, limit: int, after: str | None
+) -> tuple[Sequence[WebhookRow], str | None]:
+    """Those that the principal administers, oldest first, and the id after which the next page begins, if any."""
+    query = select(WebhookRow).order_by(WebhookRow.id).limit(limit + 1)
     seen = principal.projects(Role.ADMIN)
     if seen is not None:
         query = query.where(WebhookRow.project_id.in_(seen))
-    return (await session.scalars(query)).all()
+    if after is not None:
+        query = query.where(WebhookRow.id > after)
+    return cut((await session.scalars(query)).all(), limit, lambda row: row.id)
 
 
 async def get(
@@ -152,7 +162,7 @@ def _tag(row: WebhookRow) -> str:
     return preconditions.tag_of(row.id, row.url, row.form, row.events, row.enabled, row.nonce)
 
 
-def resource(row: WebhookRow) -> dict[str, Any]:
+def resource(row: WebhookRow) -> Webhook:
     """All but the secret."""
     return {
         "id": row.id,
@@ -162,13 +172,19 @@ def resource(row: WebhookRow) -> dict[str, Any]:
         "events": row.events,
         "enabled": row.enabled,
         "problem": row.problem,
+        "old_secret_until": _old_until(row),
         "created_by": row.created_by,
         "created_at": rfc3339(row.created_at_s),
         "etag": _tag(row),
     }
 
 
-def delivery_resource(row: DeliveryRow) -> dict[str, Any]:
+def _old_until(row: WebhookRow) -> str | None:
+    still = row.old_until_s is not None and row.old_until_s > time.time()
+    return rfc3339(row.old_until_s) if still and row.old_until_s is not None else None
+
+
+def delivery_resource(row: DeliveryRow) -> Delivery:
     return {
         "id": row.id,
         "event": row.event,

@@ -97,6 +97,7 @@ def test_every_kind_of_field_is_read() -> None:
         ({"name": "n", "ratio": float("nan")}, "ratio", "must be a finite number"),
         ({"name": "n", "ratio": "-.inf"}, "ratio", "must be a number"),
         ({"name": "n", "ratio": "inf"}, "ratio", "must be a finite number"),
+        ({"name": "n", "ratio": "0.5"}, "ratio", "must be a number, and is text"),
         ({"name": "n", "ratio": 10**400}, "ratio", "is too large for a number"),
         ({"name": "n", "pair": [1, float("inf")]}, "pair[1]", "must be a finite number"),
         ({"name": "n", "pair": [1]}, "pair", "must have 2 entries"),

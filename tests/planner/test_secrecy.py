@@ -8,7 +8,7 @@ import pytest
 
 from shoal_planner.errors import InvalidField, NotADocument, show
 from shoal_planner.job import parse_job
-from shoal_planner.secrecy import hides, looks_secret
+from shoal_planner.secrecy import concealed_text, hides, looks_secret
 
 SECRET = "hunter2secret"
 JOB: dict[str, Any] = {
@@ -102,3 +102,13 @@ def test_a_job_that_is_refused_does_not_say_what_is_secret_in_it(given: dict[str
         parse_job({**JOB, **given})
     assert SECRET not in str(refused.value)
     assert refused.value.field in str(refused.value)
+
+
+@pytest.mark.parametrize("piece", ["0", ":", "://", "a:", "@", "://a@", "?", "://?", "a:b@", "a/b"])
+def test_a_refusal_of_megabytes_is_said_at_once(piece: str) -> None:
+    """Nobody may keep the control plane busy with a long text: looking at each character from each other one would take
+    hours."""
+    text = piece * (1_000_000 // len(piece))
+    found = concealed_text(f"{text} https://me:{SECRET}@host/?sig={SECRET} {text}")
+    assert SECRET not in found and "https://...@host/?..." in found
+    assert len(show({"key": [text, text]})) < 1000

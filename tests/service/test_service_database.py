@@ -38,6 +38,7 @@ async def test_jobs_of_older_versions_are_kept(tmp_path: Path) -> None:
 def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new setting is a decision: it changes this list."""
     assert sorted(Settings.model_fields) == [
+        "ambient_storage",
         "behind_proxy",
         "body_timeout_s",
         "cloud_prices",

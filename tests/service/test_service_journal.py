@@ -349,7 +349,11 @@ def test_a_loss_that_is_no_number_is_kept_and_shown_as_null(api: httpx.Client, c
         ({"seq": 1, "at_s": 1.0, "kind": "step_done", "epoch": "x"}, "entries[0].epoch"),
         ({"seq": 0, "at_s": 1.0, "kind": "state_changed", "state": "running", "code": "", "reason": ""}, "entries[0]"),
         ({"seq": 1, "at_s": 1.0, "kind": "state_changed", "state": "odd", "code": "", "reason": ""}, "entries[0]"),
-        ({"seq": "x", "at_s": 1.0, "kind": "state_changed", "state": "odd", "code": "", "reason": ""}, "entries[0]"),
+        (
+            {"seq": "x", "at_s": 1.0, "kind": "state_changed", "state": "odd", "code": "", "reason": ""},
+            "entries[0].seq",
+        ),
+        ({"seq": 1, "at_s": "1", "kind": "state_changed", "state": "odd", "code": "", "reason": ""}, "entries[0].at_s"),
     ],
 )
 def test_entries_that_cannot_be_read_are_refused(

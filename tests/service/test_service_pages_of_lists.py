@@ -8,6 +8,7 @@ import httpx
 import pytest
 from control_plane import Connector, job_mapping, ok
 
+from shoal import client_people, client_storages, client_webhooks
 from shoal.client import Client
 from shoal_planner.cluster import parse_cluster
 from shoal_service.answers import MAX_ANSWER_BYTES
@@ -68,3 +69,31 @@ def test_more_points_than_an_answer_holds_are_refused(api: httpx.Client, max_poi
     refused = api.get(f"/v1/jobs/{job_id}/metrics", params={"max_points": max_points})
     assert (refused.status_code, refused.json()["param"]) == (422, "max_points")
     assert f"max_points = '{max_points}'" in refused.json()["detail"] and "450" in refused.json()["detail"]
+
+
+def test_lists_of_people_and_their_things_have_cursors(api: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["alpha", "beta", "gamma"]
+    for name in names:
+        ok(api.post("/v1/projects", json={"id": name}))
+        member = {"email": f"{name}@example.com", "role": "viewer"}
+        ok(api.post("/v1/projects/alpha/members", json=member))
+        ok(api.put(f"/v1/projects/alpha/storages/{name}", json={"region": "eu-1"}))
+        ok(api.post("/v1/webhooks", json={"url": f"https://{name}.example.com/told", "project": "alpha"}))
+    lists = {
+        "/v1/projects": ("id", ["alpha", "beta", "default", "gamma"]),
+        "/v1/projects/alpha/members": ("email", [f"{name}@example.com" for name in names]),
+        "/v1/projects/alpha/storages": ("name", names),
+        "/v1/webhooks": ("url", [f"https://{name}.example.com/told" for name in names]),
+    }
+    for path, (field, expected) in lists.items():
+        whole = pages(api, path, limit=50)
+        assert [each[field] for each in whole] == expected
+        assert pages(api, path, limit=1) == whole == pages(api, path, limit=2)
+        refused = api.get(path, params={"cursor": "../"})
+        assert (refused.status_code, refused.json()["param"]) == (422, "cursor")
+    for module in (client_people, client_storages, client_webhooks):
+        monkeypatch.setattr(module, "_PAGE", 2)
+    with Client(str(api.base_url), api.headers["Authorization"].removeprefix("Bearer ")) as client:
+        assert [each["id"] for each in client.people.projects()] == lists["/v1/projects"][1]
+        assert len(client.people.members("alpha")) == len(client.storages("alpha").list()) == 3
+        assert [each["url"] for each in client.webhooks.all()] == lists["/v1/webhooks"][1]

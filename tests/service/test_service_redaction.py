@@ -10,6 +10,7 @@ import pytest
 from control_plane import ControlPlane, enter, job_mapping, ok
 
 from shoal import Client
+from shoal_service.redaction import Redactor
 
 HIDDEN = "hunter2-which-nobody-may-read"
 
@@ -115,3 +116,11 @@ def test_no_secret_is_kept_logged_or_answered(plane: ControlPlane, http: httpx.C
         found = [path for path, content in kept.items() if secret.encode() in content]
         assert found == ([plane.data_dir / "admin.token"] if secret == plane.token else []), (secret, found)
     assert Path(plane.data_dir / "admin.token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("piece", ["0", "a_", "://", "a:", "@", "api_key", "bearer ", "?code", "-", "eyJ."])
+def test_a_line_of_whatever_length_is_redacted(piece: str) -> None:
+    """Jobs print what they like: looking at each character from each other one would take hours."""
+    text = piece * (300_000 // len(piece))
+    found = Redactor(()).text(f"{text}\nas MY_API_KEY=hunter2secret\n{text}")
+    assert "hunter2secret" not in found and "MY_API_KEY=[redacted]" in found

@@ -22,7 +22,7 @@ from waiting import eventually
 from shoal_planner.errors import InvalidField
 from shoal_service.app import create_app
 from shoal_service.auth import admin_token
-from shoal_service.exposure import is_loopback
+from shoal_service.loopback import is_loopback
 from shoal_service.places import Places
 from shoal_service.settings import Settings
 

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from control_plane import Connector, ControlPlane, control_plane, job_mapping, o
 from fastapi import FastAPI
 from receivers import Receiver, receiving
 from servers import free_ports
+from sqlalchemy import update
 from waiting import eventually
 
 from shoal import cli
@@ -30,6 +32,7 @@ from shoal_service.couriers import PAUSES_S, pause_s
 from shoal_service.database import Database
 from shoal_service.guarded_http import Poster, Refused, check_url, is_public
 from shoal_service.lookout import Lookout
+from shoal_service.models_webhooks import WebhookRow
 from shoal_service.progress import stuck
 
 OWN = {"webhook_private": True}
@@ -51,14 +54,14 @@ def is_signed(headers: dict[str, str], body: bytes, secret: str) -> bool:
     """As a receiver finds out."""
     signed = b".".join((headers["webhook-id"].encode(), headers["webhook-timestamp"].encode(), body))
     made = hmac.new(base64.b64decode(secret.removeprefix("whsec_")), signed, hashlib.sha256).digest()
-    version, _, signature = headers["webhook-signature"].partition(",")
-    return version == "v1" and hmac.compare_digest(base64.b64decode(signature), made)
+    found = [each.partition(",") for each in headers["webhook-signature"].split(" ")]
+    return any(v == "v1" and hmac.compare_digest(base64.b64decode(signature), made) for v, _, signature in found)
 
 
 def test_signatures_are_those_of_the_standard() -> None:
     """An example that libraries of Standard Webhooks are tested with."""
     found = signing.headers(
-        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
         "msg_p5jXN8AQM9LWM0D4loKWxJek",
         1614265330,
         '{"test": 2432232314}',
@@ -207,6 +210,49 @@ def test_secrets_are_told_once_and_kept_nowhere(api: httpx.Client, app: FastAPI,
         for path in tmp_path.rglob("shoal.db*"):
             for secret in (made["secret"], renewed["secret"]):
                 assert secret.removeprefix("whsec_").encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("settings", [OWN], indirect=True)
+def test_the_secret_before_signs_as_well_for_as_long_as_is_said(api: httpx.Client, receiver: Receiver) -> None:
+    made = hook(api, receiver.url)
+    path = f"/v1/webhooks/{made['id']}"
+    renewed = ok(api.post(f"{path}/secret", json={"overlap_s": 3600}))
+    left = datetime.fromisoformat(ok(api.get(path))["old_secret_until"]).timestamp() - time.time()
+    assert 3500 < left <= 3600
+    ok(api.post(f"{path}/ping"))
+    eventually(lambda: len(receiver.heard) == 1)
+    headers, body = receiver.heard[0]
+    assert is_signed(headers, body, made["secret"]) and is_signed(headers, body, renewed["secret"])
+    at_once = ok(api.post(f"{path}/secret", json={"overlap_s": 0}))
+    assert at_once["old_secret_until"] is None
+    ok(api.post(f"{path}/ping"))
+    eventually(lambda: len(receiver.heard) == 2)
+    headers, body = receiver.heard[1]
+    assert is_signed(headers, body, at_once["secret"]) and headers["webhook-signature"].count("v1,") == 1
+    refused = api.post(f"{path}/secret", json={"overlap_s": -1})
+    assert (refused.status_code, refused.json()["param"]) == (422, "overlap_s")
+
+
+@pytest.mark.parametrize("settings", [OWN], indirect=True)
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_secret_before_ends_when_it_was_said(api: httpx.Client, app: FastAPI, receiver: Receiver) -> None:
+    made = hook(api, receiver.url)
+    path = f"/v1/webhooks/{made['id']}"
+    ok(api.post(f"{path}/secret"))
+    assert ok(api.get(path))["old_secret_until"] is not None, "by default there is time to take the new one"
+    asyncio.run(_end_overlap(app.state.services.settings.resolved_database_url))
+    assert ok(api.get(path))["old_secret_until"] is None
+    ok(api.post(f"{path}/ping"))
+    eventually(lambda: len(receiver.heard) == 1)
+    headers, body = receiver.heard[0]
+    assert not is_signed(headers, body, made["secret"]) and headers["webhook-signature"].count("v1,") == 1
+
+
+async def _end_overlap(database_url: str) -> None:
+    database = Database(database_url)
+    async with database.write() as session:
+        await session.execute(update(WebhookRow).values(old_until_s=time.time() - 1))
+    await database.close()
 
 
 def test_whose_webhooks_are_whose(api: httpx.Client) -> None:
