@@ -38,7 +38,7 @@ class NewWebhook(Body):
     """Of a `project` (without one, the project that you have); with null, of all jobs of this server."""
 
     url: Url = Field(description="Where to post to: https://...; of the form email, mailto:ADDRESS.")
-    form: Form = Field(
+    form: Annotated[Form, FromJson] = Field(
         default=Form.JSON,
         description="json: signed, for programs; slack: a line of text as incoming webhooks of chats take it; email: a "
         "letter.",
@@ -59,7 +59,7 @@ class WebhookChange(Body):
     """What is given is changed."""
 
     url: Url | None = None
-    form: Form | None = None
+    form: Annotated[Form, FromJson] | None = None
     events: Events | None = None
     enabled: bool | None = None
 

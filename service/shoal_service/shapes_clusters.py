@@ -47,9 +47,10 @@ class Lease(TypedDict):
 
 
 class Price(TypedDict):
-    """Of nodes of one type, zone and market; null where nobody stated a price."""
+    """Of nodes of one type, zone and market, or of one more node of a `pool`; null where nobody stated a price."""
 
     cluster_id: str
+    pool: str | None
     connected: bool
     device: str
     devices: int
