@@ -116,6 +116,11 @@ JOBS = (
         title="Nodes lost in an hour", queries=[(grown("shoal_job_node_losses_total", "1h", "signal"), "{{signal}}")]
     ),
     Panel(
+        title="Told before nodes go, 95 of 100 within",
+        queries=[(slowest("shoal_job_preemption_notice_seconds", "24h", "job"), "{{job}}")],
+        unit="s",
+    ),
+    Panel(
         title="Steps done again in an hour, and skipped",
         queries=[
             (grown("shoal_job_redone_steps_total", "1h", "job"), "{{job}} redone"),
@@ -134,6 +139,11 @@ JOBS = (
             (grown("shoal_job_checkpoints_total", "1h", "outcome"), "{{outcome}}"),
             (of_jobs("shoal_job_store_failing"), "{{job}}: the store takes nothing"),
         ],
+    ),
+    Panel(
+        title="Bringing a step to the store, 95 of 100 within",
+        queries=[(slowest("shoal_job_checkpoint_duration_seconds", "6h", "job"), "{{job}}")],
+        unit="s",
     ),
     Panel(
         title="The newest checkpoint",
@@ -236,6 +246,41 @@ SERVICE = (
                 "{{cluster}} {{device}} {{market}}",
             )
         ],
+    ),
+    Panel(
+        title="Nodes of pools",
+        queries=[
+            (
+                "sum by (cluster, pool, state) (max by (cluster, pool, state) (shoal_pool_nodes))",
+                "{{cluster}} {{pool}} {{state}}",
+            )
+        ],
+    ),
+    Panel(
+        title="Asked of pools in an hour",
+        queries=[
+            (
+                f"sum by (pool) (max by (cluster, pool) (increase(shoal_pool_nodes_{what}_total[1h])))",
+                f"{{{{pool}}}} {what}",
+            )
+            for what in ("asked", "came", "short", "released")
+        ],
+    ),
+    Panel(
+        title="What a node costs in an hour",
+        queries=[
+            (
+                "min by (cluster, node_type, zone, market) (shoal_node_price_dollars_per_hour)",
+                "{{cluster}} {{node_type}} {{zone}} {{market}}",
+            ),
+            ("min by (cluster, pool) (shoal_pool_price_dollars_per_hour)", "{{cluster}}: one more of {{pool}}"),
+        ],
+        unit="currencyUSD",
+    ),
+    Panel(
+        title="Searches for plans, 95 of 100 within",
+        queries=[("histogram_quantile(0.95, sum by (le) (rate(shoal_planner_duration_seconds_bucket[5m])))", "search")],
+        unit="s",
     ),
     Panel(
         title="Database",

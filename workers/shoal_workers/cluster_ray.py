@@ -246,8 +246,8 @@ def node_of(entry: dict[str, Any], labels: dict[str, str]) -> Node:
 
 
 def _id_of(entry: dict[str, Any], labels: dict[str, str]) -> str:
-    own = entry["NodeManagerHostname"] if _label("pool") in labels else entry["NodeID"][:12]
-    return str(labels.get(_label("node")) or own)
+    host = entry.get("NodeManagerHostname") if _label("pool") in labels else None
+    return str(labels.get(_label("node")) or host or entry["NodeID"][:12])
 
 
 def _value(label: str, text: str, hint: Any) -> Any:
