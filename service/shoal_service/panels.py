@@ -4,6 +4,7 @@ page and, whenever something happened, alone again (`/jobs/ID/panels/NAME`)."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, EvaluationDone, JobState
-from shoal_service import clusters, jobs, journal, log_store, shares, storages, timeline, trackers, views
+from shoal_service import clusters, jobs, journal, log_store, pools, shares, storages, timeline, trackers, views
 from shoal_service.continuity import continuity
 from shoal_service.goodput import goodput, num_devices
 from shoal_service.job_history import KINDS, Histories, event_of, first_steps_s, newest_steps_at_s
@@ -197,11 +198,13 @@ async def _goodput(look: Look) -> View:
 async def _money(look: Look) -> View:
     spent = look.spending()
     every = await clusters.all_clusters(look.session)
+    there = [node for row in every for node in row.snapshot["nodes"]]
+    to_be_had = [dataclasses.asdict(pools.node_of(row)) for row in await pools.every(look.session)]
     found = money(
         look.history,
         spent,
         await look.steps.of(look.session, look.row.id),
-        on_demand_prices(node for row in every for node in row.snapshot["nodes"]),
+        on_demand_prices([*there, *to_be_had]),
         created_at_s=look.row.created_at_s,
         end_at_s=look.now_s,
         eta_s=jobs.eta_s(look.row),

@@ -82,7 +82,8 @@ def money(
 
 
 def on_demand_prices(nodes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], float]:
-    """Of nodes as snapshots have them: the lowest stated price of each kind of node that is not spot."""
+    """Of nodes as snapshots have them, and of those that pools would give: the lowest stated price of each kind that is
+    not spot."""
     found: dict[tuple[str, int], float] = {}
     for node in nodes:
         price = float(node.get("price_per_hour", 0.0))

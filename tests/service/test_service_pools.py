@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import Connector, ControlPlane, control_plane, ok
+from control_plane import Connector, ControlPlane, control_plane, job_mapping, ok, story
 from prometheus_client.parser import text_string_to_metric_families
 from servers import RunningServer, ec2_environment, start_moto
 from waiting import eventually
@@ -47,6 +47,18 @@ def renew(connector: Connector, pools: list[dict[str, Any]] | None) -> None:
 def asked(connector: Connector) -> dict[str, tuple[int, list[str]]]:
     wishes = connector.wishes()
     return {pool["name"]: (pool["target"], pool["release"]) for pool in wishes["pools"] or ()}
+
+
+def test_what_spot_nodes_save_is_told_by_what_a_pool_would_cost(api: httpx.Client, connector: Connector) -> None:
+    """Nobody has a node of that kind on demand; but a pool would give one."""
+    node = {"device": "T4", "devices": 1, "spot": False, "price_per_hour": 0.5}
+    dear = {"pool": {"name": "od-t4", "max": 1, "node": node}, "nodes": [], "starting": 0}
+    job_id = ok(api.post("/v1/jobs", json=job_mapping()))["id"]
+    ok(connector.renew())
+    ok(connector.send(job_id, story(job_mapping(), started_at_s=time.time() - 60).entries))
+    assert "no such node has a price on demand" in api.get(f"/jobs/{job_id}/panels/cost").text
+    renew(connector, [dear])
+    assert "the same hours on demand here: $" in api.get(f"/jobs/{job_id}/panels/cost").text
 
 
 def test_pools_are_told_everywhere_they_matter(api: httpx.Client, connector: Connector) -> None:
