@@ -83,7 +83,7 @@ def limits_of_form(form: Mapping[str, str]) -> NewLimits:
     if priority is not None:
         given["priority"] = int(priority) if _WHOLE.fullmatch(priority) else priority
     try:
-        return NewLimits.model_validate(given)
+        return NewLimits.model_validate(given, strict=False)  # all that forms send is text
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
