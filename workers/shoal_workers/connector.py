@@ -292,8 +292,11 @@ class ConnectorActor:
         return True
 
 
-def start_connector(server: str, token: str, cluster_id: str, figures: Figures) -> None:
-    """On the Ray cluster that this process is connected to; replaces none that runs. Returns when it runs."""
+def start_connector(
+    server: str, token: str, cluster_id: str, figures: Figures, *, timeout_s: float | None = None
+) -> None:
+    """On the Ray cluster that this process is connected to; replaces none that runs. Returns when it runs. Raises
+    RayError where it does not within `timeout_s`."""
     connector: Any = ConnectorActor
     actor = connector.options(
         name=connector_name(cluster_id),
@@ -304,7 +307,7 @@ def start_connector(server: str, token: str, cluster_id: str, figures: Figures) 
         max_restarts=-1,
         scheduling_strategy=_on_the_head(),
     ).remote(server, token, cluster_id, figures)
-    ray.get(actor.alive.remote())
+    ray.get(actor.alive.remote(), timeout=timeout_s)
 
 
 def _on_the_head() -> Any:
