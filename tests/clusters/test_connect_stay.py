@@ -20,7 +20,14 @@ LIMIT_S = 180.0
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_a_cluster_is_offered_by_whoever_stays_and_again_after_its_head_was_started_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps", [False, True], ids=["a head that forgets", "a head that remembers"])
+def test_a_cluster_is_offered_by_whoever_stays_and_again_after_its_head_was_started_anew(
+    keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that remembers still knows the connector of the one before it, which was bound to a node that is gone."""
+    if keeps:
+        monkeypatch.setenv("RAY_gcs_storage", "rocksdb")
+        monkeypatch.setenv("RAY_gcs_storage_path", str(tmp_path / "head"))
     token, port = secrets.token_urlsafe(32), free_ports(1)[0]
     given = tmp_path / "tokens"
     given.mkdir()

@@ -25,7 +25,9 @@ from shoal_workers.pools import pools_given
 log = structlog.get_logger()
 
 _LOOK_S = 5.0
-_ANSWER_S = 60.0
+_ANSWER_S = 30.0
+_START_S = 120.0
+_RESTART_S = 10.0
 
 
 def main() -> None:
@@ -38,27 +40,57 @@ def main() -> None:
         ray.init(address=order["address"], namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError) as error:
         sys.exit(f"no Ray cluster at {order['address']}: {error}")
-    start_connector(order["server"], order["token"], order["cluster_id"], {}, pools)
-    if order.get("stay"):
-        log.info("cluster offered", server=order["server"], cluster=order["cluster_id"])
-        sys.exit(watch(order["cluster_id"]))
+    cluster_id = order["cluster_id"]
+    try:
+        if not answers(cluster_id):
+            end_connector(cluster_id)
+        start_connector(order["server"], order["token"], cluster_id, {}, pools, timeout_s=_START_S)
+        if order.get("stay"):
+            log.info("cluster offered", server=order["server"], cluster=cluster_id)
+            watch(cluster_id)
+    except ray.exceptions.RayError as error:
+        end_connector(cluster_id)
+        sys.exit(f"the connector of {cluster_id} does not run ({type(error).__name__})")
 
 
-def watch(cluster_id: str, wait: Callable[[float], None] = time.sleep) -> str:
-    """Returns why the connector has to be started again. One that Ray starts again by itself is waited for."""
+def answers(cluster_id: str) -> bool:
+    """Whether there is a connector of this cluster, and it is well."""
+    try:
+        _ask(cluster_id)
+        return True
+    except ray.exceptions.RayError:
+        return False
+
+
+def watch(cluster_id: str, wait: Callable[[float], None] = time.sleep) -> None:
+    """Raises RayError once the connector has to be started again. One that Ray starts again by itself is waited for,
+    but not for long: it may be bound to a head that is there no more."""
+    looks = 0
     while True:
         wait(_LOOK_S)
-        connector = None
         try:
-            connector = ray.get_actor(connector_name(cluster_id), namespace=NAMESPACE)
-            ray.get(connector.alive.remote(), timeout=_ANSWER_S)
+            _ask(cluster_id)
+            looks = 0
         except ray.exceptions.ActorUnavailableError:
-            continue
-        except (ValueError, ray.exceptions.RayError) as error:
-            if connector is not None:  # one that hangs would keep its name from the next one
-                with contextlib.suppress(ValueError, ray.exceptions.RayError):
-                    ray.kill(connector, no_restart=True)
-            return f"the connector of {cluster_id} is gone: {type(error).__name__}"
+            looks += 1
+            if looks * _LOOK_S >= _RESTART_S:
+                raise
+
+
+def end_connector(cluster_id: str) -> None:
+    """One that hangs, or that a head which was started anew knows as bound to the one before, would keep its name from
+    the next one."""
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):
+        ray.kill(ray.get_actor(connector_name(cluster_id), namespace=NAMESPACE), no_restart=True)
+
+
+def _ask(cluster_id: str) -> None:
+    """Raises RayError: ActorDiedError where there is none."""
+    try:
+        connector = ray.get_actor(connector_name(cluster_id), namespace=NAMESPACE)
+    except ValueError as error:
+        raise ray.exceptions.ActorDiedError from error
+    ray.get(connector.alive.remote(), timeout=_ANSWER_S)
 
 
 if __name__ == "__main__":

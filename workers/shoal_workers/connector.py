@@ -308,9 +308,18 @@ class ConnectorActor:
         return True
 
 
-def start_connector(server: str, token: str, cluster_id: str, figures: Figures, pools: PoolsGiven = None) -> None:
+def start_connector(
+    server: str,
+    token: str,
+    cluster_id: str,
+    figures: Figures,
+    pools: PoolsGiven = None,
+    *,
+    timeout_s: float | None = None,
+) -> None:
     """On the Ray cluster that this process is connected to; replaces none that runs. Returns when it runs. `pools` as
-    `pools_given` reads them here; without, the connector reads its own environment."""
+    `pools_given` reads them here; without, the connector reads its own environment. Raises RayError where it does not
+    run within `timeout_s`."""
     connector: Any = ConnectorActor
     actor = connector.options(
         name=connector_name(cluster_id),
@@ -321,7 +330,7 @@ def start_connector(server: str, token: str, cluster_id: str, figures: Figures, 
         max_restarts=-1,
         scheduling_strategy=_on_the_head(),
     ).remote(server, token, cluster_id, figures, pools)
-    ray.get(actor.alive.remote())
+    ray.get(actor.alive.remote(), timeout=timeout_s)
 
 
 def _on_the_head() -> Any:
