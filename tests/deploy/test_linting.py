@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-SCRIPTS = sorted(path for path in ROOT.glob("**/*.sh") if ".venv" not in path.parts and "build" not in path.parts)
+SCRIPTS = sorted(path for folder in ("deploy", "tests", "helm") for path in (ROOT / folder).glob("**/*.sh"))
 
 
 def run(program: str, *arguments: str | Path) -> None:

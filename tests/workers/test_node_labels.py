@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 
-from shoal_planner.cluster import Node
+from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.errors import InvalidField
-from shoal_workers.cluster_ray import labels_of, node_of
+from shoal_workers.cluster_ray import distinct, labels_of, node_of
+from shoal_workers.nodes import NodeSeen
 
 RAY_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 NODE = Node(
@@ -48,3 +50,19 @@ def test_a_node_of_a_pool_is_called_as_its_pod() -> None:
 def test_a_label_that_is_no_number_is_named() -> None:
     with pytest.raises(InvalidField, match=r"shoal\.io/devices = 'two'"):
         node_of({"NodeID": "f" * 56}, {"shoal.io/device": "T4", "shoal.io/devices": "two"})
+
+
+def test_machines_of_one_name_do_not_hide_the_cluster() -> None:
+    """A snapshot of nodes with one id is refused, and the cluster with it."""
+    other = dataclasses.replace(NODE, id="a100-4")
+    seen = [
+        NodeSeen(node=NODE, incarnation="b"),
+        NodeSeen(node=other, incarnation="c"),
+        NodeSeen(node=NODE, incarnation="a"),
+    ]
+    with pytest.raises(InvalidField, match="two nodes have this id"):
+        ClusterSnapshot(nodes=tuple(each.node for each in seen))
+    found = distinct(seen)
+    assert [(each.node.id, each.incarnation) for each in found] == [("a100-3", "a"), ("a100-4", "c")]
+    assert found == distinct(seen[::-1]), "always the same one"
+    assert ClusterSnapshot(nodes=tuple(each.node for each in found)).num_devices == 16

@@ -85,7 +85,7 @@ class RayCluster:
                     found.append(NodeSeen(node=node_of(entry, labels), incarnation=entry["NodeID"]))
                 except InvalidField as error:  # one node with a wrong label must not hide the others
                     log.warning("node left out", node=entry["NodeID"], error=str(error))
-        return tuple(sorted(found, key=lambda seen: seen.node.id))
+        return distinct(found)
 
     def snapshot(self) -> ClusterSnapshot:
         return dataclasses.replace(self._known, nodes=tuple(seen.node for seen in self.nodes()))
@@ -211,6 +211,16 @@ def _left() -> frozenset[str]:
 
 def _epoch_key(job: str, epoch: int) -> bytes:
     return f"{job}/epoch/{epoch}".encode()
+
+
+def distinct(found: list[NodeSeen]) -> tuple[NodeSeen, ...]:
+    """By id, and one of each: machines may have one name by mistake, and one that comes back is there twice until Ray
+    has noticed that it was gone. Always the same one, or the job on it would lose it again and again."""
+    kept: dict[str, NodeSeen] = {}
+    for seen in sorted(found, key=lambda seen: (seen.node.id, seen.incarnation)):
+        if kept.setdefault(seen.node.id, seen) is not seen:
+            log.warning("node left out", node=seen.incarnation, error=f"another node is called {seen.node.id}, too")
+    return tuple(kept.values())
 
 
 def labels_of(node: Node) -> dict[str, str]:
