@@ -102,6 +102,7 @@ def seen(row: PoolRow) -> PoolSeen:
         starting=row.about["starting"],
         problem=row.about["problem"],
         said=row.about["said"],
+        offered=row.not_offered is None,
     )
 
 
@@ -204,7 +205,7 @@ def resource(row: PoolRow) -> dict[str, Any]:
         "leaving": list(kept.leaving),
         "starting": row.about["starting"],
         "target": kept.target,
-        "problem": row.about["problem"] or row.about["said"],
+        "problem": row.not_offered or row.about["problem"] or row.about["said"],
         "asked_again_at": jobs.rfc3339(kept.not_before_s) if paused else None,
         **price_resource(row),
         "counts": {name: getattr(row, name) for name in _COUNTERS.values()},
