@@ -42,3 +42,12 @@ def test_a_node_needs_no_more_than_a_device() -> None:
 def test_a_label_that_is_no_number_is_named() -> None:
     with pytest.raises(InvalidField, match=r"shoal\.io/devices = 'two'"):
         node_of({"NodeID": "f" * 56}, {"shoal.io/device": "T4", "shoal.io/devices": "two"})
+
+
+def test_zone_and_market_are_rays_own_where_ours_are_absent() -> None:
+    ray = {"ray.io/availability-zone": "us-east-1b", "ray.io/market-type": "spot", "shoal.io/device": "T4"}
+    node = node_of({"NodeID": "f" * 56}, ray)
+    assert (node.zone, node.spot) == ("us-east-1b", True)
+    node = node_of({"NodeID": "f" * 56}, {**ray, "shoal.io/zone": "rack-7", "shoal.io/spot": "false"})
+    assert (node.zone, node.spot) == ("rack-7", False)
+    assert not node_of({"NodeID": "f" * 56}, {"shoal.io/device": "T4", "ray.io/market-type": "on-demand"}).spot
