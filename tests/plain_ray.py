@@ -13,7 +13,7 @@ import psutil
 from servers import free_ports
 from waiting import eventually
 
-_START_S = 60.0
+_START_S = 180.0
 _PROGRAMS = Path(sys.executable).parent
 _OBJECT_STORE_BYTES = 80_000_000
 

@@ -38,7 +38,8 @@ class Patience:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSeen:
     """`nodes` are the ids of those that have joined, `starting` counts those that the cloud has given and that have
-    not. `problem`: why it gives no more, where somebody says so."""
+    not. `problem`: why it gives no more, where somebody says so; `said`: what is heard while it still may. Of a pool
+    that its cloud does not offer at all (not `offered`), what is there is all that can be had."""
 
     name: str
     least: int
@@ -49,6 +50,7 @@ class PoolSeen:
     starting: int = 0
     problem: str | None = None
     said: str | None = None
+    offered: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +86,11 @@ class Provision:
 
 def available(pool: PoolSeen, memory: PoolMemory | None, now_s: float) -> int:
     """How many nodes of it can be counted on, those that are there included."""
-    if memory is None or now_s >= memory.not_before_s:
+    memory = memory or PoolMemory()
+    if pool.offered and now_s >= memory.not_before_s:
         return pool.most
-    return min(pool.most, max(memory.target, len(set(pool.nodes) - set(memory.leaving))))
+    staying = len(set(pool.nodes) - set(memory.leaving))
+    return min(pool.most, max(memory.target if pool.offered else 0, staying))
 
 
 def decide_pools(
@@ -250,7 +254,8 @@ class _Table:
 
     def ask(self, wanted: int, room_per_hour: float) -> float:
         """Dollars an hour that are lacking for what is wanted: nothing is asked for then, as half a fleet is none."""
-        if self.now_s < self.not_before_s or self.leaving:  # what leaves would be taken for what is asked for
+        # What leaves would be taken for what is asked for.
+        if self.now_s < self.not_before_s or self.leaving or not self.pool.offered:
             wanted = min(wanted, max(self.target, len(self.staying)))
         new_target = min(max(wanted, self.pool.least), self.pool.most)
         count = new_target - max(self.target, 0)

@@ -3,6 +3,7 @@ them, for commands that wait for a job, in `cli_state`."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import sys
@@ -39,7 +40,7 @@ from shoal.cli_input import BadUsage, read_submission
 from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
 from shoal.cli_state import TIMED_OUT, exit_with, hinted, show_state
 from shoal.client import Client
-from shoal.errors import InvalidRequest, NotAServer, NotFound, ShoalError, WaitTimeout
+from shoal.errors import InvalidRequest, NotAServer, NotFound, RequestRefused, ShoalError, WaitTimeout
 
 app = typer.Typer(
     name="shoal",
@@ -182,14 +183,17 @@ def events(
     rented: list[dict[str, Any]] = []
     with Client() as client:
         if after == 0 and not kind:
-            rented = client.pool_events(job_id=job_id)
+            with contextlib.suppress(RequestRefused):  # of a server before this one, or by who may see journals alone
+                rented = client.pool_events(job_id=job_id)
         for asked in () if as_json else rented:
             print(cli_pools.pool_event_line(asked), flush=True)
-        for event in client.events(job_id, after=after, follow=follow, kinds=kind or ()):
-            if as_json:
-                seen.append(event)
-            else:
-                print(event_line(event), flush=True)
+        live = follow and not (as_json or kind or after)
+        with cli_pools.PoolEventLines(client, job_id, rented) if live else contextlib.nullcontext():
+            for event in client.events(job_id, after=after, follow=follow, kinds=kind or ()):
+                if as_json:
+                    seen.append(event)
+                else:
+                    print(event_line(event), flush=True)
     if as_json:
         show_json({"items": seen, "pool_events": rented})
 

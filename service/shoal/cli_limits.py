@@ -23,6 +23,9 @@ def limits(
     budget_usd: Annotated[float | None, typer.Option(help="All that its nodes may cost.")] = None,
     max_price_per_hour: Annotated[float | None, typer.Option(help="Of all nodes that it has at one time.")] = None,
     max_devices: Annotated[int | None, typer.Option(help="At most so many at one time.")] = None,
+    rent: Annotated[
+        bool | None, typer.Option("--rent/--no-rent", help="Whether more nodes may be rented for it.")
+    ] = None,
     deadline: Annotated[str | None, typer.Option(help="When it rests, done or not, as in 2027-01-31T18:00Z.")] = None,
     max_duration: Annotated[
         str | None, typer.Option(help="How long after it began it rests, done or not, as in 12h.")
@@ -39,6 +42,7 @@ def limits(
         budget_usd=budget_usd,
         max_price_per_hour=max_price_per_hour,
         max_devices=max_devices,
+        rent=rent,
         deadline=deadline,
         max_duration=max_duration,
         priority=int(priority) if priority is not None and priority.lstrip("-").isdecimal() else priority,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from shoal.cli_show import show_json, table
 from shoal.client import Client
+from shoal.errors import RequestRefused, ServerUnreachable
 
 app = typer.Typer()
+_LOOK_S = 2.0
 
 
 @app.command()
@@ -38,6 +42,32 @@ def pools(
 def pool_event_line(event: Mapping[str, Any]) -> str:
     """As a line beside those of a journal, of which it has no number."""
     return f"{event['at']}  {'':>6}  {event['kind']:<22}{event['reason']}"
+
+
+class PoolEventLines:
+    """A context in which what is asked of pools for a job is printed as it comes: it stands in no journal, and a job
+    that waits for its first node has none. `told` are known already. A server that is away for a while ends nothing."""
+
+    def __init__(self, client: Client, job_id: str, told: Sequence[Mapping[str, Any]]) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._after = int(told[-1]["id"]) if told else 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            with contextlib.suppress(RequestRefused, ServerUnreachable):
+                for event in self._client.pool_events(job_id=self._job_id, after=self._after):
+                    self._after = event["id"]
+                    print(pool_event_line(event), flush=True)
 
 
 def _show(found: list[dict[str, Any]]) -> None:

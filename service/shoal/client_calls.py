@@ -57,9 +57,9 @@ class Calls:
         return self._verb(job_id, "checkpoint", if_match)
 
     def set_limits(self, job_id: str, *, if_match: str | None = None, **limits: Any) -> dict[str, Any]:
-        """Changes `budget_usd`, `max_price_per_hour`, `max_devices`, `deadline`, `max_duration` or `priority`; None
-        takes one away. A job that rests because of a limit goes on when it is resumed. Raises Conflict where it has
-        ended."""
+        """Changes `budget_usd`, `max_price_per_hour`, `max_devices`, `deadline`, `max_duration`, `rent` or `priority`;
+        None takes one away. A job that rests because of a limit goes on when it is resumed. Raises Conflict where it
+        has ended."""
         return self._verb(job_id, "limits", if_match, json=limits)
 
     def resize(self, job_id: str, *, if_match: str | None = None, **size: int | None) -> dict[str, Any]:
@@ -111,11 +111,14 @@ class Calls:
         """What nodes clusters can get: of each pool how many are there, asked for and starting, and their price."""
         return [*self._pages("/v1/pools", None)]
 
-    def pool_events(self, *, job_id: str | None = None, cluster_id: str | None = None) -> builtins.list[dict[str, Any]]:
-        """What was asked of pools and what came of it, oldest first; only for this job, or of this cluster."""
+    def pool_events(
+        self, *, job_id: str | None = None, cluster_id: str | None = None, after: int = 0
+    ) -> builtins.list[dict[str, Any]]:
+        """What was asked of pools and what came of it, oldest first; only for this job, of this cluster, or after the
+        event of this id."""
         found: builtins.list[dict[str, Any]] = []
         while True:
-            after = found[-1]["id"] if found else 0
+            after = found[-1]["id"] if found else after
             asked = given(job_id=job_id, cluster_id=cluster_id, after=after)
             page = self._call("GET", "/v1/pool-events", params=asked)
             found += page["items"]

@@ -37,7 +37,7 @@ async def list_pool_events(
     caller: Caller,
     cluster_id: Annotated[str | None, Query(max_length=80, description="Only of this cluster.")] = None,
     job_id: Annotated[str | None, Query(max_length=40, description="Only for this job.")] = None,
-    after: Annotated[int, Query(ge=0, lt=2**53)] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     limit: Annotated[int, Query(ge=1, le=_PAGE)] = 200,
 ) -> Response:
     """What was asked of pools and what came of it, oldest first, after number `after`: requests, shortages, nodes that

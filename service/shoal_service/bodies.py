@@ -98,6 +98,7 @@ class NewLimits(Body):
     budget_usd: float | None = Field(default=None, description="All that its nodes may cost, in dollars.")
     max_price_per_hour: float | None = Field(default=None, description="Of all nodes that it has at one time.")
     max_devices: int | None = Field(default=None, description="At most so many devices at one time.")
+    rent: bool = Field(default=False, description="Whether more nodes may be rented for it.")
     deadline: str | None = Field(default=None, description="When it rests, done or not (RFC 3339).")
     max_duration: str | None = Field(default=None, description="How long after it began it rests, as in 12h.")
     priority: int | str = Field(default="normal", description="A whole number, or low, normal or high.")

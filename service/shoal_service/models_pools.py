@@ -13,7 +13,8 @@ from shoal_service.models import Base
 class PoolRow(Base):
     """One pool of a cluster: what its connector said of it last (`about`, at `seen_at_s`), what is asked of it and was
     so far (`memory`, `provisioning.PoolMemory`; null: nothing was decided yet), what one of its nodes costs in an hour
-    by whom (null: as the POOLS file says), and how many nodes were asked for, came, did not, and were given back."""
+    by whom (null: as the POOLS file says), why its cloud offers none at all (null: nobody says so), and how many nodes
+    were asked for, came, did not, and were given back."""
 
     __tablename__ = "pools"
 
@@ -25,6 +26,7 @@ class PoolRow(Base):
     price_per_hour: Mapped[float | None] = mapped_column(Float)
     price_source: Mapped[str | None] = mapped_column(String(40))
     price_at_s: Mapped[float | None] = mapped_column(Float)
+    not_offered: Mapped[str | None] = mapped_column(Text)
     num_asked: Mapped[int]
     num_came: Mapped[int]
     num_short: Mapped[int]

@@ -1,11 +1,13 @@
-"""Keeps prices of pools fresh, by their cloud's own account, where the operator wants that (SHOAL_CLOUD_PRICES). One
-replica does so for all; what it does not learn for long counts no more, and the POOLS file's price holds again."""
+"""Keeps prices of pools fresh, and whether there are such nodes at all, by their cloud's own account, where the
+operator wants that (SHOAL_CLOUD_PRICES). One replica does so for all; a price that it does not learn for long counts no
+more, and the POOLS file's holds again."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -13,7 +15,7 @@ from shoal_planner.rented_pools import RentedPool
 from shoal_service import duties, pools
 from shoal_service.database import Database
 from shoal_service.models_pools import PoolRow
-from shoal_service.prices_ec2 import PricesUnknown, region_of, spot_prices
+from shoal_service.prices_ec2 import PricesUnknown, offered_in, region_of, spot_prices
 from shoal_service.turns import Turns
 
 log = structlog.get_logger()
@@ -25,6 +27,14 @@ _LEASE_S = 120.0
 _SOURCE = "AWS spot price history"
 
 Prices = Mapping[tuple[str, str], float]
+
+
+@dataclass(slots=True)
+class _Found:
+    """By instance type and zone."""
+
+    prices: dict[tuple[str, str], float] = field(default_factory=dict)
+    offers: frozenset[tuple[str, str]] = frozenset()
 
 
 class PoolPrices:
@@ -50,30 +60,40 @@ class PoolPrices:
         async with self._database.write() as session:
             if not await duties.claim(session, _DUTY, self._holder, _LEASE_S):
                 return
-        for region, mine in _by_region([pools.pool(row) for row in rows]).items():
-            try:
-                found = await asyncio.to_thread(spot_prices, {str(pool.instance_type) for pool in mine}, region)
-            except PricesUnknown as error:
-                log.warning("prices not known", why=str(error))
-                continue
-            await self._keep(rows, found)
+        found, asked = await _told([pools.pool(row) for row in rows])
+        await self._keep([row for row in rows if _regions(pools.pool(row)) <= asked], found)
         for row in rows:
             self._asked_at_s[row.cluster_id, row.name] = time.monotonic()
 
     def _is_due(self, row: PoolRow) -> bool:
-        pool = pools.pool(row)
-        if not pool.node.spot or pool.instance_type is None:
+        if pools.pool(row).instance_type is None:
             return False
         asked_at_s = self._asked_at_s.get((row.cluster_id, row.name))
         return asked_at_s is None or time.monotonic() - asked_at_s >= _EVERY_S
 
-    async def _keep(self, rows: Sequence[PoolRow], found: Prices) -> None:
+    async def _keep(self, rows: Sequence[PoolRow], found: _Found) -> None:
         async with self._database.write() as session:
             for row in rows:
-                usd = price_of(pools.pool(row), found)
-                kept = await session.get(PoolRow, (row.cluster_id, row.name))
-                if usd is not None and kept is not None:
+                pool, kept = pools.pool(row), await session.get(PoolRow, (row.cluster_id, row.name))
+                if kept is None:
+                    continue
+                kept.not_offered = not_offered(pool, found.offers)
+                if pool.node.spot and (usd := price_of(pool, found.prices)) is not None:
                     kept.price_per_hour, kept.price_source, kept.price_at_s = usd, _SOURCE, time.time()
+
+
+async def _told(asked: Sequence[RentedPool]) -> tuple[_Found, set[str | None]]:
+    """Of all these pools, and the regions that answered."""
+    found, answered = _Found(), set()
+    for region in sorted({region for pool in asked for region in _regions(pool)}, key=str):
+        kinds = {str(pool.instance_type) for pool in asked if region in _regions(pool)}
+        try:
+            found.offers |= await asyncio.to_thread(offered_in, kinds, region)
+            found.prices |= await asyncio.to_thread(spot_prices, kinds, region)
+            answered.add(region)
+        except PricesUnknown as error:
+            log.warning("prices not known", why=str(error))
+    return found, answered
 
 
 def price_of(pool: RentedPool, found: Prices) -> float | None:
@@ -86,9 +106,13 @@ def price_of(pool: RentedPool, found: Prices) -> float | None:
     return max(prices, default=None)
 
 
-def _by_region(found: Sequence[RentedPool]) -> dict[str | None, list[RentedPool]]:
-    regions: dict[str | None, list[RentedPool]] = {}
-    for pool in found:
-        for region in sorted({region_of(zone) or "" for zone in pool.zones} or {""}):
-            regions.setdefault(region or None, []).append(pool)
-    return regions
+def not_offered(pool: RentedPool, offers: Collection[tuple[str, str]]) -> str | None:
+    """Why there are none of it at all; None where there may be some."""
+    if any(kind == pool.instance_type and (not pool.zones or zone in pool.zones) for kind, zone in offers):
+        return None
+    return f"AWS has no {pool.instance_type} in {' or '.join(pool.zones) or 'that region'}"
+
+
+def _regions(pool: RentedPool) -> set[str | None]:
+    """None: the default one."""
+    return {region_of(zone) for zone in pool.zones} or {None}

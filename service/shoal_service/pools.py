@@ -103,6 +103,7 @@ def seen(row: PoolRow) -> PoolSeen:
         starting=row.about["starting"],
         problem=row.about["problem"],
         said=row.about["said"],
+        offered=row.not_offered is None,
     )
 
 
@@ -205,7 +206,7 @@ def resource(row: PoolRow) -> Pool:
         "leaving": list(kept.leaving),
         "starting": row.about["starting"],
         "target": kept.target,
-        "problem": row.about["problem"] or row.about["said"],
+        "problem": row.not_offered or row.about["problem"] or row.about["said"],
         "asked_again_at": jobs.rfc3339(kept.not_before_s) if paused else None,
         **price_resource(row),
         "counts": {

@@ -1,5 +1,6 @@
-"""What spot instances of AWS cost now, by its own account. The only file of the control plane that asks a cloud; boto3
-finds credentials and addresses as ever. Needs the permission ec2:DescribeSpotPriceHistory, and no other."""
+"""What spot instances of AWS cost now, and where it has which types, by its own account. The only file of the control
+plane that asks a cloud; boto3 finds credentials and addresses as ever. Needs the permissions
+ec2:DescribeSpotPriceHistory and ec2:DescribeInstanceTypeOfferings, and no others."""
 
 from __future__ import annotations
 
@@ -24,6 +25,20 @@ def region_of(zone: str) -> str | None:
     """That of us-east-1a is us-east-1; None: it is no zone of AWS."""
     found = _ZONE.fullmatch(zone)
     return None if found is None else found[1]
+
+
+def offered_in(instance_types: Collection[str], region: str | None) -> frozenset[tuple[str, str]]:
+    """Which of these types there are in which zones of a region, in principle. Raises PricesUnknown."""
+    kinds = [{"Name": "instance-type", "Values": sorted(instance_types)}]
+    try:
+        client = boto3.session.Session().client("ec2", region_name=region, config=_WAIT)
+        pages = client.get_paginator("describe_instance_type_offerings").paginate(
+            LocationType="availability-zone", Filters=kinds
+        )
+        found = [each for page in pages for each in page["InstanceTypeOfferings"]]
+    except (BotoCoreError, ClientError, ValueError) as error:
+        raise PricesUnknown(f"what is offered in {region or 'the default region'}: {error}") from error
+    return frozenset((each["InstanceType"], each["Location"]) for each in found)
 
 
 def spot_prices(instance_types: Collection[str], region: str | None) -> Mapping[tuple[str, str], float]:

@@ -54,7 +54,7 @@ async def choose(
 def _wish(job: JobSpec, cluster: ClusterRow, rows: Sequence[PoolRow], time_limit_s: float) -> FleetWish:
     """With all that a pool may have: whether it gives that is seen when it is asked."""
     stocks = [
-        Stock(pool=known, available=known.most, price_per_hour=pools.price(row))
+        Stock(pool=known, available=known.most if row.not_offered is None else 0, price_per_hour=pools.price(row))
         for row, known in ((row, pools.pool(row)) for row in rows)
     ]
     assert job.limits.max_price_per_hour is not None  # or it might not rent

@@ -116,6 +116,15 @@ def test_what_the_cloud_says_ends_the_waiting_at_once_and_what_it_has_given_is_w
     assert "has not joined" in cloud.told[-1].reason and cloud.told[-1].pool == "b"
 
 
+def test_a_pool_that_its_cloud_does_not_offer_has_what_it_has() -> None:
+    cloud = Cloud([seen("a")], {"a": 4})
+    cloud.look({"a": 1})
+    cloud.look({"a": 1}, {"a-0"})
+    cloud.pools["a"] = dataclasses.replace(cloud.pools["a"], offered=False)
+    assert available(cloud.pools["a"], cloud.memories["a"], cloud.now_s) == 1
+    assert cloud.look({"a": 3}, {"a-0"}) == [] and cloud.nodes("a") == {"a-0"}
+
+
 def test_nodes_that_no_plan_uses_go_and_those_of_a_plan_never_do() -> None:
     cloud = Cloud([seen("a", least=1)], {"a": 4})
     assert cloud.look({"a": 3}) == ["pool_asked 3 a"]

@@ -18,8 +18,8 @@ from waiting import eventually
 from shoal.cli import run
 from shoal_planner.cluster import snapshot_to_mapping
 from shoal_planner.rented_pools import parse_pools
-from shoal_service.pool_prices import price_of
-from shoal_service.prices_ec2 import PricesUnknown, region_of, spot_prices
+from shoal_service.pool_prices import not_offered, price_of
+from shoal_service.prices_ec2 import PricesUnknown, offered_in, region_of, spot_prices
 
 NODE = {"device": "A100-40G", "devices": 8, "spot": True, "price_per_hour": 11.6}
 POOLS: list[dict[str, Any]] = [
@@ -97,6 +97,18 @@ def test_pools_are_told_everywhere_they_matter(api: httpx.Client, connector: Con
     assert [pool["name"] for pool in ok(api.get("/v1/pools"))["items"]] == ["od"]
 
 
+def test_whether_a_job_rents_may_change_while_it_waits_or_runs(api: httpx.Client, connector: Connector) -> None:
+    ok(connector.renew())
+    job = ok(api.post("/v1/jobs", json=job_mapping()))
+    assert job["spec"]["limits"]["rent"] is False
+    path = f"/v1/jobs/{job['id']}/limits"
+    refused = api.post(path, json={"rent": True})
+    assert (refused.status_code, refused.json()["param"]) == (422, "limits.rent")
+    assert "needs max_price_per_hour" in refused.json()["detail"]
+    assert ok(api.post(path, json={"rent": True, "max_price_per_hour": 5}))["spec"]["limits"]["rent"] is True
+    assert ok(api.post(path, json={"rent": False}))["spec"]["limits"]["rent"] is False
+
+
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with pytest.MonkeyPatch.context() as patch:
@@ -112,6 +124,7 @@ def test_prices_are_those_of_the_cloud_and_age(
 ) -> None:
     found = spot_prices(["p4d.24xlarge"], "us-east-1")
     assert {kind for kind, _ in found} == {"p4d.24xlarge"} and len(found) >= 2
+    assert offered_in(["p4d.24xlarge"], "us-east-1") == frozenset(found)
     with control_plane(tmp_path / "plane", cloud_prices="aws") as plane:
         check_prices(plane, found["p4d.24xlarge", "us-east-1b"])
         for name, value in plane.environment().items():
@@ -137,7 +150,8 @@ def check_prices(plane: ControlPlane, usd: float) -> None:
 
         eventually(told)
         assert pools()["spot-a100"]["price_per_hour"] == usd
-        assert pools()["od"]["source"] == "pools file", "only spot prices are asked for"
+        assert pools()["od"]["source"] == "pools file", "it has no type that AWS would know"
+        assert pools()["spot-a100"]["problem"] is None
         eventually(lambda: ok(http.get("/v1/pool-events"))["items"])
 
 
@@ -151,6 +165,8 @@ def test_the_dearest_zone_counts_and_a_cloud_that_does_not_answer_is_no_price(mo
     }
     assert price_of(pool, found) == 10.0
     assert price_of(pool, {}) is None
+    assert not_offered(pool, found) is None
+    assert not_offered(pool, {("p4d.24xlarge", "us-east-1c")}) == "AWS has no p4d.24xlarge in us-east-1a or us-east-1b"
     assert (region_of("us-east-1b"), region_of("us-gov-west-1a"), region_of("europe-west4-a")) == (
         "us-east-1",
         "us-gov-west-1",
@@ -162,4 +178,6 @@ def test_the_dearest_zone_counts_and_a_cloud_that_does_not_answer_is_no_price(mo
     began_s = time.monotonic()
     with pytest.raises(PricesUnknown, match="spot prices of us-east-1"):
         spot_prices(["p4d.24xlarge"], "us-east-1")
+    with pytest.raises(PricesUnknown, match="what is offered in us-east-1"):
+        offered_in(["p4d.24xlarge"], "us-east-1")
     assert time.monotonic() - began_s < 60

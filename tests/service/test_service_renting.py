@@ -16,6 +16,7 @@ from control_plane import ControlPlane, Story, control_plane, ok
 from fake_kubernetes import CLUSTER, FakeKubernetes, account, serving
 from waiting import eventually
 
+from shoal.cli import run
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_to_mapping
 from shoal_planner.job import parse_job
 from shoal_planner.rented_pools import parse_pools
@@ -144,7 +145,12 @@ def pools(http: httpx.Client) -> dict[str, dict[str, Any]]:
 
 
 def test_a_short_pool_is_left_for_another_kind_and_what_no_plan_uses_is_given_back(
-    http: httpx.Client, cluster: Cluster, kubernetes: FakeKubernetes
+    plane: ControlPlane,
+    http: httpx.Client,
+    cluster: Cluster,
+    kubernetes: FakeKubernetes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     kubernetes.capacity["spot-b"] = 1
     eventually(lambda: pools(http))
@@ -176,6 +182,11 @@ def test_a_short_pool_is_left_for_another_kind_and_what_no_plan_uses_is_given_ba
     assert kubernetes.replicas() == {"spot-a": 0, "spot-b": 0}
     released = [each for each in events(http) if each["kind"] == "node_released"][-1]
     assert released["nodes"] == [node] and "no plan has used it" in released["reason"]
+    for name, value in plane.environment().items():
+        monkeypatch.setenv(name, value)
+    assert run(["events", job, "-f"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "asked for 2 x spot-b in z2" in lines[0] and "succeeded: done" in lines[-1]
     for patch in kubernetes.patches:
         assert patch[0]["op"] == "test", "a group that has moved within the RayCluster is not mistaken for another"
 

@@ -66,3 +66,12 @@ def test_machines_of_one_name_do_not_hide_the_cluster() -> None:
     assert [(each.node.id, each.incarnation) for each in found] == [("a100-3", "a"), ("a100-4", "c")]
     assert found == distinct(seen[::-1]), "always the same one"
     assert ClusterSnapshot(nodes=tuple(each.node for each in found)).num_devices == 16
+
+
+def test_zone_and_market_are_rays_own_where_ours_are_absent() -> None:
+    ray = {"ray.io/availability-zone": "us-east-1b", "ray.io/market-type": "spot", "shoal.io/device": "T4"}
+    node = node_of({"NodeID": "f" * 56}, ray)
+    assert (node.zone, node.spot) == ("us-east-1b", True)
+    node = node_of({"NodeID": "f" * 56}, {**ray, "shoal.io/zone": "rack-7", "shoal.io/spot": "false"})
+    assert (node.zone, node.spot) == ("rack-7", False)
+    assert not node_of({"NodeID": "f" * 56}, {"shoal.io/device": "T4", "ray.io/market-type": "on-demand"}).spot

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from pydantic import ValidationError
+
 from shoal_planner.documents import read_document
 from shoal_planner.errors import InvalidField
 from shoal_planner.rented_pools import parse_pools
@@ -19,7 +21,7 @@ from shoal_workers.settings import ProvisionerSettings, WorkerSettings
 def pools_given(settings: ProvisionerSettings | None = None) -> dict[str, Any] | None:
     """By whom, and the entries of the POOLS file, as plain values; None where nobody gets nodes. Raises OSError,
     MalformedDocument and InvalidField."""
-    settings = settings or ProvisionerSettings()
+    settings = settings or _settings()
     if settings.provisioner == "none":
         return None
     if settings.provisioner_pools is None:
@@ -33,6 +35,15 @@ def pools_given(settings: ProvisionerSettings | None = None) -> dict[str, Any] |
     except InvalidField as error:
         raise InvalidField(f"{path}: {error.field}", error.value, error.problem) from error
     return {"by": settings.provisioner, "raycluster": settings.provisioner_raycluster, "pools": entries}
+
+
+def _settings() -> ProvisionerSettings:
+    try:
+        return ProvisionerSettings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, problem = f"SHOAL_{first['loc'][0]}".upper(), first["msg"]
+        raise InvalidField(name, first["input"], problem[:1].lower() + problem[1:]) from error
 
 
 def provisioner_of(

@@ -22,6 +22,7 @@ def upgrade() -> None:
         sa.Column("price_per_hour", sa.Float(), nullable=True),
         sa.Column("price_source", sa.String(40), nullable=True),
         sa.Column("price_at_s", sa.Float(), nullable=True),
+        sa.Column("not_offered", sa.Text(), nullable=True),
         sa.Column("num_asked", sa.Integer(), nullable=False),
         sa.Column("num_came", sa.Integer(), nullable=False),
         sa.Column("num_short", sa.Integer(), nullable=False),
