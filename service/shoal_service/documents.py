@@ -81,10 +81,19 @@ def changes_of(*documents: _Schema) -> _Schema:
 
 
 def _patch(made: _Schema) -> _Schema:
+    if "anyOf" in made and "properties" not in made:
+        return {**_without_default(made), "anyOf": [_patch(option) for option in made["anyOf"]]}
+    if "properties" not in made and isinstance(made.get("additionalProperties"), dict):  # names of the user's own
+        return {"type": "object", "additionalProperties": _or_null(_patch(made["additionalProperties"]))}
     if "properties" not in made:
-        return {key: each for key, each in made.items() if key != "default"}
+        return _without_default(made)
     properties = {name: _or_null(_patch(each)) for name, each in made["properties"].items()}
     return {"type": "object", "properties": properties, "additionalProperties": {"type": "null"}}
+
+
+def _without_default(made: _Schema) -> _Schema:
+    """What is left out of a patch stays as it was."""
+    return {key: each for key, each in made.items() if key != "default"}
 
 
 def _or_null(made: _Schema) -> _Schema:

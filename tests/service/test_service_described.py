@@ -188,3 +188,21 @@ def test_schemas_of_documents_are_open_to_editors(http: httpx.Client) -> None:
     refused = httpx.get(f"{http.base_url}/v1/schemas/jobs")
     assert (refused.status_code, refused.json()["code"]) == (404, "schema_not_found")
     assert "must be one of job, cluster, market, plan" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "changes, is_one",
+    [
+        ({"labels": {"team": None}}, True),
+        ({"labels": {"team": 1}}, False),
+        ({"train": {"lora": {"alpha": 4}}}, True),
+        ({"train": {"lora": None, "steps": None}}, True),
+        ({"train": {"steps": "7"}}, False),
+        ({"nothing": None}, True),
+        ({"nothing": 1}, False),
+        ({"workers": {"max": 3}}, True),
+    ],
+)
+def test_changes_of_a_job_are_a_merge_patch(document: dict[str, Any], changes: dict[str, Any], is_one: bool) -> None:
+    judge = Draft202012Validator({"$ref": "#/components/schemas/JobChanges", "components": document["components"]})
+    assert judge.is_valid(changes) is is_one
