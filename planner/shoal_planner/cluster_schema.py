@@ -11,6 +11,7 @@ from shoal_planner.cluster import (
     ENTRY_RANGES,
     INCAST_RANGES,
     LINK_ENTRY_RANGES,
+    MAX_NODES,
     DeviceEntry,
     NodeEntry,
 )
@@ -18,6 +19,7 @@ from shoal_planner.cluster_words import DEVICES, DOCUMENT, LINKS, NODES
 from shoal_planner.datasheets import DATASHEETS
 from shoal_planner.market import AVAILABLE, OFFERED_PRICE
 from shoal_planner.ranges import Range
+from shoal_planner.rented_pools import POOL_NAME
 from shoal_planner.value_schema import DIALECT, Shaper
 
 # With a number behind it, it is the id of a node.
@@ -33,13 +35,42 @@ def cluster_schema() -> dict[str, Any]:
 
 def market_schema() -> dict[str, Any]:
     """Of a MARKET, as plain JSON values."""
+    return _document(
+        "Shoal market", "Which nodes can be rented, how many of each and at what price.", "offers", _offer()
+    )
+
+
+def _offer() -> dict[str, Any]:
     offer = _node()
     del offer["properties"]["count"]
     price = _number(OFFERED_PRICE) | {"description": DOCUMENT["offered_price"]}
     available = _number(AVAILABLE) | {"type": "integer", "description": DOCUMENT["available"]}
     offer["properties"] |= {"price_per_hour": price, "available": available}
     offer["required"] += ["price_per_hour", "available"]
-    return _document("Shoal market", "Which nodes can be rented, how many of each and at what price.", "offers", offer)
+    return offer
+
+
+def pool_schema() -> dict[str, Any]:
+    """Of an entry of a POOLS file (`rented_pools`), whose node is that of an offer."""
+    node = _offer()
+    for name in ("name", "available"):
+        del node["properties"][name]
+        node["required"].remove(name)
+    count = {"type": "integer", "minimum": 0, "maximum": MAX_NODES}
+    return {
+        "title": "Shoal pool",
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "pattern": f"^{POOL_NAME.pattern}$"},
+            "node": node,
+            "min": {**count, "default": 0},
+            "max": {**count, "minimum": 1},
+            "instance_type": {"type": ["string", "null"]},
+            "zones": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["name", "node", "max"],
+        "additionalProperties": False,
+    }
 
 
 def _document(title: str, description: str, name: str, shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from shoal_planner.ranges import check_range
 from shoal_planner.strict import read
 
 # What names a group of Kubernetes, a type of nodes of Ray's, and a resource of both.
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+POOL_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 MAX_POOLS = 64
 
 
@@ -48,7 +48,7 @@ class _Entry:
     zones: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not POOL_NAME.fullmatch(self.name):
             problem = "must be 1 to 40 lower-case letters, digits or '-', with a letter or digit at both ends"
             raise InvalidField("name", self.name, problem)
         check_range("max", self.max, 1, MAX_NODES)

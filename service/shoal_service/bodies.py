@@ -52,7 +52,7 @@ class PlanRequest(Body):
 class PoolReport(Body):
     """What a connector sees of a pool that nodes can be had of."""
 
-    pool: dict[str, Any] = Field(description="Its entry in the POOLS file.")
+    pool: Annotated[dict[str, Any], document("PoolDocument")] = Field(description="Its entry in the POOLS file.")
     nodes: list[Annotated[str, Field(max_length=80)]] = Field(description="The ids of its nodes that have joined.")
     starting: _Count = Field(default=0, description="How many the cloud has given that have not joined yet.")
     problem: str | None = Field(default=None, max_length=2000, description="Why it gives no more.")

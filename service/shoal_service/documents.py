@@ -19,7 +19,7 @@ from shoal_planner.cluster import (
     Link,
     Node,
 )
-from shoal_planner.cluster_schema import cluster_schema, market_schema
+from shoal_planner.cluster_schema import cluster_schema, market_schema, pool_schema
 from shoal_planner.job_schema import job_schema, kept_schema, script_schema, trained_schema
 from shoal_planner.plan_schema import plan_answer_schema, plan_schema
 from shoal_planner.profile import KindLink, LinkFigure, Profile, UpdateRate
@@ -61,6 +61,7 @@ def components() -> Mapping[str, _Schema]:
         **{name: {key: each for key, each in made.items() if key != "$schema"} for name, made in written.items()},
         "ClusterSnapshot": Shaper(ranges=_RANGES, shapes=_IDS).of(ClusterSnapshot),
         "SnapshotBesideNodes": _beside_nodes(),
+        "PoolDocument": pool_schema(),
         "Profile": Shaper().of(Profile),
         "NodeOfCluster": _node(),
         "JournalEntry": _journal("What a supervisor writes down.", {}),
