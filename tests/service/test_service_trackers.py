@@ -161,11 +161,11 @@ def test_a_killed_control_plane_leaves_no_step_out_and_none_double(
 ) -> None:
     """Killed again and again while it writes, now and then between a write and its note."""
     monkeypatch.setenv("SHOAL_TRACKER_LEASE_S", "1")
-    job = {"track": tracked(tmp_path), "train": {"steps": 1200}}
+    job = {"track": tracked(tmp_path), "train": {"steps": 440}}
     told = story(job_mapping(**job), started_at_s=time.time()).entries
     (port,) = free_ports(1)
     job_id, sent, reached = "", 0, 0
-    for end in (60, 500, 900, len(told)):
+    for end in (60, 200, 330, len(told)):
         plane = start_control_plane(tmp_path / "data", port)
         with httpx.Client(base_url=plane.url, headers=plane.headers, timeout=30) as http:
             connector = Connector(http=http)
