@@ -8,10 +8,6 @@ from typing import Annotated
 
 import typer
 
-from shoal_planner.cluster_schema import cluster_schema, market_schema
-from shoal_planner.job_schema import job_schema
-from shoal_planner.plan_schema import plan_schema
-
 app = typer.Typer()
 
 
@@ -22,15 +18,17 @@ class Document(StrEnum):
     PLAN = "plan"
 
 
-_SCHEMAS = {
-    Document.JOB: job_schema,
-    Document.CLUSTER: cluster_schema,
-    Document.MARKET: market_schema,
-    Document.PLAN: plan_schema,
-}
-
-
 @app.command()
 def schema(what: Annotated[Document, typer.Argument(metavar="WHAT", help="job, cluster, market or plan")]) -> None:
     """Print the JSON Schema of a document, for editors."""
-    print(json.dumps(_SCHEMAS[what](), indent=2))
+    from shoal_planner.cluster_schema import cluster_schema, market_schema
+    from shoal_planner.job_schema import job_schema
+    from shoal_planner.plan_schema import plan_schema  # which takes a moment to load
+
+    schemas = {
+        Document.JOB: job_schema,
+        Document.CLUSTER: cluster_schema,
+        Document.MARKET: market_schema,
+        Document.PLAN: plan_schema,
+    }
+    print(json.dumps(schemas[what](), indent=2))

@@ -213,7 +213,8 @@ def test_the_object_store_policy_allows_what_is_called_and_nothing_else() -> Non
 
 
 def test_the_control_plane_may_ask_for_prices_and_nothing_else() -> None:
-    assert allowed("aws-control-plane.json") == {"ec2:DescribeSpotPriceHistory"} | our_calls("ec2")
+    prices = {"ec2:DescribeSpotPriceHistory", "ec2:DescribeInstanceTypeOfferings"}
+    assert allowed("aws-control-plane.json") == prices | our_calls("ec2")
 
 
 def test_the_roles_are_the_ones_that_nodes_are_given() -> None:

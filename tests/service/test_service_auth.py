@@ -138,7 +138,8 @@ def test_pages_are_complete_without_scripts(
         "What changed from epoch 2",
         "steps that count",
         "peer <b>12.9 MB, 1 GB/s</b>",
-        "1.2 MB of step 20 from the agent of spot-0 (000001-2) were not used",
+        "agent of spot-0: 000001-2, step 20",
+        "not used: what came is not what was sealed. Instead: agent of big-0",
         "0123456789ab to ba9876543210",
         "epoch 2",
     ):
