@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +172,19 @@ def test_what_ours_could_not_do_for_theirs_is_the_nodes(users: ModuleType) -> No
     found = ending(users, asks_a_peer)
     assert found is not None and (found.fatal, found.local) == (False, True)
     assert "Bad file descriptor" in found.problem
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "GeneratorExit('x')", "TimeoutError('x')", "SystemExit(3)"])
+def test_whatever_is_raised_while_modules_are_built_is_told(tmp_path: Path, raised: str) -> None:
+    """Not as a traceback of ours."""
+    (tmp_path / "leaves_early.py").write_text(f"def build():\n    raise {raised}\n")
+    module = {"entrypoint": "leaves_early:build"}
+    order = {"module": module, "seed": 0, "seq_len": 8, "precision": "fp32", "paths": [str(tmp_path)]}
+    command = [sys.executable, "-m", "shoal_workers.own_looking"]
+    done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"leaves_early.py, line 2, in build: raise {raised}" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_errors_of_ours_are_ours() -> None:
