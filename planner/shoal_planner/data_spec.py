@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import unquote
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.uris import parts_of
@@ -99,9 +100,8 @@ class DataSpec:
             raise InvalidField("uri", self.uri, "cannot stand beside a mix: make it one of its sources")
         if self.mix and self.eval_uri is None:
             self._check_unused("of no use beside a mix without eval_uri: each source says its own")
-        if self.tokenizer != BYTES and not self.tokenizer.startswith("/"):
-            problem = "must be 'bytes', or the absolute path of a tokenizers JSON file or of a Hugging Face folder"
-            raise InvalidField("tokenizer", self.tokenizer, problem)
+        if self.tokenizer != BYTES:
+            object.__setattr__(self, "tokenizer", _as_path("tokenizer", self.tokenizer))
         if self.end_token is not None and self.tokenizer == BYTES:
             raise InvalidField("end_token", self.end_token, "needs a tokenizer: bytes end a document with 0")
         if self.uri is not None:
@@ -142,6 +142,20 @@ class DataSpec:
         """Whether any of its tokens are bytes."""
         held_out = () if self.eval_source is None else (self.eval_source,)
         return self.tokenizer == BYTES and not all(source.holds_ids for source in (*self.sources, *held_out))
+
+
+def _as_path(field: str, given: str) -> str:
+    """Of a place on a node, which may be said as a URI, too. Raises InvalidField."""
+    path = given
+    if given.startswith("file://"):
+        parts = parts_of(field, given)
+        path = unquote(parts.path) if parts.netloc in ("", "localhost") else ""
+    if not path.startswith("/"):
+        problem = (
+            "must be 'bytes', or the absolute path (or file:///path) of a tokenizers JSON file or Hugging Face folder"
+        )
+        raise InvalidField(field, given, problem)
+    return path
 
 
 def _as_source(data: DataSpec, uri: str) -> SourceSpec:

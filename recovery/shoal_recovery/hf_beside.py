@@ -3,14 +3,15 @@
     JOB/folder/config.json              ids of special tokens and how long contexts may be, nothing else
     JOB/folder/generation_config.json   and files of the tokenizer, as they came
 
-Owns which files these are, and what stands in that config: what the folder that training began with says, or else what
-the job's tokenizer does. Does not own what the shape of a model is called there (`hf_layout`).
+Owns which files these are, and what stands in that config: what the folder that training began with says, but of ids
+what the job's tokenizer does, if it names one. Does not own what the shape of a model is called there (`hf_layout`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,13 @@ from shoal_recovery.store import Store, open_store
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+_SPECIAL_TOKENS = "special_tokens_map.json"
+TEMPLATES = "additional_chat_templates"  # folder of those that are not the usual one, by name
+_TEMPLATE = re.compile(rf"{TEMPLATES}/[A-Za-z0-9_-][A-Za-z0-9._=-]*\.jinja")  # which names of objects may be
 _TOKENIZER_FILES = (
     TOKENIZER,
     _TOKENIZER_CONFIG,
-    "special_tokens_map.json",
+    _SPECIAL_TOKENS,
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
@@ -40,7 +44,8 @@ _TOKENIZER_FILES = (
 )
 _FOLDER = "folder"
 _POSITIONS = "max_position_embeddings"
-_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_END = "eos_token_id"
+_IDS = ("bos_token_id", _END, "pad_token_id")
 # What their classes take where a config does not say: ids in that order, and positions.
 _LLAMA: tuple[tuple[int | None, ...], int] = ((1, 2, None), 2048)
 _QWEN: tuple[tuple[int | None, ...], int] = ((None, None, None), 32768)
@@ -55,22 +60,27 @@ Files = Mapping[str, bytes]
 
 
 def files_beside(job: JobSpec, end: int | None) -> Files:
-    """What to keep of a job, whose tokenizer ends documents with `end`. Raises StoreError, InvalidField and OSError
-    where folder or tokenizer cannot be read."""
+    """What to keep of a job, whose tokenizer ends documents with `end`. A tokenizer that the job names takes the place
+    of the one that came with its first weights. Raises StoreError, InvalidField and OSError where folder or tokenizer
+    cannot be read."""
     came = {} if job.train.init_from is None else beside(job.train.init_from)
     files = {name: data for name, data in came.items() if name != CONFIG}
-    if TOKENIZER not in files and "tokenizer.model" not in files:
-        files |= _tokenizer_files(job, end)
+    own = _tokenizer_files(job, end, came)
+    if own:
+        files = {name: data for name, data in files.items() if not _is_of_tokenizer(name)} | own
+    ids = _ids(own, end, came)
     if CONFIG in came:
         theirs = _parsed(CONFIG, came[CONFIG])
-        said = {name: theirs[name] for name in _IDS}
+        said = {name: theirs[name] for name in _IDS} | ids
         reach = _reach(theirs, job)
+        if ids and GENERATION in files:
+            files[GENERATION] = _said(_parsed(GENERATION, files[GENERATION]), ids)
     else:
-        said = {name: _id_of(files, name) for name in _IDS} | {"eos_token_id": end}
+        said = dict.fromkeys(_IDS) | ids | {_END: end}
         reach = max(job.train.seq_len, stretched(job.model.rope_scaling))
     if job.model.learned_positions is None and job.model.module is None:
         said[_POSITIONS] = reach
-    return files | {CONFIG: (json.dumps(said, indent=2) + "\n").encode("ascii")}
+    return files | {CONFIG: _as_json(said)}
 
 
 def keep_beside(store: Store, job_id: str, files: Files) -> None:
@@ -112,9 +122,9 @@ def ends_of(files: Files) -> tuple[int, ...] | None:
     said = said_beside(files)
     if GENERATION in files:
         said |= _parsed(GENERATION, files[GENERATION])
-    if "eos_token_id" not in said:
+    if _END not in said:
         return None
-    found = said["eos_token_id"]
+    found = said[_END]
     if found is None:
         return ()
     return tuple(found) if isinstance(found, list) else (int(found),)
@@ -139,7 +149,8 @@ def beside(uri: str) -> Files:
     theirs = _parsed(CONFIG, config)
     ids, positions = _USUAL.get(theirs.get("model_type", ""), _LLAMA)
     whole = {**dict(zip(_IDS, ids, strict=True)), _POSITIONS: positions, **theirs}
-    found = {name: _read(store, name) for name in (GENERATION, *_TOKENIZER_FILES)}
+    templates = [name for name in store.list(f"{TEMPLATES}/") if _TEMPLATE.fullmatch(name)]
+    found = {name: _read(store, name) for name in (GENERATION, *_TOKENIZER_FILES, *templates)}
     return {name: data for name, data in found.items() if data is not None} | {CONFIG: json.dumps(whole).encode()}
 
 
@@ -152,32 +163,78 @@ def _read(store: Store, name: str) -> bytes | None:
         return None
 
 
-def _tokenizer_files(job: JobSpec, end: int | None) -> dict[str, bytes]:
-    """Of the tokenizer that the job names; one that is a file by itself gets the config that their loaders want."""
+def _is_of_tokenizer(name: str) -> bool:
+    return name in _TOKENIZER_FILES or _TEMPLATE.fullmatch(name) is not None
+
+
+def _tokenizer_files(job: JobSpec, end: int | None, came: Files) -> dict[str, bytes]:
+    """Of the tokenizer that the job names; one that is a file by itself gets the config that their loaders want, unless
+    what came has the same file with one."""
     if job.data.tokenizer == BYTES:
         return {}
     place = Path(job.data.tokenizer)
     if place.is_dir():
-        return {name: (place / name).read_bytes() for name in _TOKENIZER_FILES if (place / name).is_file()}
-    text = place.read_bytes()
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if (token := _added(text).get(end)) is not None:
-        config["eos_token"] = token
-    return {TOKENIZER: text, _TOKENIZER_CONFIG: (json.dumps(config, indent=2) + "\n").encode("ascii")}
+        names = [path.relative_to(place).as_posix() for path in (*place.iterdir(), *place.glob(f"{TEMPLATES}/*"))]
+        files = {
+            name: (place / name).read_bytes()
+            for name in sorted(names)
+            if _is_of_tokenizer(name) and (place / name).is_file()
+        }
+    else:
+        files = {TOKENIZER: place.read_bytes()}
+        if came.get(TOKENIZER) == files[TOKENIZER] and _id_of(came, _END) == end:
+            return {}
+    if _id_of(files, _END) is None and (token := job.data.end_token or _tokens(files[TOKENIZER]).get(end)) is not None:
+        config = _parsed(_TOKENIZER_CONFIG, files.get(_TOKENIZER_CONFIG, b"{}"))
+        usual = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        files[_TOKENIZER_CONFIG] = _as_json(usual | config | {"eos_token": token})
+    return files
+
+
+def _ids(own: Files, end: int | None, came: Files) -> dict[str, int | None]:
+    """What the job's own tokenizer has configs say. Of the vocabulary that came only what it names itself; and there a
+    model may have several ends, which stay where documents end with one of them."""
+    if not own:
+        return {}
+    found = {name: _id_of(own, name) for name in _IDS} | {_END: end}
+    if own.get(TOKENIZER) != came.get(TOKENIZER):
+        return found
+    is_known = end in (ends_of(came) or ())
+    return {name: number for name, number in found.items() if number is not None and not (is_known and name == _END)}
 
 
 def _id_of(files: Files, name: str) -> int | None:
     """Of the special token that a tokenizer's config names so."""
-    if TOKENIZER not in files or _TOKENIZER_CONFIG not in files:
+    if TOKENIZER not in files:
         return None
-    token = _parsed(_TOKENIZER_CONFIG, files[_TOKENIZER_CONFIG]).get(name.removesuffix("_id"))
+    config = _parsed(_TOKENIZER_CONFIG, files.get(_TOKENIZER_CONFIG, b"{}"))
+    if "added_tokens_decoder" not in config:  # with it, what the other file says is of an older day
+        config |= _parsed(_SPECIAL_TOKENS, files.get(_SPECIAL_TOKENS, b"{}"))
+    token = config.get(name.removesuffix("_id"))
     text = token.get("content") if isinstance(token, Mapping) else token
-    return next((number for number, added in _added(files[TOKENIZER]).items() if added == text), None)
+    if not isinstance(text, str):
+        return None
+    return next((number for number, one in _tokens(files[TOKENIZER]).items() if one == text), _number(files, text))
 
 
-def _added(tokenizer: bytes) -> dict[int | None, str]:
-    """The tokens of a tokenizers JSON file that are no text, by id."""
+def _number(files: Files, token: str) -> int | None:
+    """Of one that the vocabulary itself has."""
+    known = (_parsed(TOKENIZER, files[TOKENIZER]).get("model") or {}).get("vocab")
+    return known.get(token) if isinstance(known, Mapping) else None
+
+
+def _tokens(tokenizer: bytes) -> dict[int | None, str]:
+    """Those of a tokenizers JSON file that are no text, by id."""
     return {one["id"]: one["content"] for one in _parsed(TOKENIZER, tokenizer).get("added_tokens") or ()}
+
+
+def _said(config: Mapping[str, Any], ids: Mapping[str, int | None]) -> bytes:
+    """A config with these ids instead of its own."""
+    return _as_json({name: value for name, value in {**config, **ids}.items() if name not in ids or value is not None})
+
+
+def _as_json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode("ascii")
 
 
 def _parsed(name: str, text: bytes) -> dict[str, Any]:

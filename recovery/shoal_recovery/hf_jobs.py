@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from shoal_planner.errors import InvalidField
@@ -27,8 +28,10 @@ def with_hf_model(value: object) -> object:
     for name in rest:
         if name not in _FREE:
             raise InvalidField(f"model.{name}", rest[name], f"is what {_FIELD} says: leave it out")
+    if isinstance(uri, str) and uri.startswith("/"):
+        uri = Path(uri).as_uri()
     if not isinstance(uri, str) or not uri.startswith(("file://", "s3://")):
-        raise InvalidField(_FIELD, uri, "must begin with file:// or s3://")
+        raise InvalidField(_FIELD, uri, "must be an absolute path, or begin with file:// or s3://")
     try:
         folder = HfFolder(open_store(uri))
         model = dataclasses.asdict(folder.model)

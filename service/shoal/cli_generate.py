@@ -64,16 +64,17 @@ def generate(
 
 
 def _order(what: str, tokenizer: str | None) -> dict[str, Any]:
-    """Where the weights are, and how text becomes tokens; None: as what is beside them says."""
-    folder = Path(what)
+    """Where the weights are, and how text becomes tokens; None: as what is beside them says. Where earlier versions
+    left nothing there, the job's tokenizer is what is left."""
+    folder, unknown = Path(what), {"jobs_tokenizer": None}
     if "://" in what or folder.is_dir():
-        return {"uri": what if "://" in what else folder.resolve().as_uri(), "tokenizer": tokenizer}
+        return {"uri": what if "://" in what else folder.resolve().as_uri(), "tokenizer": tokenizer} | unknown
     with Client() as client:
         job = client.get(what)
         spec, place = job_with_model(job), place_of(client, job)
     if place is None:
         raise BadUsage(f"{what} has no checkpoint.uri, so nothing of it is stored")
-    return {"uri": f"{place.rstrip('/')}/{what}", "tokenizer": tokenizer or spec.data.tokenizer}
+    return {"uri": f"{place.rstrip('/')}/{what}", "tokenizer": tokenizer, "jobs_tokenizer": spec.data.tokenizer}
 
 
 def _lines(order: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -45,6 +45,7 @@ def export_hf(
     weights = _write(_tensors(stored_weights(store, manifest, model), whole), num_files, file_bytes, folder)
     others = [(folder / name, data) for name, data in sorted(beside.items()) if name != CONFIG]
     for path, data in others:
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
     return (file, *weights, *(path for path, _ in others))
 

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from shoal_planner.data_spec import BYTES
 from shoal_planner.errors import InvalidField
 from shoal_recovery.storage_access import has_access
 from shoal_service.buckets import ANY_BUCKET, PROFILED, Buckets
 
 # What is handed to a user's own code as it is.
 _NOT_PLACES = ("env", "arguments", "pip")
-_PATHS = (("data", "tokenizer"), ("track", "wandb", "dir"))  # plain paths, not URIs
+_PATHS = (("track", "wandb", "dir"),)  # plain paths, not URIs
+_PATHS_TOO = (("data", "tokenizer"), ("model", "hf"))  # either
 _SCHEMES = ("file", "sqlite")
 
 
@@ -87,8 +89,8 @@ def _profiled(job: object) -> frozenset[tuple[str, ...]]:
 
 def _local_path(field: tuple[str, ...], value: str) -> str | None:
     """Where on this machine that is; None if it is no place there."""
-    if field in _PATHS:
-        return None if value == "bytes" else value
+    if field in _PATHS or (field in _PATHS_TOO and (value.startswith("/") or "://" not in value)):
+        return None if value == BYTES and field not in _PATHS else value
     try:
         parts = urlsplit(value)
     except ValueError:  # as of brackets that are no IPv6 address

@@ -114,6 +114,8 @@ def test_a_job_survives_a_round_trip() -> None:
         ("data.uri", "ftp://x", "data.uri = 'ftp://x': must begin with stdlib:"),
         ("data.uri", "s3://x", "data.uri = 's3://x': must name a bucket"),
         ("data.tokenizer", "x.json", "must be 'bytes', or the absolute path"),
+        ("data.tokenizer", "file://elsewhere/x", "must be 'bytes', or the absolute path"),
+        ("data.tokenizer", "s3://bucket/x", "must be 'bytes', or the absolute path"),
         ("train.global_batch", 1.5, "train.global_batch = 1.5: must be a whole number"),
         ("train.lr", "fast", "train.lr = 'fast': must be a number"),
         ("train.lr", float("inf"), "train.lr = inf: must be a finite number"),

@@ -12,6 +12,7 @@ import transformers
 from family_ground import CONFIGS, WINDOWS, save_family
 from safetensors.torch import load_file
 from stored_steps import store_step
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from shoal import cli
 from shoal_planner.job import parse_job
@@ -22,6 +23,7 @@ from shoal_recovery.store import open_store
 from shoal_workers.solo import run_solo
 
 TRAIN = {"global_batch": 4, "seq_len": 16, "steps": 3}
+BEGIN, END = 100, 101
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *WINDOWS])
@@ -50,6 +52,51 @@ def test_what_comes_back_is_what_came_and_goes_on_alike(
     assert _goes_on(tmp_path / "back", prompt) == expected
     for what in (place, str(tmp_path / "back")):
         assert cli.run(["generate", what, "--prompt", "import o", "--tokens", "32", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["tokens"] == expected
+
+
+def _with_tokenizer(folder: Path) -> Path:
+    """One that puts <s> before a text, and what the folder says of ids as it has them."""
+    known = [*map(chr, range(33, 127)), "\u0120", "\u010a"]  # the last two are a space and the end of a line
+    known += [f"<{number}>" for number in range(len(known), BEGIN)] + ["<s>", "</s>"]
+    known += [f"<{number}>" for number in range(len(known), 256)]
+    made = Tokenizer(models.BPE(vocab={text: number for number, text in enumerate(known)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", BEGIN)]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name in ("config.json", "generation_config.json"):
+        said = json.loads((folder / name).read_text()) | {"bos_token_id": BEGIN, "eos_token_id": END}
+        (folder / name).write_text(json.dumps(said))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral, wide heads"])
+def test_a_prompt_begins_as_the_tokenizer_has_texts_begin(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    came = _with_tokenizer(save_family(name, tmp_path / "theirs"))
+    data = {"uri": "stdlib:", "tokenizer": str(came)}
+    document = {"name": "a", "model": {"hf": str(came)}, "train": TRAIN, "data": data}
+    job = parse_job(with_hf_model(document))
+    store_step(job, dict(run_solo(job, 0).weights), "job_1", 1, tmp_path)
+    place = f"{(tmp_path / 'store').as_uri()}/job_1"
+    assert cli.run(["export", place, str(tmp_path / "back")]) == 0
+    for folder in (came, tmp_path / "back"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        prompt = tokenizer("import o")["input_ids"]
+        assert prompt[0] == BEGIN and len(prompt) == 9
+        expected = _goes_on(folder, prompt)
+        assert expected != _goes_on(folder, prompt[1:])
+    # What a template wrote already does not stand there twice.
+    for what, text in ((place, "import o"), (str(came), "<s>import o")):
+        capsys.readouterr()
+        assert cli.run(["generate", what, "--prompt", text, "--tokens", "32", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["tokens"] == expected
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from kept_ground import PROMPT, goes_on, source, words
 from stored_steps import store_step
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shoal import cli
 from shoal_planner.job import JobSpec, parse_job
@@ -20,53 +20,6 @@ from shoal_workers.solo import run_solo
 
 TRAIN = {"global_batch": 4, "seq_len": 16, "steps": 3}
 SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 262}
-CHAT = "{% for message in messages %}{{ message['content'] }}<|over|>{% endfor %}"
-PROMPT = "import o"
-
-
-def _tokenizer(file: Path) -> Path:
-    """Bytes, and the tokens <|begin|> (260) and <|over|> (261)."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    known = {letter: number for number, letter in enumerate(letters)} | {
-        f"<{number}>": number for number in range(256, 260)
-    }
-    made = Tokenizer(models.BPE(vocab=known, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<|begin|>", "<|over|>"])
-    made.save(str(file))
-    return file
-
-
-def _source(folder: Path) -> Path:
-    """A model that says its ends early, with its tokenizer."""
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=262,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=260,
-        eos_token_id=261,
-        pad_token_id=259,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for tensor in model.parameters():
-            tensor.mul_(4 if tensor.ndim > 1 else 1)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin|>", "eos_token": "<|over|>"}
-    folder.mkdir()
-    text = _tokenizer(folder / "tokenizer.json").read_text()
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "chat_template.jinja").write_text(CHAT)
-    prompt = torch.tensor([Tokenizer.from_str(text).encode(PROMPT).ids])
-    free = model.generate(prompt, max_new_tokens=32, do_sample=False, eos_token_id=[-1], pad_token_id=0)
-    model.generation_config.eos_token_id = [261, int(free[0, prompt.shape[1] + 5])]
-    model.save_pretrained(folder)
-    return folder
 
 
 def _stored(document: dict[str, Any], job_id: str, place: Path) -> JobSpec:
@@ -75,23 +28,15 @@ def _stored(document: dict[str, Any], job_id: str, place: Path) -> JobSpec:
     return job
 
 
-def _goes_on(folder: Path) -> list[int]:
-    """By what the folder says alone."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    prompt = transformers.AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt", add_special_tokens=False)
-    found = model.generate(prompt["input_ids"], max_new_tokens=32, do_sample=False)
-    return [int(token) for token in found[0, prompt["input_ids"].shape[1] :]]
-
-
 def test_an_export_says_what_the_imported_folder_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    came = _source(tmp_path / "theirs")
+    came = source(tmp_path / "theirs")
     data = {"uri": "stdlib:"}
     _stored({"name": "a", "model": {"hf": came.as_uri()}, "train": TRAIN, "data": data}, "job_1", tmp_path)
     store = (tmp_path / "store").as_uri()
     began = {"init_from": f"{store}/job_1", "init_step": 1}
     shape = SHAPE | {"kv_heads": 2, "tie_embeddings": False, "norm_eps": 1e-6}
     _stored({"name": "b", "model": shape, "train": TRAIN | began, "data": data}, "job_2", tmp_path)
-    expected = _goes_on(came)
+    expected = goes_on(came)
     assert len(expected) < 10, "it ends at one of its own ends"
     whole = {path.name: path.read_bytes() for path in came.iterdir()}
     said = transformers.AutoConfig.from_pretrained(came)
@@ -107,7 +52,7 @@ def test_an_export_says_what_the_imported_folder_said(tmp_path: Path, capsys: py
             assert (out / name).read_bytes() == whole[name], name
         chat = transformers.AutoTokenizer.from_pretrained(out).apply_chat_template([{"content": "hi"}], tokenize=False)
         assert chat == "hi<|over|>"
-        assert _goes_on(out) == expected
+        assert goes_on(out) == expected
         for what in (f"{store}/{job_id}", str(out)):
             capsys.readouterr()
             assert cli.run(["generate", what, "--prompt", PROMPT, "--tokens", "32", "--json"]) == 0
@@ -117,7 +62,7 @@ def test_an_export_says_what_the_imported_folder_said(tmp_path: Path, capsys: py
 def test_an_export_of_what_began_from_nothing_says_what_the_jobs_tokenizer_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = _tokenizer(tmp_path / "words.json")
+    file = words(tmp_path / "words.json")
     data = {"uri": "stdlib:", "tokenizer": str(file), "end_token": "<|over|>"}
     _stored({"name": "a", "model": SHAPE, "train": TRAIN, "data": data}, "job_1", tmp_path)
     file.unlink()
@@ -132,7 +77,7 @@ def test_an_export_of_what_began_from_nothing_says_what_the_jobs_tokenizer_does(
     capsys.readouterr()
     assert cli.run(["generate", place, "--prompt", PROMPT, "--tokens", "32", "--json"]) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out)["tokens"] == _goes_on(out)
+    assert json.loads(said.out)["tokens"] == goes_on(out)
     assert "shoal: the model has 16 positions: what comes after these it was not taught" in said.err
     assert cli.run(["generate", place, "--prompt", 3 * PROMPT]) == 2
     assert "'of 24 tokens': is too long: the model has 16 positions" in capsys.readouterr().err
@@ -141,7 +86,7 @@ def test_an_export_of_what_began_from_nothing_says_what_the_jobs_tokenizer_does(
 def test_a_folder_of_a_tokenizer_says_where_texts_begin_too(tmp_path: Path) -> None:
     folder = tmp_path / "words"
     folder.mkdir()
-    _tokenizer(folder / "tokenizer.json")
+    words(folder / "tokenizer.json")
     settings = {"bos_token": {"content": "<|begin|>"}, "eos_token": "<|over|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     data = {"uri": "stdlib:", "tokenizer": str(folder)}

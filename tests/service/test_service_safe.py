@@ -151,6 +151,19 @@ def test_jobs_name_places_below_the_operators_folders_alone(tmp_path: Path, fiel
         Places(roots=(Path("/"),)).check(JOBS[field](f"file://{place}"))
 
 
+@pytest.mark.parametrize("form", ["{}", "file://{}", "FILE://{}", "file://localhost{}"])
+@pytest.mark.parametrize("section", [("data", "tokenizer"), ("model", "hf")])
+def test_paths_and_uris_of_them_are_looked_at_alike(tmp_path: Path, section: tuple[str, str], form: str) -> None:
+    outer, name = section
+    places = Places(roots=(tmp_path,))
+    places.check({outer: {name: form.format(tmp_path / "x")}})
+    for bad in ("/etc/passwd", f"{tmp_path}/../secret", f"{tmp_path}x"):
+        with pytest.raises(InvalidField, match=rf"{outer}\.{name}"):
+            places.check({outer: {name: form.format(bad)}})
+    with pytest.raises(InvalidField, match=rf"{outer}\.{name}"):
+        places.check({outer: {name: "etc/passwd"}})
+
+
 def test_other_ways_to_write_a_place_are_the_same_place(tmp_path: Path) -> None:
     places = Places(roots=(tmp_path,))
     for uri in (

@@ -192,6 +192,42 @@ def test_of_several_templates_that_for_tools_shows_them(folder: Path, tmp_path: 
     assert "".join(text for text, _ in template.parts(chat, WEATHER)) == theirs(folder, TOOLS, chat, WEATHER)
 
 
+def test_templates_in_files_of_their_own_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    inner = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<|im_start|>", eos_token="<|endoftext|>"
+    )
+    inner.chat_template = {"default": PLAIN, "tool_use": TOOLS}
+    inner.save_pretrained(saved)
+    assert (saved / "additional_chat_templates" / "tool_use.jinja").exists()
+    again = transformers.AutoTokenizer.from_pretrained(saved)
+    template = open_template("tokenizer", open_tokenizer(str(saved), None, 512))
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for tools in (None, WEATHER):
+        wanted = again.apply_chat_template(chat, tools=tools, tokenize=False)
+        assert "".join(text for text, _ in template.parts(chat, tools)) == wanted
+
+
+def test_an_answer_of_no_weight_is_shown_and_not_learnt() -> None:
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "weight": 0},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "weight": 1},
+    ]
+    text, learnt = ours(CHATML, chat)
+    assert "assistant\nb<|im_end|>" in text
+    assert learnt == ["d<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(("user", "answers"), [("human", "gpt"), ("User", "Assistant"), ("user", "model")])
+def test_well_known_names_of_who_speaks_are_those_of_templates(user: str, answers: str) -> None:
+    chat = [{"role": user, "content": "a"}, {"role": answers, "content": "b"}]
+    wanted = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert ours(CHATML, chat) == ours(CHATML, wanted)
+    assert ours(CHATML, chat)[1] == ["b<|im_end|>\n"]
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow", "json in parquet"])
 def test_tools_and_calls_reach_the_template_from_any_format(folder: Path, tmp_path: Path, form: str) -> None:
     """In a table every message has the fields of all others."""
@@ -229,6 +265,11 @@ def test_tools_and_calls_reach_the_template_from_any_format(folder: Path, tmp_pa
         ({"messages": [{"from": "function_call", "value": "{}"}]}, "whose function_call has no name: '{}'"),
         ({"messages": [{"role": "user", "content": 5}]}, "has a message 0 whose content is no text: 5"),
         ({"messages": [{"role": "user", "content": [5]}]}, "has a message 0 with a part that is neither .*: 5"),
+        ({"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}, "whose weight is neither 0 nor 1: 0.5"),
+        (
+            {"messages": [{"role": "user", "content": "x"}, {"role": "Alice", "content": "y"}]},
+            "has no answer to learn: its messages are of 'Alice', and none of 'assistant'",
+        ),
         ({"messages": [{"role": 1, "content": "x"}]}, "has a message 0 whose role is no text: 1"),
         ({"messages": [{"role": "assistant", "tool_calls": []}]}, "has a message 0 whose content is no text: None"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": "f"}, "has tools that are no JSON: 'f'"),

@@ -152,6 +152,14 @@ def test_tokenizers_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         training_samples(job(replace(data, tokenizer=str(folder), end_token="<none>")))
     with pytest.raises(InvalidField, match=r"data.tokenizer = .*nowhere': cannot be read"):
         training_samples(job(replace(data, tokenizer=str(tmp_path / "nowhere"))))
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    for name in ("vocab.json", "merges.txt"):
+        (slow / name).write_text("{}")
+    with pytest.raises(
+        InvalidField, match=r"vocab.json and merges.txt stand there, but no tokenizer.json.*save_pretrained"
+    ):
+        training_samples(job(replace(data, tokenizer=str(slow))))
     (tmp_path / "wrong.json").write_text("{}")
     with pytest.raises(InvalidField, match=r"wrong.json is no tokenizers file"):
         training_samples(job(replace(data, tokenizer=str(tmp_path / "wrong.json"))))

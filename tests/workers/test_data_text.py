@@ -15,7 +15,7 @@ from data_ground import documents, write_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from shoal_workers.chat import CHATML, ChatTemplate, open_template
 from shoal_workers.documents import Blocks, Encoded, Encoder, Raw
@@ -107,6 +107,31 @@ def test_a_document_ends_and_its_first_token_is_no_target() -> None:
     assert (one.ids.tolist(), one.learnt.tolist()) == ([97, 98, 99, 0], [False, True, True, True])
     assert (empty.ids.tolist(), empty.learnt.tolist()) == ([0], [False])
     assert (part.ids.tolist(), part.learnt.tolist()) == ([100, 101], [True, True])
+
+
+def test_a_document_begins_as_the_tokenizer_has_texts_begin(folder: Path, tmp_path: Path) -> None:
+    """Each once, as does what goes on behind a cut; a chat as its template has it."""
+    inner = Inner.from_file(str(folder / "tokenizer.json"))
+    begin, word = inner.token_to_id("<|im_start|>"), inner.encode("abc").ids
+    inner.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", begin), ("<|im_end|>", begin + 1)]
+    )
+    inner.save(str(tmp_path / "words.json"))
+    tokenizer = open_tokenizer(str(tmp_path / "words.json"), "<|endoftext|>", 512)
+    assert tokenizer.begin == (begin,)
+    one, written, part = Encoder(tokenizer, None).encode(
+        [
+            Raw("abc", 0, "f", "line 1"),
+            Raw("<|im_start|>abc", 4, "f", "line 2"),
+            Raw("abc", 5, "f", "byte 5", begins=False, ends=False),
+        ]
+    )
+    assert one.ids.tolist() == written.ids.tolist() == [begin, *word, tokenizer.end]
+    assert one.learnt.tolist() == written.learnt.tolist() == [False, *[True] * len(word), True]
+    assert part.ids.tolist() == word
+    (chat,) = Encoder(tokenizer, open_template("chatml", tokenizer)).encode([Raw(CHAT, 0, "f", "line 1")])
+    assert chat.ids.tolist().count(begin) == len(CHAT)
+    assert open_tokenizer(str(folder), None, 512).begin == ()
 
 
 @pytest.mark.parametrize("name", ["chatml", "tokenizer"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,7 @@ from shoal_planner.own_model import OwnModule
 from shoal_workers.endings import Ending, ending_of
 from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, UserCodeError
 from shoal_workers.own_modules import OwnBlock
+from shoal_workers.wire import Connection
 
 OURS = ModelSpec(layers=1, hidden=8, heads=2, ffn=8, vocab=8)
 THEIRS = ModelSpec(layers=1, hidden=8, heads=2, ffn=8, vocab=8, module=OwnModule(entrypoint="users:build"))
@@ -44,6 +48,24 @@ def shapes(x):
 
 def leaves(x):
     raise SystemExit(3)
+
+def times_out(x):
+    raise TimeoutError("of my server")
+
+def connects(x):
+    import socket
+    socket.create_connection(("127.0.0.1", 1), timeout=5)
+
+def remembers(x):
+    raise MemoryError("for my table")
+
+def stops(x):
+    raise KeyboardInterrupt
+
+def gives_up(x):
+    class GivesUp(BaseException):
+        pass
+    raise GivesUp("enough")
 """
 
 
@@ -79,6 +101,11 @@ def ending(users: ModuleType, raises: Callable[[torch.Tensor], Any], model: Mode
         ("library", "must have same number of dimensions", 17),
         ("shapes", "mat1 and mat2 shapes cannot be multiplied", 20),
         ("leaves", "SystemExit: 3", 23),
+        ("times_out", "TimeoutError: of my server", 26),
+        ("connects", "ConnectionRefusedError", 30),
+        ("remembers", "MemoryError: for my table", 33),
+        ("stops", "KeyboardInterrupt", 36),
+        ("gives_up", "GivesUp: enough", 41),
     ],
 )
 def test_errors_of_the_users_code_are_theirs(users: ModuleType, function: str, said: str, line: int) -> None:
@@ -122,13 +149,42 @@ def test_what_a_peer_or_a_device_did_is_not_theirs(users: ModuleType, passed_on:
         torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory"),
-        MemoryError(),
-        OSError(errno.EIO, "Input/output error"),
+        *(
+            OSError(number, "of a node")
+            for number in (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EROFS)
+        ),
     ],
 )
 def test_what_a_node_cannot_do_is_the_nodes(users: ModuleType, error: BaseException) -> None:
     found = ending(users, raising(error))
     assert found is not None and (found.fatal, found.local) == (False, True)
+
+
+def test_what_ours_could_not_do_for_theirs_is_the_nodes(users: ModuleType) -> None:
+    """As where a layer of theirs has a product whose parts are on several ranks."""
+
+    def asks_a_peer(x: torch.Tensor) -> None:
+        gone = socket.socket()
+        connection = Connection(gone)
+        gone.close()
+        connection.set_timeout(1.0)
+
+    found = ending(users, asks_a_peer)
+    assert found is not None and (found.fatal, found.local) == (False, True)
+    assert "Bad file descriptor" in found.problem
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "GeneratorExit('x')", "TimeoutError('x')", "SystemExit(3)"])
+def test_whatever_is_raised_while_modules_are_built_is_told(tmp_path: Path, raised: str) -> None:
+    """Not as a traceback of ours."""
+    (tmp_path / "leaves_early.py").write_text(f"def build():\n    raise {raised}\n")
+    module = {"entrypoint": "leaves_early:build"}
+    order = {"module": module, "seed": 0, "seq_len": 8, "precision": "fp32", "paths": [str(tmp_path)]}
+    command = [sys.executable, "-m", "shoal_workers.own_looking"]
+    done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"leaves_early.py, line 2, in build: raise {raised}" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_errors_of_ours_are_ours() -> None:

@@ -90,7 +90,9 @@ class ChatTemplate:
         """Raises ValueError, which says what is wrong with them."""
         chat = conversation(messages, tools, sparse=self._sparse)
         checked = chat.messages if self._takes_parts else [_joined(*one) for one in enumerate(chat.messages)]
-        answers = [index for index, message in enumerate(checked) if message["role"] == _LEARNT]
+        answers = [
+            index for index, message in enumerate(checked) if message["role"] == _LEARNT and message.get("weight", 1)
+        ]
         try:
             return self._parts(checked, chat.tools, answers)
         except _Changed:

@@ -114,8 +114,11 @@ class LookActor:
         try:
             check_secrets(job.code.secrets)
             shape = look(job.model.module, job.train.seed, job.train.seq_len, job.train.precision)
-        except (Exception, SystemExit) as error:
-            return {"problem": told(error) or "".join(traceback.format_exception_only(error)).strip()}
+        except BaseException as error:  # theirs may raise anything
+            problem = told(error)
+            if problem is None and not isinstance(error, Exception | SystemExit):
+                raise  # Ray wants this process to end
+            return {"problem": problem or "".join(traceback.format_exception_only(error)).strip()}
         return {"shape": dataclasses.asdict(shape)}
 
 

@@ -27,6 +27,11 @@ _ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
+# What is said for these in data of other kinds (`role`), whatever its letters; templates know but the four.
+_SAME_ROLES = {name: role for name, role in _ROLES.items() if role != "tool" and name != "function_call"}
+_SAME_ROLES |= {"bot": "assistant", "ai": "assistant", "tool": "tool"}
+# Which some templates know besides.
+_OTHER_ROLES = ("developer", "function", "ipython", "observation", "tool_response", "environment", "documents")
 _THOUGHT = ("reasoning_content", "thinking", "reasoning")  # what is thought before an answer; the first is usual
 _INSTEAD = ("tool_calls", "function_call", *_THOUGHT)  # of content
 Message = Mapping[str, Any]
@@ -46,6 +51,10 @@ def conversation(messages: object, tools: object, *, sparse: bool) -> Conversati
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise ValueError("is no list of messages")
     found = [_message(index, message) for index, message in enumerate(messages)]
+    roles = [message["role"] for message in found]
+    strange = next((role for role in roles if role not in _SAME_ROLES and role not in _OTHER_ROLES), None)
+    if strange is not None and "assistant" not in roles:
+        raise ValueError(f"has no answer to learn: its messages are of {show(strange)}, and none of 'assistant'")
     return Conversation(found, _tools(tools))
 
 
@@ -81,6 +90,9 @@ def _message(index: int, message: object) -> Message:
     found = {key: value for key, value in message.items() if value is not None}
     if not isinstance(found.get("role"), str):
         raise ValueError(f"has a message {index} whose role is no text: {show(message.get('role'))}")
+    found["role"] = _SAME_ROLES.get(found["role"].strip().lower(), found["role"])
+    if found["role"] == "assistant" and found.get("weight", 1) not in (0, 1):
+        raise ValueError(f"has a message {index} whose weight is neither 0 nor 1: {show(found['weight'])}")
     _check_content(index, found)
     thought = next((found[name] for name in _THOUGHT if name in found), None)
     return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}

@@ -20,7 +20,7 @@ from shoal_workers.data_cache import DataCache
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 from shoal_workers.kept_ids import KeptIds
-from shoal_workers.tokenizing import Ids, Tokenizer
+from shoal_workers.tokenizing import Ids, Tokenizer, with_begin
 
 _MOST_SHOWN = 80
 
@@ -107,6 +107,8 @@ class Encoder:
             if len(chunk) == 1:
                 raise _wrong(chunk[0], str(error)) from error
             return [self.encode([raw])[0] for raw in chunk]  # one of them will say so
+        if self._tokenizer.begin:
+            ids = [with_begin(self._tokenizer, own) if raw.begins else own for raw, own in zip(chunk, ids, strict=True)]
         return self._ended(chunk, ids)
 
     def _chat(self, raw: Raw, template: ChatTemplate) -> Encoded:

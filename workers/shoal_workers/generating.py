@@ -23,7 +23,7 @@ from shoal_recovery.errors import StoreError
 from shoal_recovery.first_weights import open_model
 from shoal_recovery.hf_beside import TOKENIZER, Files, beside, ends_of, positions_of
 from shoal_workers.generate import Generator
-from shoal_workers.tokenizing import Tokenizer, open_tokenizer
+from shoal_workers.tokenizing import Tokenizer, open_tokenizer, with_begin
 from shoal_workers.user_code import told
 
 _WHAT_THEN = {True: "what comes after these it was not taught", False: "there is no room for more"}
@@ -38,8 +38,8 @@ def main() -> int:
     try:
         model, read = open_model(order["uri"], order["step"])
         files = beside(order["uri"])
-        tokenizer = _tokenizer(order["tokenizer"], files, model.vocab)
-        prompt, count = tokenizer.encode([order["prompt"]])[0].tolist(), order["count"]
+        tokenizer = _tokenizer(order["tokenizer"], order["jobs_tokenizer"], files, model.vocab)
+        prompt, count = with_begin(tokenizer, tokenizer.encode([order["prompt"]])[0]).tolist(), order["count"]
         wanted = max(len(prompt) + count - 1, 1)  # the last one is not looked back from
         limit = positions_of(model, files) or wanted
         if len(prompt) > limit:
@@ -55,7 +55,7 @@ def main() -> int:
     except (InvalidField, StoreError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except Exception as error:
+    except BaseException as error:  # theirs may raise anything
         if (theirs := told(error)) is None:
             raise
         said = "; ".join(theirs.splitlines())
@@ -66,13 +66,15 @@ def main() -> int:
     return 0
 
 
-def _tokenizer(named: str | None, files: Files, vocab: int) -> Tokenizer:
-    """The one that is named, or else what stands beside the weights, or else bytes."""
+def _tokenizer(named: str | None, jobs: str | None, files: Files, vocab: int) -> Tokenizer:
+    """The one that is named, or else what stands beside the weights, or else the job's, or else bytes."""
     if named is not None or TOKENIZER not in files:
-        return open_tokenizer(named or BYTES, None, vocab)
+        return open_tokenizer(named or jobs or BYTES, None, vocab)
     with tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
-            Path(folder, name).write_bytes(data)
+            place = Path(folder, name)
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(data)
         return open_tokenizer(folder, None, vocab)
 
 

@@ -21,7 +21,7 @@ def main() -> int:
     sys.path[:0] = order["paths"]
     try:
         shape = look(read(OwnModule, order["module"]), order["seed"], order["seq_len"], order["precision"])
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # theirs may raise anything
         if (theirs := told(error)) is None:
             raise
         sys.stderr.write("; ".join(theirs.splitlines()) + "\n")

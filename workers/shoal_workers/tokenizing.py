@@ -7,7 +7,6 @@ more memory than a short one, and gives the same ids whatever comes before or af
 from __future__ import annotations
 
 import itertools
-import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_planner.data_spec import BYTES, NUM_BYTE_TOKENS
-from shoal_planner.errors import InvalidField, show
+from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
+from shoal_recovery.hf_beside import TOKENIZER
+from shoal_workers.tokenizer_folder import settings_of, tokenizer_text
 from shoal_workers.word_cuts import BETWEEN_WORDS, words_apart
 
 Ids = npt.NDArray[np.uint32]
@@ -50,6 +51,10 @@ class Tokenizer(Protocol):
     def digest(self) -> str: ...
 
     @property
+    def begin(self) -> tuple[int, ...]:
+        """What it puts before a text of its own accord, as a token of where texts begin."""
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """What a Hugging Face folder says besides: names of special tokens, the chat template."""
 
@@ -70,6 +75,7 @@ class ByteTokenizer:
     vocab = NUM_BYTE_TOKENS
     end = BYTE_END
     digest = BYTES
+    begin = ()
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -97,6 +103,7 @@ class FileTokenizer:
         self.end = end
         self.settings = settings
         self.digest = digest
+        self.begin = _begin(inner)
         # Ids need not be dense.
         self.vocab = 1 + max(inner.get_vocab(with_added_tokens=True).values())
         self._marks_begins = _marks_begins(inner)
@@ -170,16 +177,13 @@ def open_tokenizer(path: str, end_token: str | None, vocab: int) -> Tokenizer:
     from tokenizers import Tokenizer as Inner
 
     folder = Path(path) if Path(path).is_dir() else None
-    file = Path(path) if folder is None else folder / "tokenizer.json"
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidField("data.tokenizer", path, f"cannot be read: {error}") from error
+    file = Path(path) if folder is None else folder / TOKENIZER
+    text = tokenizer_text(path, file)
     try:
         inner = Inner.from_str(text)
     except Exception as error:  # tokenizers raises Exception itself
-        raise InvalidField("data.tokenizer", path, f"{file} is no tokenizers file: {error}") from error
-    settings = {} if folder is None else _settings(path, folder)
+        raise InvalidField("data.tokenizer", path, f"{file.name} is no tokenizers file: {error}") from error
+    settings = {} if folder is None else settings_of(path, folder)
     if resize := getattr(inner.model, "_resize_cache", None):  # not every kind of model has one
         resize(_WORDS_KEPT)
     inner.no_truncation()
@@ -204,33 +208,6 @@ def hash_of(text: str) -> str:
     import hashlib
 
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def _settings(path: str, folder: Path) -> dict[str, Any]:
-    """Of tokenizer_config.json, special tokens that special_tokens_map.json names (older folders have it), and the
-    template where it has a file of its own."""
-    found = _mapping(path, folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in found:  # with it, what the other file says is of an older day
-        found |= _mapping(path, folder / "special_tokens_map.json")
-    template = folder / "chat_template.jinja"
-    try:
-        if template.exists():
-            found["chat_template"] = template.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidField("data.tokenizer", path, f"{template.name} cannot be read: {error}") from error
-    return found
-
-
-def _mapping(path: str, file: Path) -> dict[str, Any]:
-    """What a file of JSON says; nothing if it is not there. Raises InvalidField."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except (OSError, ValueError) as error:
-        raise InvalidField("data.tokenizer", path, f"{file.name} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        problem = f"{file.name} cannot be read: it is no JSON object but {show(found)}"
-        raise InvalidField("data.tokenizer", path, problem)
-    return found
 
 
 def token_text(value: object) -> str | None:
@@ -263,6 +240,23 @@ def _paired(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _begin(inner: Any) -> tuple[int, ...]:
+    """The ids that its post-processor puts before a text."""
+    try:
+        encoded = inner.encode("x")
+    except Exception:  # it does not know the letter, and raises Exception itself
+        return ()
+    # What stands for no part of what was given belongs to no sequence.
+    added = sum(1 for _ in itertools.takewhile(lambda sequence: sequence is None, encoded.sequence_ids))
+    return tuple(encoded.ids[:added]) if added < len(encoded.ids) else ()
+
+
+def with_begin(tokenizer: Tokenizer, ids: Ids) -> Ids:
+    """Behind what the tokenizer puts before a text, unless it stands there already: as text, from a template."""
+    begin = np.array(tokenizer.begin, dtype=np.uint32)
+    return ids if np.array_equal(ids[: len(begin)], begin) else np.concatenate((begin, ids))
 
 
 def _marks_begins(inner: Any) -> bool:

@@ -3,11 +3,13 @@
 An error is the user's where a line of theirs was running, however deep in a library it was raised: what they gave to
 that library is theirs to mend. Lines of theirs are those of the job's code, and of packages that it calls: whatever is
 neither Shoal's nor Ray's, torch's or Python's, and was not called by Shoal itself. What a node or device cannot do is
-no error of theirs, wherever it is raised: another node may.
+no error of theirs, wherever it is raised: another node may. An error of the system is such a one by its number, or
+where their lines called ours again; a connection, file or time limit of their own is theirs.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import platform
@@ -27,8 +29,13 @@ _CALLS_THEM = ("own_modules.py", "own_look.py", "own_rehearsal.py")
 _PYTHON = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 _SITE = f"site-packages{os.sep}"
 _SENT = re.compile(r".*/_ray_pkg_[0-9a-f]+/")  # where Ray unpacks what it sends
-# Files that are not there are the code's affair; other errors of a system are the node's.
+# Where ours was running: files that are not there are the code's affair; other errors of a system are the node's.
 _OF_FILES = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+# Whoever was running: a disk that is full, fails or cannot be written, and tables of the system that are full.
+_OF_MACHINES = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENODEV, errno.ENXIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
+)
 _OF_DEVICES = ("CUDA error", "CUBLAS_STATUS", "cuDNN error", "CUDNN_STATUS", "NCCL error", "can't allocate memory")
 
 
@@ -55,7 +62,9 @@ def told(error: BaseException) -> str | None:
         place = f"{_named(error.filename)}, line {error.lineno}: {(error.text or '').strip()}"
         return f"{type(error).__name__}: {error.msg}\n{place}"
     lines = [
-        f"{_named(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in _theirs(error)
+        f"{_named(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"
+        for frame, is_theirs in _told_apart(error)
+        if is_theirs
     ]
     return "\n".join((said, *lines)) if lines else None
 
@@ -70,23 +79,32 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
         following = following.__cause__ or following.__context__
 
 
-def _theirs(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    """Frames of theirs. A library that we called for ourselves is none, even on a path that torch or Python calls."""
+def _told_apart(error: BaseException) -> Iterator[tuple[traceback.FrameSummary, bool]]:
+    """Frames of ours, and of theirs (True), innermost last. A library that we called for ourselves is neither, even on
+    a path that torch or Python calls."""
     called_by_us = True
     for frame in traceback.extract_tb(error.__traceback__):
         if _is_in(frame.filename, _OURS):
             called_by_us = os.path.basename(frame.filename) not in _CALLS_THEM
+            yield frame, False
         elif _is_foreign(frame.filename) and (not called_by_us or _SITE not in os.path.realpath(frame.filename)):
             called_by_us = False
-            yield frame
+            yield frame, True
 
 
 def _is_of_the_node(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.AcceleratorError):
+    if isinstance(error, torch.AcceleratorError):
         return True
-    if isinstance(error, OSError):
-        return not isinstance(error, _OF_FILES)
+    if isinstance(error, OSError) and error.errno in _OF_MACHINES:
+        return True
+    if isinstance(error, OSError | MemoryError):
+        return not isinstance(error, _OF_FILES) and not _ended_in_theirs(error)
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_DEVICES)
+
+
+def _ended_in_theirs(error: BaseException) -> bool:
+    """Whether the innermost of their lines and ours is one of theirs."""
+    return ([False] + [is_theirs for _, is_theirs in _told_apart(error)])[-1]
 
 
 def _is_foreign(filename: str) -> bool:
