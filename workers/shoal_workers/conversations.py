@@ -27,8 +27,8 @@ _ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-_THOUGHT = ("reasoning_content", "thinking", "reasoning")  # what is thought before an answer; the first is usual
-_INSTEAD = ("tool_calls", "function_call", *_THOUGHT)  # of content
+THOUGHT = ("reasoning_content", "thinking", "reasoning")  # what is thought before an answer; the first is usual
+_INSTEAD = ("tool_calls", "function_call", *THOUGHT)  # of content
 Message = Mapping[str, Any]
 
 
@@ -82,7 +82,7 @@ def _message(index: int, message: object) -> Message:
     if not isinstance(found.get("role"), str):
         raise ValueError(f"has a message {index} whose role is no text: {show(message.get('role'))}")
     _check_content(index, found)
-    thought = next((found[name] for name in _THOUGHT if name in found), None)
+    thought = next((found[name] for name in THOUGHT if name in found), None)
     return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
 
 
