@@ -21,6 +21,7 @@ from shoal_workers.chat import CHATML, ChatTemplate, Shown, open_template
 from shoal_workers.data import training_samples
 from shoal_workers.documents import Encoder, Raw
 from shoal_workers.errors import DataError
+from shoal_workers.template_environment import compiled
 from shoal_workers.tokenizing import open_tokenizer
 
 Chat = Sequence[Mapping[str, Any]]
@@ -112,6 +113,9 @@ def test_what_was_thought_is_learnt_where_it_is_shown() -> None:
         "<think>\nwhy a3\n</think>\n\nso<|im_end|>\n",
     ]
     assert learnt(R1, thinking) == ["\n\nso</s>", "\n\nso</s>"]
+    silent = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "<think>\nwhy\n</think>\n\n"}]
+    assert learnt(QWEN3, silent) == ["<think>\nwhy\n</think>\n\n<|im_end|>\n"]
+    assert learnt(R1, silent) == ["\n\n</s>"]
     apart = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "so", "reasoning_content": "why"}]
     assert learnt(QWEN3, apart) == ["<think>\nwhy\n</think>\n\nso<|im_end|>\n"]
     assert learnt(CHATML, apart) == ["<think>\nwhy\n</think>\n\nso<|im_end|>\n"]
@@ -132,6 +136,34 @@ def test_chats_of_one_form_are_rendered_once_each() -> None:
         assert [text[begin:end] for begin, end in found.spans] == [f"a2\n {number}", f"a4\n {number}"]
     assert len(rendered) == 20 + 1 + 2 * 2
     assert min(rendered) > 0
+
+
+def test_chats_with_calls_are_of_one_form_whatever_is_called() -> None:
+    rendered: list[int] = []
+    template = compiled(QWEN3)
+
+    def render(messages: Chat, *, prompts: bool = False) -> str:
+        rendered.append(len(messages))
+        return template.render(messages=messages, add_generation_prompt=prompts)
+
+    known = Forms()
+    for number in range(10):
+        arguments: list[Any] = [{"at": [f'the "{number}"', {"ö": "\n"}], "h": 3}, f'{{"at": "{number}"}}']
+        calls = [
+            {"id": f"{number}{at}", "function": {"name": f"f{number}", "arguments": arguments[at]}} for at in (0, 1)
+        ]
+        messages = [
+            {"role": "user", "content": f"u{number}"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "content": f"t{number}", "tool_call_id": f"{number}0"},
+            {"role": "assistant", "content": f"a{number}"},
+        ]
+        text = render(messages)
+        first, second = known.locate(render, "", messages, text, [1, 3]).spans
+        assert json.loads(text[slice(*first)].split("\n")[1])["arguments"] == arguments[0]
+        assert text[slice(*first)].endswith(f'"arguments": {{"at": "{number}"}}}}\n</tool_call><|im_end|>\n')
+        assert text[slice(*second)] == f"{EMPTY}a{number}<|im_end|>\n"
+    assert len(rendered) == 10 + 1 + 2 * 2
 
 
 @pytest.mark.parametrize("source", [QWEN25, QWEN3, LLAMA2, LLAMA3, MISTRAL, R1, GEMMA, ALPACA])

@@ -33,9 +33,11 @@ class Marked(NamedTuple):
 
 
 def marked(messages: Sequence[Message], which: Collection[int]) -> Marked | None:
-    """With marks in these messages. None: there are too many."""
+    """With marks in these messages; in their calls for all but names only if these are all messages, so that chats
+    with other arguments and ids are of one form. None: there are too many."""
     marks: list[Mark] = []
-    found = [_Marker(index, marks).message(one) if index in which else one for index, one in enumerate(messages)]
+    ids: dict[str, str] | None = {} if len(which) == len(messages) else None
+    found = [_Marker(index, marks, ids).message(one) if index in which else one for index, one in enumerate(messages)]
     return Marked(found, marks) if len(marks) <= _MOST else None
 
 
@@ -62,11 +64,12 @@ def forms(text: str) -> Iterator[str]:
 
 
 class _Marker:
-    """Of one message."""
+    """Of one message. `ids` are those of calls with their marks, where these are marked."""
 
-    def __init__(self, index: int, marks: list[Mark]) -> None:
+    def __init__(self, index: int, marks: list[Mark], ids: dict[str, str] | None) -> None:
         self._index = index
         self._marks = marks
+        self._ids = ids
         self._thoughts: dict[str, str] = {}
 
     def message(self, message: Message) -> Message:
@@ -78,11 +81,13 @@ class _Marker:
                     self._thoughts[thought] = self._mark(thought)
                 found[name] = self._thoughts[thought]
         if isinstance(content, str):
-            found["content"] = self._text(content) if content.strip() or not calls else content
+            found["content"] = self._text(content, last=not calls) if content.strip() or not calls else content
         elif isinstance(content, Sequence):
             found["content"] = [self._part(part) for part in content]
         if isinstance(calls, Sequence) and not isinstance(calls, str):
             found["tool_calls"] = [self._call(call) for call in calls]
+        if self._ids is not None and isinstance(answered := found.get("tool_call_id"), str):
+            found["tool_call_id"] = self._id(self._ids, answered)
         if isinstance(call := found.get("function_call"), Mapping):
             found["function_call"] = self._call(call)
         return found
@@ -91,12 +96,15 @@ class _Marker:
         self._marks.append(Mark(self._index, text))
         return f"{_WORD}{len(self._marks) - 1:04d}"
 
-    def _text(self, text: str) -> str:
-        """What is thought in it is marked apart."""
+    def _text(self, text: str, *, last: bool = False) -> str:
+        """What is thought in it is marked apart; what stands behind that even if it is nothing, where it is the `last`
+        of an answer."""
         parts = _THINKS.split(text)
-        if len(parts) == 1:
-            return self._mark(text)
-        return "".join(part if index % 2 or not part.strip() else self._mark(part) for index, part in enumerate(parts))
+        spoken = len(parts) - 1 if last or not any(part.strip() for part in parts[::2]) else None
+        return "".join(
+            part if index % 2 or not (part.strip() or index == spoken) else self._mark(part)
+            for index, part in enumerate(parts)
+        )
 
     def _part(self, part: Any) -> Any:
         if isinstance(part, str):
@@ -105,10 +113,30 @@ class _Marker:
         return {**part, "text": self._text(text)} if isinstance(text, str) else part
 
     def _call(self, call: Any) -> Any:
-        """By its name alone: templates write arguments in many ways."""
         if not isinstance(call, Mapping):
             return call
+        found = dict(call)
         if isinstance(function := call.get("function"), Mapping):
-            return {**call, "function": self._call(function)}
-        name = call.get("name")
-        return {**call, "name": self._mark(name)} if isinstance(name, str) else call
+            found["function"] = self._call(function)
+        elif isinstance(name := call.get("name"), str):
+            found["name"] = self._mark(name)
+        if self._ids is not None:
+            if isinstance(own := call.get("id"), str):
+                found["id"] = self._id(self._ids, own)
+            if "arguments" in call:
+                found["arguments"] = self._value(call["arguments"])
+        return found
+
+    def _value(self, value: Any) -> Any:
+        """The texts of an argument; what else there is stays, and so do empty ones."""
+        if isinstance(value, Mapping):
+            return {key: self._value(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._value(one) for one in value]
+        return self._mark(value) if isinstance(value, str) and value.strip() else value
+
+    def _id(self, ids: dict[str, str], own: str) -> str:
+        """The same mark wherever it stands: templates may look for the call that was answered."""
+        if own not in ids:
+            ids[own] = self._mark(own)
+        return ids[own]
