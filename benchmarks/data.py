@@ -1,7 +1,8 @@
 """How fast documents become samples, beside a plain loop that does no more than it must: read, parse, tokenise.
 
-The plain loop is `json.loads` (or pyarrow) and batches of documents for the tokenizer, put into one array; ours packs,
-shuffles, masks and can go on from anywhere besides. Both alternate in one run over the same files, as many tokens as
+The plain loop is `json.loads` (or pyarrow) and batches of documents for the tokenizer, put into one array; of a chat it
+renders the template once, and does not know which part is an answer. Ours packs, shuffles, masks and can go on from
+anywhere besides. Both alternate in one run over the same files, as many tokens as
 these have; each opens them and the tokenizer anew every time, as whoever begins has to. The tokenizer's own threads are
 off for both, but ours reads ahead in two threads beside the one that asks, as in training: so `ratio.FORMAT`, ours
 over plain in tokens per second, is of ours on two cores and the plain loop on the one that it can use.
@@ -14,6 +15,7 @@ loop takes for the documents of a step; half, if nothing were read ahead. All ar
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -22,18 +24,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.reporting import answer
-from shoal_planner.data_spec import DataSpec, Format
+from shoal_planner.data_spec import DataSpec
 from shoal_planner.job import JobSpec, ModelSpec, TrainSpec
+from shoal_workers.chat import CHATML
 from shoal_workers.data import training_samples
 from shoal_workers.data_files import find
+from shoal_workers.template_environment import compiled
 
 ROUNDS = 3
 WAITING_STEPS = 60
@@ -59,6 +63,7 @@ def _texts() -> list[str]:
 def _tokenizer(folder: Path, texts: list[str]) -> Path:
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=8000, special_tokens=["<|endoftext|>"], show_progress=False)
     inner.train_from_iterator(texts[::20], trainer)
     path = folder / "tokenizer.json"
@@ -88,6 +93,13 @@ def _arrow_documents(path: Path) -> Iterator[str]:
     with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
         for batch in stream:
             yield from batch.column("text").to_pylist()
+
+
+def _chat_documents(path: Path) -> Iterator[str]:
+    template = compiled(CHATML)
+    with path.open("rb") as file:
+        for line in file:
+            yield template.render(messages=json.loads(line)["messages"])
 
 
 def _text_documents(path: Path) -> Iterator[str]:
@@ -159,6 +171,7 @@ def _job(data: DataSpec) -> JobSpec:
 
 def _write(folder: Path, texts: list[str]) -> dict[str, tuple[Path, Callable[[Path], Iterator[str]]]]:
     table = pa.table({"text": texts})
+    _write_chats(folder / "chats.jsonl", texts)
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     (folder / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
     pq.write_table(table, folder / "a.parquet", row_group_size=1000)
@@ -169,7 +182,18 @@ def _write(folder: Path, texts: list[str]) -> dict[str, tuple[Path, Callable[[Pa
         "text": (folder / "a.txt", _text_documents),
         "parquet": (folder / "a.parquet", _parquet_documents),
         "arrow": (folder / "a.arrow", _arrow_documents),
+        "chat": (folder / "chats.jsonl", _chat_documents),
     }
+
+
+def _write_chats(path: Path, texts: list[str]) -> None:
+    """Of one to four turns each; a question is shorter than its answer."""
+    chance, waiting = random.Random(1), iter(texts)
+    with path.open("w", encoding="utf-8") as file:
+        while turns := list(itertools.islice(waiting, chance.randint(1, 4))):
+            pairs = [((said[: len(said) // 4], "user"), (said[len(said) // 4 :], "assistant")) for said in turns]
+            messages = [{"role": role, "content": text} for pair in pairs for text, role in pair]
+            file.write(json.dumps({"messages": messages}) + "\n")
 
 
 def main() -> None:
@@ -181,7 +205,8 @@ def main() -> None:
         tokenizer_path = _tokenizer(folder, texts)
         num_tokens = _num_tokens(texts, tokenizer_path)
         for form, (path, documents) in _write(folder, texts).items():
-            data = DataSpec(uri=path.as_uri(), format=cast(Format, form), tokenizer=str(tokenizer_path))
+            how: dict[str, Any] = {"format": form} if form != "chat" else {"format": "jsonl", "template": "chatml"}
+            data = DataSpec(uri=path.as_uri(), tokenizer=str(tokenizer_path), **how)
             job = _job(data)
             pairs = _pairs(job, num_tokens, documents, path, tokenizer_path)
             with _one_core():

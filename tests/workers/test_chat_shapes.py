@@ -84,8 +84,8 @@ def theirs(folder: Path, source: str, chat: Chat, tools: list[Any] | None = None
 def ours(source: str, chat: object, tools: object = None) -> tuple[str, list[str]]:
     """All of it, and what is learnt."""
     special = {"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>"}
-    parts = ChatTemplate(source, special).parts(chat, tools)
-    return "".join(text for text, _ in parts), [text for text, learnt in parts if learnt]
+    shown = ChatTemplate(source, special).show(chat, tools)
+    return shown.text, [shown.text[begin:end] for begin, end in shown.answers]
 
 
 @pytest.mark.parametrize("tools", [None, [], WEATHER])
@@ -128,7 +128,7 @@ def test_functions_and_tags_are_those_of_transformers(folder: Path, monkeypatch:
 
 def test_a_template_stores_nothing_hidden_in_a_namespace() -> None:
     with pytest.raises(ValueError, match=r"refuses them: .*underscore"):
-        ChatTemplate("{% set ns = namespace(__class__=1) %}", {}).parts(CALLING)
+        ChatTemplate("{% set ns = namespace(__class__=1) %}", {}).show(CALLING)
 
 
 def test_chatml_shows_all_that_there_is() -> None:
@@ -188,8 +188,8 @@ def test_of_several_templates_that_for_tools_shows_them(folder: Path, tmp_path: 
     (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
     template = open_template("tokenizer", open_tokenizer(str(tmp_path), None, 512))
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert "".join(text for text, _ in template.parts(chat)) == theirs(folder, PLAIN, chat)
-    assert "".join(text for text, _ in template.parts(chat, WEATHER)) == theirs(folder, TOOLS, chat, WEATHER)
+    assert template.show(chat).text == theirs(folder, PLAIN, chat)
+    assert template.show(chat, WEATHER).text == theirs(folder, TOOLS, chat, WEATHER)
 
 
 def test_templates_in_files_of_their_own_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_templates_in_files_of_their_own_are_those_of_transformers(folder: Path,
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     for tools in (None, WEATHER):
         wanted = again.apply_chat_template(chat, tools=tools, tokenize=False)
-        assert "".join(text for text, _ in template.parts(chat, tools)) == wanted
+        assert template.show(chat, tools).text == wanted
 
 
 def test_an_answer_of_no_weight_is_shown_and_not_learnt() -> None:

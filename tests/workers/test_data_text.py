@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from shoal_workers.answer_tokens import PlacedTokens
 from shoal_workers.chat import CHATML, ChatTemplate, open_template
 from shoal_workers.documents import Blocks, Encoded, Encoder, Raw
 from shoal_workers.lines import JsonLines, TextBlocks
@@ -151,7 +152,7 @@ def test_only_answers_of_the_assistant_are_learnt(folder: Path, name: str) -> No
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("{% for m in messages %}{{ loop.length }}{{ m['content'] }}{% endfor %}", "changes how the template shows"),
+        ("{% for m in messages %}{{ loop.length }}{{ m['content'] | upper }}{% endfor %}", "none of which can"),
         ("{{ raise_exception('only two may talk') }}", "refuses them: only two may talk"),
         ("{{ messages[0].content.__class__.__mro__ }}", "refuses them"),
         ("{{ messages[9]['content'] + 1 }}", "refuses them|cannot show them"),
@@ -159,7 +160,7 @@ def test_only_answers_of_the_assistant_are_learnt(folder: Path, name: str) -> No
 )
 def test_a_template_that_cannot_show_a_chat_says_why(source: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        ChatTemplate(source, {}).parts(CHAT)
+        ChatTemplate(source, {}).show(CHAT)
     with pytest.raises(ValueError, match="cannot be read"):
         ChatTemplate("{% for %}", {})
 
@@ -245,11 +246,19 @@ def test_a_chat_has_the_ids_that_the_library_gives_it(any_folder: Path) -> None:
     inner = Inner.from_file(str(any_folder / "tokenizer.json"))
     for chat in ([*CHAT], [{"role": "user", "content": "Größe \ud83d"}, {"role": "assistant", "content": " Größe\n"}]):
         (found,) = Encoder(tokenizer, template).encode([Raw(chat, 0, "f", "line 1")])
-        text = "".join(part for part, _ in template.parts(chat)).replace("\ud83d", "\ufffd")
+        text = template.show(chat).text.replace("\ud83d", "\ufffd")
         assert found.ids.tolist() == [*inner.encode(text, add_special_tokens=False).ids, tokenizer.end]
         learnt = inner.decode(found.ids[found.learnt].tolist(), skip_special_tokens=False)
         answers = "".join(f"{one['content']}<|im_end|>\n" for one in chat if one["role"] == "assistant")
         assert learnt.replace(" ", "") == answers.replace(" ", "")
+
+
+def test_tokens_begin_where_the_library_says(any_folder: Path) -> None:
+    tokenizer = open_tokenizer(str(any_folder), None, 1000)
+    texts = [*documents(40), "", " a  b\n\n", "Größe 😀 \ud83d \ufffd", "<|im_start|>a<|im_end|>\n", "x " * 3000]
+    for text, (ids, places) in zip(texts, PlacedTokens(tokenizer).encode(texts), strict=True):
+        wanted, begins = tokenizer.encode_with_places(text)
+        assert (ids.tolist(), places.tolist()) == (wanted.tolist(), begins.tolist())
 
 
 def test_a_long_text_has_the_ids_that_the_library_gives_it(any_folder: Path, tmp_path: Path) -> None:
@@ -274,17 +283,16 @@ def test_a_long_text_has_the_ids_that_the_library_gives_it(any_folder: Path, tmp
     assert abs(len(found) - len(wanted) - 1) <= (len(read) if any_folder.name == "small" else 0)
 
 
-def test_of_a_template_that_changes_earlier_answers_the_last_is_learnt() -> None:
+def test_of_a_template_with_generation_tags_what_stands_in_them_is_learnt() -> None:
     source = (
-        "{% for m in messages %}[{{ m['role'] }}]{% if m['role'] == 'assistant' and loop.last %}<think>{% endif %}"
-        "{% generation %}{{ m['content'] }}{% endgeneration %}{% if tools is not none %}tools{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}"
+        "{% for m in messages %}[{{ m['role'] }}]{% if m['role'] == 'assistant' %}{% if loop.last %}<think>{% endif %}"
+        "{% generation %}{{ m['content'] }}{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}"
+        "{% if tools is not none %}tools{% endif %}{% endfor %}"
     )
-    parts = ChatTemplate(source, {}).parts(CHAT)
-    assert parts == [
-        ("[system]Be short.[user]Hi[assistant]Hello![user]Bye[assistant]", False),
-        ("<think>So long.", True),
-    ]
+    shown = ChatTemplate(source, {}).show(CHAT)
+    assert shown.text == "[system]Be short.[user]Hi[assistant]Hello![user]Bye[assistant]<think>So long."
+    assert [shown.text[begin:end] for begin, end in shown.answers] == ["Hello!", "So long."]
+    assert shown.ends
 
 
 def test_a_byte_order_mark_is_no_text() -> None:

@@ -11,7 +11,7 @@ import struct
 import zlib
 from pathlib import Path
 
-VERSION = 6  # of the records, and of the rules by which documents become samples: notes of other versions mean nothing
+VERSION = 7  # of the records, and of the rules by which documents become samples: notes of other versions mean nothing
 _RECORD = struct.Struct("<QI")  # block, samples
 _SUM = struct.Struct("<I")  # CRC-32 of the record
 _BYTES = _RECORD.size + _SUM.size

@@ -1,16 +1,19 @@
 """From a conversation to text of which only the assistant's answers are to be learnt.
 
-A template says how a chat looks as text: `chatml`, or what a tokenizer brings along. Which part is an answer is found
-by rendering twice, up to an answer and with it, so any template will do that does not change what stands before.
+A template says how a chat looks as text: `chatml`, or what a tokenizer brings along. Some say themselves what is to be
+learnt; of others the answers are looked for (`answers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from shoal_planner.errors import InvalidField, show
+from shoal_workers.answers import Forms, Located, Span
 from shoal_workers.conversations import Message, conversation
-from shoal_workers.template_environment import compiled
+from shoal_workers.template_environment import Compiled, compiled
 from shoal_workers.tokenizing import Tokenizer, hash_of, token_text
 
 # Nothing of a message is left out: of what it cannot show, it says so. Tools and calls stand there as the models do it
@@ -57,12 +60,19 @@ CHATML = """\
 _LEARNT = "assistant"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _PROBE = "a text to look for"
+_NOWHERE = "has answers, none of which can be told from what the template shows around it"
+_UNTOLD = "has answers, none of which the template shows within {% generation %}"
+_Text = TypeVar("_Text")
 
-Part = tuple[str, bool]  # text, and whether it is to be learnt
 
+class Shown(NamedTuple):
+    """A chat as text. `answers` are the characters [begin, end) that are to be learnt, in order; `num_missing` answers
+    are not found in it. `ends` says that what ends the document has to end the last answer, as nothing else does."""
 
-class _Changed(ValueError):
-    """The template shows earlier messages otherwise because of later ones."""
+    text: str
+    answers: list[Span]
+    num_missing: int
+    ends: bool
 
 
 class ChatTemplate:
@@ -83,60 +93,84 @@ class ChatTemplate:
             raise ValueError(f"its chat template cannot be read: {error}") from error
         self._special = dict(special)
         self._sparse = sparse
+        self._forms = Forms()
         self._takes_parts = self._shows_parts()
         self.digest = hash_of(f"{source} {with_tools} {sparse} {sorted(self._special.items())}")
 
-    def parts(self, messages: object, tools: object = None) -> list[Part]:
+    def show(self, messages: object, tools: object = None) -> Shown:
         """Raises ValueError, which says what is wrong with them."""
         chat = conversation(messages, tools, sparse=self._sparse)
         checked = chat.messages if self._takes_parts else [_joined(*one) for one in enumerate(chat.messages)]
         answers = [
             index for index, message in enumerate(checked) if message["role"] == _LEARNT and message.get("weight", 1)
         ]
-        try:
-            return self._parts(checked, chat.tools, answers)
-        except _Changed:
-            if len(answers) < 2:
-                raise
-            return self._parts(checked, chat.tools, answers[-1:])
+        template = self._template if chat.tools is None else self._with_tools
+        if template.tells:
+            text, told = self._asked(template.render_told, checked, chat.tools)
+            found = Located(self._wanted(template, chat.tools, checked, text, told, answers), 0)
+        else:
+            render = functools.partial(self._render, template, chat.tools)
+            text = render(checked)
+            found = self._forms.locate(render, repr(chat.tools), checked, text, answers) if answers else Located([], 0)
+        if answers and not found.spans:
+            raise ValueError(_NOWHERE if not template.tells else _UNTOLD)
+        return Shown(text, found.spans, found.num_missing, _ends(text, checked[-1], found.spans))
+
+    def _wanted(
+        self,
+        template: Compiled,
+        tools: object,
+        messages: Sequence[Message],
+        text: str,
+        told: list[Span],
+        answers: Sequence[int],
+    ) -> list[Span]:
+        """Without the spans of answers that are not to be learnt. Raises ValueError where these are not found."""
+        others = [
+            index for index, message in enumerate(messages) if message["role"] == _LEARNT and index not in answers
+        ]
+        if not others:
+            return told
+        render = functools.partial(self._render, template, tools)
+        unwanted = self._forms.locate(render, f"not learnt {tools!r}", messages, text, others)
+        if unwanted.num_missing:
+            raise ValueError(_NOWHERE)
+        return [span for span in told if not any(span[0] < end and begin < span[1] for begin, end in unwanted.spans)]
 
     def _shows_parts(self) -> bool:
         """Whether it shows content that is a list of parts, and not the list as Python would."""
         message = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
         try:
-            text = self._render([message], None)
+            text = self._render(self._template, None, [message])
         except ValueError:
             return False
         return _PROBE in text and repr(_PROBE) not in text
 
-    def _parts(self, checked: Sequence[Message], tools: object, answers: Sequence[int]) -> list[Part]:
-        """These answers are learnt. Raises _Changed where they cannot be told from what stands around them."""
-        found: list[Part] = []
-        before = ""
-        for index in answers:
-            question = self._render(checked[:index], tools, prompts=True)
-            answered = self._render(checked[: index + 1], tools)
-            if not (question.startswith(before) and answered.startswith(question)):
-                raise _Changed(f"message {index} changes how the template shows those before it: no part is its answer")
-            found += [(question[len(before) :], False), (answered[len(question) :], True)]
-            before = answered
-        whole = self._render(checked, tools)
-        if not whole.startswith(before):
-            raise _Changed("what follows the last answer changes how the template shows those before it")
-        found.append((whole[len(before) :], False))
-        return [part for part in found if part[0]]
+    def _render(self, template: Compiled, tools: object, messages: Sequence[Message], *, prompts: bool = False) -> str:
+        return self._asked(template.render, messages, tools, prompts=prompts)
 
-    def _render(self, messages: Sequence[Message], tools: object, *, prompts: bool = False) -> str:
-        template = self._template if tools is None else self._with_tools
+    def _asked(
+        self, render: Callable[..., _Text], messages: Sequence[Message], tools: object, *, prompts: bool = False
+    ) -> _Text:
         try:
-            text: str = template.render(
+            return render(
                 messages=messages, tools=tools, documents=None, add_generation_prompt=prompts, **self._special
             )
-            return text
         except self._error as error:
             raise ValueError(f"the template refuses them: {error}") from error
         except (TypeError, AttributeError, KeyError, ArithmeticError) as error:
             raise ValueError(f"the template cannot show them: {error}") from error
+
+
+def _ends(text: str, last: Message, answers: Sequence[Span]) -> bool:
+    """Whether the text ends with an answer, and that with what it says: a mark of its own would stand behind it."""
+    if last["role"] != _LEARNT or not answers or answers[-1][1] != len(text):
+        return False
+    content = last.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str) and content:
+        content = content[-1].get("text") if isinstance(content[-1], Mapping) else content[-1]
+    said = content.strip() if isinstance(content, str) else ""
+    return bool(said) and text.rstrip().endswith(said)
 
 
 def open_template(name: str, tokenizer: Tokenizer, *, sparse: bool = False) -> ChatTemplate:

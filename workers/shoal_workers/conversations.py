@@ -32,8 +32,8 @@ _SAME_ROLES = {name: role for name, role in _ROLES.items() if role != "tool" and
 _SAME_ROLES |= {"bot": "assistant", "ai": "assistant", "tool": "tool"}
 # Which some templates know besides.
 _OTHER_ROLES = ("developer", "function", "ipython", "observation", "tool_response", "environment", "documents")
-_THOUGHT = ("reasoning_content", "thinking", "reasoning")  # what is thought before an answer; the first is usual
-_INSTEAD = ("tool_calls", "function_call", *_THOUGHT)  # of content
+THOUGHT = ("reasoning_content", "thinking", "reasoning")  # what is thought before an answer; the first is usual
+_INSTEAD = ("tool_calls", "function_call", *THOUGHT)  # of content
 Message = Mapping[str, Any]
 
 
@@ -94,7 +94,7 @@ def _message(index: int, message: object) -> Message:
     if found["role"] == "assistant" and found.get("weight", 1) not in (0, 1):
         raise ValueError(f"has a message {index} whose weight is neither 0 nor 1: {show(found['weight'])}")
     _check_content(index, found)
-    thought = next((found[name] for name in _THOUGHT if name in found), None)
+    thought = next((found[name] for name in THOUGHT if name in found), None)
     return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
 
 

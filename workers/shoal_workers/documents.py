@@ -7,22 +7,26 @@ which blocks are read when, and how documents fill sequences, is `streams`' affa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from shoal_planner.errors import show
-from shoal_workers.chat import ChatTemplate
+from shoal_workers.answer_tokens import PlacedTokens, learnt_tokens
+from shoal_workers.chat import ChatTemplate, Shown
 from shoal_workers.data_cache import DataCache
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 from shoal_workers.kept_ids import KeptIds
-from shoal_workers.tokenizing import Ids, Tokenizer, with_begin
+from shoal_workers.tokenizing import Ids, Places, Tokenizer, with_begin
 
 _MOST_SHOWN = 80
+log = structlog.get_logger()
 
 
 class Raw(NamedTuple):
@@ -89,8 +93,9 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, cache: DataCache | None = None) -> None:
         self._tokenizer = tokenizer
         self._encode = tokenizer.encode if cache is None else KeptIds(tokenizer, cache).encode
-        self._template = template
+        self._chats = None if template is None else (template, PlacedTokens(tokenizer))
         self._end = np.array([tokenizer.end], dtype=np.uint32)
+        self._said_missing = False
 
     @property
     def end(self) -> int:
@@ -99,30 +104,45 @@ class Encoder:
     def encode(self, chunk: Sequence[Raw]) -> list[Encoded]:
         """What comes first in a document cannot be known from the document before it, so it is not to be learnt; its
         end is, unless it follows what is not. Raises DataError."""
-        if self._template is not None:
-            return [self._chat(raw, self._template) for raw in chunk]
+        encode = self._texts if self._chats is None else functools.partial(self._shown, *self._chats)
         try:
-            ids = self._encode([_text(raw) for raw in chunk], [raw.before for raw in chunk])
+            return encode(chunk)
         except ValueError as error:
             if len(chunk) == 1:
                 raise _wrong(chunk[0], str(error)) from error
             return [self.encode([raw])[0] for raw in chunk]  # one of them will say so
+
+    def _texts(self, chunk: Sequence[Raw]) -> list[Encoded]:
+        ids = self._encode([_text(raw) for raw in chunk], [raw.before for raw in chunk])
         if self._tokenizer.begin:
             ids = [with_begin(self._tokenizer, own) if raw.begins else own for raw, own in zip(chunk, ids, strict=True)]
         return self._ended(chunk, ids)
 
-    def _chat(self, raw: Raw, template: ChatTemplate) -> Encoded:
-        """Encoded as a whole, as whoever asks the model has it encoded: what begins within an answer is learnt."""
-        try:
-            parts = template.parts(raw.content, raw.tools)
-            ids, places = self._tokenizer.encode_with_places("".join(text for text, _ in parts))
-        except ValueError as error:
-            raise _wrong(raw, str(error)) from error
-        ends = np.cumsum([len(text) for text, _ in parts])
-        learnt = np.array([learnt for _, learnt in parts])[np.searchsorted(ends[:-1], places, side="right")]
+    def _shown(self, template: ChatTemplate, tokens: PlacedTokens, chunk: Sequence[Raw]) -> list[Encoded]:
+        """Each encoded as a whole, as whoever asks the model has it encoded."""
+        chats = [template.show(raw.content, raw.tools) for raw in chunk]
+        placed = tokens.encode([chat.text for chat in chats])
+        return [self._chat(*one) for one in zip(chunk, chats, placed, strict=True)]
+
+    def _chat(self, raw: Raw, chat: Shown, placed: tuple[Ids, Places]) -> Encoded:
+        ids, places = placed
+        if chat.num_missing:
+            self._say_missing(raw, chat.num_missing)
+        learnt = learnt_tokens(self._tokenizer, chat.text, ids, places, chat.answers)
         learnt[:1] = False
-        tokens = np.where(learnt, ids, ~ids)
-        return Encoded(np.concatenate((tokens, ~self._end)).view(np.int32), raw.place)
+        tokens = np.concatenate((np.where(learnt, ids, ~ids), self._end if chat.ends else ~self._end))
+        return Encoded(tokens.view(np.int32), raw.place)
+
+    def _say_missing(self, raw: Raw, num_missing: int) -> None:
+        """Once: chats of one source are alike."""
+        if not self._said_missing:
+            self._said_missing = True
+            log.warning(
+                "answers of a chat are not learnt, as the template does not show them so that they can be told",
+                file=raw.file,
+                where=str(raw.where),
+                num_answers=num_missing,
+            )
 
     def _ended(self, chunk: Sequence[Raw], ids: Sequence[Ids]) -> list[Encoded]:
         """All at once: many documents are short."""

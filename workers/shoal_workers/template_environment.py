@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -16,7 +18,48 @@ from typing import Any, NoReturn
 _DAY = datetime(2024, 7, 26)
 
 
-def compiled(source: str) -> Any:
+@dataclass(slots=True)
+class _Rendering:
+    """What stands there so far, and what was said since within `{% generation %}`: where at the earliest, and what."""
+
+    num_chars: int = 0
+    said: list[tuple[int, str]] = field(default_factory=list)
+
+
+_RENDERING: ContextVar[_Rendering] = ContextVar("rendering")  # threads show chats with one template at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """`tells`: it has `{% generation %}`, around all that is to be learnt."""
+
+    template: Any
+    tells: bool
+
+    def render(self, **values: Any) -> str:
+        """Raises jinja2.TemplateError, and what the template's own expressions do."""
+        return str(self.template.render(**values))
+
+    def render_told(self, **values: Any) -> tuple[str, list[tuple[int, int]]]:
+        """With the characters [begin, end) that stand within the tags. Raises what `render` does."""
+        rendering, parts = _Rendering(), list[str]()
+        before = _RENDERING.set(rendering)
+        try:
+            for part in self.template.generate(**values):
+                parts.append(part)
+                rendering.num_chars += len(part)
+        finally:
+            _RENDERING.reset(before)
+        text = "".join(parts)
+        found = []
+        for earliest, said in rendering.said:  # within a macro it stands somewhat later, or, if it is dropped, nowhere
+            begin = text.find(said, earliest)
+            if begin >= 0:
+                found.append((begin, begin + len(said)))
+        return text, found
+
+
+def compiled(source: str) -> Compiled:
     """A Jinja template. Raises jinja2.TemplateError where it cannot be read."""
     from jinja2 import TemplateError, nodes
     from jinja2.exceptions import SecurityError
@@ -29,14 +72,19 @@ def compiled(source: str) -> Any:
         """`{% generation %}`, around what a model says: it shows the same without, in a scope of its own."""
 
         tags = {"generation"}  # noqa: RUF012
+        used = False
 
         def parse(self, parser: Parser) -> nodes.Node:
+            Generation.used = True
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.CallBlock(self.call_method("_show"), [], [], body).set_lineno(line)
 
         def _show(self, caller: Any) -> Any:
-            return caller()
+            text = caller()
+            if (rendering := _RENDERING.get(None)) is not None:
+                rendering.said.append((rendering.num_chars, str(text)))
+            return text
 
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
@@ -54,7 +102,8 @@ def compiled(source: str) -> Any:
     environment.globals.update(
         raise_exception=refuse, strftime_now=_DAY.strftime, namespace=namespace, dict=_Dictionaries()
     )
-    return environment.from_string(source)
+    template = environment.from_string(source)
+    return Compiled(template, Generation.used)
 
 
 def _to_json(
