@@ -119,7 +119,7 @@ def test_any_shape_of_files_is_read_with_less_than_300_mb(tmp_path: Path, shape:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("form", ["jsonl", "text", "parquet", "tokens"])
 def test_five_gigabytes_are_read_with_less_than_300_mb(tmp_path: Path, form: str) -> None:
-    path, num_bytes = tmp_path / "a.bin", 5 * 10**9
+    path, num_bytes = tmp_path / ("a.bin" if form == "tokens" else f"a.{form}"), 5 * 10**9
     tokenizer = "bytes" if form == "tokens" else str(write_tokenizer(tmp_path / "tokenizer"))
     match form:
         case "tokens":
