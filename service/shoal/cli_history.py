@@ -102,11 +102,13 @@ def plans(
 def metrics(
     job_id: JobId,
     max_points: Annotated[int, typer.Option(min=10, max=450, help="At most so many points.")] = 30,
+    from_step: Annotated[int | None, typer.Option(min=0, help="Only from this step on.")] = None,
+    to_step: Annotated[int | None, typer.Option(min=0, help="Only up to this step.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the loss curve of a job: what counts, without steps that were rolled back."""
     with Client() as client:
-        found = client.metrics(job_id, max_points=max_points)
+        found = client.metrics(job_id, max_points=max_points, from_step=from_step, to_step=to_step)
     if as_json:
         show_json(found)
         return

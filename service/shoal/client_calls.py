@@ -71,8 +71,12 @@ class Calls:
         headers = matching(if_match)
         return self._call("POST", f"{_job(job_id)}/{verb}", headers=headers, **body)
 
-    def metrics(self, job_id: str, *, max_points: int | None = None) -> dict[str, Any]:
-        return self._call("GET", f"{_job(job_id)}/metrics", params=given(max_points=max_points))
+    def metrics(
+        self, job_id: str, *, max_points: int | None = None, from_step: int | None = None, to_step: int | None = None
+    ) -> dict[str, Any]:
+        """The loss curve, or the part of it between two steps (both within it), of which more points are told."""
+        asked = given(max_points=max_points, from_step=from_step, to_step=to_step)
+        return self._call("GET", f"{_job(job_id)}/metrics", params=asked)
 
     def plan(self, job_id: str, *, epoch: int | None = None) -> dict[str, Any]:
         """The plan that the job runs by, or ran by in `epoch`."""

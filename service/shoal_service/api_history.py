@@ -116,12 +116,19 @@ async def _follow(deps: Services, job_id: str, after: int, kinds: tuple[str, ...
 
 @router.get("/metrics", responses=documented(404, ok=Curve))
 async def get_metrics(
-    deps: Deps, job_id: str, max_points: Annotated[int, Query(ge=10, le=MOST_POINTS)] = MOST_POINTS
+    deps: Deps,
+    job_id: str,
+    max_points: Annotated[int, Query(ge=10, le=MOST_POINTS)] = MOST_POINTS,
+    from_step: Annotated[int, Query(ge=0, le=_MOST_SEQ)] = 0,
+    to_step: Annotated[int | None, Query(ge=0, le=_MOST_SEQ)] = None,
 ) -> Response:
-    """The loss curve: the branch that counts, the points that were rolled back, and marks where plans changed."""
+    """The loss curve, or the part of it from `from_step` to `to_step`: the branch that counts, the points that were
+    rolled back, and marks where plans changed."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
-        found = {**await curve(session, job_id, max_points), "thinned": row.is_thinned}
+        if to_step is not None and to_step < from_step:
+            raise BadInput("invalid_field", f"to_step = {to_step}: below from_step, {from_step}", "to_step")
+        found = {**await curve(session, job_id, max_points, from_step, to_step), "thinned": row.is_thinned}
     return Response(encoded(found), media_type="application/json")
 
 

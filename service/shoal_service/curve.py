@@ -1,4 +1,5 @@
-"""The loss curve of a job, small enough for a page: of a long run, the lowest and highest point of each bucket."""
+"""The loss curve of a job, or a stretch of it, small enough for a page: of many points, the lowest and highest of each
+bucket."""
 
 from __future__ import annotations
 
@@ -22,16 +23,19 @@ MOST_POINTS, _MOST_UNDONE, _MOST_OTHERS, _MOST_MARKERS = 450, 100, 100, 100
 _MOST_REPORTED_BYTES = 30_000
 
 
-async def curve(session: AsyncSession, job_id: str, max_points: int) -> dict[str, Any]:
-    """`points` is the branch that counts, `rolled_back` what was done and undone, `markers` what happened when, and
-    `evaluations` the newest of these. `reported` are, of a job that runs a script, the newest of what it reported that
-    count, with all figures under their own names. There are at most `max_points` points, and no more than an answer may
-    hold."""
-    live, num_live = await _points(session, job_id, False, min(max_points, MOST_POINTS))
-    undone, num_undone = await _points(session, job_id, True, min(max_points, _MOST_UNDONE))
-    events = await journal.newest(session, job_id, _MOST_MARKERS, (RecoveryDone.kind,))
-    evaluations = await journal.newest(session, job_id, min(max_points, _MOST_OTHERS), (EvaluationDone.kind,))
-    reported = await journal.newest(session, job_id, min(max_points, MOST_POINTS), (ScriptReported.kind,))
+async def curve(
+    session: AsyncSession, job_id: str, max_points: int, from_step: int = 0, to_step: int | None = None
+) -> dict[str, Any]:
+    """Of the steps from `from_step` to `to_step`, both within (None: the newest). `points` is the branch that counts,
+    `rolled_back` what was done and undone, `markers` what happened when, and `evaluations` the newest of these.
+    `reported` are, of a job that runs a script, the newest of what it reported that count, with all figures under their
+    own names. There are at most `max_points` points, and no more than an answer may hold."""
+    live, num_live = await _points(session, job_id, False, min(max_points, MOST_POINTS), from_step, to_step)
+    undone, num_undone = await _points(session, job_id, True, min(max_points, _MOST_UNDONE), from_step, to_step)
+    within = await _journal_span(session, job_id, from_step, to_step)
+    events = await journal.newest(session, job_id, _MOST_MARKERS, (RecoveryDone.kind,), *within)
+    evaluations = await journal.newest(session, job_id, min(max_points, _MOST_OTHERS), (EvaluationDone.kind,), *within)
+    reported = await journal.newest(session, job_id, min(max_points, MOST_POINTS), (ScriptReported.kind,), *within)
     return {
         "job_id": job_id,
         "points": [point(row) for row in live],
@@ -46,11 +50,13 @@ async def curve(session: AsyncSession, job_id: str, max_points: int) -> dict[str
 
 
 async def _points(
-    session: AsyncSession, job_id: str, rolled_back: bool, max_points: int
+    session: AsyncSession, job_id: str, rolled_back: bool, max_points: int, from_step: int, to_step: int | None
 ) -> tuple[Sequence[StepRow], int]:
     """The points in order, and how many there are in all. The first and the newest one always stay, so that the curve
     ends where the job is."""
-    mine = (StepRow.job_id == job_id, StepRow.rolled_back.is_(rolled_back))
+    mine = [StepRow.job_id == job_id, StepRow.rolled_back.is_(rolled_back), StepRow.step >= from_step]
+    if to_step is not None:
+        mine.append(StepRow.step <= to_step)
     ends_of = select(func.min(StepRow.step), func.max(StepRow.step)).where(*mine)
     first, last = cast(tuple[int | None, int | None], tuple((await session.execute(ends_of)).one()))
     if first is None or last is None:
@@ -63,13 +69,26 @@ async def _points(
         # Two points stay of each bucket.
         width = -(-2 * (last - first + 1) // max(max_points - 4, 1))
         read = curve_levels.read_undone if rolled_back else curve_levels.read
-        buckets = await read(session, job_id, width, last)
+        buckets = await read(session, job_id, width, first, last)
         count = sum(bucket.num_points for bucket in buckets)
         ends = await session.scalars(select(StepRow.seq).where(*mine, StepRow.step.in_((first, last))))
         kept = {*curve_levels.merged(buckets, width, first), *ends}
         query = select(*columns).where(StepRow.job_id == job_id, StepRow.seq.in_(kept))
     rows = (await session.execute(query.order_by(StepRow.step, StepRow.seq))).all()
     return cast(Sequence[StepRow], rows)[-max_points:], count
+
+
+async def _journal_span(
+    session: AsyncSession, job_id: str, from_step: int, to_step: int | None
+) -> tuple[int, int | None]:
+    """The numbers in the journal after and before which what belongs to these steps stands."""
+    live = (StepRow.job_id == job_id, StepRow.rolled_back.is_(False))
+    after, before = 0, None
+    if from_step:
+        after = await session.scalar(select(func.max(StepRow.seq)).where(*live, StepRow.step < from_step)) or 0
+    if to_step is not None:
+        before = await session.scalar(select(func.min(StepRow.seq)).where(*live, StepRow.step > to_step))
+    return after, before
 
 
 def point(row: StepRow) -> Point:

@@ -51,21 +51,38 @@ async def keep_up(session: AsyncSession, job_id: str, *, redone_from: int | None
         await session.execute(insert(CurveRow).from_select(names, _with_keys(job_id, width, source)))
 
 
-async def read(session: AsyncSession, job_id: str, width: int, last_step: int) -> list[Bucket]:
-    """Buckets of at most `width` steps, in order, which hold every point up to `last_step` once."""
-    found: list[Bucket] = []
-    at = 0
-    for level in reversed([each for each in WIDTHS if each <= width]):
-        mine = (CurveRow.job_id == job_id, CurveRow.width == level, CurveRow.bucket >= at // level)
-        query = select(*(getattr(CurveRow, name) for name in _COLUMNS)).where(*mine).order_by(CurveRow.bucket)
-        found += [_bucket(row, level) for row in await session.execute(query)]
-        at = max(at, await _sealed(session, job_id, level) * level)
-    return found + await _read_points(session, job_id, False, min(width, WIDTHS[0]), at, last_step)
+async def read(session: AsyncSession, job_id: str, width: int, first_step: int, last_step: int) -> list[Bucket]:
+    """Buckets of at most `width` steps, in order, which hold every point from `first_step` to `last_step` once."""
+    coarse_first = [each for each in reversed(WIDTHS) if each <= width]
+    return await _read(session, job_id, coarse_first, min(width, WIDTHS[0]), first_step, last_step + 1)
 
 
-async def read_undone(session: AsyncSession, job_id: str, width: int, last_step: int) -> list[Bucket]:
+async def _read(
+    session: AsyncSession, job_id: str, levels: Sequence[int], width: int, first_step: int, end_step: int
+) -> list[Bucket]:
+    """What the coarsest level holds whole of these steps, and before and behind it what the finer ones do."""
+    if first_step >= end_step:
+        return []
+    if not levels:
+        return await _read_points(session, job_id, False, width, first_step, end_step - 1)
+    level, *finer = levels
+    begin = -(-first_step // level)
+    end = min(end_step // level, await _sealed(session, job_id, level))
+    if begin >= end:
+        return await _read(session, job_id, finer, width, first_step, end_step)
+    within = (CurveRow.bucket >= begin, CurveRow.bucket < end)
+    mine = (CurveRow.job_id == job_id, CurveRow.width == level, *within)
+    query = select(*(getattr(CurveRow, name) for name in _COLUMNS)).where(*mine).order_by(CurveRow.bucket)
+    return [
+        *await _read(session, job_id, finer, width, first_step, begin * level),
+        *(_bucket(row, level) for row in await session.execute(query)),
+        *await _read(session, job_id, finer, width, end * level, end_step),
+    ]
+
+
+async def read_undone(session: AsyncSession, job_id: str, width: int, first_step: int, last_step: int) -> list[Bucket]:
     """The same of what was rolled back: few points, which no table holds together."""
-    return await _read_points(session, job_id, True, width, 0, last_step)
+    return await _read_points(session, job_id, True, width, first_step, last_step)
 
 
 async def _read_points(

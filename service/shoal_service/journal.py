@@ -238,9 +238,15 @@ async def entries_after(
     return (await session.scalars(query.order_by(JournalRow.seq).limit(limit))).all()
 
 
-async def newest(session: AsyncSession, job_id: str, limit: int, kinds: Sequence[str]) -> Sequence[JournalRow]:
-    """The newest entries of these kinds, newest first."""
+async def newest(
+    session: AsyncSession, job_id: str, limit: int, kinds: Sequence[str], after: int = 0, before: int | None = None
+) -> Sequence[JournalRow]:
+    """The newest entries of these kinds, newest first, of those with a number above `after` and below `before`."""
     query = select(JournalRow).where(JournalRow.job_id == job_id, JournalRow.kind.in_(kinds))
+    if after:
+        query = query.where(JournalRow.seq > after)
+    if before is not None:
+        query = query.where(JournalRow.seq < before)
     return (await session.scalars(query.order_by(JournalRow.seq.desc()).limit(limit))).all()
 
 

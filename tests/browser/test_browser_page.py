@@ -19,6 +19,35 @@ def begin(http: httpx.Client, name: str) -> tuple[str, Connector]:
     return job_id, connector
 
 
+def check_stretch(page: Page) -> None:
+    """Chosen by its steps, by dragging over it, and left again; what is told meanwhile does not widen it."""
+    rows = page.locator("#curve-table tbody tr")
+    page.locator("#curve-from").fill("11")
+    page.locator("#curve-to").fill("19")
+    page.locator("#curve-to").press("Enter")
+    expect(page.locator("#curve")).to_have_attribute("data-points", "9")
+    page.locator("#curve-to").fill("3")
+    page.locator("#curve-to").press("Enter")
+    assert page.locator("#curve-to").evaluate("box => box.validationMessage") == "the last step is below the first, 11"
+    page.locator("#curve-whole").click()
+    expect(page.locator("#curve")).to_have_attribute("data-points", "60")
+    expect(page.locator("#curve-whole")).to_be_hidden()
+    expect(rows).to_have_count(61)
+    area = page.locator("#curve .u-over").bounding_box()
+    assert area
+    page.mouse.move(area["x"] + area["width"] / 4, area["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(area["x"] + area["width"] / 2, area["y"] + 50, steps=5)
+    page.mouse.up()
+    expect(page.locator("#curve-whole")).to_be_visible()
+    expect(page.locator("#curve-from")).to_have_value("16")
+    expect(page.locator("#curve-to")).to_have_value("30")
+    expect(page.locator("#curve")).to_have_attribute("data-points", "15")
+    page.locator("#curve .u-over").dblclick()
+    expect(page.locator("#curve")).to_have_attribute("data-points", "60")
+    expect(page.locator("#curve-from")).to_have_value("")
+
+
 def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, plane: ControlPlane) -> None:
     job_id, connector = begin(http, "followed")
     told = story(job_mapping(), started_at_s=time.time()).entries
@@ -58,6 +87,7 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     expect(page.locator("#curve-table tbody tr")).to_have_count(61)
     expect(page.locator("#curve-table")).to_contain_text("rolled back")
     expect(page.locator("#curve-table")).to_contain_text("2.2500")
+    check_stretch(page)
     page.locator("#curve-over").select_option("at")
     page.locator("#curve-figure").select_option("tokens_per_s")
     expect(page.locator("#curve canvas")).to_be_visible()

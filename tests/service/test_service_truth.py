@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, func, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_recovery.journal import Entry, StateChanged
+from shoal_recovery.journal import Entry, EvaluationDone, StateChanged
 from shoal_service import jobs, journal
 from shoal_service.answers import MAX_ANSWER_BYTES, encoded, fitting, page
 from shoal_service.curve import curve
@@ -127,6 +127,33 @@ async def test_a_curve_read_by_levels_keeps_its_extremes(database: Database, max
     assert {point["epoch"] for point in undone} == {1} and 0 < len(undone) <= max_points
     assert {point["epoch"] for point in live if point["step"] >= 8800} == {2}
     assert all(losses[point["step"]] == point["loss"] for point in live + undone)
+
+
+async def test_a_stretch_of_a_curve_is_read_finer(database: Database) -> None:
+    job_id = await new_job(database)
+    chance = random.Random(2)
+    losses = {step: chance.uniform(1, 3) for step in range(1, 2001)}
+    for first in range(1, 2001, 500):
+        await append(database, job_id, [done(step, losses[step]) for step in range(first, first + 500)])
+    evaluated = [EvaluationDone(epoch=1, step=2000, loss=2.0, tokens=64, duration_s=0.1)]
+    await append(database, job_id, evaluated)
+    for _ in range(20):
+        low, high = sorted(chance.sample(range(2100), 2))
+        within = {step: loss for step, loss in losses.items() if low <= step <= high}
+        async with database.read() as session:
+            found = await curve(session, job_id, 50, low, high)
+        points = {point["step"]: point["loss"] for point in found["points"]}
+        assert found["num_points"] == len(within) and found["downsampled"] is (len(points) < len(within))
+        assert all(within[step] == loss for step, loss in points.items()) and len(points) <= 50
+        if within:
+            assert {min(within), max(within)} <= set(points)
+            assert {min(within.values()), max(within.values())} <= set(points.values())
+        if len(within) <= 50:
+            assert points == within
+    async with database.read() as session:
+        assert not (await curve(session, job_id, 450, 5, 1999))["evaluations"]
+        assert [each["step"] for each in (await curve(session, job_id, 450, 1999))["evaluations"]] == [2000]
+        assert (await curve(session, job_id, 450, 2001))["num_points"] == 0
 
 
 async def test_values_that_no_database_holds_are_the_askers_fault(database: Database) -> None:

@@ -1,11 +1,15 @@
 // Draws a job's curves: the branch that counts, rolled-back points pale, evaluations, and marks where something
-// happened. Asks for the whole curve when the stream opens, and adds the points that the stream brings.
+// happened. Asks for the curve when the stream opens, and adds the points that the stream brings. A stretch that is
+// chosen, by dragging or by its steps, is asked for anew, since more of its points fit.
 const box = document.getElementById("curve");
 const table = document.querySelector("#curve-table tbody");
 const details = document.getElementById("curve-details");
 const figure = document.getElementById("curve-figure");
 const over = document.getElementById("curve-over");
 const logarithmic = document.getElementById("curve-log");
+const fromStep = document.getElementById("curve-from");
+const toStep = document.getElementById("curve-to");
+const whole = document.getElementById("curve-whole");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const HEIGHT = 280;
 const MOST_POINTS = 4000; // kept in the page; beyond that the server makes fewer of them
@@ -14,6 +18,7 @@ const tokensPerStep = Number(box.dataset.tokensPerStep) || 1;
 let plot = null;
 let metrics = null;
 let painting = 0;
+let asking = 0; // the newest question's number: an older one's answer may come later
 
 document.getElementById("curve-controls").hidden = false;
 
@@ -132,7 +137,7 @@ function build() {
       width: box.clientWidth,
       height: HEIGHT,
       scales: { x: { time: over.value === "at" }, y: { distr: logarithmic.checked ? 3 : 1 } },
-      cursor: { drag: { x: true, y: false } },
+      cursor: { drag: { x: true, y: false, setScale: false } },
       axes: [xAxis, { ...axis, size: 62, values: yValues }],
       series: [
         { label: over.value === "at" ? "time" : over.value, value: over.value === "at" ? undefined : (_, value) => (value == null ? "-" : value.toLocaleString("en")) },
@@ -140,11 +145,42 @@ function build() {
         { label: name, stroke: colour("--loss"), width: 2, spanGaps: true, value: shown },
         { label: "evaluation", stroke: colour("--evaluation"), width: 2, spanGaps: true, value: shown, points: { show: true, size: 6 } },
       ],
-      hooks: { draw: [drawMarks] },
+      hooks: { draw: [drawMarks], setSelect: [dragged] },
     },
     columns(),
     box,
   );
+}
+
+// The steps at the ends of what was dragged over; none where no point lies there.
+function stepsOf(low, high) {
+  const x = xOf[over.value];
+  const within = [...metrics.points, ...metrics.rolled_back].filter((point) => low <= x(point) && x(point) <= high);
+  const steps = within.map((point) => point.step);
+  return steps.length ? [Math.min(...steps), Math.max(...steps)] : null;
+}
+
+function dragged(chart) {
+  const { left, width } = chart.select;
+  if (width <= 0) return;
+  const steps = stepsOf(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
+  chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  if (steps) choose(...steps);
+}
+
+function choose(from, to) {
+  fromStep.value = from;
+  toStep.value = to;
+  stretch();
+}
+
+// Either end may be open.
+function stretch() {
+  const bad = fromStep.value !== "" && toStep.value !== "" && Number(toStep.value) < Number(fromStep.value);
+  toStep.setCustomValidity(bad ? `the last step is below the first, ${fromStep.value}` : "");
+  if (!fromStep.reportValidity() || !toStep.reportValidity()) return;
+  whole.hidden = fromStep.value === "" && toStep.value === "";
+  load();
 }
 
 function fillTable() {
@@ -189,8 +225,12 @@ function soon() {
 }
 
 async function load() {
-  const answer = await fetch(url);
-  if (!answer.ok) return;
+  const asked = new URLSearchParams();
+  if (fromStep.value !== "") asked.set("from_step", fromStep.value);
+  if (toStep.value !== "") asked.set("to_step", toStep.value);
+  const number = ++asking;
+  const answer = await fetch(`${url}?${asked}`);
+  if (!answer.ok || number !== asking) return;
   metrics = await answer.json();
   soon();
 }
@@ -200,6 +240,7 @@ function add({ points, more }) {
   if (!metrics) return;
   if (more || metrics.points.length + points.length > MOST_POINTS) return load();
   for (const point of points) {
+    if (toStep.value !== "" && point.step > Number(toStep.value)) continue;
     const known = metrics.points.at(-1);
     if (known && known.step === point.step && known.epoch === point.epoch) continue;
     if (metrics.rolled_back.some((old) => old.step === point.step && old.epoch === point.epoch)) continue;
@@ -208,6 +249,7 @@ function add({ points, more }) {
       metrics.rolled_back.push(...metrics.points.filter((old) => old.step >= point.step));
       metrics.points = metrics.points.filter((old) => old.step < point.step);
     }
+    if (point.step < Number(fromStep.value)) continue;
     metrics.points.push(point);
     metrics.num_points = Math.max(metrics.num_points, metrics.points.length);
   }
@@ -216,6 +258,9 @@ function add({ points, more }) {
 
 details.addEventListener("toggle", fillTable);
 for (const control of [figure, over, logarithmic]) control.addEventListener("change", () => metrics && build());
+for (const end of [fromStep, toStep]) end.addEventListener("change", stretch);
+whole.addEventListener("click", () => choose("", ""));
+box.addEventListener("dblclick", () => choose("", ""));
 dark.addEventListener("change", () => metrics && build());
 document.addEventListener("shoal:theme", () => metrics && build());
 new ResizeObserver(() => plot?.setSize({ width: box.clientWidth, height: HEIGHT })).observe(box);
