@@ -41,8 +41,12 @@ async def curve(
         "points": [point(row) for row in live],
         "rolled_back": [point(row) for row in undone],
         "markers": [_marker(row) for row in reversed(events)],
-        "evaluations": [evaluation(row) for row in reversed(evaluations)],
-        "reported": fitting(_reported(reported), _MOST_REPORTED_BYTES, from_end=True),
+        "evaluations": [evaluation(row) for row in reversed(evaluations) if _is_within(row, from_step, to_step)],
+        "reported": fitting(
+            _reported([row for row in reported if _is_within(row, from_step, to_step)]),
+            _MOST_REPORTED_BYTES,
+            from_end=True,
+        ),
         "num_points": num_live,
         "num_rolled_back": num_undone,
         "downsampled": num_live > len(live) or num_undone > len(undone),
@@ -69,7 +73,7 @@ async def _points(
         # Two points stay of each bucket.
         width = -(-2 * (last - first + 1) // max(max_points - 4, 1))
         read = curve_levels.read_undone if rolled_back else curve_levels.read
-        buckets = await read(session, job_id, width, first, last)
+        buckets = await read(session, job_id, width, from_step, last)
         count = sum(bucket.num_points for bucket in buckets)
         ends = await session.scalars(select(StepRow.seq).where(*mine, StepRow.step.in_((first, last))))
         kept = {*curve_levels.merged(buckets, width, first), *ends}
@@ -89,6 +93,11 @@ async def _journal_span(
     if to_step is not None:
         before = await session.scalar(select(func.min(StepRow.seq)).where(*live, StepRow.step > to_step))
     return after, before
+
+
+def _is_within(row: JournalRow, from_step: int, to_step: int | None) -> bool:
+    """What a step brought may stand in the journal a little before the step itself."""
+    return bool(row.payload["step"] >= from_step and (to_step is None or row.payload["step"] <= to_step))
 
 
 def point(row: StepRow) -> Point:

@@ -20,7 +20,7 @@ def begin(http: httpx.Client, name: str) -> tuple[str, Connector]:
 
 
 def check_stretch(page: Page) -> None:
-    """Chosen by its steps, by dragging over it, and left again; what is told meanwhile does not widen it."""
+    """Chosen by its steps, by dragging over it, and left again."""
     rows = page.locator("#curve-table tbody tr")
     page.locator("#curve-from").fill("11")
     page.locator("#curve-to").fill("19")
@@ -73,8 +73,14 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     expect(page.locator("#part-plan svg.map rect.box")).to_have_count(4)
     expect(page.locator("#curve")).to_have_attribute("data-markers", "1")
 
+    page.locator("#curve-to").fill("9")
+    page.locator("#curve-to").press("Enter")
+    expect(page.locator("#curve")).to_have_attribute("data-points", "9")
     ok(connector.send(job_id, told))
     expect(page.locator("#part-head .chip")).to_contain_text("succeeded")
+    expect(page.locator("#curve")).to_have_attribute("data-points", "9")
+    expect(page.locator("#curve")).to_have_attribute("data-evaluations", "0")
+    page.locator("#curve-whole").click()
     expect(page.locator("#curve")).to_have_attribute("data-points", "60")
     expect(page.locator("#curve")).to_have_attribute("data-markers", "2")
     expect(page.locator("#curve")).to_have_attribute("data-evaluations", "1")

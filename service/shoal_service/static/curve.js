@@ -67,17 +67,19 @@ function withMfu(points) {
 
 const marks = () => JSON.parse(document.getElementById("curve-marks")?.dataset.marks ?? "[]");
 
-// The step that was newest at a moment.
+// The step that was newest at a moment; null if that lies outside of the stretch that is chosen.
 function stepAt(at) {
   const moment = Date.parse(at);
   let found = null;
   for (const point of metrics.points) if (Date.parse(point.at) <= moment) found = point;
-  return found?.step ?? metrics.points[0]?.step ?? 0;
+  if (toStep.value !== "" && found === metrics.points.at(-1)) return null;
+  return found?.step ?? (fromStep.value === "" ? metrics.points[0]?.step ?? 0 : null);
 }
 
 function place(mark) {
   if (over.value === "at") return Date.parse(mark.at) / 1000;
   const step = mark.step ?? stepAt(mark.at);
+  if (step === null) return null;
   return over.value === "tokens" ? step * tokensPerStep : step;
 }
 
@@ -89,7 +91,9 @@ function drawMarks(chart) {
   ctx.lineWidth = ratio;
   ctx.font = `bold ${11 * ratio}px sans-serif`;
   for (const mark of marks()) {
-    const x = chart.valToPos(place(mark), "x", true);
+    const where = place(mark);
+    if (where === null) continue;
+    const x = chart.valToPos(where, "x", true);
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
     ctx.strokeStyle = ctx.fillStyle = colours[mark.kind];
     ctx.beginPath();
