@@ -24,7 +24,7 @@ from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.parts import least_s
 from shoal_planner.plan import Plan
 from shoal_planner.replan import mend_plan
-from shoal_planner.rescue import recomputes, rescue, unburden
+from shoal_planner.rescue import is_pressed, rescue, unburden
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
 from shoal_planner.standing import word_of
@@ -41,6 +41,7 @@ _FAR, _MOST_KINDS = 1.6, 12
 _BEYOND = 1.15  # unless what such a part could do at best is not so far below what is known
 # On more devices than these a proof may take seconds: too long for a part, or for a job that waits.
 _AGAIN = 6
+_TEAMS_AGAIN = 256  # to try teams beside what was made of a running plan takes too long on more
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
 _KEPT = ((8, (6, 4)), (16, (3, 1)), (256, (4, 3)), (1 << 30, (2, 1)))  # by the number of devices up to which that holds
@@ -75,7 +76,8 @@ class Search:
             self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN)
             self.scored = mended | self.scored
         fits = bool(self.scored)
-        try_teams(self.costs, self.copies, self.best_s(), self.consider)
+        if not self.mended or num_devices(self.costs) <= _TEAMS_AGAIN:
+            try_teams(self.costs, self.copies, self.best_s(), self.consider)
         if not fits:
             refusal = self.refusal
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
@@ -83,7 +85,7 @@ class Search:
                 self.refusal = refusal
         elif thorough and is_proven(self.costs):
             return  # the proof has state on hosts itself
-        elif thorough and previous is None and self.is_far() and any(map(recomputes, self.best(_FINALISTS))):
+        elif thorough and previous is None and self.is_far() and any(map(is_pressed, self.best(_FINALISTS))):
             # What is found where nothing fits must not be lost where something fits.
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
         else:

@@ -25,7 +25,7 @@ _PART, _MOST = 1 / 4, 2
 
 def plainer(costs: CostModel) -> Iterator[ClusterSnapshot]:
     """With nodes made equal that differ in one figure alone; then without the kind of node that is worth least, and
-    without the next one, too."""
+    without the next one, too; then the kind alone that is worth most, if that is most of all."""
 
     def worth(kind: Kind) -> float:
         return kind.devices / costs.part("block", kind.node.id, 1, 1).total_s
@@ -36,12 +36,14 @@ def plainer(costs: CostModel) -> Iterator[ClusterSnapshot]:
         yield dataclasses.replace(costs.snapshot, nodes=nodes)
     kinds = sorted(group_kinds(usable_nodes(costs.job, costs.snapshot), costs), key=worth)
     left, part = costs.snapshot, _PART * sum(map(worth, kinds))
-    for kind in kinds[:-1][:_MOST]:
+    for number, kind in enumerate(kinds[:-1]):
         part -= worth(kind)
         if part < 0:
             return
         left = left.without(kind.nodes)
-        yield left
+        # A kind more, which is worth little, must not put what is found without all of these out of reach.
+        if number < _MOST or number == len(kinds) - 2:
+            yield left
 
 
 def level(nodes: tuple[Node, ...]) -> dict[str, Node]:

@@ -33,6 +33,7 @@ from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Stage
 
 # In whose mixes layers are divided, from the fastest to the smallest: counts of so few are found for all at once.
 _STEPS = (Choice(), Choice(offload="optimizer"), Choice(recompute="full", offload="optimizer"))
+_ENDS = 2  # embedding and head may be stages without a layer
 _BOUNDS = 12  # times of the slowest stage that are tried, from the least possible
 _LEAST_ROOM = 1e-3  # of a device's memory: whoever has none keeps this part of what the others do
 _MOST_SHARE = 1e6
@@ -61,7 +62,7 @@ def _deeper(plan: Plan) -> Iterator[Plan]:
     """Two pipelines become one, one stage after the other, again and again, where stages have one replica."""
     yield plan
     while len(plan.pipelines) > 1 and _single(plan):
-        if 2 * max(len(pipeline.stages) for pipeline in plan.pipelines) > plan.num_layers:
+        if 2 * max(len(pipeline.stages) for pipeline in plan.pipelines) > plan.num_layers + _ENDS:
             return
         pairs = itertools.zip_longest(plan.pipelines[::2], plan.pipelines[1::2])
         joined = [here if there is None else _chained(here, there) for here, there in pairs]
@@ -70,10 +71,10 @@ def _deeper(plan: Plan) -> Iterator[Plan]:
 
 
 def _chained(here: Pipeline, there: Pipeline) -> Pipeline:
-    """Layers are even, for now."""
+    """Layers are even, for now, with an end of the model for each of two."""
     stages = [*here.stages, *there.stages]
     layers, count = here.stages[-1].last, len(stages)
-    bounds = [number * layers // count for number in range(count + 1)]
+    bounds = [min(layers, max(0, number * (layers + _ENDS) // count - 1)) for number in range(count + 1)]
     samples = here.samples + there.samples
     size = math.gcd(samples, min(here.micro_batch, there.micro_batch))
     made = (

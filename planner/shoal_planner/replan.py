@@ -17,6 +17,7 @@ from shoal_planner.plan import Plan
 from shoal_planner.pool_history import HOUR_S
 from shoal_planner.repair import Consider, mend
 from shoal_planner.standing import standing
+from shoal_planner.teams import mend_teams
 
 # Nobody moves for less: predictions of similar plans tell hardly more apart.
 SURE = 1.01
@@ -51,7 +52,9 @@ class _Choice:
 def mend_plan(previous: Plan, costs: CostModel, finisher: Finisher, consider: Consider) -> bool:
     """Scores repairs of a plan that was hit, or that new nodes could join; whether no search is needed."""
     found = standing(previous, costs)
-    if found is None or not (found.broken or found.joined):
+    if found is None:
+        return mend_teams(previous, costs, consider)
+    if not (found.broken or found.joined):
         return False
     return mend(found, costs, finisher, consider)
 

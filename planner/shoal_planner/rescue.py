@@ -79,9 +79,12 @@ def unburden(costs: CostModel, found: Plan, consider: Callable[[Plan], float]) -
             consider(made)
 
 
-def recomputes(plan: Plan) -> bool:
-    """Whether memory binds somewhere, so that layers are computed again."""
-    return _recomputed(plan) > 0
+def is_pressed(plan: Plan) -> bool:
+    """Whether memory binds somewhere, so that layers are computed again, weights come in slices, or devices hold state
+    and do nothing else."""
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    holders = any(not replica.samples for stage in stages for replica in stage.replicas)
+    return holders or any(stage.slices > 1 for stage in stages) or _recomputed(plan) > 0
 
 
 def _recomputed(plan: Plan) -> float:

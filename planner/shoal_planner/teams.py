@@ -1,9 +1,9 @@
 """Pipelines of one stage whose replicas share its gradients, or its weights too: each node a team, or all nodes one.
 
 Owns which teams there are, how they deal out samples by speed, and in how many slices units come together where memory
-is short. They are tried beside what the search finds, on
-clusters that are not tiny: without stages there are no bubbles, and what is split leaves room for larger micro-batches.
-Who shares with whom, and at what cost, is asked from `sharding`; `score` has the last word.
+is short. They are tried beside what the search finds: without stages there are no bubbles, and what is split leaves
+room for larger micro-batches. Who shares with whom, and at what cost, is asked from `sharding`; `score` has the last
+word.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from shoal_planner.memory import ELEMENT_BYTES, held_elements, stage_memory, usa
 from shoal_planner.options import Floats, Ints, Kind, group_kinds, tp_degrees, usable_nodes
 from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Replica, Sharding, Stage
 from shoal_planner.relief import relieved
-from shoal_planner.sharding import Shards, shards
+from shoal_planner.sharding import Shards, shards, shares_inside
 from shoal_planner.slices import most_slices
 
-# On fewer, all that shares nothing is searched exactly; on more, adding up whole models takes too long.
-LEAST_DEVICES, MOST_DEVICES = 9, 256
+# On fewer, all that shares nothing is searched exactly. On more devices than the second of these numbers all nodes are
+# not one team too, as it takes long to add up what so many share; and on more than the third there are no teams.
+LEAST_DEVICES, _ONE_TEAM, MOST_DEVICES = 9, 256, 2048
+_AS_MUCH = 1.15
 _MOST_SAMPLES = 16  # of a micro-batch, of one replica
-_SCORED = 3
-_FAR = 1.35
+_SCORED, _OF_EACH = 3, 2  # ways in all, and of each kind of sharing
+# Tried where the best so far takes so many times what they could at best, by the number of devices up to which that
+# holds.
+_FAR = ((_ONE_TEAM, 1.02), (MOST_DEVICES, 1.35))
 _RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 _SLICES = (2, 4, 8)  # of each unit, where whole units leave too little memory
 
@@ -69,15 +73,62 @@ def try_teams(costs: CostModel, copies: int, best_s: float, consider: Callable[[
     if costs.job.train.sharding == "none" or not many or num_devices > MOST_DEVICES:
         return
     teams, kinds = _Teams(costs, best_s), group_kinds(nodes, costs)
-    if best_s < teams.bound_s(kinds) * _FAR:
+    if best_s < teams.bound_s(kinds) * next(far for limit, far in _FAR if num_devices <= limit):
         return
-    found = sorted(teams.ways(kinds), key=lambda way: way.seconds)[:_SCORED]
-    found += [other for way in found for other in teams.in_slices(way)]
-    for way in sorted(found, key=lambda way: way.seconds)[:_SCORED]:
+    found = sorted(teams.ways(kinds), key=lambda way: way.seconds)
+    found += [other for way in found[:_SCORED] for other in teams.in_slices(way)]
+    found.sort(key=lambda way: way.seconds)
+    # What nodes add up between them is not in these seconds, and hangs on what each of them shares.
+    by_sharding = [
+        [way for way in found if way.sharding == sharding] for sharding in {way.sharding: 0 for way in found}
+    ]
+    best = [*found[:_SCORED], *itertools.chain(*(ways[:_OF_EACH] for ways in by_sharding))]
+    for way in {id(way): way for way in best}.values():
         made = teams.plan(way, copies)
         for tried in dict.fromkeys((made, _without_idle(made))):
             eased = relieved(tried, costs, offload=False) if way.recompute != "none" else None
             consider(eased or tried)
+
+
+def mend_teams(running: Plan, costs: CostModel, consider: Callable[[Plan], float]) -> bool:
+    """Offers `consider` the teams of a running plan that are left when nodes are gone, and idle nodes in the place of
+    these, among which the batch is dealt out anew; whether that is about as much as so many devices did before."""
+    stages = [pipeline.stages[0] for pipeline in running.pipelines if len(pipeline.stages) == 1]
+    if len(stages) < len(running.pipelines) or running.prediction is None or not shares_inside(running):
+        return False
+    if running.num_layers != costs.job.model.layers or len({stage.slices for stage in stages}) > 1:
+        return False
+    nodes = {node.id: node for node in usable_nodes(costs.job, costs.snapshot)}
+    known = {replica.node for replica in running.replicas()} | {name.rpartition(":")[0] for name in running.unused}
+
+    def is_there(replica: Replica) -> bool:
+        return replica.node in nodes and max(replica.devices) < nodes[replica.node].devices
+
+    left = [
+        tuple(dataclasses.replace(one, samples=1, state_share=1.0) for one in stage.replicas if is_there(one))
+        for stage in stages
+    ]
+    before, after = (sum(one.tp for team in teams for one in team) for teams in ([s.replicas for s in stages], left))
+    if not 0 < after < before or nodes.keys() - known:
+        return False
+    used = {one.node for team in left for one in team}
+    idle = sorted((node for node in nodes.values() if node.id not in used), key=lambda node: (node.devices, node.id))
+    for place, stage in enumerate(stages):
+        needed = 1 + max(max(replica.devices) for replica in stage.replicas)
+        spare = next((node for node in idle if node.devices >= needed), None)
+        if not left[place] and spare is not None:
+            idle.remove(spare)
+            left[place] = tuple(
+                dataclasses.replace(one, node=spare.id, samples=1, state_share=1.0) for one in stage.replicas
+            )
+    teams = _Teams(costs, float("inf"))
+    ways = teams.dealt(tuple(team for team in left if team), running.sharding, stages[0].slices)
+    if not ways:
+        return False
+    way = min(ways, key=lambda way: way.seconds)
+    made = teams.plan(way, running.copies)
+    eased = relieved(made, costs, offload=False) if way.recompute != "none" else None
+    return consider(eased or made) <= running.prediction.step_s * before / after * _AS_MUCH
 
 
 class _Teams:
@@ -89,7 +140,7 @@ class _Teams:
         self.batch = costs.job.train.global_batch
         self._recomputes = _RECOMPUTES if costs.job.train.recompute != "none" else _RECOMPUTES[:1]
         self._divisors = tuple(size for size in range(1, self.batch + 1) if self.batch % size == 0)
-        self._known: dict[tuple[int, int, Recompute, int], Floats] = {}
+        self._known: dict[tuple[int, int, Recompute, int], list[float]] = {}
 
     def bound_s(self, kinds: tuple[Kind, ...]) -> float:
         """Nothing is faster: every device by itself runs the whole model, and waits for nobody."""
@@ -112,8 +163,13 @@ class _Teams:
             nodes = [_team(name, kind, tp) for kind, tp in zip(chosen, degrees, strict=True) for name in kind.nodes]
             if self._least_s(nodes, {}) >= self.best_s:
                 continue
-            yield from self._shared(tuple(nodes), "node", self._between_s(chosen))
-            if len(nodes) > 1:
+            for way in self._shared(tuple(nodes), "node", self._between_s(chosen)):
+                yield way
+                # Where the batch does not divide, fewer teams may take no longer, and have less to add up.
+                fewer = -(-self.batch // max(way.samples))
+                if fewer < len(nodes):
+                    yield from self._shared(tuple(nodes[:fewer]), "node", 0.0)
+            if 1 < len(nodes) and sum(map(len, nodes)) <= _ONE_TEAM:
                 yield from self._shared((tuple(itertools.chain(*nodes)),), "cluster", 0.0)
 
     def _between_s(self, kinds: tuple[Kind, ...]) -> float:
@@ -144,6 +200,10 @@ class _Teams:
             for slices in self._slices(way.teams):
                 if slices > way.slices:
                     yield from self._by_recompute(way.teams, way.sharding, slices, 0.0) or []
+
+    def dealt(self, teams: tuple[Team, ...], sharding: Sharding, slices: int) -> list[_Way]:
+        """The batch, to teams that are given."""
+        return (self._by_recompute(teams, sharding, slices, 0.0) or []) if len(teams) <= self.batch else []
 
     def _by_recompute(
         self, teams: tuple[Team, ...], sharding: Sharding, slices: int, after_s: float
@@ -242,23 +302,22 @@ class _Teams:
         for replica in team:
             crew = self._crew_key(replica)
             if crew not in found:
-                seconds = self._seconds(crew[0], replica.node, replica.tp, recompute, shared[crew].slices)
                 most = self._most_samples(replica, shared[crew], recompute, owners)
+                seconds = self._seconds(crew[0], replica.node, replica.tp, recompute, shared[crew].slices, most)
                 its = np.where(np.arange(len(seconds)) > 0, shared[crew].total_s, 0.0)
-                found[crew] = _Crew(count=counts[crew], seconds=(seconds + its)[: most + 1])
+                found[crew] = _Crew(count=counts[crew], seconds=seconds + its)
         return found
 
-    def _seconds(self, kind: int, node: str, tp: int, recompute: Recompute, slices: int = 1) -> Floats:
-        """By samples, of all layers."""
-        key = (kind, tp, recompute, slices)
-        if key not in self._known:
-            layers = {recompute: self.costs.job.model.layers}
-            times = [
-                self.costs.stage(node, tp, samples, layers, embedding=True, head=True, slices=slices).total_s
-                for samples in range(1, min(self.batch, _MOST_SAMPLES) + 1)
-            ]
-            self._known[key] = np.maximum.accumulate(np.array([0.0, *times]))
-        return self._known[key]
+    def _seconds(
+        self, kind: int, node: str, tp: int, recompute: Recompute, slices: int = 1, most: int = _MOST_SAMPLES
+    ) -> Floats:
+        """By samples, up to so many, of all layers; of -1 not even none."""
+        known = self._known.setdefault((kind, tp, recompute, slices), [0.0])
+        layers = {recompute: self.costs.job.model.layers}
+        for samples in range(len(known), min(self.batch, most) + 1):
+            time = self.costs.stage(node, tp, samples, layers, embedding=True, head=True, slices=slices)
+            known.append(max(known[-1], time.total_s))
+        return np.array(known[: min(self.batch, most) + 1])
 
     def _most_samples(self, replica: Replica, its: Shards, recompute: Recompute, owners: int) -> int:
         model, train = self.costs.job.model, self.costs.job.train

@@ -79,7 +79,9 @@ def test_a_mixed_cluster_is_served_level_by_level_and_the_plan_says_so() -> None
 
 def test_what_the_search_answers_is_what_score_says_of_it() -> None:
     """Where there is so much to compute that plans are worth several nodes."""
-    job = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, seq_len=4096, global_batch=256))
+    job = dataclasses.replace(
+        JOB, train=dataclasses.replace(JOB.train, seq_len=4096, global_batch=256, sharding="none")
+    )
     cluster = dataclasses.replace(
         MIXED, nodes=tuple(dataclasses.replace(node, inter_bytes_per_s=6e9) for node in MIXED.nodes)
     )

@@ -13,7 +13,7 @@ from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec, parse_job
-from shoal_planner.plan import Plan, Sharding, parse_plan, plan_to_mapping
+from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage, parse_plan, plan_to_mapping
 from shoal_planner.profile import Profile
 from shoal_planner.score import score, score_with
 from shoal_planner.search import plan, step_s
@@ -120,6 +120,44 @@ def test_nothing_is_tried_where_what_is_known_is_close_to_the_least_possible() -
     assert not offers(job, TWO_NODES, best_s * 0.5)
     small = make_cluster(("A100-40G", 1, 8))
     assert offers(job, small) and not offers(job, small, 100 * best_s), "few devices are searched exactly"
+
+
+def test_a_node_more_never_puts_teams_out_of_reach() -> None:
+    """33 nodes of eight: what 32 of them do is done still."""
+    job = make_job(batch=256, seq_len=2048)
+    fewer, more = (plan(job, make_cluster(("A100-40G", count, 8))).plan for count in (32, 33))
+    assert step_s(more) < 1.01 * step_s(fewer)
+
+
+@pytest.mark.parametrize("nodes", [32, 40])
+def test_teams_that_lost_a_node_are_mended(nodes: int) -> None:
+    """In its place comes one that was idle, if there is one."""
+    job = make_job(batch=256, seq_len=2048)
+    cluster = make_cluster(("A100-40G", nodes, 8))
+    running = plan(job, cluster).plan
+    assert running.sharding.weights == "node" and len(running.pipelines) == 32
+    result = plan(job, cluster.without(["a100-40g-3"]), previous=running)
+    there = {replica.node for replica in result.plan.replicas()}
+    assert "a100-40g-3" not in there and len(there) == min(32, nodes - 1)
+    if nodes > 32:
+        assert result.num_candidates < 10, "mended, not searched for"
+    # 256 samples no longer go one by one to 248 devices: by fours these share five, a quarter more for each.
+    assert step_s(result.plan) < step_s(running) * (1.001 if nodes > 32 else 1.3)
+
+
+def test_a_stage_of_replicas_that_share_nothing_may_lose_one() -> None:
+    job = make_job(batch=8, layers=2, seq_len=128)
+    cluster = make_cluster(("A100-40G", 3, 1))
+    found = plan(job, cluster).plan
+    names = [node.id for node in cluster.nodes]
+    replicas = tuple(
+        Replica(node=name, devices=(0,), samples=count) for name, count in zip(names, (3, 3, 2), strict=True)
+    )
+    stage = Stage(layers=((0, 2),), replicas=replicas)
+    together = (Pipeline(micro_batch=8, micro_batches=1, stages=(stage,)),)
+    running = dataclasses.replace(found, pipelines=together, sharding=Sharding())
+    mended = plan(job, cluster.without(names[:1]), previous=running).plan
+    assert {replica.node for replica in mended.replicas()} == set(names[1:])
 
 
 def test_less_is_recomputed_where_hosts_take_state(monkeypatch: pytest.MonkeyPatch) -> None:
