@@ -19,11 +19,12 @@ _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 class FakeKubernetes:
     """`capacity` says how many pods of each group get a machine; a test may change it. `joins`: whether their raylets
-    then come up."""
+    then come up. `lingers`: whether pods that are deleted stay, as long as their grace period lasts."""
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
         self.capacity = dict(capacity)
         self.joins = True
+        self.lingers = False
         self.patches: list[list[dict[str, Any]]] = []
         self._lock = threading.Lock()
         self._groups: list[dict[str, Any]] = [
@@ -50,6 +51,17 @@ class FakeKubernetes:
         """Its machine is taken away."""
         with self._lock:
             del self._pods[pod]
+
+    def delete(self, pod: str) -> None:
+        """As `kubectl delete pod`, or whoever drains its machine."""
+        with self._lock:
+            self._delete(pod)
+
+    def end_graces(self) -> None:
+        """Pods that linger are gone."""
+        with self._lock:
+            for name in [name for name, pod in self._pods.items() if "deletionTimestamp" in pod["metadata"]]:
+                del self._pods[name]
 
     def answer(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
         parts = urlsplit(url)
@@ -89,17 +101,26 @@ class FakeKubernetes:
         return 200, self._object()
 
     def _reconcile(self) -> None:
-        """As KubeRay's operator: who is named goes first, then pods are made or deleted until their number is right."""
+        """As KubeRay's operator: who is named goes first and counts no more, then pods are made or deleted until the
+        number of all others is right, those that are ending among them."""
         for group in self._groups:
             name = group["groupName"]
-            for pod in (group.get("scaleStrategy") or {}).get("workersToDelete") or ():
-                self._pods.pop(pod, None)
+            named = set((group.get("scaleStrategy") or {}).get("workersToDelete") or ())
+            for pod in named & self._pods.keys():
+                self._delete(pod)
             mine = [pod for pod in self._pods.values() if pod["metadata"]["labels"]["ray.io/group"] == name]
+            mine = [pod for pod in mine if pod["metadata"]["name"] not in named]
             while len(mine) > group["replicas"]:
-                del self._pods[mine.pop(0)["metadata"]["name"]]  # whichever: it knows nothing of plans
+                self._delete(mine.pop(0)["metadata"]["name"])  # whichever: it knows nothing of plans
             while len(mine) < group["replicas"]:
                 mine.append(self._made(name))
             self._schedule(name, mine)
+
+    def _delete(self, pod: str) -> None:
+        if self.lingers:
+            self._pods[pod]["metadata"].setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
+        else:
+            del self._pods[pod]
 
     def _made(self, group: str) -> dict[str, Any]:
         self._num_made += 1

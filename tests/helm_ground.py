@@ -112,6 +112,7 @@ COMBINATIONS: Mapping[str, dict[str, Any]] = {
             "endpoint": "https://minio.example.org:9000",
             "region": "eu-1",
             "existingSecret": "minio-keys",
+            "buckets": ["s3://runs", "s3://text/books"],
             "caConfigMap": "minio-ca",
             "profiles": [{"name": "ARCHIVE", "existingSecret": "archive-keys"}],
         },
@@ -134,7 +135,9 @@ COMBINATIONS: Mapping[str, dict[str, Any]] = {
         "connector": {"serverCaConfigMap": "shoal-ca"},
         "pools": [L4],
     },
-    "database url": {"database": {"external": {"url": "postgresql://shoal:secret@db.example.org/shoal?ssl=require"}}},
+    "database url": {
+        "database": {"external": {"url": "postgresql://shoal:secret@db.example.org/shoal?sslmode=require"}}
+    },
     "plane alone": {"rayCluster": {"enabled": False}, "controlPlane": {"migrations": {"enabled": False}}},
     "cluster alone": {
         "controlPlane": {"enabled": False},
@@ -153,7 +156,10 @@ COMBINATIONS: Mapping[str, dict[str, Any]] = {
         "pools": [{**L4, "gpuResource": "", "nodeSelector": {"gpu": "l4"}, "affinity": {"nodeAffinity": {}}}],
     },
     "names": {"fullnameOverride": "a-name-as-long-as-any-of-them-may-be-40", "pools": [A100]},
-    "digests": {"images": {"controlPlane": {"tag": f"sha256:{'0' * 64}"}, "worker": {"tag": f"sha256:{'1' * 64}"}}},
+    "digests": {
+        "images": {"controlPlane": {"tag": f"sha256:{'0' * 64}"}, "worker": {"tag": f"sha256:{'1' * 64}"}},
+        "pools": [L4],
+    },
 }
 GOLDEN_OF = ("pools", "production", "cluster alone")
 
@@ -170,7 +176,7 @@ def run_helm(major: int, command: str, values: Mapping[str, Any], *options: str)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(dict(values), file)
         file.flush()
-        named = ("shoal",) if command == "template" else ()
+        named = () if command == "lint" else ("shoal",)
         arguments = [helm(major), command, *named, CHART, "--values", file.name, "--namespace", NAMESPACE, *options]
         return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
 

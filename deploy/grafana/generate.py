@@ -14,7 +14,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "dashboards"
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
-_OF_JOB = 'project=~"$project",job=~"$job"'
+_OF_JOB = 'project=~"$project",job_id=~"$job"'
 _COLUMNS, _WIDTH, _HEIGHT = 3, 8, 8
 
 
@@ -39,19 +39,19 @@ class Dashboard:
 
 def of_jobs(name: str, *labels: str) -> str:
     """A figure that the database has, once, of the chosen jobs."""
-    return f"max by ({', '.join(('job', *labels))}) ({name}{{{_OF_JOB}}})"
+    return f"max by ({', '.join(('job_id', *labels))}) ({name}{{{_OF_JOB}}})"
 
 
 def grown(name: str, span: str, *labels: str) -> str:
     """By how much such a counter grew, by `labels`, of all chosen jobs together."""
-    kept = ", ".join(("job", *labels))
+    kept = ", ".join(("job_id", *labels))
     return f"sum by ({', '.join(labels)}) (max by ({kept}) (increase({name}{{{_OF_JOB}}}[{span}])))"
 
 
 def slowest(name: str, span: str, *labels: str) -> str:
     """Within which 95 of 100 of what such a histogram of jobs counts lay."""
     kept = ", ".join((*labels, "le"))
-    counted = f"max by (job, {kept}) (increase({name}_bucket{{{_OF_JOB}}}[{span}]))"
+    counted = f"max by (job_id, {kept}) (increase({name}_bucket{{{_OF_JOB}}}[{span}]))"
     return f"histogram_quantile(0.95, sum by ({kept}) ({counted}))"
 
 
@@ -66,28 +66,28 @@ JOBS = (
         title="Jobs by state",
         queries=[('sum by (state) (max by (project, state) (shoal_jobs{project=~"$project"}))', "{{state}}")],
     ),
-    Panel(title="Loss", queries=[(of_jobs("shoal_job_loss"), "{{job}}")], unit="none"),
-    Panel(title="Tokens per second", queries=[(of_jobs("shoal_job_tokens_per_second"), "{{job}}")], unit="none"),
+    Panel(title="Loss", queries=[(of_jobs("shoal_job_loss"), "{{job_id}}")], unit="none"),
+    Panel(title="Tokens per second", queries=[(of_jobs("shoal_job_tokens_per_second"), "{{job_id}}")], unit="none"),
     Panel(
         title="Seconds of a step, and predicted",
         queries=[
-            (of_jobs("shoal_job_step_seconds"), "{{job}}"),
-            (of_jobs("shoal_job_predicted_step_seconds"), "{{job}} predicted"),
+            (of_jobs("shoal_job_step_seconds"), "{{job_id}}"),
+            (of_jobs("shoal_job_predicted_step_seconds"), "{{job_id}} predicted"),
         ],
         unit="s",
     ),
     Panel(
         title="Steps, 95 of 100 within",
-        queries=[(slowest("shoal_job_step_duration_seconds", "1h", "job"), "{{job}}")],
+        queries=[(slowest("shoal_job_step_duration_seconds", "1h", "job_id"), "{{job_id}}")],
         unit="s",
     ),
     Panel(
         title="Progress",
-        queries=[(f"{of_jobs('shoal_job_step')} / {of_jobs('shoal_job_steps_planned')}", "{{job}}")],
+        queries=[(f"{of_jobs('shoal_job_step')} / {of_jobs('shoal_job_steps_planned')}", "{{job_id}}")],
         unit="percentunit",
     ),
-    Panel(title="Goodput", queries=[(of_jobs("shoal_job_goodput_ratio"), "{{job}}")], unit="percentunit"),
-    Panel(title="MFU", queries=[(of_jobs("shoal_job_mfu_ratio"), "{{job}}")], unit="percentunit"),
+    Panel(title="Goodput", queries=[(of_jobs("shoal_job_goodput_ratio"), "{{job_id}}")], unit="percentunit"),
+    Panel(title="MFU", queries=[(of_jobs("shoal_job_mfu_ratio"), "{{job_id}}")], unit="percentunit"),
     Panel(
         title="Where time went",
         queries=[(f"sum by (kind) ({of_jobs('shoal_job_time_seconds', 'kind')})", "{{kind}}")],
@@ -117,51 +117,51 @@ JOBS = (
     ),
     Panel(
         title="Told before nodes go, 95 of 100 within",
-        queries=[(slowest("shoal_job_preemption_notice_seconds", "24h", "job"), "{{job}}")],
+        queries=[(slowest("shoal_job_preemption_notice_seconds", "24h", "job_id"), "{{job_id}}")],
         unit="s",
     ),
     Panel(
         title="Steps done again in an hour, and skipped",
         queries=[
-            (grown("shoal_job_redone_steps_total", "1h", "job"), "{{job}} redone"),
-            (grown("shoal_job_lost_steps_total", "1h", "job"), "{{job}} lost"),
-            (of_jobs("shoal_job_skipped_steps"), "{{job}} skipped so far"),
+            (grown("shoal_job_redone_steps_total", "1h", "job_id"), "{{job_id}} redone"),
+            (grown("shoal_job_lost_steps_total", "1h", "job_id"), "{{job_id}} lost"),
+            (of_jobs("shoal_job_skipped_steps"), "{{job_id}} skipped so far"),
         ],
     ),
     Panel(
         title="Age of the newest checkpoint",
-        queries=[(of_jobs("shoal_job_checkpoint_age_seconds"), "{{job}}")],
+        queries=[(of_jobs("shoal_job_checkpoint_age_seconds"), "{{job_id}}")],
         unit="s",
     ),
     Panel(
         title="Checkpoints in an hour",
         queries=[
             (grown("shoal_job_checkpoints_total", "1h", "outcome"), "{{outcome}}"),
-            (of_jobs("shoal_job_store_failing"), "{{job}}: the store takes nothing"),
+            (of_jobs("shoal_job_store_failing"), "{{job_id}}: the store takes nothing"),
         ],
     ),
     Panel(
         title="Bringing a step to the store, 95 of 100 within",
-        queries=[(slowest("shoal_job_checkpoint_duration_seconds", "6h", "job"), "{{job}}")],
+        queries=[(slowest("shoal_job_checkpoint_duration_seconds", "6h", "job_id"), "{{job_id}}")],
         unit="s",
     ),
     Panel(
         title="The newest checkpoint",
         queries=[
-            (of_jobs("shoal_job_checkpoint_bytes"), "{{job}}"),
+            (of_jobs("shoal_job_checkpoint_bytes"), "{{job_id}}"),
         ],
         unit="bytes",
     ),
     Panel(
         title="Steps not in the store yet",
-        queries=[(f"{of_jobs('shoal_job_step')} - {of_jobs('shoal_job_checkpoint_step')}", "{{job}}")],
+        queries=[(f"{of_jobs('shoal_job_step')} - {of_jobs('shoal_job_checkpoint_step')}", "{{job_id}}")],
     ),
     Panel(
         title="Dollars per hour",
         queries=[
             (
-                f"sum by (job, market) ({of_jobs('shoal_job_cost_dollars_per_hour', 'market')})",
-                "{{job}} {{market}}",
+                f"sum by (job_id, market) ({of_jobs('shoal_job_cost_dollars_per_hour', 'market')})",
+                "{{job_id}} {{market}}",
             )
         ],
         unit="currencyUSD",
@@ -169,8 +169,8 @@ JOBS = (
     Panel(
         title="Dollars so far, and the budget",
         queries=[
-            (f"sum by (job) ({of_jobs('shoal_job_cost_dollars_total', 'market')})", "{{job}}"),
-            (of_jobs("shoal_job_budget_dollars"), "{{job}} budget"),
+            (f"sum by (job_id) ({of_jobs('shoal_job_cost_dollars_total', 'market')})", "{{job_id}}"),
+            (of_jobs("shoal_job_budget_dollars"), "{{job_id}} budget"),
         ],
         unit="currencyUSD",
     ),
@@ -178,17 +178,17 @@ JOBS = (
         title="Dollars per million tokens",
         queries=[
             (
-                f"1e6 * sum by (job) ({of_jobs('shoal_job_cost_dollars_total', 'market')})"
+                f"1e6 * sum by (job_id) ({of_jobs('shoal_job_cost_dollars_total', 'market')})"
                 f" / {of_jobs('shoal_job_tokens_total')}",
-                "{{job}}",
+                "{{job_id}}",
             )
         ],
         unit="currencyUSD",
     ),
-    Panel(title="Jobs without progress", queries=[(f"{of_jobs('shoal_job_stuck')} == 1", "{{job}}")]),
+    Panel(title="Jobs without progress", queries=[(f"{of_jobs('shoal_job_stuck')} == 1", "{{job_id}}")]),
     Panel(
         title="Which jobs",
-        queries=[(f"max by (job, name, project, state, cluster) (shoal_job_info{{{_OF_JOB}}})", "")],
+        queries=[(f"max by (job_id, name, project, state, cluster) (shoal_job_info{{{_OF_JOB}}})", "")],
         kind="table",
     ),
 )
@@ -344,7 +344,7 @@ DASHBOARDS = (
         title="Shoal: jobs",
         variables=(
             _choice("project", "label_values(shoal_jobs, project)"),
-            _choice("job", 'label_values(shoal_job_info{project=~"$project"}, job)'),
+            _choice("job", 'label_values(shoal_job_info{project=~"$project"}, job_id)'),
         ),
         panels=JOBS,
     ),

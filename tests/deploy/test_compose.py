@@ -45,6 +45,16 @@ def test_every_image_is_pinned_and_ours_are_built_from_the_dockerfile() -> None:
     assert targets == {"control-plane", "worker"}
 
 
+def test_the_note_on_closed_networks_names_every_image_of_others() -> None:
+    root = FOLDER.parents[1]
+    note = (root / "docs/air-gapped.md").read_text(encoding="utf-8")
+    values = yaml.safe_load((root / "helm/shoal/values.yaml").read_text(encoding="utf-8"))
+    images = {service["image"] for service in COMPOSE["services"].values() if not service["image"].startswith("shoal-")}
+    images |= {values["database"]["embedded"]["image"]}
+    images |= {values["rayCluster"]["gcsFaultTolerance"]["embedded"]["image"]}
+    assert len(images) == 6 and not [image for image in images if image not in note]
+
+
 def test_what_is_asked_for_is_there() -> None:
     services = COMPOSE["services"]
     assert {"control-plane", "head", "postgres", "s3", "prometheus", "grafana"} <= services.keys()
@@ -112,6 +122,24 @@ def check_tokens(plane: ControlPlane, tokens: Path) -> None:
         assert len([each for each in http.get("/v1/tokens").json()["items"] if each["role"] == "metrics"]) == 1
 
 
-def test_its_job_is_one() -> None:
-    job = parse_job(yaml.safe_load((FOLDER / "job.yaml").read_text(encoding="utf-8")))
-    assert job.checkpoint is not None and str(job.checkpoint.uri).startswith("s3://shoal/")
+def test_its_job_is_taken_by_its_control_plane(
+    seaweedfs: RunningServer, s3_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """With the settings that compose gives it, but for the addresses of database and object store."""
+    given = COMPOSE["services"]["control-plane"]["environment"]
+    assert given.keys() >= {"SHOAL_DATABASE_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID"}
+    settings = {name: value for name, value in given.items() if name.startswith("SHOAL_") and "${" not in value}
+    told = {name.removeprefix("SHOAL_").lower(): value for name, value in settings.items()}
+    job = yaml.safe_load((FOLDER / "job.yaml").read_text(encoding="utf-8"))
+    parse_job(job)
+    (tmp_path / "connector").mkdir()
+    (tmp_path / "metrics").mkdir()
+    with control_plane(tmp_path / "data", host="0.0.0.0", file_roots="", **told) as plane:
+        environment = {**os.environ, **s3_environment, "SHOAL_SERVER": plane.url, "SHOAL_TOKEN": plane.token}
+        subprocess.run([sys.executable, FOLDER / "setup.py", tmp_path], env=environment, check=True, timeout=60)
+        with httpx.Client(base_url=plane.url, headers=plane.headers, timeout=60) as http:
+            looked = http.post("/v1/jobs", params={"dry_run": "true"}, json=job)
+            assert looked.status_code == 200, looked.text
+            elsewhere = {**job, "checkpoint": {"uri": "s3://other/runs"}}
+            refused = http.post("/v1/jobs", params={"dry_run": "true"}, json=elsewhere)
+            assert refused.status_code == 422 and "must lie in s3://shoal" in refused.text

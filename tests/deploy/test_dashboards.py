@@ -35,7 +35,7 @@ def metrics() -> dict[str, set[str]]:
     text = (ROOT / "docs/watching.md").read_text(encoding="utf-8")
     found: dict[str, set[str]] = {}
     for names, labels in re.findall(r"^\| (`shoal_[^|]*)\|([^|]*)\|", text, flags=re.MULTILINE):
-        of_job = {"job", "project"} if "shoal_job_" in names else set()
+        of_job = {"job_id", "project"} if "shoal_job_" in names else set()
         for name in re.findall(r"`(shoal_\w+)`", names):
             found[name] = set(re.findall(r"`(\w+)`", labels)) | of_job
     return found
@@ -88,6 +88,23 @@ def test_every_query_is_one_and_asks_for_figures_that_exist(expressions: list[st
             found = next((name.removesuffix(part) for part in PARTS if name.removesuffix(part) in known), None)
             assert found is not None, f"{name} in {expression}"
             assert labels <= known[found], f"{name} has no {labels - known[found]}: {expression}"
+
+
+@pytest.mark.parametrize("expressions", [asked(), alerts()], ids=["dashboards", "alerts"])
+def test_what_is_told_apart_are_labels_of_the_figures(expressions: list[str]) -> None:
+    """By another label, as `job`, all jobs would count as one without anybody noticing."""
+    known = metrics()
+    for expression in expressions:
+        names = [name.removesuffix(part) for name, _ in selectors(expression) for part in PARTS]
+        labels = {"le", "instance"}.union(*(known.get(name, set()) for name in names))
+        apart = {label for each in re.findall(r"\bby \(([^)]*)\)", expression) for label in each.split(", ")}
+        assert apart <= labels, f"{apart - labels} in {expression}"
+
+
+def test_no_label_is_one_that_prometheus_sets() -> None:
+    """It would call ours `exported_...`; the second half is what its operator adds."""
+    taken = {"job", "instance", "namespace", "service", "pod", "container", "endpoint"}
+    assert not [name for name, labels in metrics().items() if labels & taken]
 
 
 def test_every_figure_is_on_a_dashboard() -> None:

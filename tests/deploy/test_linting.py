@@ -41,7 +41,8 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def test_yamllint_finds_nothing() -> None:
-    run("yamllint", "--strict", "--config-file", DEPLOY / ".yamllint.yaml", DEPLOY)
+    chart = (ROOT / "helm/shoal/Chart.yaml", ROOT / "helm/shoal/values.yaml")  # its templates are no YAML yet
+    run("yamllint", "--strict", "--config-file", DEPLOY / ".yamllint.yaml", DEPLOY, *chart)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from shoal.cli import app
 from shoal.settings import ClientSettings
 from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import parse_cluster
+from shoal_planner.errors import InvalidField
 from shoal_planner.market import parse_market
 from shoal_service.settings import Settings
 from shoal_workers.cluster_ray import node_of
@@ -52,6 +53,9 @@ def test_values_of_settings_are_taken_by_the_control_plane(monkeypatch: pytest.M
     assert settings.behind_proxy and settings.public_url == "https://shoal.example.org"
     assert settings.trusted_proxies == "10.0.0.0/8" and settings.admin_addresses == {"ops@example.org"}
     assert str(settings.tokens_path) == "/etc/shoal/tokens"
+    settings.places.check({"checkpoint": {"uri": "s3://runs/a"}, "data": {"uri": "s3://text/books/b"}})
+    with pytest.raises(InvalidField, match=r"must lie in s3://runs, s3://text/books"):
+        settings.places.check({"checkpoint": {"uri": "s3://text/a"}})
 
 
 def test_values_of_settings_are_taken_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +117,24 @@ def test_a_nodes_labels_are_the_node_of_a_cluster_file(pool: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
+    ("combination", "image", "of_gpus"),
+    [
+        ("no provisioning", "shoal-worker:0.1.0", "shoal-worker:0.1.0-cuda"),
+        ("spot everywhere", "shoal-worker:0.1.0", "shoal-worker:0.1.0-cuda"),
+        ("digests", f"shoal-worker@sha256:{'1' * 64}", f"shoal-worker@sha256:{'1' * 64}"),
+    ],
+)
+def test_pools_of_gpus_get_an_image_with_cuda_unless_one_is_named(combination: str, image: str, of_gpus: str) -> None:
+    (cluster,) = of_kind(combination, "RayCluster")
+    for container in cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]:
+        assert container["image"] == image
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        is_cpu = group["labels"]["shoal.io/device"].startswith("cpu-")
+        assert container["image"] == (image if is_cpu else of_gpus), group["groupName"]
+
+
+@pytest.mark.parametrize(
     ("platform", "key", "value"),
     [
         ("eks", "eks.amazonaws.com/capacityType", "SPOT"),
@@ -126,7 +148,7 @@ def test_spot_pools_go_to_spot_machines_and_nothing_else_does(platform: str, key
         spec = template["spec"]
         if where.endswith("a100-spot"):
             assert spec["nodeSelector"] == {key: value, "topology.kubernetes.io/zone": "us-east-1a"}
-            assert "affinity" not in spec
+            assert set(spec["affinity"]) == {"podAntiAffinity"}
             assert any(toleration["key"] == "cloud.google.com/gke-spot" for toleration in spec["tolerations"])
         else:
             (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
@@ -181,6 +203,20 @@ def test_nobody_asks_ray_for_anything_without_the_token(combination: str) -> Non
         assert told["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": secret, "key": "auth_token"}, where
 
 
+@pytest.mark.parametrize("combination", ["pools", "production"])
+def test_ray_tells_its_makers_nothing(combination: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._common.usage import usage_lib
+
+    (cluster,) = of_kind(combination, "RayCluster")
+    groups = (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"])
+    for container in (group["template"]["spec"]["containers"][0] for group in groups):
+        with monkeypatch.context() as patched:
+            patched.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+            for variable in container["env"]:
+                patched.setenv(variable["name"], variable.get("value", "of-a-secret"))
+            assert not usage_lib.usage_stats_enabled(), container["name"]
+
+
 def test_the_head_computes_nothing_and_shares_its_ray_with_the_connector() -> None:
     (cluster,) = of_kind("pools", "RayCluster")
     group = cluster["spec"]["headGroupSpec"]
@@ -231,10 +267,25 @@ def test_migrations_come_before_the_servers_that_need_them() -> None:
         (plane,) = of_kind(combination, "Deployment")
         assert container["image"] == plane["spec"]["template"]["spec"]["containers"][0]["image"]
     (secret,) = of_kind("database url", "Secret", "-database")
-    assert secret["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    assert secret["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade,pre-rollback"
     assert int(secret["metadata"]["annotations"]["helm.sh/hook-weight"]) < 0, "it is there before the job"
 
 
 def test_passwords_stand_in_secrets_alone() -> None:
     for document in rendered(4, "database url"):
         assert document["kind"] == "Secret" or "postgresql://shoal:secret" not in yaml.safe_dump(document)
+
+
+def test_servers_are_replaced_when_their_database_is_another_one() -> None:
+    (deployment,) = of_kind("database url", "Deployment")
+    assert re.fullmatch("[0-9a-f]{64}", deployment["spec"]["template"]["metadata"]["annotations"]["checksum/database"])
+
+
+def test_the_test_pod_trusts_whom_the_connector_trusts() -> None:
+    (pod,) = of_kind("tls", "Pod")
+    (container,) = pod["spec"]["containers"]
+    told = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert told["SHOAL_SERVER"].startswith("https://")
+    (mount,) = container["volumeMounts"]
+    assert told["SSL_CERT_FILE"] == f"{mount['mountPath']}/ca.crt"
+    assert pod["spec"]["volumes"] == [{"name": mount["name"], "configMap": {"name": "shoal-ca"}}]

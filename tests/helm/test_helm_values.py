@@ -118,6 +118,7 @@ def test_templates_use_each_value() -> None:
         ({"controlPlane": {"publicUrl": "shoal.example.org"}}, ["publicUrl", "https?"]),
         ({"rayCluster": {"upgradeStrategy": "Rolling"}}, ["upgradeStrategy", "Recreate"]),
         ({"workers": {"sharedMemory": "lots"}}, ["sharedMemory"]),
+        ({"objectStore": {"buckets": ["team-runs"]}}, ["buckets", "s3://"]),
         ({"workers": {"terminationGracePeriodSeconds": 5}}, ["terminationGracePeriodSeconds", "30"]),
         ({"pools": [{"name": "a", "min": 0, "node": {"device": "L4"}}]}, ["pools", "0", "max"]),
         ({"pools": [{**L4, "name": "L4_spot"}]}, ["pools", "0", "name"]),
@@ -144,6 +145,10 @@ def test_a_wrong_value_is_named(major: int, values: dict[str, Any], said: list[s
         ({"controlPlane": {"ingress": {"enabled": True}}}, "controlPlane.ingress.host is empty"),
         ({"controlPlane": {"oidc": {"issuer": "https://id.example.org"}}}, "controlPlane.oidc.clientId is empty"),
         ({"images": {"registry": "user:password@registry"}}, "must be a host and a path"),
+        (
+            {"objectStore": {"buckets": ["s3://a"]}, "controlPlane": {"settings": {"ambient_storage": "s3://b"}}},
+            "controlPlane.settings.ambient_storage and objectStore.buckets say the same",
+        ),
         ({"pools": [L4, L4]}, "pools[1] (l4): another pool has this name"),
         ({"pools": [{**L4, "min": 5}]}, "pools[0] (l4): min = 5 is more than max = 4"),
         ({"pools": [{**L4, "replicas": 9}]}, "pools[0] (l4): replicas = 9 is not between min = 1 and max = 4"),
@@ -155,3 +160,16 @@ def test_a_wrong_value_is_named(major: int, values: dict[str, Any], said: list[s
 def test_values_that_do_not_fit_each_other_are_told(values: dict[str, Any], said: str) -> None:
     done = run_helm(4, "template", values)
     assert done.returncode != 0 and said in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "is_said"),
+    [
+        ({}, "Jobs may name no bucket without a storage profile yet", True),
+        ({"objectStore": {"buckets": ["s3://runs"]}}, "Jobs may name no bucket", False),
+    ],
+)
+def test_notes_name_what_is_missing(values: dict[str, Any], said: str, is_said: bool) -> None:
+    done = run_helm(4, "install", values, "--dry-run=client")
+    assert done.returncode == 0, done.stderr
+    assert (said in done.stdout.partition("NOTES:")[2]) is is_said

@@ -61,7 +61,7 @@ shoal.io/preemptions-per-hour: {{ include "shoal.plain" . | quote }}
 # Ray would have training give way to everything else on the machine, and hide GPUs that it was not asked for.
 - {name: RAY_worker_niceness, value: "0"}
 - {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
-- {name: RAY_usage_stats_enabled, value: "0"}
+- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 - name: SHOAL_WORKER_KUBERNETES_POD
   valueFrom:
     fieldRef: {fieldPath: metadata.name}

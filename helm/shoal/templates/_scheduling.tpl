@@ -25,6 +25,15 @@ nodeAffinity:
           - {key: kubernetes.azure.com/scalesetpriority, operator: NotIn, values: [spot]}
 {{- end -}}
 
+{{/* One node of the Ray cluster to a machine: copies of state on another node are to outlive the machine. */}}
+{{- define "shoal.apartAffinity" -}}
+podAntiAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - topologyKey: kubernetes.io/hostname
+      labelSelector:
+        matchLabels: {ray.io/cluster: {{ include "shoal.rayName" . }}, ray.io/node-type: worker}
+{{- end -}}
+
 {{- define "shoal.spotTolerations" -}}
 - {key: cloud.google.com/gke-spot, operator: Equal, value: "true", effect: NoSchedule}
 - {key: cloud.google.com/gke-preemptible, operator: Equal, value: "true", effect: NoSchedule}

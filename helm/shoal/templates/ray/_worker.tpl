@@ -2,7 +2,10 @@
 {{- define "shoal.workerTemplate" -}}
 {{- $root := .root -}}
 {{- $pool := merge .pool (dict "spot" false) -}}
-{{- $hasGpus := and $pool.gpuResource (not (hasPrefix "cpu-" $pool.node.device)) -}}
+{{- $isGpu := not (hasPrefix "cpu-" $pool.node.device) -}}
+{{- $hasGpus := and $pool.gpuResource $isGpu -}}
+{{- $image := mergeOverwrite (deepCopy $root.Values.images.worker) (default dict $pool.image) -}}
+{{- if and $isGpu (not $image.tag) }}{{ $_ := set $image "tag" (printf "%s-cuda" $root.Chart.AppVersion) }}{{ end -}}
 {{- $drainS := sub (int $pool.terminationGracePeriodSeconds) 15 -}}
 {{- $selector := merge (dict) (include "shoal.marketSelector" (dict "platform" $root.Values.platform "spot" $pool.spot) | fromYaml) -}}
 {{- with $pool.node.zone }}{{- if ne . "default" }}{{- $_ := set $selector "topology.kubernetes.io/zone" . }}{{- end }}{{- end -}}
@@ -18,9 +21,10 @@ metadata:
     {{- include "shoal.selectorLabels" (dict "root" $root "component" "ray-worker") | nindent 4 }}
     shoal.io/pool: {{ $pool.name }}
     {{- with $pool.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
-  {{- with $pool.podAnnotations }}
-  annotations: {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- /* The connector says which nodes go. Of spot machines Karpenter has to drain those that their cloud takes. */}}
+  {{- $kept := dict "cluster-autoscaler.kubernetes.io/safe-to-evict" "false" }}
+  {{- if not $pool.spot }}{{ $_ := set $kept "karpenter.sh/do-not-disrupt" "true" }}{{ end }}
+  annotations: {{- toYaml (mergeOverwrite $kept (default dict $pool.podAnnotations)) | nindent 4 }}
 spec:
   serviceAccountName: {{ include "shoal.rayName" $root }}-worker
   automountServiceAccountToken: true
@@ -41,8 +45,10 @@ spec:
   {{- end }}
   {{- if $pool.affinity }}
   affinity: {{- toYaml $pool.affinity | nindent 4 }}
-  {{- else if not $pool.spot }}
-  affinity: {{- include "shoal.onDemandAffinity" $root | nindent 4 }}
+  {{- else if not (and $pool.spot $pool.shareMachines) }}
+  affinity:
+    {{- if not $pool.spot }}{{ include "shoal.onDemandAffinity" $root | nindent 4 }}{{ end }}
+    {{- if not $pool.shareMachines }}{{ include "shoal.apartAffinity" $root | nindent 4 }}{{ end }}
   {{- end }}
   {{- with $pool.runtimeClassName }}
   runtimeClassName: {{ . }}
@@ -52,7 +58,7 @@ spec:
   {{- end }}
   containers:
     - name: ray-worker
-      image: {{ include "shoal.image" (dict "root" $root "image" (mergeOverwrite (deepCopy $root.Values.images.worker) (default dict $pool.image))) }}
+      image: {{ include "shoal.image" (dict "root" $root "image" $image) }}
       imagePullPolicy: {{ $root.Values.images.pullPolicy }}
       securityContext: {{- include "shoal.containerSecurity" $root | nindent 8 }}
       env:

@@ -1,0 +1,126 @@
+"""What the chart renders for KubeRay makes a Ray cluster, in which each pod has a network of its own: its options of
+`ray start`, variables, volumes and hooks, and `shoal connect --stay` in the second container of the head. A job trains
+there, leaves a pod that is deleted before its hook gives up, and survives the loss of a machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from networks import missing
+from rendered_pods import CLUSTER_ID, HEAD, RenderedPods
+from running import check_history, job_mapping
+from waiting import eventually
+
+WHY_NOT = missing() or ("" if shutil.which("unshare") and shutil.which("nsenter") else "no unshare or nsenter here")
+WORKERS = {"small-a": "small", "small-b": "small", "small-c": "small", "big-a": "big"}
+STEPS = 150
+LIMIT_S = 600.0
+SMALL = {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}}
+NODE = {"price_per_hour": 0.1, "host_memory_gib": 2, "intra_gb_per_s": 10, "inter_gbit_per_s": 80}
+VALUES: dict[str, Any] = {
+    "pools": [
+        {"name": "small", "spot": True, "min": 0, "max": 3, "node": {"device": "cpu-1t", **NODE}},
+        {"name": "big", "min": 0, "max": 1, "node": {"device": "cpu-2t", **NODE}},
+    ],
+    "provisioning": {"enabled": False},
+    "rayCluster": {
+        "gcsFaultTolerance": {"enabled": False},  # which needs a Redis
+        "head": {"objectStoreBytes": 80000000, "resources": SMALL, "sharedMemory": "1Gi"},
+    },
+    "workers": {
+        "objectStoreBytes": 80000000,
+        "resources": SMALL,
+        "sharedMemory": "1Gi",
+        "scratch": {"size": "1Gi"},
+        # Links as labels say, or a tiny model would be trained by one node alone; many processes share few cores: what
+        # is only slow must not pass for dead.
+        "settings": {
+            "link_limit_s": 0,
+            "silence_s": 5,
+            "silence_confirmed_s": 3,
+            "metadata_url": "http://127.0.0.1:9",
+            "disk_limit_bytes": 536870912,
+        },
+    },
+}
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.cluster,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "networks can be made"),
+]
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[RenderedPods]:
+    with RenderedPods(tmp_path, WORKERS, VALUES) as started:
+        yield started
+
+
+def test_a_job_leaves_a_deleted_pod_and_survives_the_loss_of_a_machine(pods: RenderedPods) -> None:
+    client = pods.client
+
+    def nodes() -> dict[str, dict[str, Any]]:
+        if CLUSTER_ID not in {each["id"] for each in client.clusters()}:
+            return {}
+        return {node["id"]: node for node in client.nodes(CLUSTER_ID)}
+
+    seen = eventually(lambda: len(found := nodes()) == len(WORKERS) and found, LIMIT_S)
+    types = {"small": "cpu-1t", "big": "cpu-2t"}
+    assert {name: node["device"] for name, node in seen.items()} == {n: types[pool] for n, pool in WORKERS.items()}
+    assert {name: node["spot"] for name, node in seen.items()} == {n: pool == "small" for n, pool in WORKERS.items()}
+    assert len({pods.network.host(name) for name in (HEAD, *WORKERS)}) == 5
+
+    job = client.submit(job_mapping(STEPS))["id"]
+    until(pods, job, lambda events: steps(events) >= 10)
+    deleted = in_plan(client.events(job))[0]
+    took_s = pods.delete(deleted)
+    (grace_s,) = {each["template"]["spec"]["terminationGracePeriodSeconds"] for each in groups(pods)}
+    assert took_s < grace_s - 15, "the hook ends when the node was left, not when it may wait no longer"
+    until(pods, job, lambda events: bool(recoveries(events)))
+    (left,) = recoveries(client.events(job))
+    assert (left["cause"], left["redone_steps"], left["nodes_drained"]) == ("preemption_notice", 0, [deleted])
+
+    lost = in_plan(client.events(job))[0]
+    assert lost != deleted and steps(client.events(job)) < STEPS
+    pods.kill(lost)
+    until(pods, job, lambda events: any(lost in each["nodes_lost"] for each in recoveries(events)))
+    ended = client.wait(job, timeout_s=LIMIT_S)
+    assert ended["status"]["state"] == "succeeded", ended["status"]
+    check_history(list(client.events(job)), STEPS)
+
+
+def groups(pods: RenderedPods) -> list[dict[str, Any]]:
+    return list(pods.cluster["spec"]["workerGroupSpecs"])
+
+
+def recoveries(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["kind"] == "recovery_done"]
+
+
+def until(pods: RenderedPods, job: str, check: Any) -> None:
+    def holds() -> bool:
+        status = pods.client.get(job)["status"]  # first: what is looked for may come last of all
+        if check(list(pods.client.events(job))):
+            return True
+        if status["state"] in ("failed", "cancelled", "succeeded"):
+            raise RuntimeError(f"{status}: {list(pods.client.events(job))[-3:]}")
+        return False
+
+    eventually(holds, LIMIT_S)
+
+
+def steps(events: Iterable[dict[str, Any]]) -> int:
+    return max((event["step"] for event in events if event["kind"] == "step_done"), default=0)
+
+
+def in_plan(events: Iterable[dict[str, Any]]) -> list[str]:
+    """The nodes that compute by the newest plan."""
+    plan = [event for event in events if event["kind"] == "plan_adopted"][-1]["plan"]
+    stages = (stage for pipeline in plan["pipelines"] for stage in pipeline["stages"])
+    return sorted({replica["node"] for stage in stages for replica in stage["replicas"]})
