@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,16 @@ class Connector:
     holder: str = "connector-1"
     cluster: ClusterSnapshot = field(default_factory=snapshot)
 
-    def renew(self, lease_s: float = 60.0) -> httpx.Response:
-        body = {"holder": self.holder, "snapshot": snapshot_to_mapping(self.cluster), "profile": {}, "lease_s": lease_s}
+    def renew(self, lease_s: float = 60.0, signs: Mapping[str, float] | None = None) -> httpx.Response:
+        """`signs`: by node, for how many seconds its processes were silent."""
+        body: dict[str, Any] = {
+            "holder": self.holder,
+            "snapshot": snapshot_to_mapping(self.cluster),
+            "profile": {},
+            "lease_s": lease_s,
+        }
+        if signs is not None:
+            body["signs"] = [{"node": node, "age_s": age_s, "by": "processes"} for node, age_s in signs.items()]
         return self.http.put(f"/v1/clusters/{self.cluster_id}", json=body)
 
     def wishes(self, **params: Any) -> dict[str, Any]:
@@ -151,6 +159,9 @@ SPOILT = SourceFailed(
     problem="what came is not what was sealed",
     instead=("agent of big-0",),
 )
+
+
+STALLED_S = 0.012
 
 
 @dataclass(kw_only=True)
@@ -206,7 +217,11 @@ class Story:
                     samples=((first, first + batch),),
                     moved_bytes=(("node", 4_100_000), ("zone", 12_900_000)),
                     exposed=(0.12, 0.21),
-                    waited_s=(("stages", 0.01, 0.02), ("gradients", 0.035, 0.06), ("vote", 0.002, 0.004)),
+                    waited_s=(
+                        *(("stages", 0.01, 0.02), ("gradients", 0.035, 0.06), ("vote", 0.002, 0.004)),
+                        ("safety", 0.008, 0.016),
+                    ),
+                    stalled_s=STALLED_S,
                 ),
                 step_s,
             )

@@ -93,13 +93,14 @@ class RunningPostgres:
                     each.resume()
 
 
-def start_postgres(*, lasting: bool = False) -> RunningPostgres:
-    """A server of its own, with the user `shoal`, who needs no password."""
+def start_postgres(*, lasting: bool = False, programs: Path | None = None) -> RunningPostgres:
+    """A server of its own, with the user `shoal`, who needs no password. `programs`: the folder of another build's."""
     # Not in a folder of pytest's: those are closed to the user that the server runs as.
     directory = Path(tempfile.mkdtemp(prefix="shoal-postgres-"))
     if _as_nobody():
         shutil.chown(directory, _USER)
-    server = RunningPostgres(directory=directory, programs=_programs(directory), port=free_ports(1)[0], lasting=lasting)
+    programs = programs or _programs(directory)
+    server = RunningPostgres(directory=directory, programs=programs, port=free_ports(1)[0], lasting=lasting)
     try:
         command = [server.programs / "initdb", "-D", directory / "data", "-U", "shoal", "-A", "trust", "-E", "UTF8"]
         made = subprocess.run(

@@ -172,6 +172,11 @@ class ProcessCluster:
             given = f"{name} {next(self._notices)}"
         ask(address, m.GiveNotice(source="test", name=given, why="the machine is wanted back", lead_s=lead_s), 10.0)
 
+    def ranks(self, name: str, job: str) -> list[int]:
+        """Which devices of this node have a rank process of this job."""
+        with self._lock:
+            return sorted(index for owner, index in self._states[name].running if owner == job)
+
     def kill_rank(self, job: str, name: str, index: int = 0) -> None:
         with self._lock:
             _kill(self._states[name].running[job, index])

@@ -55,7 +55,9 @@ class StartedNodes:
             self._closing.enter_context(self.network)
             self._closing.callback(self._end_all)
             self._certificate, self._key = certificate(self._folder, self.network.address)
-            self.client = self._closing.enter_context(self._control_plane())
+            data = self._folder / "control-plane"
+            plane = control_plane(data, self.network.address, self._certificate, self._key)
+            self._url, self.client = self._closing.enter_context(plane)
             made = self.client.people.create_token("connector", role="connector", cluster_id=CLUSTER_ID)
             (self._folder / "connector.token").write_text(made["secret"])
             self.start_head()
@@ -147,35 +149,6 @@ class StartedNodes:
 
         eventually(runs, _START_S)
 
-    @contextlib.contextmanager
-    def _control_plane(self) -> Iterator[Client]:
-        (port,) = free_ports(1)
-        self._url = f"https://{self.network.address}:{port}"
-        data = self._folder / "control-plane"
-        options = ["--host", self.network.address, "--port", str(port), "--data-dir", data, "--file-roots", "/"]
-        options += ["--tls-cert", self._certificate, "--tls-key", self._key]
-        with (self._folder / "control-plane.log").open("wb") as log:
-            process = subprocess.Popen([_PROGRAMS / "shoal", "serve", *options], stdout=log, stderr=log)
-        before = os.environ.get("SSL_CERT_FILE")
-        os.environ["SSL_CERT_FILE"] = str(self._certificate)  # of the client's, too
-
-        def answers() -> bool:
-            assert process.poll() is None, (self._folder / "control-plane.log").read_text()
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{self._url}/healthz").is_success
-            return False
-
-        try:
-            eventually(answers, _START_S)
-            with Client(self._url, token=(data / "admin.token").read_text().strip()) as client:
-                yield client
-        finally:
-            os.environ.pop("SSL_CERT_FILE")
-            if before is not None:
-                os.environ["SSL_CERT_FILE"] = before
-            process.terminate()
-            process.wait(30)
-
     def _end_all(self) -> None:
         for name, started in list(self._started.items()):
             for process in self.processes(name):
@@ -183,6 +156,37 @@ class StartedNodes:
                     process.kill()
             for each in started:
                 each.wait(30)
+
+
+@contextlib.contextmanager
+def control_plane(data: Path, address: str, certificate: Path, key: Path) -> Iterator[tuple[str, Client]]:
+    """At this address, over TLS, and a client of its administrator."""
+    (port,) = free_ports(1)
+    url = f"https://{address}:{port}"
+    options = ["--host", address, "--port", str(port), "--data-dir", data, "--file-roots", "/"]
+    options += ["--tls-cert", certificate, "--tls-key", key]
+    told = data.with_name(f"{data.name}.log")
+    with told.open("wb") as log:
+        process = subprocess.Popen([_PROGRAMS / "shoal", "serve", *options], stdout=log, stderr=log)
+    before = os.environ.get("SSL_CERT_FILE")
+    os.environ["SSL_CERT_FILE"] = str(certificate)  # of the client's, too
+
+    def answers() -> bool:
+        assert process.poll() is None, told.read_text()
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{url}/healthz").is_success
+        return False
+
+    try:
+        eventually(answers, _START_S)
+        with Client(url, token=(data / "admin.token").read_text().strip()) as client:
+            yield url, client
+    finally:
+        os.environ.pop("SSL_CERT_FILE")
+        if before is not None:
+            os.environ["SSL_CERT_FILE"] = before
+        process.terminate()
+        process.wait(30)
 
 
 def certificate(folder: Path, address: str) -> tuple[Path, Path]:

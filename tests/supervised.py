@@ -137,8 +137,13 @@ class Supervised:
         return frozenset(device.node for device in parse_plan(self.epoch.plan).devices())
 
     def eventually(self, check: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+        def check_alive() -> object:
+            if self.error is not None:  # else every wait for it would take all of its time
+                raise RuntimeError(f"the supervisor of {self.job} died") from self.error
+            return check()
+
         try:
-            eventually(check, timeout_s)
+            eventually(check_alive, timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
 

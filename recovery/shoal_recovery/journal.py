@@ -92,7 +92,8 @@ class StepDone:
     `samples` are the half-open ranges of sample numbers that first stages really fed; `moved_bytes` is what all ranks
     sent since the vote before, by link: within a device group, a node, a zone, or between zones (`world`). `exposed` is
     the share of that time that ranks spent in exchanges other than votes, on average and at most; `waited_s` are the
-    seconds, likewise, by what was exchanged."""
+    seconds, likewise, by what was exchanged; `safety` among them are those until the state of the step before was safe.
+    `stalled_s` of its time would have been saved if no rank had waited for that."""
 
     kind: ClassVar[str] = "step_done"
     epoch: int
@@ -106,6 +107,7 @@ class StepDone:
     moved_bytes: tuple[tuple[str, int], ...] = ()
     exposed: tuple[float, float] | None = None
     waited_s: tuple[tuple[str, float, float], ...] = ()
+    stalled_s: float | None = None  # early journals do not say
     skipped: bool = False
 
 
@@ -217,14 +219,29 @@ class SourceFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardBrought:
+    """What rank `to` (`node:index`) took in a recovery of `shard`, a snapshot's part that was sealed whole: from `node`
+    (empty: from the object store, where it is the object's name), by `source`, one of the tiers. `took_s` is from the
+    first byte that was asked for to the last that had been checked."""
+
+    source: str
+    node: str
+    shard: str
+    to: str
+    num_bytes: int
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryDone:
     """A change of plan in flight has ended: the ranks of `epoch` step again from `step`.
 
     `redone_steps` were done but not yet safe; `lost_steps` were safe and yet had to be done again (never, by design).
     Phases in seconds: detect (blow to notice), decide (plan and restore plan), restore (bytes), rebuild (groups,
     buffers); `num_bytes` by tier: own, node, peer, store, and `source_s` the time from the first byte to the last that
-    the slowest rank took from there. `plan_before` (empty: none) and `plan_after` are ids of plans; `nodes_lost`,
-    `nodes_joined` and `nodes_drained` (left before they were lost, because they were to go away) of nodes.
+    the slowest rank took from there; `shards` are the largest of the `num_shards` parts that came from other than own
+    memory, largest first. `plan_before` (empty: none) and `plan_after` are ids of plans; `nodes_lost`, `nodes_joined`
+    and `nodes_drained` (left before they were lost, because they were to go away) of nodes.
     """
 
     kind: ClassVar[str] = "recovery_done"
@@ -244,6 +261,8 @@ class RecoveryDone:
     nodes_joined: tuple[str, ...] = ()
     nodes_drained: tuple[str, ...] = ()
     source_s: dict[str, float] = field(default_factory=dict)
+    shards: tuple[ShardBrought, ...] = ()
+    num_shards: int = 0  # early journals do not say
     failed_sources: tuple[SourceFailed, ...] = ()
     plan_before: str = ""
     plan_after: str = ""

@@ -37,7 +37,8 @@ from shoal import (
 )
 from shoal.cli_complete import JobId, complete_node
 from shoal.cli_input import BadUsage, read_submission
-from shoal.cli_show import event_line, say, show_job, show_jobs, show_json, show_nodes
+from shoal.cli_nodes import show_nodes
+from shoal.cli_show import event_line, say, show_job, show_jobs, show_json
 from shoal.cli_state import TIMED_OUT, exit_with, hinted, show_state
 from shoal.client import Client
 from shoal.errors import InvalidRequest, NotAServer, NotFound, RequestRefused, ShoalError, WaitTimeout

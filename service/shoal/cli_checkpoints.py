@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,14 +34,32 @@ def checkpoints(
     if as_json:
         show_json(found)
     elif found["items"]:
-        columns = ("STEP", "EPOCH", "COMMITTED", "MB", "MANIFEST")
+        columns = ("STEP", "EPOCH", "COMMITTED", "MB", "TOOK", "HELD UP", "VERIFIED", "MANIFEST")
         rows = (
-            (one["step"], one["epoch"], one["committed_at"], one["num_bytes"] and one["num_bytes"] / 1e6, one["uri"])
+            (
+                one["step"],
+                one["epoch"],
+                one["committed_at"] and one["committed_at"][:19],
+                one["num_bytes"] and one["num_bytes"] / 1e6,
+                one["duration_s"] and f"{one['duration_s']:.2f} s",
+                None if one["held_up_s"] is None else f"{one['held_up_s'] * 1e3:.0f} ms",
+                _verified(one["verified"]),
+                one["uri"],
+            )
             for one in found["items"]
         )
         table(columns, rows)
     else:
         say(f"{job_id} has no checkpoints yet" if found["uri"] else f"{job_id} has no checkpoint.uri")
+
+
+def _verified(found: Mapping[str, Any] | None) -> str | None:
+    """Manifests are read back as they are committed."""
+    if found is None:
+        return None
+    if found["by"] == "manifest":
+        return "manifest"
+    return f"bytes, {found['at'][:16].replace('T', ' ')}"
 
 
 @app.command()

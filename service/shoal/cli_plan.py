@@ -54,10 +54,11 @@ def plan(
 ) -> None:
     """Find a plan for a job on a cluster: which device runs which layers, on how many samples."""
     # The planner loads numpy; commands that only talk to a server need not wait for it.
+    from shoal_planner.alone import plan_alone, share_of
     from shoal_planner.answers import plan_answer
+    from shoal_planner.costs import CostModel
     from shoal_planner.explanation import explanation_to_mapping
     from shoal_planner.marginals import explain_fully
-    from shoal_planner.search import plan as search
 
     if cluster is None:
         given = {"--profile": profile, "--explain": explain, "--svg": svg, "--timeline": timeline}
@@ -66,7 +67,8 @@ def plan(
     spec, snapshot = read_job(job), read_cluster(cluster)
     costs = known_costs(spec, snapshot, cluster, profile)
     try:
-        result = search(spec, snapshot, costs.profile, seed=seed, time_limit_s=time_limit)
+        result = plan_alone(spec, snapshot, costs.profile, seed=seed, time_limit_s=time_limit)
+        costs = CostModel(spec, share_of(spec, snapshot, costs.profile, time_limit), costs.profile)
     except NoPlanFits as error:
         raise BadUsage(f"no plan of this job fits: {error}") from error
     except InvalidField as error:

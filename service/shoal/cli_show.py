@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-_PIPE_WIDTH = 200  # without a terminal nothing may be cut off for want of room
+_PIPE_WIDTH = 300  # without a terminal nothing may be cut off for want of room
 
 
 def _console() -> Console:
@@ -174,7 +174,22 @@ def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str | None]]:
         ("per hour now", rate if now else None),
         ("per million tokens", None if per_million is None else _usd(per_million, cost["unpriced_node_hours"])),
         ("spent on", "\n".join(map(_charge, cost["charges"]))),
+        ("all alike", _alike(cost["on_demand_plan"])),
     ]
+
+
+def _alike(found: Mapping[str, Any] | None) -> str | None:
+    """What the job's tokens would have cost on nodes of one kind on demand."""
+    if found is None:
+        return None
+    nodes = f"{found['num_nodes']} x {found['devices']} {found['device']} on demand"
+    speed = "as fast" if found["as_fast"] else "slower"
+    saved = "" if found["saved_usd"] is None else f", {_usd(abs(found['saved_usd']))} {_direction(found['saved_usd'])}"
+    return f"{_usd(found['usd'])} on {nodes}, predicted to be {speed}{saved}"
+
+
+def _direction(saved_usd: float) -> str:
+    return "more" if saved_usd >= 0 else "less"
 
 
 def _charge(charge: Mapping[str, Any]) -> str:
@@ -190,34 +205,6 @@ def _usd(value: float | None, unknown: float = 0) -> str:
     # Of less than a cent, two figures that mean something.
     amount = f"{value:,.2f}" if value >= 0.01 or not value else f"{value:.2g}"
     return f"at least {amount} USD (some nodes have no price)" if unknown else f"{amount} USD"
-
-
-def show_nodes(nodes: Iterable[Mapping[str, Any]]) -> None:
-    table(
-        ("NODE", "CLUSTER", "DEVICES", "MARKET", "ZONE", "STATE", "MEASURED", "JOBS"),
-        (
-            (
-                node["id"],
-                node["cluster_id"],
-                f"{node['devices']} x {node['device']}",
-                "spot" if node["spot"] else "on demand",
-                node["zone"],
-                f"{'' if node['connected'] else 'not '}connected{', going away' if node['reclaim_at_s'] else ''}",
-                _measured(node["measured"]),
-                ", ".join(node["jobs"]),
-            )
-            for node in nodes
-        ),
-    )
-
-
-def _measured(found: Mapping[str, Any]) -> str:
-    """What of a node is measured; the rest is as the catalogue and labels say. Of links, the slowest."""
-    parts = [name for name, known in (("layers", found["layers"]), ("update", found["update"])) if known]
-    if found["links"]:
-        slowest = min(found["links"], key=lambda link: link["bytes_per_s"])
-        parts.append(f"links {slowest['bytes_per_s'] / 1e9:.3g} GB/s, {slowest['latency_s'] * 1e6:.0f} us")
-    return ", ".join(parts)
 
 
 def show_plan(plan: Mapping[str, Any]) -> None:

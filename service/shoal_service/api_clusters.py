@@ -45,6 +45,7 @@ async def renew_lease(deps: Deps, cluster_id: Annotated[Identifier, Path()], rep
             snapshot=report.snapshot,
             profile=report.profile,
             fault_tolerant_head=report.fault_tolerant_head,
+            ages_s={sign.node: (sign.age_s, sign.by) for sign in report.signs or ()},
         )
         if report.pools is not None:
             await pools.take_report(session, cluster_id, [each.model_dump() for each in report.pools])

@@ -18,13 +18,15 @@ from shoal_planner.picture import plan_svg
 from shoal_recovery.checkpoints import list_manifests, manifest_name
 from shoal_recovery.errors import StoreError
 from shoal_recovery.store import open_store
-from shoal_service import jobs, journal, storages
+from shoal_service import comparison, jobs, journal, storages
 from shoal_service.answers import encoded, fitting, page
 from shoal_service.bell import job_topic
 from shoal_service.bulk_losses import losses_resource
+from shoal_service.checkpoint_facts import Facts, facts_of
 from shoal_service.curve import MOST_POINTS, curve
 from shoal_service.errors import BadInput, Conflict, DatabaseAway, NotFound, Unavailable
 from shoal_service.models import JournalRow
+from shoal_service.panels_comparison import Cost, on_demand_plan
 from shoal_service.problems import documented
 from shoal_service.retention import check_kept
 from shoal_service.services import Deps, Services
@@ -38,7 +40,7 @@ from shoal_service.shapes_history import (
     Recoveries,
 )
 from shoal_service.shapes_jobs import Events
-from shoal_service.spending import Spending, spending_of
+from shoal_service.spending import spending_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["history"])
 _PAGE = 1000
@@ -224,9 +226,10 @@ async def get_checkpoints(deps: Deps, job_id: str) -> Checkpoints:
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         entries = await journal.newest(session, job_id, _PAGE, ("checkpoint_committed", "checkpoint_reported"))
+        facts = await facts_of(session, job_id, entries)
         place: str | None = ((await storages.located_of(session, row)).get("checkpoint") or {}).get("uri")
     if jobs.is_script(row):
-        items = [_checkpoint(entry.payload["uri"], entry.payload["step"], entry) for entry in entries]
+        items = [_checkpoint(entry.payload["uri"], entry.payload["step"], entry, facts) for entry in entries]
         return {"uri": row.spec["checkpoint"]["uri"], "items": fitting(items)}
     uri = (row.spec.get("checkpoint") or {}).get("uri")
     try:
@@ -235,7 +238,7 @@ async def get_checkpoints(deps: Deps, job_id: str) -> Checkpoints:
     except (StoreError, TimeoutError) as error:
         raise Unavailable("store_unreachable", f"checkpoint.uri = {show(uri)}: {_problem(error)}") from error
     said = {entry.payload["step"]: entry for entry in reversed(entries)}
-    items = [_checkpoint(f"{uri}/{manifest_name(job_id, s)}", s, said.get(s)) for s in steps]
+    items = [_checkpoint(f"{uri}/{manifest_name(job_id, s)}", s, said.get(s), facts) for s in steps]
     return {"uri": uri, "items": fitting(items)}
 
 
@@ -243,22 +246,29 @@ def _problem(error: StoreError | TimeoutError) -> str:
     return error.problem if isinstance(error, StoreError) else "does not answer"
 
 
-def _checkpoint(uri: str, step: int, said: JournalRow | None) -> Checkpoint:
+def _checkpoint(uri: str, step: int, said: JournalRow | None, facts: Facts) -> Checkpoint:
+    found = None if said is None else facts.verified(said)
     return {
         "step": step,
         "uri": uri,
         "epoch": None if said is None else said.payload["epoch"],
         "num_bytes": None if said is None else said.payload["num_bytes"],
         "committed_at": None if said is None else jobs.rfc3339(said.at_s),
+        "duration_s": None if said is None else said.payload.get("duration_s"),
+        "held_up_s": None if said is None else facts.held_up_s.get((said.payload["epoch"], step)),
+        "verified": None if found is None else {"at": jobs.rfc3339(found.at_s), "by": found.by, "seq": found.seq},
     }
 
 
-@router.get("/cost", responses=documented(404, 410, ok=Spending), response_model=None)
+@router.get("/cost", responses=documented(404, 410, ok=Cost), response_model=None)
 async def get_cost(deps: Deps, job_id: str) -> dict[str, Any]:
     """What the nodes that the job has had cost so far and cost now, in dollars, by type of node (of its newest 5,000
-    changes). What nodes without a price cost is unknown (null) and in no sum."""
+    changes). What nodes without a price cost is unknown (null) and in no sum. Beside it, what its tokens would have
+    cost on nodes of one kind on demand (`on_demand_plan`), once that was looked for."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         check_kept(row)
         history = await journal.history(session, job_id)
-    return dataclasses.asdict(spending_of(row, history))
+        kept = await comparison.of_job(session, job_id)
+    spent = spending_of(row, history)
+    return dataclasses.asdict(spent) | {"on_demand_plan": on_demand_plan(kept, spent, row)}

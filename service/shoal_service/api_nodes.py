@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from shoal_recovery.journal_scripts import WorkersStarted
-from shoal_service import clusters, drills, jobs, journal
+from shoal_service import clusters, drills, jobs, journal, signs
 from shoal_service.access import Principal
 from shoal_service.bell import CLUSTERS
 from shoal_service.bodies import Preemption
@@ -22,6 +22,7 @@ from shoal_service.once import Repeatable
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 from shoal_service.shapes_clusters import Drill, Nodes
+from shoal_service.signs import Sign
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 _Place = tuple[str, str]  # a cluster and a node of it
@@ -36,9 +37,10 @@ async def list_nodes(
     cluster_id: Annotated[str | None, Query(max_length=80, description="Only those of this cluster.")] = None,
 ) -> Response:
     """The nodes of every cluster that came to us, which jobs' plans use them (of those that you may see), and what of
-    them was `measured`, each figure with its source; `reclaim_at_s` while a drill says that a node goes away. Not
-    connected: as last seen. By cluster and name; `next_cursor` is null on the last page, and a page ends before it is
-    too large for an answer."""
+    them was `measured`, each figure with its source; `reclaim_at_s` while a drill says that a node goes away;
+    `heard_at` is when there was a sign of life of it, in heartbeats that a job's supervisor listens to (`heard_by`
+    processes) or, where no job has the node, in Ray's list of nodes (`ray`). Not connected: as last seen. By cluster
+    and name; `next_cursor` is null on the last page, and a page ends before it is too large for an answer."""
     found = [node for node in await all_nodes(deps, caller) if cluster_id in (None, node["cluster_id"])]
     return page_after(found, _place, limit, cursor)
 
@@ -60,6 +62,7 @@ async def all_nodes(deps: Services, caller: Principal) -> list[dict[str, Any]]:
             "cluster_id": row.id,
             "connected": clusters.connected(row),
             "seen_at": jobs.rfc3339(row.updated_at_s),
+            **_heard(signs.sign(row.signs, node["id"])),
             "jobs": users.get((row.id, node["id"]), []),
         }
         for row in rows
@@ -102,6 +105,12 @@ async def _users(session: AsyncSession, projects: frozenset[str] | None) -> Mapp
         for node in sorted(set(started[0].payload["nodes"] if started else ())):
             users.setdefault((str(row.cluster_id), node), []).append(row.id)
     return users
+
+
+def _heard(found: Sign | None) -> dict[str, str | None]:
+    if found is None:
+        return {"heard_at": None, "heard_by": None}
+    return {"heard_at": jobs.rfc3339(found.at_s), "heard_by": found.by}
 
 
 def _place(node: Mapping[str, Any]) -> _Place:

@@ -43,6 +43,7 @@ from shoal_service import (
 from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
+from shoal_service.comparison import Comparisons
 from shoal_service.couriers import Couriers
 from shoal_service.database import Database
 from shoal_service.enforcement import Enforcement
@@ -187,6 +188,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     couriers.start()
     lookout = Lookout(services.database, services.awake, settings.no_progress_s)
     lookout.start()
+    comparisons = Comparisons(services.database, services.planner, services.bell)
+    comparisons.start()
     traces = Traces(services.database, app.state.trace_export)
     traces.start()
     yield
@@ -195,6 +198,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.bell.close()
     await services.stores.close()
     await traces.close()
+    await comparisons.close()
     await lookout.close()
     await couriers.close()
     await prices.close()

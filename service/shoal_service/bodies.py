@@ -59,6 +59,15 @@ class PoolReport(Body):
     said: str | None = Field(default=None, max_length=2000, description="What is heard while it may still give more.")
 
 
+class SignOfLife(Body):
+    """For how long nothing was heard of a node: by the supervisors of jobs, who listen to its processes, or by Ray,
+    which lists it."""
+
+    node: str = Field(min_length=1, max_length=200)
+    age_s: float = Field(ge=0, lt=1e9)
+    by: Literal["processes", "ray"]
+
+
 class ClusterReport(Body):
     """What a connector says of its cluster when it takes or renews its lease."""
 
@@ -73,6 +82,9 @@ class ClusterReport(Body):
     lease_s: float = Field(gt=0, description="How long the lease is wanted for, in seconds.")
     pools: list[PoolReport] | None = Field(
         default=None, max_length=64, description="Pools that nodes can be had of; null: not known, or none."
+    )
+    signs: list[SignOfLife] | None = Field(
+        default=None, max_length=16384, description="When its nodes were last heard; null: not told."
     )
 
 

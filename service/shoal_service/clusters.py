@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select, update
@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, JobState
-from shoal_service import jobs, journal, pools, shares, storages
+from shoal_service import jobs, journal, pools, shares, signs, storages
 from shoal_service.errors import Conflict, NotFound
 from shoal_service.models import ClusterRow, JobRow, ShareRow
 from shoal_service.shapes_clusters import Cluster
@@ -34,8 +34,10 @@ async def renew(
     snapshot: dict[str, Any],
     profile: dict[str, Any],
     fault_tolerant_head: bool | None,
+    ages_s: Mapping[str, tuple[float, str]] | None = None,
 ) -> ClusterRow:
-    """Takes or renews the lease. Raises Conflict while another holder's lasts."""
+    """Takes or renews the lease. `ages_s`: by node, for how long nothing was heard of it, and by whom. Raises Conflict
+    while another holder's lasts."""
     now = time.time()
     row = await session.get(ClusterRow, cluster_id, populate_existing=True, with_for_update=True)
     if row is not None:
@@ -45,6 +47,7 @@ async def renew(
         session.add(row)
     row.holder, row.lease_until_s, row.updated_at_s = holder, now + lease_s, now
     row.snapshot, row.profile, row.fault_tolerant_head = snapshot, profile, fault_tolerant_head
+    row.signs = signs.taken(row.signs, ages_s or {}, now)
     try:
         await session.flush()
     except IntegrityError as error:

@@ -11,15 +11,16 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, event, make_url
+from sqlalchemy import Connection, event
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from shoal_service.database_errors import refusal
+from shoal_service.database_url import connection_options, with_driver
 from shoal_service.errors import DatabaseAway
+from shoal_service.schema_floor import is_ahead
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x5348_4F41_4C  # "SHOAL": of replicas that start together one migrates, the others wait for it
@@ -67,7 +68,8 @@ class Database:
                 raise
 
     async def migrate(self) -> None:
-        """Brings the schema to the newest version, however long that takes. Raises DatabaseAway."""
+        """Brings the schema to the newest version, however long that takes; a newer one that this version works on is
+        left as it is. Raises DatabaseAway, and ValueError for a newer one that it does not work on."""
         engine = _engine(self.url, None)
         try:
             async with self._answering(), engine.connect() as connection:
@@ -95,21 +97,6 @@ class Database:
             raise refused from error
 
 
-def with_driver(url: str) -> URL:
-    """The URL with the driver that this server uses. Raises ValueError for one of another database."""
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise ValueError("database_url: is not a URL, as postgresql://USER:PASSWORD@HOST/NAME") from error
-    match parsed.get_backend_name():
-        case "postgresql" | "postgres":
-            return parsed.set(drivername="postgresql+asyncpg")
-        case "sqlite":
-            return parsed.set(drivername="sqlite+aiosqlite")
-        case other:
-            raise ValueError(f"database_url = {other}://...: must be postgresql:// or sqlite://")
-
-
 def alembic_config(connection: Connection | None = None) -> Config:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
@@ -118,7 +105,9 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 
 def _upgrade(connection: Connection) -> None:
-    command.upgrade(alembic_config(connection), "head")
+    config = alembic_config(connection)
+    if not is_ahead(connection, config):
+        command.upgrade(config, "head")
 
 
 def _engine(url: URL, timeout_s: float | None) -> AsyncEngine:
@@ -128,7 +117,9 @@ def _engine(url: URL, timeout_s: float | None) -> AsyncEngine:
         limits = {"pool_size": size, "max_overflow": more, "pool_timeout": timeout_s or 60.0}
         # A plan for any values would be made after five queries; for a job with a million points it is the wrong one.
         named = {"server_settings": {"application_name": "shoal", "plan_cache_mode": "force_custom_plan"}}
-        return create_async_engine(url, pool_pre_ping=True, connect_args={**waiting, **named}, **limits)
+        plain, options = connection_options(url)
+        arguments = {"dsn": options, **waiting, **named}
+        return create_async_engine(plain, pool_pre_ping=True, connect_args=arguments, **limits)
     engine = create_async_engine(url, connect_args={"timeout": timeout_s or 60.0})
     event.listen(engine.sync_engine, "connect", _configure_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)

@@ -119,6 +119,8 @@ def _node() -> _Schema:
         "cluster_id": {"type": "string"},
         "connected": {"type": "boolean"},
         "seen_at": _AT,
+        "heard_at": {"anyOf": [_AT, {"type": "null"}], "description": "Its last sign of life; null: not told."},
+        "heard_by": {"enum": ["processes", "ray", None], "description": "Whose heartbeats they were, or who lists it."},
         "jobs": {"type": "array", "items": {"type": "string"}},
     }
     return {**found, "properties": found["properties"] | beside, "required": [*found["required"], *beside]}

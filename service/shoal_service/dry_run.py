@@ -54,12 +54,15 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> DryRun:
 
 def expected(job: JobSpec, plan: Plan, snapshot: ClusterSnapshot) -> Expected | None:
     """What all steps of the job take by this plan, if nothing happens: seconds of a step, hours, and dollars for all
-    nodes of the cluster that the job may use, since it has them whether its plan uses them or not. Dollars are None
-    where no node has a price; nodes without one are counted."""
+    nodes that the job would have, since it has them whether its plan uses them or not. Dollars are None where no node
+    has a price; nodes without one are counted."""
     if plan.prediction is None:
         return None
     allowed = job.limits.device_types
-    nodes = [node for node in snapshot.nodes if not allowed or node.device in allowed]
+    had = {name.rsplit(":", 1)[0] for name in plan.unused} | {
+        replica.node for pipeline in plan.pipelines for stage in pipeline.stages for replica in stage.replicas
+    }
+    nodes = [node for node in snapshot.nodes if node.id in had and (not allowed or node.device in allowed)]
     prices = [node.price_per_hour for node in nodes if node.price_per_hour]
     hours = job.train.steps * plan.prediction.step_s / _HOUR_S
     per_hour = sum(prices) if prices or not nodes else None

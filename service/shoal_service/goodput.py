@@ -1,8 +1,6 @@
-"""Where the wall time of a job went, and the time of its devices: steps that count, steps done again, recoveries by
-phase, waiting. Pure; what it is made of are the job's journal and the sums of its steps.
-
-Seconds of steps are those that ranks measured from vote to vote, so copies and uploads that hold a step up are in them.
-"""
+"""Where the wall time of a job went, and the time of its devices: steps that count, what copies of state held them up,
+steps done again, recoveries by phase, waiting. Pure; what it is made of are the job's journal and the sums of its
+steps."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from shoal_service.step_sums import EpochSteps
 from shoal_service.timeline import PHASES, Event, node_spans
 
 PRODUCTIVE = "productive"
+STALLED = "checkpoint"
 REDONE = "redone"
 _WAITS = frozenset({JobState.QUEUED, JobState.WAITING})
 
@@ -50,7 +49,9 @@ def goodput(
     first_s = first_s if since_s is None else max(first_s, since_s)
     elapsed_s = max(0.0, end_at_s - first_s)
     states = _states(events, created_at_s, first_s, end_at_s)
-    parts = {PRODUCTIVE: _seconds(steps, rolled_back=False), REDONE: _seconds(steps, rolled_back=True)}
+    parts = {PRODUCTIVE: sum(found.worked_s for found in steps if not found.rolled_back)}
+    parts[STALLED] = sum(found.seconds - found.worked_s for found in steps if not found.rolled_back)
+    parts[REDONE] = sum(found.seconds for found in steps if found.rolled_back)
     recent = [event for event in events if event.at_s >= first_s]
     parts["evaluation"] = evaluation_s
     parts |= _recoveries([event for event in recent if event.kind == RecoveryDone.kind])
@@ -71,12 +72,13 @@ def goodput(
     )
 
 
-def _seconds(steps: Sequence[EpochSteps], *, rolled_back: bool) -> float:
-    return sum(found.seconds for found in steps if found.rolled_back is rolled_back)
-
-
 def _weighted(steps: Sequence[EpochSteps], weights: Mapping[int, float], *, rolled_back: bool) -> float:
-    return sum(found.seconds * weights.get(found.epoch, 0.0) for found in steps if found.rolled_back is rolled_back)
+    """Of those that count, the time in which nothing held them up."""
+    return sum(
+        (found.seconds if rolled_back else found.worked_s) * weights.get(found.epoch, 0.0)
+        for found in steps
+        if found.rolled_back is rolled_back
+    )
 
 
 def _states(events: Sequence[Event], created_at_s: float, first_s: float, end_at_s: float) -> dict[str, float]:

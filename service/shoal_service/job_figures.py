@@ -29,6 +29,7 @@ from shoal_recovery.journal import (
     StepDone,
 )
 from shoal_recovery.journal_scripts import CheckpointReported, ScriptReported, WorkersStarted
+from shoal_service.loss_watch import LossWatch, watched
 from shoal_service.presence import GONE, arrivals, departures
 
 STEP_KINDS = (StepDone.kind, ScriptReported.kind)
@@ -59,11 +60,12 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """`tokens` are those of all steps, done again ones included; `productive_s` of steps that count, `redone_s` of the
-    others. `states` are the seconds in states that are over, `state` is the one since `state_at_s`. `recoveries` by
-    cause, `restored_bytes` by tier, `losses` by market and by whether there was a notice. `usd` by market until
-    `usd_at_s`, from when on the nodes cost `usd_per_hour`. `nodes` by market, `leaving` and `slow` among them.
-    `predicted` are step_s and mfu of the newest plan. `step_at_s`: when the newest step was done."""
+    """`tokens` are those of all steps, done again ones included; `productive_s` of steps that count, but for
+    `stalled_s` in which copies of state held them up; `redone_s` of the others. `states` are the seconds in states that
+    are over, `state` is the one since `state_at_s`. `recoveries` by cause, `restored_bytes` by tier, `losses` by market
+    and by whether there was a notice. `usd` by market until `usd_at_s`, from when on the nodes cost `usd_per_hour`.
+    `nodes` by market, `leaving` and `slow` among them. `predicted` are step_s and mfu of the newest plan. `step_at_s`:
+    when the newest step was done."""
 
     first_at_s: float
     state: str
@@ -71,6 +73,7 @@ class Figures:
     states: Mapping[str, float] = field(default_factory=dict)
     tokens: int = 0
     productive_s: float = 0.0
+    stalled_s: float = 0.0
     redone_s: float = 0.0
     evaluation_s: float = 0.0
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
@@ -90,6 +93,7 @@ class Figures:
     slow: int = 0
     predicted: Mapping[str, float] = field(default_factory=dict)
     step_at_s: float | None = None
+    loss_watch: LossWatch = field(default_factory=LossWatch)
 
     def usd_until(self, at_s: float) -> dict[str, float]:
         """By market, of nodes with a price."""
@@ -114,9 +118,19 @@ def fresh(created_at_s: float) -> Figures:
     return Figures(first_at_s=created_at_s, state=JobState.QUEUED.value, state_at_s=created_at_s)
 
 
-def with_steps_undone(figures: Figures, seconds: float) -> Figures:
-    """Steps of so many seconds do not count any more: they are done again."""
-    return replace(figures, productive_s=figures.productive_s - seconds, redone_s=figures.redone_s + seconds)
+def stalled_s(payload: Mapping[str, Any]) -> float:
+    """Of the time of a step, as its entry tells it."""
+    return min(float(payload.get("stalled_s") or 0.0), float(payload["duration_s"]))
+
+
+def with_steps_undone(figures: Figures, seconds: float, stalled_s: float) -> Figures:
+    """Steps of so many seconds, held up for so many of them, do not count any more: they are done again."""
+    return replace(
+        figures,
+        productive_s=figures.productive_s - (seconds - stalled_s),
+        stalled_s=figures.stalled_s - stalled_s,
+        redone_s=figures.redone_s + seconds,
+    )
 
 
 def advance(figures: Figures, kind: str, at_s: float, payload: Mapping[str, Any]) -> Figures:
@@ -131,7 +145,11 @@ def advance(figures: Figures, kind: str, at_s: float, payload: Mapping[str, Any]
             told = {name: float(found[name]) for name in ("step_s", "mfu") if found.get(name)}
             return replace(figures, predicted=told)
         case StepDone.kind | ScriptReported.kind:
-            return _stepped(figures, at_s, float(payload["duration_s"]), int(payload.get("tokens", 0)))
+            tokens = int(payload.get("tokens", 0))
+            if payload.get("loss") is not None:
+                watch = watched(figures.loss_watch, int(payload["step"]), float(payload["loss"]))
+                figures = replace(figures, loss_watch=watch)
+            return _stepped(figures, at_s, float(payload["duration_s"]), stalled_s(payload), tokens)
         case EvaluationDone.kind:
             return replace(figures, evaluation_s=figures.evaluation_s + float(payload["duration_s"]))
         case RecoveryDone.kind:
@@ -158,11 +176,12 @@ def advance(figures: Figures, kind: str, at_s: float, payload: Mapping[str, Any]
             return figures
 
 
-def _stepped(figures: Figures, at_s: float, seconds: float, tokens: int) -> Figures:
+def _stepped(figures: Figures, at_s: float, seconds: float, held_up_s: float, tokens: int) -> Figures:
     return replace(
         figures,
         tokens=figures.tokens + tokens,
-        productive_s=figures.productive_s + seconds,
+        productive_s=figures.productive_s + seconds - held_up_s,
+        stalled_s=figures.stalled_s + held_up_s,
         histograms=_observed(figures.histograms, {"step": seconds}),
         step_at_s=at_s,
     )

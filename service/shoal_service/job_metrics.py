@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from shoal_recovery.journal import JobState
 from shoal_service.job_figures import BOUNDS_S, NOTICE, PHASES, STORED, Figures, Histogram
 
-_JOB = ("job", "project")
+_JOB = ("job_id", "project")  # `job` is Prometheus' own name of what is scraped, and would be renamed by it
 _WAITS = (JobState.QUEUED.value, JobState.WAITING.value)
 
 
@@ -107,6 +107,7 @@ def time_parts(found: Figures, at_s: float) -> dict[str, float]:
     whole, known = (sum(found.histograms[name].sum_s for name in names if name in found.histograms) for names in _SUMS)
     parts = {
         "productive": found.productive_s,
+        "checkpoint": found.stalled_s,
         "redone": found.redone_s,
         "evaluation": found.evaluation_s,
         "recovery": max(whole, known),

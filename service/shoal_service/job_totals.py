@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_recovery.journal import Entry, RecoveryDone, entry_to_mapping
 from shoal_service import job_figures
 from shoal_service.job_figures import STEP_KINDS, Figures, Held, Histogram
+from shoal_service.loss_watch import LossWatch
 from shoal_service.models import JobRow, JournalRow, StepRow
 from shoal_service.models_watching import JobTotalsRow
 from shoal_service.step_sums import step_sums
@@ -32,8 +33,9 @@ async def add(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -> F
         payload = entry_to_mapping(entry)
         kind = entry.event.kind
         if kind in STEP_KINDS:
-            figures = job_figures.with_steps_undone(figures, await undone.before(payload["step"]))
-            undone.pending.append((payload["step"], float(payload["duration_s"])))
+            figures = job_figures.with_steps_undone(figures, *await undone.before(payload["step"]))
+            times = float(payload["duration_s"]), job_figures.stalled_s(payload)
+            undone.pending.append((payload["step"], *times))
         figures, held = _advanced(figures, held, kind, entry.at_s, payload)
         if kind == RecoveryDone.kind and kept.trace_from is None:
             kept.trace_from = entry.seq
@@ -52,24 +54,26 @@ def _advanced(figures: Figures, held: Held, kind: str, at_s: float, payload: Map
 
 
 class _Undone:
-    """Seconds of steps that do not count any more because the job does them again."""
+    """Seconds of steps that do not count any more because the job does them again, and those that held them up."""
 
     def __init__(self, session: AsyncSession, row: JobRow) -> None:
         self._session = session
         self._job_id = row.id
         self._newest = row.step
-        self.pending: list[tuple[int, float]] = []
+        self.pending: list[tuple[int, float, float]] = []
 
-    async def before(self, step: int) -> float:
-        seconds = sum(took_s for done, took_s in self.pending if done >= step)
-        self.pending = [(done, took_s) for done, took_s in self.pending if done < step]
+    async def before(self, step: int) -> tuple[float, float]:
+        seconds = sum(took_s for done, took_s, _ in self.pending if done >= step)
+        stalled_s = sum(held_up_s for done, _, held_up_s in self.pending if done >= step)
+        self.pending = [each for each in self.pending if each[0] < step]
         if step <= self._newest:
             counts = (StepRow.job_id == self._job_id, StepRow.rolled_back.is_(False))
             within = (StepRow.step >= step, StepRow.step <= self._newest)
-            found = select(func.sum(StepRow.duration_s)).where(*counts, *within)
-            seconds += float(await self._session.scalar(found) or 0.0)
+            sums = select(func.sum(StepRow.duration_s), func.sum(StepRow.stalled_s)).where(*counts, *within)
+            more_s, more_stalled_s = (await self._session.execute(sums)).one()
+            seconds, stalled_s = seconds + float(more_s or 0.0), stalled_s + float(more_stalled_s or 0.0)
             self._newest = step - 1
-        return seconds
+        return seconds, stalled_s
 
 
 async def _of_journal(session: AsyncSession, row: JobRow) -> JobTotalsRow:
@@ -85,13 +89,22 @@ async def _of_journal(session: AsyncSession, row: JobRow) -> JobTotalsRow:
             break
         after = rows[-1].seq
     for sums in await step_sums(session, row.id):
-        name = "redone_s" if sums.rolled_back else "productive_s"
-        more: dict[str, Any] = {
-            "tokens": figures.tokens + sums.tokens,
-            name: getattr(figures, name) + sums.seconds,
-        }
-        figures = dataclasses.replace(figures, **more)
+        figures = dataclasses.replace(figures, tokens=figures.tokens + sums.tokens)
+        if sums.rolled_back:
+            figures = dataclasses.replace(figures, redone_s=figures.redone_s + sums.seconds)
+        else:
+            worked_s, held_up_s = figures.productive_s + sums.worked_s, figures.stalled_s + sums.stalled_s
+            figures = dataclasses.replace(figures, productive_s=worked_s, stalled_s=held_up_s)
     return JobTotalsRow(job_id=row.id, seq=row.last_seq, figures=dataclasses.asdict(figures), held=_held_mapping(held))
+
+
+async def odd_losses(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, str]:
+    """What is odd about the losses of those of these jobs where something is."""
+    watch = JobTotalsRow.figures["loss_watch"]
+    query = select(JobTotalsRow.job_id, watch).where(
+        JobTotalsRow.job_id.in_(job_ids), watch["num_odd"].as_integer() > 0
+    )
+    return {job_id: LossWatch(**found).sentence for job_id, found in (await session.execute(query)).all()}
 
 
 def figures_of(mapping: Mapping[str, Any]) -> Figures:
@@ -100,7 +113,8 @@ def figures_of(mapping: Mapping[str, Any]) -> Figures:
         name: Histogram(counts=tuple(each["counts"]), sum_s=each["sum_s"])
         for name, each in mapping["histograms"].items()
     }
-    return Figures(**{**mapping, "histograms": found})
+    watch = LossWatch(**mapping.get("loss_watch", {}))
+    return Figures(**{**mapping, "histograms": found, "loss_watch": watch})
 
 
 def _held_mapping(held: Held) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from shoal_recovery.journal_scripts import ScriptReported, WorkersStarted
 from shoal_recovery.storage_access import without_access
 from shoal_service import curve_levels, job_totals, jobs, outbox, shares, timeline
 from shoal_service.errors import BadInput, Conflict, invalid_field
+from shoal_service.loss_watch import LossWatch
 from shoal_service.models import JobRow, JournalRow, StepRow
 from shoal_service.outbox import Told
 from shoal_service.status import Status, advance, finite, moved
@@ -113,7 +114,7 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
             raise Conflict("journal_gap", f"seq = {entry.seq}: entry {expected} must come first", expected_seq=expected)
     if not fresh:
         return row.last_seq
-    await job_totals.add(session, row, fresh)
+    figures = await job_totals.add(session, row, fresh)
     status = jobs.status_of(row)
     for entry in fresh:
         status = advance(status, entry)
@@ -124,6 +125,7 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
     await shares.confirm(session, row.id, fresh)
     await session.execute(insert(JournalRow), [_journal_values(row.id, entry) for entry in fresh])
     await _add_points(session, row.id, row.step, fresh)
+    await _announce_loss(session, row, figures.loss_watch, fresh)
     for entry in fresh:
         if isinstance(entry.event, RecoveryDone):
             await _announce(session, row, entry.seq, entry.event)
@@ -140,6 +142,14 @@ async def _announce(session: AsyncSession, row: JobRow, seq: int, done: Recovery
     named = ("cause", "reason", "step", "redone_steps", "lost_steps", "total_s", "nodes_lost", "nodes_drained")
     more = {name: getattr(done, name) for name in named}
     await outbox.announce(session, row, Told.RECOVERED, once=str(seq), seq=seq, **more)
+
+
+async def _announce_loss(session: AsyncSession, row: JobRow, watch: LossWatch, fresh: Sequence[Entry]) -> None:
+    """Once for each time that it becomes odd; what is no more is nobody's matter."""
+    steps = {entry.event.step for entry in fresh if isinstance(entry.event, StepDone | ScriptReported)}
+    if watch.odd and watch.step in steps:
+        more = {"code": watch.odd, "reason": watch.sentence, "loss": watch.loss, "usual_loss": watch.usual}
+        await outbox.announce(session, row, Told.LOSS, once=str(watch.alarms), at_step=watch.step, **more)
 
 
 async def _rested(session: AsyncSession, row: JobRow, status: Status) -> Status:
@@ -219,13 +229,21 @@ def _point_values(job_id: str, entry: Entry, event: StepDone | ScriptReported) -
         "rolled_back": False,
     }
     if isinstance(event, ScriptReported):  # what else it reports stands in the journal, under the script's own names
-        return point | {"loss": event.loss, "grad_norm": None, "lr": None, "tokens": 0, "skipped": False}
+        return point | {
+            "loss": event.loss,
+            "grad_norm": None,
+            "lr": None,
+            "tokens": 0,
+            "skipped": False,
+            "stalled_s": None,
+        }
     return point | {
         "loss": finite(event.loss),
         "grad_norm": finite(event.grad_norm),
         "lr": finite(event.lr),
         "tokens": event.tokens,
         "skipped": event.skipped,
+        "stalled_s": None if event.stalled_s is None else min(event.stalled_s, event.duration_s),
     }
 
 

@@ -85,7 +85,7 @@ class JournalRow(Base):
 
 class StepRow(Base):
     """One point of the loss curve. Rolled-back points stay; `loss` is null where it was not a finite number. `skipped`
-    ones brought no update.
+    ones brought no update. `stalled_s` of `duration_s` were waited for the safety of the step before (null: not told).
 
     Keyed by the journal's `seq`, since a step may be done once in each of several epochs.
     """
@@ -105,6 +105,7 @@ class StepRow(Base):
     duration_s: Mapped[float] = mapped_column(Float)
     rolled_back: Mapped[bool]
     skipped: Mapped[bool] = mapped_column(server_default=false())
+    stalled_s: Mapped[float | None] = mapped_column(Float)
 
 
 class TrackerRow(Base):
@@ -198,8 +199,8 @@ class ShareRow(Base):
 
 class ClusterRow(Base):
     """A cluster that came to us: who speaks for it until when, what it consists of, what was measured there, which of
-    its nodes are to be told that they go away (`drills`), and whether what its head knows outlives the head (None: not
-    told)."""
+    its nodes are to be told that they go away (`drills`), whether what its head knows outlives the head (None: not
+    told), and when each node was last heard and by whom (`signs`)."""
 
     __tablename__ = "clusters"
 
@@ -210,6 +211,7 @@ class ClusterRow(Base):
     profile: Mapped[dict[str, Any]] = mapped_column(JSON)
     fault_tolerant_head: Mapped[bool | None]
     drills: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    signs: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     updated_at_s: Mapped[float] = mapped_column(Float)
 
 

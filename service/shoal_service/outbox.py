@@ -29,6 +29,7 @@ class Told(StrEnum):
     FAILED = "job.failed"
     RECOVERED = "job.recovered"
     STUCK = "job.stuck"
+    LOSS = "job.loss"
     BUDGET_WARNING = "job.budget_warning"
     BUDGET_SPENT = "job.budget_spent"
     DEADLINE_PASSED = "job.deadline_passed"

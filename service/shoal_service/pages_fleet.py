@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
-from shoal_service import api_nodes, clusters, jobs, shares, views
+from shoal_service import api_nodes, clusters, job_totals, jobs, shares, views
 from shoal_service import pools as pools_of_clusters
 from shoal_service.access import Principal
 from shoal_service.fleet import pools
@@ -24,6 +24,7 @@ from shoal_service.models import JobRow
 from shoal_service.panels_alerts import Alert, alerts_of, by_job, standing_of
 from shoal_service.rendering import rendered
 from shoal_service.services import Deps, Services
+from shoal_service.signs import sign_of
 from shoal_service.spending import spending_of
 from shoal_service.timeline import Event
 
@@ -85,11 +86,13 @@ async def _alerts(session: AsyncSession, caller: Principal) -> list[tuple[str, s
     rows = (await session.scalars(select(JobRow).where(*seen).order_by(JobRow.id.desc()).limit(_WATCHED))).all()
     names = {row.id: row.name for row in rows}
     every, stepped = await shares.of_jobs(session, list(names)), await newest_steps_at_s(session, list(names))
+    odd = await job_totals.odd_losses(session, list(names))
     connected = {row.id: clusters.connected(row) for row in await clusters.all_clusters(session)}
     found = {}
     for row in rows:
         has = connected.get(row.cluster_id) if row.cluster_id is not None else None
-        standing = standing_of(row, every.get(row.id), stepped_at_s=stepped.get(row.id), connected=has)
+        seen_s, odd_loss = stepped.get(row.id), odd.get(row.id, "")
+        standing = standing_of(row, every.get(row.id), stepped_at_s=seen_s, connected=has, odd_loss=odd_loss)
         found[row.id] = alerts_of(standing, now_s)
     return [(job_id, names[job_id], alert) for job_id, alert in by_job(found)]
 
@@ -104,7 +107,7 @@ async def nodes_page(
         known = [clusters.resource(row) for row in await clusters.all_clusters(session)]
     nodes.sort(key=lambda node: (node.get("reclaim_at_s") is None, node["connected"], node["cluster_id"], node["id"]))
     part = nodes[(page - 1) * _NODES : page * _NODES]
-    shown = [{**node, "measured": in_short(node["measured"])} for node in part]
+    shown = [{**node, "measured": in_short(node["measured"]), "sign": sign_of(node)} for node in part]
     histories, spent = await _recent(deps, caller)
     async with deps.database.read() as session:
         bills, missing = await deps.ledger.newest(session, caller.projects())
@@ -113,6 +116,7 @@ async def nodes_page(
         rented = [pools_of_clusters.resource(row) for row in fresh]
         asked = await pools_of_clusters.newest_events(session, caller.projects(), _ASKED)
     values = {
+        "now_s": time.time(),
         "rented": rented,
         "asked": asked,
         "by_project": by_project(bills),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -13,6 +14,7 @@ from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.job import parse_job
 from shoal_planner.profile import profile_from_mapping
 from shoal_service import jobs, journal, panels, views
+from shoal_service.compared_plans import compared_plans
 from shoal_service.errors import NotFound, Problem
 from shoal_service.job_history import mark
 from shoal_service.models import ClusterRow
@@ -25,6 +27,7 @@ from shoal_service.timeline import duration
 router = APIRouter()
 Epoch = Annotated[int | None, Query(ge=0)]
 Window = Literal["all", "24h", "1h"]
+Step = Annotated[int | None, Query(ge=0, lt=2**31)]
 
 
 @router.get("/jobs/{job_id}", response_class=HTMLResponse)
@@ -35,13 +38,16 @@ async def job_page(
     log: Choice,
     epoch: Epoch = None,
     window: Window = "all",
+    step: Step = None,
     complete: bool = False,
 ) -> Response:
     """Complete as it is, without scripts; of a large job, if that is asked for."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         seen = await mark(session, row)
-        look = await panels.look_at(session, row, deps.histories, deps.stores, epoch=epoch, window=window, log=log)
+        look = await panels.look_at(
+            session, row, deps.histories, deps.stores, epoch=epoch, window=window, log=log, step=step
+        )
         views_of = {
             name: await panels.shown(look, name, later=not complete and panels.put_off(look, name))
             for name in panels_of(row)
@@ -55,25 +61,36 @@ async def job_page(
 
 @router.get("/jobs/{job_id}/panels/{name}", response_class=HTMLResponse)
 async def job_panel(
-    request: Request, deps: Deps, job_id: str, name: str, log: Choice, epoch: Epoch = None, window: Window = "all"
+    request: Request,
+    deps: Deps,
+    job_id: str,
+    name: str,
+    log: Choice,
+    epoch: Epoch = None,
+    window: Window = "all",
+    step: Step = None,
 ) -> Response:
     """One panel as it stands in the page now."""
-    shown = await _panel(deps, job_id, name, epoch=epoch, window=window, log=replace(log, most=LINES_ALONE))
+    shown = await _panel(deps, job_id, name, epoch=epoch, window=window, log=replace(log, most=LINES_ALONE), step=step)
     # What the reader chose stands in the address, so that a link to the page shows the same.
-    choices = {"epoch": "" if epoch is None else str(epoch), "window": "" if window == "all" else window, **log.given()}
-    chosen = f"?{urlencode(given)}" if (given := {key: value for key, value in choices.items() if value}) else ""
-    kept = {"HX-Replace-Url": f"/jobs/{job_id}{chosen}#part-{name}"} if "choose" in request.query_params else {}
-    return rendered(request, f"panels/{name}.html", {**shown, "chosen_epoch": epoch}, headers=kept)
+    given = {"epoch": epoch, "window": None if window == "all" else window, "step": step}
+    choices = {key: "" if value is None else str(value) for key, value in given.items()} | log.given()
+    kept = {key: value for key, value in choices.items() if value}
+    chosen = f"?{urlencode(kept)}" if kept else ""
+    headers = {"HX-Replace-Url": f"/jobs/{job_id}{chosen}#part-{name}"} if "choose" in request.query_params else {}
+    return rendered(request, f"panels/{name}.html", {**shown, "chosen_epoch": epoch}, headers=headers)
 
 
 async def _panel(
-    deps: Services, job_id: str, name: str, *, epoch: int | None, window: str, log: LogChoice
+    deps: Services, job_id: str, name: str, *, epoch: int | None, window: str, log: LogChoice, step: int | None
 ) -> dict[str, Any]:
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         if name not in PANELS or name not in panels_of(row):
             raise NotFound("panel_not_found", f"name = {name!r}: the page of {job_id} has no such panel", "name")
-        look = await panels.look_at(session, row, deps.histories, deps.stores, epoch=epoch, window=window, log=log)
+        look = await panels.look_at(
+            session, row, deps.histories, deps.stores, epoch=epoch, window=window, log=log, step=step
+        )
         return await panels.shown(look, name)
 
 
@@ -95,10 +112,10 @@ async def compare_plans(request: Request, deps: Deps, job_id: str) -> Response:
         )
     except Problem as problem:
         return rendered(request, "compared.html", {"problem": problem})
-    best_s = found.candidates[0][1] if found.candidates else 1.0
+    job = parse_job(row.spec)
     values = {
         "problem": None,
-        "candidates": [(text, duration(seconds), seconds / best_s - 1) for text, seconds in found.candidates],
+        "candidates": await asyncio.to_thread(compared_plans, found, job, adopted["snapshot"], cluster.profile),
         "search": duration(found.search_s),
         "truncated": found.truncated,
     }

@@ -13,7 +13,21 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, EvaluationDone, JobState
-from shoal_service import clusters, jobs, journal, log_store, pools, shares, storages, timeline, trackers, views
+from shoal_service import (
+    clusters,
+    comparison,
+    job_totals,
+    jobs,
+    journal,
+    log_store,
+    pools,
+    shares,
+    storages,
+    timeline,
+    trackers,
+    views,
+)
+from shoal_service.checkpoint_facts import held_up_s, is_commit
 from shoal_service.continuity import continuity
 from shoal_service.goodput import goodput, num_devices
 from shoal_service.job_history import KINDS, Histories, event_of, first_steps_s, newest_steps_at_s
@@ -21,15 +35,18 @@ from shoal_service.models import ClusterRow, JobRow
 from shoal_service.panels_alerts import alerts_of, standing_of
 from shoal_service.panels_checkpoints import KINDS as CHECKPOINT_KINDS
 from shoal_service.panels_checkpoints import checkpoints
+from shoal_service.panels_comparison import on_demand_plan
 from shoal_service.panels_curves import marks
+from shoal_service.panels_events import events_shown
 from shoal_service.panels_goodput import WINDOWS, goodput_panel
 from shoal_service.panels_limits import budget_of, limits_panel
 from shoal_service.panels_logs import NEWEST, LogChoice, logs_panel
 from shoal_service.panels_money import money, on_demand_prices
 from shoal_service.panels_nodes import nodes_panel
 from shoal_service.panels_plan import losses_panel, plan_panel, why_panel
-from shoal_service.panels_prices import price_histories
+from shoal_service.panels_prices import price_histories, price_sources
 from shoal_service.panels_recovery import in_full, recoveries_panel
+from shoal_service.panels_step import step_panel
 from shoal_service.script_views import script_view
 from shoal_service.seams import pairs_of, seams_of
 from shoal_service.spending import Spending, spending_of
@@ -51,8 +68,8 @@ _LARGE = 64  # devices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a panel is made of. `now_s` is when the job ended, if it has; `epoch` and `window` are what the reader
-    chose."""
+    """What a panel is made of. `now_s` is when the job ended, if it has; `epoch`, `window`, `log` and `step` are
+    what the reader chose."""
 
     session: AsyncSession
     row: JobRow
@@ -64,6 +81,7 @@ class Look:
     epoch: int | None = None
     window: str = "all"
     log: LogChoice = NEWEST
+    step: int | None = None
 
     @property
     def plans(self) -> Sequence[Event]:
@@ -87,7 +105,8 @@ async def _head(look: Look) -> View:
     share = await shares.of_job(look.session, look.row.id)
     stepped = await newest_steps_at_s(look.session, [look.row.id])
     connected = None if look.cluster is None else clusters.connected(look.cluster)
-    standing = standing_of(look.row, share, stepped_at_s=stepped.get(look.row.id), connected=connected)
+    odd = (await job_totals.odd_losses(look.session, [look.row.id])).get(look.row.id, "")
+    standing = standing_of(look.row, share, stepped_at_s=stepped.get(look.row.id), connected=connected, odd_loss=odd)
     rate = mfu_per_rate(look.plans).get(look.row.epoch)
     return {
         "cluster": await clusters.of_job(look.session, look.row),
@@ -127,7 +146,9 @@ def _tokens_per_step(row: JobRow) -> int:
 async def _plan(look: Look) -> View:
     profile = {} if look.cluster is None else look.cluster.profile
     recoveries = [event for event in look.history if event.kind == journal.RECOVERY_KIND]
-    return await asyncio.to_thread(plan_panel, look.row.spec, look.plans, recoveries, look.epoch, profile)
+    spans = timeline.node_spans(look.history, look.now_s) if look.holds_nodes else {}
+    held_s = {name: look.now_s - found[-1][0] for name, found in spans.items() if found[-1][2] is None}
+    return await asyncio.to_thread(plan_panel, look.row.spec, look.plans, recoveries, look.epoch, profile, held_s)
 
 
 async def _why(look: Look) -> View:
@@ -143,7 +164,10 @@ async def _nodes(look: Look) -> View:
         uses = await asyncio.to_thread(node_uses, look.row.spec, adopted, step_s)
     return {
         "uses": uses,
-        "nodes": nodes_panel(look.history, look.now_s) if look.holds_nodes else None,
+        "nodes": nodes_panel(look.history, look.now_s, heard=look.cluster.signs if look.cluster else None)
+        if look.holds_nodes
+        else None,
+        "now_s": time.time(),
         "heard_at": None if heard_s is None else jobs.rfc3339(heard_s),
         "connected": look.cluster is not None and clusters.connected(look.cluster),
         "cluster_id": look.row.cluster_id,
@@ -163,7 +187,7 @@ async def _recoveries(look: Look) -> View:
     found = [event for event in look.history if event.kind == journal.RECOVERY_KIND]
     first = await first_steps_s(look.session, look.row.id, in_full(found))
     stored = [event_of(row) for row in await journal.newest(look.session, look.row.id, 20, CHECKPOINT_KINDS[:1])]
-    return recoveries_panel(found, stored, first) | {
+    return recoveries_panel(found, stored, first, look.history) | {
         "has_logs": await log_store.get(look.session, look.row.id) is not None
     }
 
@@ -199,7 +223,13 @@ async def _money(look: Look) -> View:
     spent = look.spending()
     every = await clusters.all_clusters(look.session)
     there = [node for row in every for node in row.snapshot["nodes"]]
-    to_be_had = [dataclasses.asdict(pools.node_of(row)) for row in await pools.every(look.session)]
+    of_pools = await pools.every(look.session)
+    to_be_had = [dataclasses.asdict(pools.node_of(row)) for row in of_pools]
+    named = {
+        node: f"pool {row.name}: {pools.price_resource(row)['source']}"
+        for row in of_pools
+        for node in row.about["nodes"]
+    }
     found = money(
         look.history,
         spent,
@@ -209,11 +239,18 @@ async def _money(look: Look) -> View:
         end_at_s=look.now_s,
         eta_s=jobs.eta_s(look.row),
     )
+    compared = await comparison.of_job(look.session, look.row.id)
     return {
         "cost": views.cost_view(spent),
         "money": found,
+        "alike": on_demand_plan(compared, spent, look.row),
+        "not_alike": None if compared is None else compared.reason,
         "prices": price_histories(look.history),
+        "price_sources": [
+            (each, jobs.rfc3339(each.since_s)) for each in price_sources(look.history, named) if look.holds_nodes
+        ],
         "price_end_s": max(1.0, look.now_s - look.plans[0].at_s) if look.plans else 1.0,
+        "budget": budget_of(look.row.spec, spent),
         "stated_at": None if found.stated_at_s is None else jobs.rfc3339(found.stated_at_s),
         "spent_usd": spent.usd,
     }
@@ -222,13 +259,19 @@ async def _money(look: Look) -> View:
 async def _checkpoints(look: Look) -> View:
     rows = await journal.newest(look.session, look.row.id, 50, CHECKPOINT_KINDS)
     found = await _store_look(look)
-    shown = checkpoints([event_of(row) for row in rows], found)
+    newest = [event_of(row) for row in rows]
+    saved = [(event.payload["epoch"], event.payload["step"]) for event in newest if is_commit(event)]
+    waited_s = await held_up_s(look.session, look.row.id, saved)
+    recoveries = [event for event in look.history if event.kind == journal.RECOVERY_KIND]
+    shown = checkpoints(newest, found, waited_s, recoveries)
     place = look.row.spec.get("checkpoint") or {}
     return {
         "look": found,
         "looked_at": None if found is None else jobs.rfc3339(found.at_s),
         "in_memory": look.holds_nodes and look.row.step > 0,
-        "checkpoints": [(found, jobs.rfc3339(found.at_s)) for found in shown],
+        "checkpoints": [
+            (found, jobs.rfc3339(found.at_s), found.verified and jobs.rfc3339(found.verified.at_s)) for found in shown
+        ],
         "uri": place.get("uri"),
         "every_steps": place.get("every_steps"),
         "keep": place.get("keep"),
@@ -257,9 +300,15 @@ async def _limits(look: Look) -> View:
 
 
 async def _events(look: Look) -> View:
-    newest = await journal.newest(look.session, look.row.id, views.MAX_EVENTS, _EVENT_KINDS)
+    newest, chosen = await events_shown(look.session, look.row.id, look.log.event, _EVENT_KINDS)
     has_logs = await log_store.get(look.session, look.row.id) is not None
-    return {"events": [views.event_line(entry) for entry in newest], "has_logs": has_logs}
+    return {"events": [views.event_line(entry) for entry in newest], "has_logs": has_logs, "event": chosen}
+
+
+async def _step(look: Look) -> View:
+    if look.step is None:
+        return {"step": None, "times": (), "newest": look.row.step}
+    return await step_panel(look.session, look.row, look.step)
 
 
 async def _nothing(look: Look) -> View:
@@ -270,7 +319,8 @@ async def _nothing(look: Look) -> View:
 class Panel:
     """`link`: what leads to it at the top of the page; `on_steps`: it shows what every step changes.
     `planned` panels are of jobs with plans, `scripted` ones of jobs
-    that run scripts. `heavy` ones take seconds for a large plan, and come after the rest of the page."""
+    that run scripts. `heavy` ones take seconds for a large plan, and come after the rest of the page. While the job
+    goes on it is drawn again every `every_s`, even if nothing happened."""
 
     title: str
     link: str
@@ -279,6 +329,7 @@ class Panel:
     planned: bool = True
     scripted: bool = True
     heavy: bool = False
+    every_s: int = 30
 
 
 PANELS: Mapping[str, Panel] = {
@@ -286,7 +337,7 @@ PANELS: Mapping[str, Panel] = {
     "curves": Panel(title="Curves", link="Curves", gather=_curves),
     "metrics": Panel(title="What the script reports", link="", gather=_script, planned=False, on_steps=True),
     "plan": Panel(title="Plan: which device runs which layers", link="Plan", gather=_plan, scripted=False),
-    "nodes": Panel(title="Nodes", link="Nodes", gather=_nodes),
+    "nodes": Panel(title="Nodes", link="Nodes", gather=_nodes, every_s=5),
     "timeline": Panel(title="Preemptions and recoveries", link="Timeline", gather=_timeline),
     "recoveries": Panel(title="Recoveries", link="Recoveries", gather=_recoveries, scripted=False),
     "losses": Panel(
@@ -298,6 +349,7 @@ PANELS: Mapping[str, Panel] = {
     "checkpoints": Panel(title="Checkpoints", link="Checkpoints", gather=_checkpoints),
     "why": Panel(title="Why this plan", link="Why", gather=_why, scripted=False),
     "exchanges": Panel(title="Exchanges in a step", link="", gather=_nothing, on_steps=True, scripted=False),
+    "step": Panel(title="One step", link="Step", gather=_step),
     "logs": Panel(title="Logs", link="Logs", gather=_logs),
     "events": Panel(title="Events", link="Events", gather=_events),
 }
@@ -318,6 +370,7 @@ async def look_at(
     epoch: int | None,
     window: str,
     log: LogChoice,
+    step: int | None,
 ) -> Look:
     return Look(
         session=session,
@@ -330,6 +383,7 @@ async def look_at(
         epoch=epoch,
         window=window,
         log=log,
+        step=step,
     )
 
 

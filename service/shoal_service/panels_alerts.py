@@ -23,14 +23,14 @@ _PASSING = (JobState.STARTING, JobState.RECOVERING, JobState.DRAINING, JobState.
 class Standing:
     """What alerts are decided by. `stepped_at_s`: when the newest step was done, None before there is one; `step_s` how
     long steps take; `warning` is what is about to run out, `spent` ("as ...") what has, so that the control plane lets
-    the job rest; `connected` is None where no cluster has it."""
+    the job rest; `odd_loss` says what is odd about its loss; `connected` is None where no cluster has it."""
 
     state: JobState
     reason: str
     since_at_s: float
     stepped_at_s: float | None
     step_s: float | None
-    loss_is_number: bool
+    odd_loss: str | None
     warning: str | None
     spent: str | None
     store_problem: str | None
@@ -72,8 +72,8 @@ def _found(job: Standing, now_s: float) -> Iterator[Alert]:
         yield Alert(code="no_progress", is_bad=True, text=text, part="curves")
     if job.warning is not None:
         yield Alert(code="budget", is_bad=False, text=sentence(job.warning), part="limits")
-    if not job.loss_is_number:
-        yield Alert(code="loss", is_bad=False, text="The newest loss is not a number.", part="curves")
+    if job.odd_loss is not None:
+        yield Alert(code="loss", is_bad=False, text=job.odd_loss, part="curves")
     if job.store_problem is not None:
         text = f"No checkpoints at present, training goes on: {job.store_problem}"
         yield Alert(code="store", is_bad=False, text=text, part="checkpoints")
@@ -82,14 +82,18 @@ def _found(job: Standing, now_s: float) -> Iterator[Alert]:
         yield Alert(code="cluster", is_bad=False, text=text, part="nodes")
 
 
-def standing_of(row: JobRow, share: ShareRow | None, *, stepped_at_s: float | None, connected: bool | None) -> Standing:
+def standing_of(
+    row: JobRow, share: ShareRow | None, *, stepped_at_s: float | None, connected: bool | None, odd_loss: str = ""
+) -> Standing:
+    """`odd_loss` as LossWatch says it."""
+    is_number = row.loss is not None or row.step == 0 or jobs.is_script(row)
     return Standing(
         state=JobState(row.state),
         reason=row.reason,
         since_at_s=row.since_at_s,
         stepped_at_s=stepped_at_s,
         step_s=row.step_s,
-        loss_is_number=row.loss is not None or row.step == 0 or jobs.is_script(row),
+        odd_loss=odd_loss or (None if is_number else "The newest loss is not a number."),
         warning=None if share is None else share.warning,
         spent=share.hold_words if share is not None and share.hold in (BUDGET_SPENT, DEADLINE_PASSED) else None,
         store_problem=row.store_problem,

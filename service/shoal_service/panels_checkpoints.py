@@ -3,17 +3,20 @@ there, as somebody has looked. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
 from shoal_recovery.journal_scripts import CheckpointReported
+from shoal_service.checkpoint_facts import Saved, Verified, is_commit, verified
+from shoal_service.panels_recovery import milliseconds
 from shoal_service.store_looks import StoreLook
 from shoal_service.timeline import Event, duration, num_bytes
 
 KINDS = (CheckpointCommitted.kind, CheckpointFailed.kind, CheckpointReported.kind)
 MAX_SHOWN = 12
+NOBODY: Mapping[Saved, float] = {}
 
 
 class Standing(StrEnum):
@@ -27,7 +30,8 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """`problem` says why it was not stored, where it was not."""
+    """`problem` says why it was not stored, where it was not. `held_up`: for how long training waited for copies of
+    that state; empty where nobody tells."""
 
     seq: int
     step: int
@@ -36,13 +40,21 @@ class Checkpoint:
     size: str
     took: str
     speed: str
+    held_up: str
     problem: str
     standing: Standing
+    verified: Verified | None
 
 
-def checkpoints(newest_first: Sequence[Event], look: StoreLook | None) -> tuple[Checkpoint, ...]:
-    """`look`: None where nobody has looked."""
-    return tuple(_checkpoint(event, look) for event in newest_first[:MAX_SHOWN])
+def checkpoints(
+    newest_first: Sequence[Event],
+    look: StoreLook | None,
+    held_up_s: Mapping[Saved, float] = NOBODY,
+    recoveries: Sequence[Event] = (),
+) -> tuple[Checkpoint, ...]:
+    """`look`: None where nobody has looked. `held_up_s`: by epoch and step, for how long training was."""
+    shown = newest_first[:MAX_SHOWN]
+    return tuple(_checkpoint(event, look, held_up_s, recoveries) for event in shown)
 
 
 def _standing(event: Event, look: StoreLook | None) -> Standing:
@@ -54,9 +66,12 @@ def _standing(event: Event, look: StoreLook | None) -> Standing:
     return Standing.DELETED if seen_since else Standing.SAID
 
 
-def _checkpoint(event: Event, look: StoreLook | None) -> Checkpoint:
+def _checkpoint(
+    event: Event, look: StoreLook | None, held_up_s: Mapping[Saved, float], recoveries: Sequence[Event]
+) -> Checkpoint:
     said = event.payload
     took_s, count = float(said.get("duration_s", 0.0)), said.get("num_bytes")
+    waited_s = held_up_s.get((said.get("epoch", 0), said["step"]))
     return Checkpoint(
         seq=event.seq,
         step=said["step"],
@@ -65,6 +80,8 @@ def _checkpoint(event: Event, look: StoreLook | None) -> Checkpoint:
         size="" if count is None else num_bytes(count),
         took=duration(took_s) if took_s else "",
         speed=f"{num_bytes(count / took_s)}/s" if took_s and count else "",
+        held_up="" if waited_s is None else milliseconds(waited_s),
         problem=said.get("problem", ""),
         standing=_standing(event, look),
+        verified=verified(said["step"], event, recoveries) if is_commit(event) else None,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_service.goodput import PRODUCTIVE, REDONE, Goodput
+from shoal_service.goodput import PRODUCTIVE, REDONE, STALLED, Goodput
 from shoal_service.timeline import Segment, duration, stack
 from shoal_service.words import percent
 
 WINDOWS = {"all": None, "24h": 86400.0, "1h": 3600.0}
 NAMES = {
     PRODUCTIVE: "steps that count",
+    STALLED: "steps that count, held up by copies of state",
     REDONE: "steps done again",
     "evaluation": "evaluations",
     "detect": "recovery: detect",
@@ -66,7 +67,7 @@ def goodput_panel(found: Goodput, window: str = "all") -> GoodputPanel:
 _DEVICE_NAMES = {
     PRODUCTIVE: "steps that count",
     REDONE: "steps done again",
-    "idle": "held without such work: recoveries, starting, devices that the plan leaves out",
+    "idle": "held without such work: recoveries, starting, copies, devices that the plan leaves out",
 }
 
 

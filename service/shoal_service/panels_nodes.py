@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal_recovery.journal import NodeJoined, NodeNoticed, NodeRecovered, NodeSlowed, NoticeEnded, PlanAdopted
 from shoal_recovery.journal_scripts import WorkersStarted
+from shoal_service.signs import Kept, Sign, sign
 from shoal_service.timeline import Event, node_spans
 
 MAX_NODES = 24  # that are listed one by one; what something is the matter with goes first
@@ -29,11 +30,13 @@ class JobNode:
     leaves_at_s: float | None
     told_by: str
     slowdown: float | None
+    sign: Sign | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes of one type, market, zone and price."""
+    """Nodes of one type, market, zone and price. `longest`: the last sign of life of the one that is silent for the
+    longest time, of those of which any was told."""
 
     name: str
     market: str
@@ -43,6 +46,7 @@ class NodeGroup:
     num_leaving: int
     num_slow: int
     price_per_hour: float | None
+    longest: Sign | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +56,11 @@ class NodesPanel:
     hidden: int
 
 
-def nodes_panel(events: Sequence[Event], end_at_s: float, drills: Mapping[str, float] | None = None) -> NodesPanel:
+def nodes_panel(
+    events: Sequence[Event], end_at_s: float, drills: Mapping[str, float] | None = None, heard: Kept = None
+) -> NodesPanel:
     """Of the nodes that the job has now. `drills`: by node, until when one says that it goes away, before the job's
-    journal tells of it."""
+    journal tells of it. `heard`: their signs of life, as their cluster keeps them."""
     known: dict[str, Mapping[str, Any]] = {}
     working: frozenset[str] = frozenset()
     leaving: dict[str, tuple[float, str]] = {name: (at_s, "drill") for name, at_s in (drills or {}).items()}
@@ -87,7 +93,7 @@ def nodes_panel(events: Sequence[Event], end_at_s: float, drills: Mapping[str, f
                 pass
     here = {name: spans[-1][0] for name, spans in node_spans(events, end_at_s).items() if spans[-1][2] is None}
     found = [
-        _node(name, known.get(name), since_s, name in working, leaving.get(name), slow.get(name))
+        _node(name, known.get(name), since_s, name in working, leaving.get(name), slow.get(name), sign(heard, name))
         for name, since_s in here.items()
     ]
     found.sort(key=lambda node: (node.leaves_at_s is None, node.slowdown is None, node.works, node.id))
@@ -101,6 +107,7 @@ def _node(
     works: bool,
     leaving: tuple[float, str] | None,
     slowdown: float | None,
+    last: Sign | None,
 ) -> JobNode:
     """Of one that joined after the newest plan, its devices alone are known."""
     node = node or {}
@@ -116,6 +123,7 @@ def _node(
         leaves_at_s=None if leaving is None else leaving[0],
         told_by="" if leaving is None else leaving[1],
         slowdown=slowdown,
+        sign=last,
     )
 
 
@@ -134,6 +142,7 @@ def _groups(nodes: Sequence[JobNode]) -> tuple[NodeGroup, ...]:
             num_leaving=sum(node.leaves_at_s is not None for node in members),
             num_slow=sum(node.slowdown is not None for node in members),
             price_per_hour=price,
+            longest=min((node.sign for node in members if node.sign), key=lambda last: last.at_s, default=None),
         )
         for (name, spot, zone, price), members in sorted(found.items(), key=lambda item: (-len(item[1]), item[0][0]))
     )

@@ -11,7 +11,7 @@ from shoal_recovery.journal import AT_REST, JobState
 from shoal_service import jobs, views
 from shoal_service.models import JobRow
 from shoal_service.plan_changes import plan_change
-from shoal_service.plan_map import plan_map
+from shoal_service.plan_map import NOBODY, plan_map
 from shoal_service.plan_reasons import checked, reasons
 from shoal_service.survival import survival
 from shoal_service.timeline import Event, num_bytes
@@ -23,8 +23,10 @@ def plan_panel(
     recoveries: Sequence[Event],
     epoch: int | None,
     profile: Mapping[str, Any],
+    held_s: Mapping[str, float] = NOBODY,
 ) -> dict[str, Any]:
-    """Of the newest plan, or the newest of `epoch`. `plan` is None where there is none."""
+    """Of the newest plan, or the newest of `epoch`. `plan` is None where there is none. `held_s`: by node, for how long
+    the job has had it."""
     index = next((i for i in reversed(range(len(plans))) if epoch in (None, plans[i].payload["epoch"])), len(plans) - 1)
     if index < 0:
         return {"plan": None}
@@ -32,7 +34,9 @@ def plan_panel(
     payload = entry.payload
     why = reasons(spec, payload, profile)
     try:
-        drawn, problem = plan_map(payload["plan"], payload["snapshot"], why.stage_s if why else None), None
+        held_s = held_s if index == len(plans) - 1 else NOBODY  # of a plan that is over it tells nothing
+        drawn = plan_map(payload["plan"], payload["snapshot"], why.stage_s if why else None, held_s)
+        problem = None
     except InvalidField as error:
         drawn, problem = None, str(error)
     return {

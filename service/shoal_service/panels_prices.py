@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal_recovery.journal import PlanAdopted
@@ -67,3 +67,39 @@ def _history(key: tuple[str, str, str], points: list[tuple[float, float]]) -> Pr
     return PriceHistory(
         name=name, market=market, zone=zone, points=tuple(points), low=min(prices), high=max(prices), now=prices[-1]
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSource:
+    """Who states what `num_nodes` nodes of one type and market cost, and since when that holds for the oldest."""
+
+    name: str
+    market: str
+    num_nodes: int
+    usd_per_hour: float
+    by: str
+    since_s: float
+
+
+BY_CLUSTER = "their cluster: a label of the node, or its cluster file"
+
+
+def price_sources(events: Sequence[Event], pools: Mapping[str, str]) -> tuple[PriceSource, ...]:
+    """Of the nodes of the newest plan that have a price, the dearest first. `pools`: by node, whose price it has."""
+    plans = [event for event in events if event.kind in (PlanAdopted.kind, WorkersStarted.kind)]
+    since_s: dict[tuple[str, float], float] = {}
+    for event in plans:
+        for node in event.payload["snapshot"]["nodes"]:
+            since_s.setdefault((node["id"], float(node.get("price_per_hour") or 0.0)), event.at_s)
+    found: dict[tuple[str, str, float, str], list[float]] = {}
+    for node in plans[-1].payload["snapshot"]["nodes"] if plans else ():
+        usd = float(node.get("price_per_hour") or 0.0)
+        if usd > 0:
+            market = "spot" if node.get("spot") else "on demand"
+            key = f"{node['devices']} x {node['device']}", market, usd, pools.get(node["id"], BY_CLUSTER)
+            found.setdefault(key, []).append(since_s[node["id"], usd])
+    made = (
+        PriceSource(name=name, market=market, num_nodes=len(ages), usd_per_hour=usd, by=by, since_s=min(ages))
+        for (name, market, usd, by), ages in found.items()
+    )
+    return tuple(sorted(made, key=lambda each: (-each.usd_per_hour, each.name, each.by)))[:MAX_POOLS]

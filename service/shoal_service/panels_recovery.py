@@ -4,12 +4,12 @@ store alone would have taken."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal_recovery.journal import CheckpointCommitted, RecoveryDone
+from shoal_recovery.journal import CheckpointCommitted, NodeLost, NodeNoticed, RecoveryDone
 from shoal_service import jobs
-from shoal_service.timeline import PHASES, SOURCES, Event, bytes_per_s, duration, num_bytes, recoveries, stack
+from shoal_service.timeline import PHASES, SOURCES, Event, Segment, bytes_per_s, duration, num_bytes, recoveries, stack
 
 _MEANINGS = {
     "detect": "the blow is noticed",
@@ -55,6 +55,19 @@ class SourceLine:
     speed: str
     verdict: str
     is_bad: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLine:
+    """What one rank (`to`) took of one shard that `holder` had."""
+
+    shard: str
+    holder: str
+    to: str
+    size: str
+    took: str
+    speed: str
+    verdict: str
 
 
 def waterfall(payload: Mapping[str, Any], first_step_s: float | None) -> tuple[Fall, ...]:
@@ -143,6 +156,26 @@ def source_lines(payload: Mapping[str, Any]) -> tuple[SourceLine, ...]:
     return (*good, *bad)
 
 
+def shard_lines(payload: Mapping[str, Any]) -> tuple[ShardLine, ...]:
+    """Of a recovery's entry in the journal, the largest first. What did not agree with its checksum is none of them."""
+    return tuple(
+        ShardLine(
+            shard=each["shard"],
+            holder=_holder(each["source"], each["node"]),
+            to=each["to"],
+            size=num_bytes(each["num_bytes"]),
+            took=milliseconds(each["took_s"]),
+            speed=f"{num_bytes(each['num_bytes'] / each['took_s'])}/s" if each["took_s"] > 0 else "",
+            verdict="checksums agree",
+        )
+        for each in payload.get("shards", ())
+    )
+
+
+def _holder(source: str, node: str) -> str:
+    return f"{node}, {'the same node' if source == 'node' else source}" if node else "object store"
+
+
 MAX_CARDS = 5  # recoveries that are shown in full; of older ones a line each
 MAX_LINES = 60
 
@@ -151,12 +184,35 @@ def in_full(recoveries: Sequence[Event]) -> Sequence[Event]:
     return recoveries[-MAX_CARDS:]
 
 
+def told_by(payload: Mapping[str, Any], before: Sequence[Event]) -> tuple[str, ...]:
+    """How each node that a recovery was for came to be known to go, and how long before: from the entries of the
+    journal that stand before it."""
+    return tuple(
+        sentence
+        for name in (*payload.get("nodes_lost", ()), *payload.get("nodes_drained", ()))
+        if (sentence := _told(name, before)) is not None
+    )
+
+
+def _told(name: str, before: Sequence[Event]) -> str | None:
+    notice = next((e for e in reversed(before) if e.kind == NodeNoticed.kind and e.payload["node"] == name), None)
+    lost = next((e for e in reversed(before) if e.kind == NodeLost.kind and e.payload["node"] == name), None)
+    if notice is not None and (lost is None or lost.at_s >= notice.at_s):
+        said, left_s = notice.payload, notice.payload["lead_s"]
+        words = f"{name}: notice by {said['source']} ({said['why']}), {duration(left_s)} before its end"
+        return words if lost is None else f"{words}; lost {duration(lost.at_s - notice.at_s)} after that"
+    if lost is None:
+        return None
+    said = lost.payload
+    return f"{name}: without notice, {said['evidence']}; noticed after {duration(said['detect_s'])}"
+
+
 def recoveries_panel(
-    found: Sequence[Event], stored: Sequence[Event], first_step_s: Mapping[int, float]
+    found: Sequence[Event], stored: Sequence[Event], first_step_s: Mapping[int, float], history: Sequence[Event] = ()
 ) -> dict[str, Any]:
     """`stored` are checkpoints that were brought to the object store. `cards` are the newest recoveries, newest first,
     each with its waterfall, its sources and what the store alone would have taken; `lines` what came before these, and
-    `total` bytes and seconds by source over all of them."""
+    `total` bytes and seconds by source over all of them. `history` tells how nodes came to be known to go."""
     drawn = recoveries(found, jobs.rfc3339)
     cards = [
         {
@@ -164,6 +220,9 @@ def recoveries_panel(
             "falls": waterfall(event.payload, first_step_s.get(event.seq)),
             "alone": store_alone(event.payload, (*found, *stored)),
             "lines": source_lines(event.payload),
+            "shards": shard_lines(event.payload),
+            "num_shards": event.payload.get("num_shards", 0),
+            "told": told_by(event.payload, [each for each in history if each.seq < event.seq]),
             "seq": event.seq,
         }
         for item, event in zip(drawn[-MAX_CARDS:], in_full(found), strict=True)
@@ -173,6 +232,15 @@ def recoveries_panel(
         "cards": cards[::-1],
         "lines": drawn[:-MAX_CARDS][::-1][:MAX_LINES],
         "hidden": max(0, len(drawn) - MAX_CARDS - MAX_LINES),
-        "total": stack(counts, sum(counts.values()) or 1, num_bytes),
+        "total": _timed(stack(counts, sum(counts.values()) or 1, num_bytes), found),
         "count": len(drawn),
     }
+
+
+def _timed(parts: Sequence[Segment], found: Sequence[Event]) -> tuple[Segment, ...]:
+    """With the seconds that they took in all, where anybody told."""
+    took_s = {name: sum(float(event.payload.get("source_s", {}).get(name, 0.0)) for event in found) for name in SOURCES}
+    return tuple(
+        replace(part, text=f"{part.text} in {duration(took_s[part.name])}") if took_s[part.name] > 0 else part
+        for part in parts
+    )

@@ -6,7 +6,7 @@ Pure geometry and words; templates/panels/plan.html draws it. Lengths are in the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ _CHARACTER = 7.8
 _LISTED = 12  # names in a tooltip
 
 StageSeconds = Sequence[Sequence[float]]
+NOBODY: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +105,25 @@ class PlanMap:
 
 
 def plan_map(
-    plan_mapping: dict[str, Any], snapshot_mapping: dict[str, Any], stage_s: StageSeconds | None = None
+    plan_mapping: dict[str, Any],
+    snapshot_mapping: dict[str, Any],
+    stage_s: StageSeconds | None = None,
+    held_s: Mapping[str, float] = NOBODY,
 ) -> PlanMap:
-    """`stage_s`: by pipeline and stage, the seconds of a micro-batch. Raises InvalidField for a plan or snapshot of a
+    """`stage_s`: by pipeline and stage, the seconds of a micro-batch; `held_s`: by node, for how long the job has had
+    it. Raises InvalidField for a plan or snapshot of a
     form that this version does not know."""
     plan, snapshot = plan_of_answer(plan_mapping), snapshot_from_mapping(snapshot_mapping)
-    return _Drawing(plan, snapshot, stage_s).drawn()
+    return _Drawing(plan, snapshot, stage_s, held_s).drawn()
 
 
 class _Drawing:
     """What every part of the map looks up."""
 
-    def __init__(self, plan: Plan, snapshot: ClusterSnapshot, stage_s: StageSeconds | None) -> None:
-        self._plan, self._stage_s = plan, stage_s
+    def __init__(
+        self, plan: Plan, snapshot: ClusterSnapshot, stage_s: StageSeconds | None, held_s: Mapping[str, float]
+    ) -> None:
+        self._plan, self._stage_s, self._held_s = plan, stage_s, held_s
         self._nodes: Nodes = nodes_by_id(snapshot)
         self._colours = _colours(snapshot, plan, self._nodes)
         self._used = dict(plan.prediction.memory_bytes) if plan.prediction else {}
@@ -164,7 +171,8 @@ class _Drawing:
             )
             pace = seconds / self._slowest_s if seconds is not None and self._slowest_s else None
             time = "" if seconds is None else f"{duration(seconds)} a micro-batch" + (", slowest" if pace == 1 else "")
-            title = f"{_name(kind)}, stage {number}: {words}" + (f"; {time}" if time else "")
+            waits = "" if pace is None or pace == 1 else f"; waits {1 - pace:.0%} of its time for the slowest stage"
+            title = f"{_name(kind)}, stage {number}: {words}" + (f"; {time}{waits}" if time else "")
             cells.append(
                 Cell(
                     x=x,
@@ -220,7 +228,11 @@ class _Drawing:
         node = self._nodes.get(replica.node)
         if node is None:
             return ""
-        return f", zone {node.zone}" + (f", ${node.price_per_hour:g} an hour" if node.price_per_hour else "")
+        held_s = self._held_s.get(replica.node)
+        price = f", ${node.price_per_hour:g} an hour" if node.price_per_hour else ""
+        return f", zone {node.zone}{price}" + (
+            "" if held_s is None else f", with the job for {duration(round(held_s))}"
+        )
 
     def _spot(self, replica: Replica) -> bool:
         return replica.node in self._nodes and self._nodes[replica.node].spot

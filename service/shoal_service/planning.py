@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Sequence
 
-from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
+from shoal_planner.alone import plan_alone
+from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
 from shoal_planner.profile import Profile, profile_from_mapping
 from shoal_planner.script_spec import AnyJob, ScriptSpec
-from shoal_planner.search import PlanResult, plan
+from shoal_planner.search import PlanResult
+from shoal_planner.uniform import UniformFleet, cheapest_uniform
 from shoal_service.errors import BadInput, invalid_field
 from shoal_service.models import ClusterRow
 
@@ -61,13 +64,28 @@ class Planner:
             raise no_plan_fits("; ".join(refusals))
         return (None, None) if best is None else best[1:]
 
+    async def uniform(
+        self,
+        job: JobSpec,
+        nodes: Sequence[Node],
+        tokens_per_s: float,
+        *,
+        beside: ClusterSnapshot,
+        profile: Profile,
+        clock: Callable[[], float],
+    ) -> UniformFleet | None:
+        """As `cheapest_uniform`. Raises InvalidField."""
+        find = functools.partial(cheapest_uniform, job, nodes, tokens_per_s, beside=beside, profile=profile)
+        async with self._slots:
+            return await asyncio.to_thread(find, time_limit_s=self._time_limit_s, clock=clock)
+
     async def _search(self, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile, seed: int = 0) -> PlanResult:
-        """For clusters that run what is planned, so within what the engine runs."""
+        """As for a job that is alone on the cluster."""
         limit_s = self._time_limit_s
         async with self._slots:
             started_s = time.perf_counter()
             try:
-                return await asyncio.to_thread(plan, job, snapshot, profile, seed=seed, time_limit_s=limit_s)
+                return await asyncio.to_thread(plan_alone, job, snapshot, profile, seed=seed, time_limit_s=limit_s)
             finally:
                 self._observe(time.perf_counter() - started_s)
 

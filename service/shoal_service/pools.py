@@ -228,6 +228,11 @@ def price_resource(row: PoolRow) -> PoolPrice:
     }
 
 
+def price_words(row: PoolRow) -> str:
+    """Who states what one of its nodes costs."""
+    return f"pool {row.name} of cluster {row.cluster_id}: {price_resource(row)['source']}"
+
+
 def event_resource(row: PoolEventRow, *, shown: bool = True) -> PoolEvent:
     """`shown`: whether whoever asks may see the job."""
     return {

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from shoal_service.shapes import At, document
+from shoal_service.shapes import At, document, one_of
 
 Recovery = Annotated[dict[str, Any], document("Recovery")]
 BulkLoss = Annotated[dict[str, Any], document("BulkLoss")]
@@ -100,14 +100,27 @@ class BulkLosses(TypedDict):
     items: list[BulkLoss]
 
 
+class CheckpointVerified(TypedDict):
+    """`by` manifest: it was read back once it was written, after all shards had come whole; by bytes: a recovery read
+    from it, and checksums agreed. `seq` is the journal's entry of that."""
+
+    at: At
+    by: Annotated[str, one_of("manifest", "bytes")]
+    seq: int
+
+
 class Checkpoint(TypedDict):
-    """Null where the journal does not say."""
+    """Null where the journal does not say. `duration_s`: from the first shard that came to the manifest;
+    `held_up_s`: how much sooner the next step would have been done, had it not waited for copies of this state."""
 
     step: int
     uri: str
     epoch: int | None
     num_bytes: int | None
     committed_at: At | None
+    duration_s: float | None
+    held_up_s: float | None
+    verified: CheckpointVerified | None
 
 
 class Checkpoints(TypedDict):
@@ -136,3 +149,27 @@ class Attempt(TypedDict):
     redone_steps: int
     lost_steps: int
     nodes: list[str]
+
+
+class OnDemandPlan(TypedDict):
+    """An estimate: the fewest nodes of one kind, none of them spot, whose plan is predicted to be as fast as the job's
+    own plan is (`as_fast`; else the fastest that was found), if nothing happens to them. Steps of the job take
+    `measured_by_predicted` times as long as predicted, and so they would there. `usd` is what the job's tokens so far
+    would have cost there, at `usd_per_million_tokens`, `saved_usd` how much more that is than was spent; null where
+    that is not known. `price_source` says who stated `price_per_hour`, of one node."""
+
+    device: str
+    devices: int
+    num_nodes: int
+    price_per_hour: float
+    price_source: str
+    usd_per_hour: float
+    step_s: float
+    tokens_per_s: float
+    wanted_tokens_per_s: float
+    as_fast: bool
+    measured_by_predicted: float
+    usd_per_million_tokens: float
+    usd: float
+    saved_usd: float | None
+    compared_at: At

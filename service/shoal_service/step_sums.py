@@ -16,13 +16,19 @@ _KEPT_JOBS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSteps:
-    """Steps of one epoch: those that count, or those that were rolled back and done again (`rolled_back`)."""
+    """Steps of one epoch: those that count, or those that were rolled back and done again (`rolled_back`). `stalled_s`
+    of their seconds were waited for the safety of the step before, where anybody told."""
 
     epoch: int
     rolled_back: bool
     num_steps: int
     seconds: float
     tokens: int
+    stalled_s: float = 0.0
+
+    @property
+    def worked_s(self) -> float:
+        return max(0.0, self.seconds - self.stalled_s)
 
 
 class StepSums:
@@ -68,6 +74,7 @@ def _added(left: Sequence[EpochSteps], right: Sequence[EpochSteps]) -> tuple[Epo
                 num_steps=before.num_steps + each.num_steps,
                 seconds=before.seconds + each.seconds,
                 tokens=before.tokens + each.tokens,
+                stalled_s=before.stalled_s + each.stalled_s,
             )
         )
     return tuple(found[key] for key in sorted(found))
@@ -90,6 +97,7 @@ async def step_sums(
             func.count(),
             func.sum(StepRow.duration_s),
             func.sum(StepRow.tokens),
+            func.sum(StepRow.stalled_s),
         )
         .where(StepRow.job_id == job_id, StepRow.seq > after_seq)
         .group_by(StepRow.epoch, StepRow.rolled_back)
@@ -100,6 +108,13 @@ async def step_sums(
     if since_s is not None:
         query = query.where(StepRow.at_s >= since_s)
     return tuple(
-        EpochSteps(epoch=epoch, rolled_back=bool(undone), num_steps=count, seconds=float(seconds), tokens=int(tokens))
-        for epoch, undone, count, seconds, tokens in (await session.execute(query)).all()
+        EpochSteps(
+            epoch=epoch,
+            rolled_back=bool(undone),
+            num_steps=count,
+            seconds=float(seconds),
+            tokens=int(tokens),
+            stalled_s=float(stalled_s or 0.0),
+        )
+        for epoch, undone, count, seconds, tokens, stalled_s in (await session.execute(query)).all()
     )

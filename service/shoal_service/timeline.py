@@ -53,9 +53,12 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
+    """`href` leads to more of it on the page, where there is more."""
+
     x: float
     text: str
     title: str
+    href: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,7 @@ def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -
     scale = _Scale(created_at_s, max(end_at_s, created_at_s + 1.0))
     nodes = node_spans(events, end_at_s)
     paces, told = _pace_marks(events, scale), _notices(events, end_at_s)
+    links = {(event.payload["node"], event.at_s): event_link(event.seq) for event in events if "node" in event.payload}
     eventful = [
         name
         for name, spans in nodes.items()
@@ -130,16 +134,26 @@ def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -
     lanes = [_job_lane(events, scale, created_at_s)]
     for name in shown:
         y = HEAD + len(lanes) * (LANE + GAP)
-        lanes.append(_node_lane(name, nodes[name], scale, y, paces.get(name, ()), told.get(name, ())))
+        lanes.append(_node_lane(name, nodes[name], scale, y, paces.get(name, ()), told.get(name, ()), links))
     recoveries = [event for event in events if event.kind == RecoveryDone.kind]
     marks = _spread(
-        Mark(x=scale(event.at_s), text=f"R{number}", title=f"R{number}: {event.payload['reason']}")
+        Mark(
+            x=scale(event.at_s),
+            text=f"R{number}",
+            title=f"R{number}: {event.payload['reason']}",
+            href=f"#recovery-{number}",
+        )
         for number, event in enumerate(recoveries, start=1)
     )
     height = HEAD + len(lanes) * (LANE + GAP) + AXIS
     return Timeline(
         height=height, lanes=tuple(lanes), recoveries=marks, ticks=scale.ticks(), hidden_nodes=len(nodes) - len(shown)
     )
+
+
+def event_link(seq: int) -> str:
+    """From the page of a job: to an entry of its journal, however old, with the lines printed around it."""
+    return f"?event={seq}#event-{seq}"
 
 
 def _spread(marks: Iterable[Mark]) -> tuple[Mark, ...]:
@@ -187,12 +201,14 @@ def _job_lane(events: Sequence[Event], scale: _Scale, created_at_s: float) -> La
     ]
     ends = [*(at_s for at_s, _, _ in changes[1:]), float("inf")]
     bands = tuple(
-        Band(
-            x=scale(at_s), width=max(scale(end) - scale(at_s), 1.5), style=state, text=state, title=f"{state}: {reason}"
-        )
+        Band(x=scale(at_s), width=_width(scale(at_s), scale(end)), style=state, text=state, title=f"{state}: {reason}")
         for (at_s, state, reason), end in zip(changes, ends, strict=True)
     )
     return Lane(y=HEAD, name="job", bands=bands, marks=())
+
+
+def _width(x: float, end_x: float) -> float:
+    return round(max(end_x - x, 1.5), 2)
 
 
 _Span = tuple[float, float, Mapping[str, Any] | None, bool]
@@ -220,7 +236,8 @@ def _pace_marks(events: Sequence[Event], scale: _Scale) -> dict[str, list[Mark]]
     for event in events:
         if event.kind in words:
             node, reason = str(event.payload["node"]), str(event.payload["reason"])
-            mark = Mark(x=scale(event.at_s), text=words[event.kind], title=f"{node}: {reason}")
+            link = event_link(event.seq)
+            mark = Mark(x=scale(event.at_s), text=words[event.kind], title=f"{node}: {reason}", href=link)
             found.setdefault(node, []).append(mark)
     return found
 
@@ -255,24 +272,26 @@ def _node_lane(
     y: float,
     paces: Sequence[Mark],
     notices: Sequence[tuple[float, float, str]],
+    links: Mapping[tuple[str, float], str],
 ) -> Lane:
     bands, marks = [], list(paces)
     for since_s, until_s, lost, joined in spans:
         x = scale(since_s)
         until = "" if lost is None else _until(lost)
         title = f"{name}: {'joined, ' if joined else ''}in the cluster{until}"
-        bands.append(Band(x=x, width=max(scale(until_s) - x, 1.5), style="node", text="", title=title))
+        bands.append(Band(x=x, width=_width(x, scale(until_s)), style="node", text="", title=title))
         if joined:
-            marks.append(Mark(x=x, text="joined", title=f"{name} joined"))
+            marks.append(Mark(x=x, text="joined", title=f"{name} joined", href=links.get((name, since_s), "")))
         if lost is not None and "outcome" in lost:
-            marks.append(Mark(x=scale(until_s), text="gone", title=f"{name} went, as announced ({lost['source']})"))
+            went = f"{name} went, as announced ({lost['source']})"
+            marks.append(Mark(x=scale(until_s), text="gone", title=went, href=links.get((name, until_s), "")))
         elif lost is not None and "evidence" in lost:
             evidence = f"{name} was lost: {lost['evidence']} (noticed after {duration(lost['detect_s'])})"
-            marks.append(Mark(x=scale(until_s), text="lost", title=evidence))
+            marks.append(Mark(x=scale(until_s), text="lost", title=evidence, href=links.get((name, until_s), "")))
     for since_s, until_s, words in notices:
         x = scale(since_s)
-        bands.append(Band(x=x, width=max(scale(until_s) - x, 1.5), style="leaving", text="", title=f"{name} {words}"))
-        marks.append(Mark(x=x, text="notice", title=f"{name} {words}"))
+        bands.append(Band(x=x, width=_width(x, scale(until_s)), style="leaving", text="", title=f"{name} {words}"))
+        marks.append(Mark(x=x, text="notice", title=f"{name} {words}", href=links.get((name, since_s), "")))
     return Lane(y=y, name=name, bands=tuple(bands), marks=tuple(marks))
 
 

@@ -25,6 +25,7 @@ _HAPPENED = {
     "job.failed": "has failed",
     "job.recovered": "steps again",
     "job.stuck": "makes no progress",
+    "job.loss": "has an odd loss",
     "job.budget_warning": "has spent most of its budget",
     "job.budget_spent": "rests: its budget is spent",
     "job.deadline_passed": "rests: its deadline has passed",

@@ -15,7 +15,7 @@ from shoal_service.spending import Spending
 from shoal_service.timeline import duration, num_bytes
 from shoal_service.words import dollars
 
-MAX_EVENTS = 60
+MAX_EVENTS = 50
 MAX_LOSSES = 20
 
 GLYPHS = {
@@ -91,6 +91,7 @@ _EXCHANGED = {
     "weights": "updated weights",
     "tensor": "tensor parallelism",
     "vote": "the vote",
+    "safety": "until the state of the step before was safe (no exchange)",
 }
 
 
@@ -138,10 +139,17 @@ def predicted_view(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
     }
     return {
         "step": duration(value["step_s"]),
+        "bubble": _bubble(value),
         "tokens_per_s": f"{value['tokens_per_s']:,.0f}",
         "terms": [(name.removesuffix("_s"), duration(seconds)) for name, seconds in value.get("terms", {}).items()],
         "memory": [(device, num_bytes(count)) for device, count in sorted(memory.items())],
     }
+
+
+def _bubble(value: Mapping[str, Any]) -> str:
+    """The share of a predicted step in which devices wait for other stages."""
+    bubble_s = max(0.0, float(value.get("terms", {}).get("bubble_s", 0.0)))
+    return f"{bubble_s / value['step_s']:.1%}" if value["step_s"] else ""
 
 
 def cost_view(found: Spending) -> dict[str, Any]:
@@ -236,6 +244,8 @@ def _sentence(row: JournalRow) -> str:
         case "evaluation_done":
             loss, took = float(said["loss"]), duration(said["duration_s"])
             return f"step {said['step']}: loss {loss:.4f} over {said['tokens']:,} held-out tokens; took {took}"
+        case "step_done":
+            return f"step {said['step']}: loss {float(said['loss']):.4f}, took {duration(said['duration_s'])}"
         case "step_skipped":
             return f"step {said['step']} is done without an update: {said['problem']}"
         case "figures_measured":

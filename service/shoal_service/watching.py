@@ -16,6 +16,7 @@ from shoal_service import clusters, jobs, pools
 from shoal_service.job_metrics import WatchedJob, job_families
 from shoal_service.job_totals import figures_of
 from shoal_service.models import ClusterRow, DutyRow, JobRow, TrackerRow
+from shoal_service.models_people import ProjectRow
 from shoal_service.models_watching import JobTotalsRow
 from shoal_service.models_webhooks import DeliveryRow
 from shoal_service.outbox import PENDING
@@ -23,6 +24,7 @@ from shoal_service.progress import stuck
 
 _STILL_SHOWN_S = 600.0  # after a job has ended: so that its last figures are scraped
 _AT_REST = tuple(state.value for state in AT_REST)
+_BY = (JobRow.project_id, JobRow.state)
 _RUN = tuple(state.value for state in JobState if state not in (*AT_REST, JobState.QUEUED))
 
 
@@ -32,17 +34,25 @@ async def families(
     """Of these projects. None: of all of them, and of the server itself."""
     now_s = time.time()
     mine = [] if projects is None else [JobRow.project_id.in_(projects)]
-    found = [*await _counts(session, mine, now_s), *await _jobs(session, mine, most_jobs, now_s, no_progress_s)]
+    found = [
+        *await _counts(session, mine, projects, now_s),
+        *await _jobs(session, mine, most_jobs, now_s, no_progress_s),
+    ]
     if projects is None:
         found += [*await _clusters(session), *await _pools(session), *await _duties(session, now_s)]
     return found
 
 
-async def _counts(session: AsyncSession, mine: Sequence[ColumnElement[bool]], now_s: float) -> list[Metric]:
+async def _counts(
+    session: AsyncSession, mine: Sequence[ColumnElement[bool]], projects: frozenset[str] | None, now_s: float
+) -> list[Metric]:
     states = GaugeMetricFamily("shoal_jobs", "Jobs by state.", labels=("project", "state"))
     query = select(JobRow.project_id, JobRow.state, func.count()).where(*mine)
-    for project, state, count in await session.execute(query.group_by(JobRow.project_id, JobRow.state)):
-        states.add_metric([project, state], count)
+    found = {(project, state): count for project, state, count in await session.execute(query.group_by(*_BY))}
+    for project in await session.scalars(select(ProjectRow.id).order_by(ProjectRow.id)):
+        if projects is None or project in projects:
+            for state in JobState:  # zeros too: an alert on the first failure needs something that it rises from
+                states.add_metric([project, state.value], found.get((project, state.value), 0))
     waits = select(func.min(JobRow.since_at_s)).where(JobRow.state == JobState.QUEUED.value, *mine)
     oldest_s = await session.scalar(waits)
     queue = GaugeMetricFamily(

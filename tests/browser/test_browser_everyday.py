@@ -28,7 +28,7 @@ MOST_BYTES = 200_000
 def job_id(http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A job in the middle of its life, of which everything is to be told."""
     connector = Connector(http=http)
-    ok(connector.renew(lease_s=600))
+    ok(connector.renew(lease_s=600, signs={"big-0": 0.04, "big-1": 0.03, "spot-0": 21.5}))
     job = job_mapping(name="eventful", checkpoint={"uri": tmp_path_factory.mktemp("store").as_uri()})
     created = str(ok(http.post("/v1/jobs", json=job))["id"])
     told = story(job, started_at_s=time.time() - 30)
@@ -56,7 +56,14 @@ def test_no_page_has_a_finding(
     link = ok(http.post("/v1/login-links"))["url"]
     options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
     with signed_in(browser, plane.url, link, **options) as page:
-        paths = ("/", f"/jobs/{job_id}", f"/jobs/{job_id}?epoch=2", f"/jobs/{job_id}?event=24", "/nodes", "/new")
+        paths = (
+            "/",
+            f"/jobs/{job_id}",
+            f"/jobs/{job_id}?epoch=2",
+            f"/jobs/{job_id}?event=24&step=19",
+            "/nodes",
+            "/new",
+        )
         for path in (*paths, "/projects", "/projects/default", "/tokens"):
             loaded = page.goto(plane.url + path)
             assert loaded is not None and loaded.ok
@@ -139,6 +146,33 @@ def test_lines_are_followed_and_found_by_event(
     page.locator("#log-lines a").click()
     expect(page.locator("#line-1")).to_contain_text("peer closed")
     assert page.url.endswith("?line=1#line-1")
+
+
+def test_a_step_and_an_event_have_links_that_stay(page: Page, plane: ControlPlane, job_id: str) -> None:
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    part = page.locator("#part-step")
+    part.get_by_role("spinbutton", name="Step").fill("19")
+    part.get_by_role("spinbutton", name="Step").press("Enter")
+    expect(part.locator("tbody tr")).to_have_count(1)
+    assert page.url.endswith("?step=19#part-step")
+    page.reload()
+    expect(part.locator("tbody tr")).to_contain_text("counts")
+    part.get_by_role("link", name="the one after").click()
+    expect(part.locator("tbody tr")).to_have_count(2)
+    expect(part).to_contain_text("rolled back")
+    page.locator("#part-timeline a.event-lost").press("Enter")
+    expect(page.locator("#part-events tr.chosen")).to_contain_text("spot-1: its connection closed")
+
+
+def test_what_is_written_outlives_what_is_drawn_anew(page: Page, plane: ControlPlane, job_id: str) -> None:
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    silent = page.locator("#part-nodes tr", has_text="spot-0").locator("td", has_text="silent")
+    before = silent.inner_text()
+    notice = page.get_by_label("Notice for big-0 in seconds")
+    notice.fill("300")
+    notice.blur()
+    expect(silent).not_to_have_text(before)  # its age
+    expect(notice).to_have_value("300")
 
 
 def test_limits_are_changed_and_a_checkpoint_is_asked_for(

@@ -48,6 +48,20 @@ def check_stretch(page: Page) -> None:
     expect(page.locator("#curve-from")).to_have_value("")
 
 
+def check_point(page: Page) -> None:
+    """A click on the curve, and a row of its table, lead to a step."""
+    area = page.locator("#curve .u-over")
+    expect(page.locator("#curve")).to_have_attribute("data-points", "60")
+    expect(page.locator("#curve-step")).to_be_hidden()
+    area.click(position={"x": area.evaluate("box => box.clientWidth") / 2, "y": 50})
+    expect(page.locator("#curve-step")).to_contain_text("Step 30, attempt")
+    page.locator("#curve-details").evaluate("details => { details.open = true }")
+    expect(page.locator("#curve-table tbody a").first).to_have_attribute("href", "?step=60#part-step")
+    page.locator("#curve-step a").click()
+    expect(page.locator("#step-number")).to_have_value("30")
+    expect(page.locator("#part-step")).to_be_in_viewport()
+
+
 def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, plane: ControlPlane) -> None:
     job_id, connector = begin(http, "followed")
     told = story(job_mapping(), started_at_s=time.time()).entries
@@ -105,6 +119,7 @@ def test_a_page_follows_its_job_without_reload(page: Page, http: httpx.Client, p
     page.reload()
     expect(page.locator("#part-plan")).to_contain_text("Plan 1 of 3")
     expect(page.locator("#part-plan")).not_to_contain_text("What changed")
+    check_point(page)
 
 
 def test_the_plan_opens_as_a_picture(page: Page, http: httpx.Client, plane: ControlPlane) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import subprocess
 import sys
@@ -64,3 +65,38 @@ def test_a_cluster_is_offered_by_whoever_stays_and_again_after_its_head_was_star
             stays.terminate()
             stays.wait(60)
             ray.stop()
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_pools_are_changed_while_the_connector_runs(tmp_path: Path) -> None:
+    """By the file, as a ConfigMap changes; or by whoever connects the cluster once more, with another one."""
+    token, port = secrets.token_urlsafe(32), free_ports(1)[0]
+    given = tmp_path / "tokens"
+    given.mkdir()
+    (given / "connector-east").write_text(token)
+    files = [tmp_path / "pools.yaml", tmp_path / "others.yaml"]
+    plane = start_control_plane(tmp_path / "plane", port, tokens_dir=str(given))
+    told = {"SHOAL_SERVER": f"http://127.0.0.1:{port}", "SHOAL_TOKEN": token, "SHOAL_PROVISIONER": "ray"}
+
+    def written(file: Path, *names: str) -> None:
+        node = {"device": "cpu-1t", "price_per_hour": 0.1}
+        file.write_text(json.dumps([{"name": name, "max": 2, "node": node} for name in names]))
+
+    def pools() -> list[str]:
+        return sorted(pool["name"] for pool in ok(httpx.get(f"{plane.url}/v1/pools", headers=plane.headers))["items"])
+
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:
+        ray = PlainRay(tmp_path, Path(short) / "a")
+        try:
+            written(files[0], "first")
+            ray.connect("east", {**told, "SHOAL_PROVISIONER_POOLS": str(files[0])})
+            eventually(lambda: pools() == ["first"], LIMIT_S)
+            written(files[0], "first", "second")
+            eventually(lambda: pools() == ["first", "second"], LIMIT_S)
+            written(files[1], "third")
+            ray.connect("east", {**told, "SHOAL_PROVISIONER_POOLS": str(files[1])})
+            eventually(lambda: pools() == ["third"], LIMIT_S)
+        finally:
+            ray.stop()
+            plane.stop()

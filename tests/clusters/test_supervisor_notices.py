@@ -74,6 +74,38 @@ def test_a_node_that_is_told_to_go_is_left_before_it_goes(cluster: ProcessCluste
         assert not running.events(NodeLost)
 
 
+def test_of_a_node_that_was_left_no_rank_stays_and_it_may_come_again(cluster: ProcessCluster, text: str) -> None:
+    """Whoever ends it waits for its ranks (`pre_stop`); its agent gives what it holds."""
+    spec = tiny_job(text, steps=100_000, min_devices=3)
+    with supervised(cluster, "leaves", spec) as running:
+        running.reaches(5)
+        victim = min(running.devices() - {"b"})
+        cluster.notice(victim, AN_HOUR_S)
+        running.recovers()
+        running.eventually(lambda: not cluster.ranks(victim, "leaves"))
+        running.steps_on(20)
+        assert not cluster.ranks(victim, "leaves"), "nobody starts them again"
+        assert not running.events(NodeLost)
+        running.supervisor._doomed._overdue_s = -AN_HOUR_S  # two hours pass
+        running.eventually(lambda: len(cluster.ranks(victim, "leaves")) == SHAPES[victim][1])
+        (ended,) = running.events(NoticeEnded)
+        assert (ended.node, ended.outcome) == (victim, "overdue")
+
+
+def test_a_node_that_was_left_is_used_where_nothing_fits_without_it_any_more(
+    cluster: ProcessCluster, text: str
+) -> None:
+    spec = tiny_job(text, steps=100_000, min_devices=4)
+    with supervised(cluster, "back", spec) as running:
+        running.reaches(5)
+        cluster.notice("d", AN_HOUR_S)
+        running.eventually(lambda: "d" not in running.devices() and not cluster.ranks("d", "back"))
+        running.steps_on()
+        cluster.kill_node("c")
+        running.eventually(lambda: "d" in running.devices())
+        running.steps_on()
+
+
 def test_a_node_without_which_no_plan_fits_is_used_until_it_is_gone(cluster: ProcessCluster, text: str) -> None:
     """A new supervisor knows what the one before it was told."""
     spec = tiny_job(text, steps=400, min_devices=5)

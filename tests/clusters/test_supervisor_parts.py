@@ -73,17 +73,33 @@ def pending(**fields: int) -> PendingChange:
 
 def ready(restore_s: float, rebuild_s: float, **num_bytes: int) -> m.Ready:
     source_s = {tier: restore_s / 2 for tier in num_bytes}
-    return m.Ready(epoch=3, step=6, restore_s=restore_s, rebuild_s=rebuild_s, num_bytes=num_bytes, source_s=source_s)
+    shards = [[tier, "b", f"of-{tier}", count, 0.1] for tier, count in num_bytes.items() if tier != "own"]
+    return m.Ready(
+        epoch=3,
+        step=6,
+        restore_s=restore_s,
+        rebuild_s=rebuild_s,
+        num_bytes=num_bytes,
+        source_s=source_s,
+        shards=shards,
+        num_shards=len(shards),
+    )
 
 
 def test_phases_and_bytes_of_a_change_add_up() -> None:
     change = pending()
     change.adopted(3, 6, frozenset({"a", "b", "c"}), "new", 11.0)
-    change.all_ready([ready(0.5, 0.2, own=5, peer=1), ready(0.3, 0.4, own=1)], ())
+    one, other = DeviceRef(node="a", index=0), DeviceRef(node="a", index=1)
+    change.all_ready({one: ready(0.5, 0.2, own=5, peer=1), other: ready(0.3, 0.4, own=1, store=3)}, ())
     done = change.done(13.0)
     assert (done.detect_s, done.decide_s, done.restore_s, done.rebuild_s, done.total_s) == (0.5, 0.5, 0.5, 0.4, 3.0)
-    assert done.num_bytes == {"own": 6, "node": 0, "peer": 1, "store": 0}
-    assert done.source_s == {"own": 0.25, "node": 0.0, "peer": 0.25, "store": 0.0}
+    assert done.num_bytes == {"own": 6, "node": 0, "peer": 1, "store": 3}
+    assert done.source_s == {"own": 0.25, "node": 0.0, "peer": 0.25, "store": 0.15}
+    assert [(shard.shard, shard.to, shard.num_bytes) for shard in done.shards] == [
+        ("of-store", "a:1", 3),
+        ("of-peer", "a:0", 1),
+    ]
+    assert done.num_shards == 2
     assert (done.plan_before, done.plan_after) == ("old", "new")
     assert (done.epoch, done.step, done.redone_steps, done.lost_steps) == (3, 6, 1, 0)
     assert (done.nodes_joined, done.nodes_lost) == (("c",), ())
@@ -101,7 +117,7 @@ def test_an_interrupted_attempt_leaves_its_cause_but_none_of_its_figures() -> No
     change.goes_on(again)
     change.halted(8)
     change.adopted(5, 7, frozenset({"a", "b"}), "new", 12.0)
-    change.all_ready([ready(0.1, 0.1)], ())
+    change.all_ready({DeviceRef(node="a", index=0): ready(0.1, 0.1)}, ())
     done = change.done(13.0)
     assert (done.cause, done.reason) == ("node_lost", "Taking in c. Lost c.")
     assert (done.epoch, done.step, done.redone_steps, done.lost_steps) == (5, 7, 1, 0)

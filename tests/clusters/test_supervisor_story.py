@@ -77,6 +77,8 @@ def test_a_killed_rank_costs_at_most_one_step(cluster: ProcessCluster, text: str
         assert done.redone_steps <= 1
         assert done.num_bytes["store"] == 0
         assert done.num_bytes["own"] > 0
+        assert sum(shard.num_bytes for shard in done.shards) == done.num_bytes["node"] + done.num_bytes["peer"] > 0
+        assert {shard.to.rpartition(":")[0] for shard in done.shards} <= running.devices()
         assert done.total_s >= done.detect_s + done.decide_s
         assert "closed" in running.events(NodeLost)[0].evidence
         running.succeeds()

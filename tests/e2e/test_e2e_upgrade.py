@@ -1,76 +1,60 @@
-"""The upgrade drill: a control plane of the version before the newest migration goes, the present one comes with that
-migration, and a job trains on all the while, on a cluster that is still of the version before."""
+"""The upgrade drill, in the order of the chart and on PostgreSQL: a control plane of the version before the newest
+migration serves on while the database gets that one, then it goes and the present one comes, and a job trains on all
+the while, on a cluster that is still of the version before."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from control_plane import start_control_plane
+from earlier import ROOT, newest_migration, paths, paths_before
 from plain_ray import PlainRay
+from postgres import RunningPostgres, start_postgres
 from running import LIMIT_S, check_curve, job_mapping
 from servers import free_ports
 from waiting import eventually
 
 from shoal.client import Client
 
-ROOT = Path(__file__).parents[2]
-MIGRATIONS = "service/shoal_service/migrations/versions"
-PARTS = ("planner", "service", "workers", "recovery")
-STEPS, BATCH = 120, 16
-
-
-def paths(root: Path) -> str:
-    return os.pathsep.join(str(root / part) for part in PARTS)
-
-
-def newest_migration(root: Path) -> str:
-    return max(path.name for path in (root / MIGRATIONS).glob("v*.py"))
+STEPS, BATCH = 200, 16  # enough for two commands to start meanwhile
 
 
 @pytest.fixture
-def before(tmp_path: Path) -> Path:
-    """The sources as they were before the newest migration was written, from the history of this checkout."""
-    path = f"{MIGRATIONS}/{newest_migration(ROOT)}"
-    found = git("log", "--diff-filter=A", "--format=%H", "--", path).split()
-    if not found:
-        pytest.skip("this checkout has no history: the version before cannot be had")
-    packed = subprocess.run(["git", "archive", f"{found[-1]}^", *PARTS], cwd=ROOT, capture_output=True, check=False)
-    if packed.returncode:
-        pytest.skip(f"the version before cannot be had: {packed.stderr.decode().strip()}")
-    old = tmp_path / "before"
-    old.mkdir()
-    subprocess.run(["tar", "-x", "-C", str(old)], input=packed.stdout, check=True)
-    assert newest_migration(old) < newest_migration(ROOT)
-    return old
+def before(tmp_path: Path) -> str:
+    """Where the programs of before the newest migration are found."""
+    return paths_before(tmp_path)
 
 
-def git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout if done.returncode == 0 else ""
+@pytest.fixture
+def postgres() -> Iterator[RunningPostgres]:
+    server = start_postgres()
+    yield server
+    server.close()
 
 
-def revision(data_dir: Path) -> str:
-    with sqlite3.connect(data_dir / "shoal.db") as database:
-        ((found,),) = database.execute("select version_num from alembic_version").fetchall()
-    return str(found)
+def revision(postgres: RunningPostgres, url: str) -> str:
+    return postgres.sql("SELECT version_num FROM alembic_version", url.rpartition("/")[2])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_job_trains_on_while_its_control_plane_is_upgraded(
-    before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_ray: Callable[[str], PlainRay]
+    before: str,
+    postgres: RunningPostgres,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start_ray: Callable[[str], PlainRay],
 ) -> None:
-    data, (port,) = tmp_path / "plane", free_ports(1)
-    monkeypatch.setenv("PYTHONPATH", paths(before))
-    plane = start_control_plane(data, port)
+    data, (port,), url = tmp_path / "plane", free_ports(1), postgres.new_database()
+    monkeypatch.setenv("PYTHONPATH", before)
+    plane = start_control_plane(data, port, database_url=url)
     cluster = start_ray("old")
     cluster.connect("old", plane.environment())
     with Client(plane.url, plane.token) as client:
@@ -78,18 +62,17 @@ def test_a_job_trains_on_while_its_control_plane_is_upgraded(
             "id"
         ]
         eventually(lambda: client.get(job_id)["status"]["step"] >= 10, LIMIT_S)
-    had = revision(data)
+        had = revision(postgres, url)
+        monkeypatch.setenv("PYTHONPATH", paths(ROOT))
+        migrate = [str(Path(sys.executable).parent / "shoal"), "migrate", "--database-url", url]
+        done = subprocess.run(migrate, env={**os.environ}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert had < revision(postgres, url) == newest_migration(ROOT)[1:5]
+        step = client.get(job_id)["status"]["step"]
+        eventually(lambda: client.get(job_id)["status"]["step"] >= step + 5, LIMIT_S)  # told by the version before
     assert plane.stop() == 0
     gone_at_s = time.time()
-
-    monkeypatch.setenv("PYTHONPATH", paths(ROOT))
-    migrate = [str(Path(sys.executable).parent / "shoal"), "migrate"]
-    done = subprocess.run(
-        migrate, env={**os.environ, "SHOAL_DATA_DIR": str(data)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert had < revision(data) == newest_migration(ROOT)[1:5]
-    plane = start_control_plane(data, port)
+    plane = start_control_plane(data, port, database_url=url)
     back_at_s = time.time()
     try:
         with Client(plane.url, plane.token) as client:

@@ -33,6 +33,7 @@ from shoal_recovery.journal import (
     PredictionChecked,
     RecoveryDone,
     RoomShort,
+    ShardBrought,
     SourceFailed,
     StateChanged,
     StepDone,
@@ -85,6 +86,8 @@ EVENTS: tuple[Event, ...] = (
         nodes_joined=("b",),
         nodes_drained=("c",),
         source_s={"own": 0.1, "node": 0.0, "peer": 0.2, "store": 0.0},
+        shards=(ShardBrought(source="peer", node="a", shard="000002-0", to="b:0", num_bytes=3, took_s=0.2),),
+        num_shards=1,
         failed_sources=(
             SourceFailed(source="agent of a", object="o", step=4, num_bytes=4, problem="cut", instead=("agent of b",)),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,17 @@ from shoal_service.settings import Settings
 def lines_to_logging() -> None:
     """As in a server: what it tells goes to `logging`, and standard output is the commands' alone."""
     structlog.configure(wrapper_class=structlog.stdlib.BoundLogger, logger_factory=structlog.stdlib.LoggerFactory())
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Servers and commands send lines to the standard error of their process, which outlives them where it is ours."""
+    root, configured = logging.getLogger(), structlog.get_config()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.configure(**configured)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

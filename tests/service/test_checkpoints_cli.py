@@ -337,6 +337,9 @@ def test_checkpoints_of_a_job_are_listed_as_the_store_has_them(
         "epoch": 1,
         "num_bytes": 1234,
         "committed_at": "2001-09-09T01:46:40.000Z",
+        "duration_s": 0.1,
+        "held_up_s": None,
+        "verified": {"at": "2001-09-09T01:46:40.000Z", "by": "manifest", "seq": 1},
     }
     page = api.get(f"/jobs/{created}").text
     assert "object store, whole" in page and "1 step there" in page

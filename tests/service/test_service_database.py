@@ -10,7 +10,8 @@ from alembic import command
 from sqlalchemy import text
 
 from shoal.settings import ClientSettings
-from shoal_service.database import Database, alembic_config, with_driver
+from shoal_service.database import Database, alembic_config
+from shoal_service.database_url import with_driver
 from shoal_service.errors import DatabaseAway
 from shoal_service.jobs import get, status_of
 from shoal_service.settings import Settings

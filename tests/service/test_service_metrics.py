@@ -14,12 +14,23 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import ALL_NODES, Connector, ControlPlane, Story, control_plane, job_mapping, ok, snapshot, story
+from control_plane import (
+    ALL_NODES,
+    STALLED_S,
+    Connector,
+    ControlPlane,
+    Story,
+    control_plane,
+    job_mapping,
+    ok,
+    snapshot,
+    story,
+)
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import delete, event, update
 
-from shoal_recovery.journal import Entry, NodeLost, NodeNoticed, NoticeEnded, StepDone, entry_to_mapping
+from shoal_recovery.journal import Entry, JobState, NodeLost, NodeNoticed, NoticeEnded, StepDone, entry_to_mapping
 from shoal_recovery.journal_shares import ShareTaken
 from shoal_service import job_figures
 from shoal_service.database import Database
@@ -77,13 +88,15 @@ def long_story() -> Story:
 
 def figures_of(entries: list[Entry], created_at_s: float) -> Figures:
     """As the database adds them up, without one."""
-    figures, held, points = job_figures.fresh(created_at_s), Held(), {}
+    figures, held = job_figures.fresh(created_at_s), Held()
+    points: dict[int, StepDone] = {}
     for entry in entries:
         payload = entry_to_mapping(entry)
         if isinstance(entry.event, StepDone):
-            undone = sum(points.pop(step) for step in sorted(points) if step >= entry.event.step)
-            figures = job_figures.with_steps_undone(figures, undone)
-            points[entry.event.step] = entry.event.duration_s
+            undone = [points.pop(step) for step in sorted(points) if step >= entry.event.step]
+            times = [(each.duration_s, each.stalled_s or 0.0) for each in undone]
+            figures = job_figures.with_steps_undone(figures, sum(s for s, _ in times), sum(s for _, s in times))
+            points[entry.event.step] = entry.event
         figures = job_figures.advance(figures, entry.event.kind, entry.at_s, payload)
         if job_figures.concerns_nodes(entry.event.kind, payload):
             held = job_figures.with_nodes(held, entry.event.kind, entry.at_s, payload)
@@ -105,7 +118,14 @@ def test_figures_agree_with_what_pages_add_up() -> None:
         assert sum(found.usd_per_hour.values()) == pytest.approx(spent.usd_per_hour or 0.0)
         assert sum(found.nodes.values()) == sum(charge.num_nodes_now for charge in spent.charges)
         steps = [
-            EpochSteps(epoch=1, rolled_back=False, num_steps=1, seconds=found.productive_s, tokens=0),
+            EpochSteps(
+                epoch=1,
+                rolled_back=False,
+                num_steps=1,
+                seconds=found.productive_s + found.stalled_s,
+                tokens=0,
+                stalled_s=found.stalled_s,
+            ),
             EpochSteps(epoch=1, rolled_back=True, num_steps=1, seconds=found.redone_s, tokens=0),
         ]
         whole = goodput(events[:until], steps, created_at_s=1e9 - 2, end_at_s=end_at_s, evaluation_s=found.evaluation_s)
@@ -129,38 +149,39 @@ def test_a_job_in_figures(api: httpx.Client) -> None:
     job_id = begin(api, entries[:-1])
     ok(api.post("/v1/jobs", params={"dry_run": "true"}, json=job_mapping()))
     found = scrape(api)
-    assert one(found, "shoal_job_info", job=job_id, project="default", name="tiny", state="running") == 1
-    assert one(found, "shoal_job_step", job=job_id) == 60
-    assert one(found, "shoal_job_steps_planned", job=job_id) == 60
+    assert one(found, "shoal_job_info", job_id=job_id, project="default", name="tiny", state="running") == 1
+    assert one(found, "shoal_job_step", job_id=job_id) == 60
+    assert one(found, "shoal_job_steps_planned", job_id=job_id) == 60
     # 61 were done, of 8 sequences of 32 tokens: one of them twice.
-    assert one(found, "shoal_job_tokens_total", job=job_id) == 61 * 256
-    assert one(found, "shoal_job_redone_steps_total", job=job_id) == 1
-    assert one(found, "shoal_job_lost_steps_total", job=job_id) == 0
-    assert one(found, "shoal_job_time_seconds", job=job_id, kind="redone") == pytest.approx(0.4)
-    assert one(found, "shoal_job_step_duration_seconds_count", job=job_id) == 61
-    assert one(found, "shoal_job_step_duration_seconds_bucket", job=job_id, le="0.5") == 41
-    assert one(found, "shoal_job_recoveries_total", job=job_id, cause="node_lost") == 1
-    assert one(found, "shoal_job_recoveries_total", job=job_id, cause="node_joined") == 1
-    assert one(found, "shoal_job_recovery_duration_seconds_sum", job=job_id, phase="restore") == pytest.approx(0.262)
-    assert one(found, "shoal_job_recovery_duration_seconds_count", job=job_id, phase="total") == 2
-    assert one(found, "shoal_job_restored_bytes_total", job=job_id, source="peer") == 25_800_000
-    assert one(found, "shoal_job_node_losses_total", job=job_id, signal="sudden") == 1
-    assert one(found, "shoal_job_checkpoint_step", job=job_id) == 39
-    assert 0 < one(found, "shoal_job_checkpoint_age_seconds", job=job_id) < 120
-    assert one(found, "shoal_job_checkpoint_duration_seconds_count", job=job_id) >= 1
+    assert one(found, "shoal_job_tokens_total", job_id=job_id) == 61 * 256
+    assert one(found, "shoal_job_redone_steps_total", job_id=job_id) == 1
+    assert one(found, "shoal_job_lost_steps_total", job_id=job_id) == 0
+    assert one(found, "shoal_job_time_seconds", job_id=job_id, kind="redone") == pytest.approx(0.4)
+    assert one(found, "shoal_job_time_seconds", job_id=job_id, kind="checkpoint") == pytest.approx(60 * STALLED_S)
+    assert one(found, "shoal_job_step_duration_seconds_count", job_id=job_id) == 61
+    assert one(found, "shoal_job_step_duration_seconds_bucket", job_id=job_id, le="0.5") == 41
+    assert one(found, "shoal_job_recoveries_total", job_id=job_id, cause="node_lost") == 1
+    assert one(found, "shoal_job_recoveries_total", job_id=job_id, cause="node_joined") == 1
+    assert one(found, "shoal_job_recovery_duration_seconds_sum", job_id=job_id, phase="restore") == pytest.approx(0.262)
+    assert one(found, "shoal_job_recovery_duration_seconds_count", job_id=job_id, phase="total") == 2
+    assert one(found, "shoal_job_restored_bytes_total", job_id=job_id, source="peer") == 25_800_000
+    assert one(found, "shoal_job_node_losses_total", job_id=job_id, signal="sudden") == 1
+    assert one(found, "shoal_job_checkpoint_step", job_id=job_id) == 39
+    assert 0 < one(found, "shoal_job_checkpoint_age_seconds", job_id=job_id) < 120
+    assert one(found, "shoal_job_checkpoint_duration_seconds_count", job_id=job_id) >= 1
     assert one(found, "shoal_node_price_dollars_per_hour", zone="b", market="spot") == pytest.approx(0.2)
     assert one(found, "shoal_planner_duration_seconds_count") == 1
-    assert one(found, "shoal_job_nodes", job=job_id, market="spot") == 2
-    assert one(found, "shoal_job_cost_dollars_per_hour", job=job_id, market="on_demand") == pytest.approx(14.6)
-    assert one(found, "shoal_job_cost_dollars_total", job=job_id, market="on_demand") > 0
-    assert 0 < one(found, "shoal_job_goodput_ratio", job=job_id) <= 1
+    assert one(found, "shoal_job_nodes", job_id=job_id, market="spot") == 2
+    assert one(found, "shoal_job_cost_dollars_per_hour", job_id=job_id, market="on_demand") == pytest.approx(14.6)
+    assert one(found, "shoal_job_cost_dollars_total", job_id=job_id, market="on_demand") > 0
+    assert 0 < one(found, "shoal_job_goodput_ratio", job_id=job_id) <= 1
     # By the plan's prediction, and how long a step really takes.
     plan = ok(api.get(f"/v1/jobs/{job_id}/plan"))["plan"]["predicted"]
     step_s = ok(api.get(f"/v1/jobs/{job_id}"))["status"]["step_s"]
-    assert one(found, "shoal_job_mfu_ratio", job=job_id) == pytest.approx(plan["mfu"] * plan["step_s"] / step_s)
+    assert one(found, "shoal_job_mfu_ratio", job_id=job_id) == pytest.approx(plan["mfu"] * plan["step_s"] / step_s)
     costs = ok(api.get(f"/v1/jobs/{job_id}/cost"))["usd"]
     names = ("spot", "on_demand")
-    told = sum(one(found, "shoal_job_cost_dollars_total", job=job_id, market=name) for name in names)
+    told = sum(one(found, "shoal_job_cost_dollars_total", job_id=job_id, market=name) for name in names)
     assert told == pytest.approx(costs, rel=0.2)
 
 
@@ -169,12 +190,14 @@ def test_figures_of_jobs_that_are_older_than_figures(api: httpx.Client, app: Fas
     job_id = begin(api, entries)
     before = scrape(api)
     execute(app, delete(JobTotalsRow))
-    assert ("shoal_job_tokens_total", job_id) not in {(name, dict(labels).get("job")) for name, labels in scrape(api)}
+    assert ("shoal_job_tokens_total", job_id) not in {
+        (name, dict(labels).get("job_id")) for name, labels in scrape(api)
+    }
     ok(Connector(http=api).send(job_id, story(job_mapping(), started_at_s=time.time() - 60).entries))
     after = scrape(api)
     of_steps = "shoal_job_step_duration_seconds"
     for (name, labels), value in before.items():
-        if dict(labels).get("job") == job_id and name.endswith("_total") and not name.startswith(of_steps):
+        if dict(labels).get("job_id") == job_id and name.endswith("_total") and not name.startswith(of_steps):
             if "cost" not in name:
                 assert after[name, labels] == value, name
 
@@ -200,11 +223,11 @@ def test_only_what_concerns_the_one_who_asks(api: httpx.Client) -> None:
 
     viewer, foreign = token(role="viewer", project="default"), token(role="viewer", project="other")
     scraper = token(role="metrics")
-    assert one(scrape(api, viewer), "shoal_job_step", job=mine) == 60
+    assert one(scrape(api, viewer), "shoal_job_step", job_id=mine) == 60
     assert not [name for name, _ in scrape(api, viewer) if name.startswith(("shoal_http", "process", "shoal_cluster"))]
-    assert not [labels for _, labels in scrape(api, foreign) if dict(labels).get("job")]
+    assert not [labels for _, labels in scrape(api, foreign) if dict(labels).get("job_id")]
     assert scrape(api, scraper).keys() >= {("shoal_database_up", frozenset())}
-    assert one(scrape(api, scraper), "shoal_job_step", job=mine) == 60
+    assert one(scrape(api, scraper), "shoal_job_step", job_id=mine) == 60
     headers = {"Authorization": f"Bearer {scraper}"}
     for path in ("/v1/jobs", f"/v1/jobs/{mine}", "/v1/me", "/"):
         assert api.get(path, headers=headers).status_code == 403, path
@@ -247,6 +270,10 @@ def test_the_queue(api: httpx.Client) -> None:
     ok(api.post("/v1/jobs", json=job_mapping()))
     found = scrape(api)
     assert one(found, "shoal_jobs", state="queued") == 1
+    others = {dict(labels)["state"]: value for (name, labels), value in found.items() if name == "shoal_jobs"}
+    assert others == {state.value: int(state is JobState.QUEUED) for state in JobState}, (
+        "a first failure must be a rise"
+    )
     assert 0 < one(found, "shoal_queue_oldest_job_seconds") < 60
     assert not [labels for name, labels in found if name.startswith("shoal_job_")], "it has not begun"
 
@@ -255,19 +282,24 @@ def test_the_queue(api: httpx.Client) -> None:
 def test_ended_jobs_leave_and_a_scrape_never_reads_journals(api: httpx.Client, app: FastAPI) -> None:
     asked: list[str] = []
     engine = app.state.services.database.engine.sync_engine
-    event.listen(engine, "before_cursor_execute", lambda _c, _u, statement, *_: asked.append(statement))
+
+    def ask(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if "comparisons" not in statement:  # as these go on beside requests
+            asked.append(statement)
+
+    event.listen(engine, "before_cursor_execute", ask)
     old = [begin(api) for _ in range(2)]
     execute(app, update(JobRow).values(since_at_s=time.time() - 700))
     asked.clear()
     first = scrape(api)
-    assert not {dict(labels).get("job") for _, labels in first} & {*old}, "ended more than ten minutes ago"
+    assert not {dict(labels).get("job_id") for _, labels in first} & {*old}, "ended more than ten minutes ago"
     assert one(first, "shoal_jobs", state="succeeded") == 2
     running = [begin(api, story(job_mapping(), started_at_s=time.time() - 60).entries[:-1]) for _ in range(4)]
     asked.clear()
     found = scrape(api)
     assert len([statement for statement in asked if "job_totals" in statement]) == 1, "one for all jobs"
     assert not [statement for statement in asked if "journal" in statement or "step_points" in statement]
-    shown = {dict(labels)["job"] for name, labels in found if name == "shoal_job_info"}
+    shown = {dict(labels)["job_id"] for name, labels in found if name == "shoal_job_info"}
     assert shown == {*running[1:]}, "the newest of them"
     assert one(found, "shoal_jobs_left_out") == 1
 

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from postgres import RunningPostgres
 
 from shoal.cli import run
-
-
-@pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    """The command sends lines to the standard error of its process, which here outlives it."""
-    root, configured = logging.getLogger(), structlog.get_config()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.configure(**configured)
 
 
 def test_a_database_gets_its_tables_once_and_again_without_harm(

@@ -30,7 +30,7 @@ FINE = Standing(
     since_at_s=0.0,
     stepped_at_s=5000.0,
     step_s=1.0,
-    loss_is_number=True,
+    odd_loss=None,
     warning=None,
     spent=None,
     store_problem=None,
@@ -53,7 +53,7 @@ def events(told: Story | None = None) -> list[Event]:
     [
         ({}, []),
         ({"state": JobState.FAILED, "reason": "rank 3 ended"}, ["failed"]),
-        ({"state": JobState.SUCCEEDED, "stepped_at_s": None, "loss_is_number": False}, []),
+        ({"state": JobState.SUCCEEDED, "stepped_at_s": None, "odd_loss": "It is not a number."}, []),
         ({"stepped_at_s": NOW_S - NO_PROGRESS_S - 1}, ["no_progress"]),
         ({"stepped_at_s": NOW_S - NO_PROGRESS_S - 1, "step_s": 300.0}, []),
         ({"stepped_at_s": None, "since_at_s": NOW_S - NO_PROGRESS_S - 1}, ["no_progress"]),
@@ -62,7 +62,10 @@ def events(told: Story | None = None) -> list[Event]:
         ({"state": JobState.WAITING, "since_at_s": NOW_S - STUCK_S - 1}, ["stuck"]),
         ({"state": JobState.PAUSED, "spent": "as its budget is spent"}, ["budget"]),
         ({"warning": "85% of its budget is spent"}, ["budget"]),
-        ({"loss_is_number": False, "store_problem": "no room", "connected": False}, ["loss", "store", "cluster"]),
+        (
+            {"odd_loss": "It is not a number.", "store_problem": "no room", "connected": False},
+            ["loss", "store", "cluster"],
+        ),
         ({"warning": "85% of it", "stepped_at_s": NOW_S - NO_PROGRESS_S - 1}, ["no_progress", "budget"]),
     ],
 )

@@ -28,7 +28,8 @@ from shoal_service.panels_curves import marks
 from shoal_service.panels_goodput import goodput_panel
 from shoal_service.panels_money import money, on_demand_prices
 from shoal_service.panels_nodes import nodes_panel
-from shoal_service.panels_recovery import source_lines, store_alone, waterfall
+from shoal_service.panels_prices import BY_CLUSTER, price_sources
+from shoal_service.panels_recovery import shard_lines, source_lines, store_alone, waterfall
 from shoal_service.plan_changes import plan_change
 from shoal_service.plan_reasons import checked, reasons
 from shoal_service.spending import spending
@@ -143,6 +144,21 @@ def test_what_came_from_where_and_what_was_refused() -> None:
     assert (peer.took, peer.speed, peer.verdict) == ("500 ms", "80 MB/s", "checksums agree")
     assert (bad.source, bad.size, bad.is_bad) == ("node-b: slot-0, step 40", "2 MB", True)
     assert bad.verdict == "not used: its checksum is another one. Instead: node-c"
+
+
+def test_shards_are_told_one_by_one() -> None:
+    peer = {"source": "peer", "node": "node-b", "shard": "000002-1", "to": "node-a:0", "num_bytes": 40_000_000}
+    stored = {"source": "store", "node": "", "shard": "shards/000000040/000002-0", "to": "node-a:1", "num_bytes": 1000}
+    lines = shard_lines({"shards": [{**peer, "took_s": 0.5}, {**stored, "took_s": 0.0}]})
+    assert [(line.shard, line.holder, line.to) for line in lines] == [
+        ("000002-1", "node-b, peer", "node-a:0"),
+        ("shards/000000040/000002-0", "object store", "node-a:1"),
+    ]
+    assert [(line.size, line.took, line.speed) for line in lines] == [
+        ("40 MB", "500 ms", "80 MB/s"),
+        ("1 kB", "0 ms", ""),
+    ]
+    assert shard_lines({}) == ()
 
 
 def test_what_changed_between_plans_is_told_by_layers() -> None:
@@ -261,3 +277,15 @@ def test_pools_count_interruptions_by_the_hours_that_jobs_had_nodes() -> None:
     assert (small.name, small.interruptions, small.prices, small.usd_per_hour) == ("1 x T4", 1, (0.2,), 0.4)
     assert small.node_hours == pytest.approx((2 * 36.5 - 12) / 3600, rel=0.2)
     assert small.per_node_day is None, "seconds say nothing of days"
+
+
+def test_prices_tell_who_states_them_and_since_when() -> None:
+    found = price_sources(events(), {"spot-0": "pool small: aws"})
+    assert [(each.num_nodes, each.name, each.usd_per_hour, each.by) for each in found] == [
+        (2, "2 x A100-80G", 7.3, BY_CLUSTER),
+        (1, "1 x T4", 0.2, "pool small: aws"),
+        (1, "1 x T4", 0.2, BY_CLUSTER),
+    ]
+    first = next(event for event in events() if event.kind == "plan_adopted")
+    assert found[0].since_s == first.at_s, "no plan since has changed it"
+    assert price_sources([], {}) == ()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Cluster:
         self._kubernetes = kubernetes
         self.client = Client(plane.url, plane.token, "kube", holder="connector-1")
         self._api = KubernetesApi(url, account(folder))
-        self._provisioner = Provisioner(POOLS, KubeRayPools(self._api, CLUSTER), self.members)
+        self._provisioner = Provisioner(lambda: POOLS, KubeRayPools(self._api, CLUSTER), self.members)
         self._shapes = {pool.name: pool.node for pool in parse_pools(POOLS)}
         self._over = threading.Event()
         self.wishes: tuple[Wish, ...] = ()
@@ -57,7 +57,7 @@ class Cluster:
         self._thread = threading.Thread(target=self._turns)
         self._thread.start()
 
-    def members(self) -> tuple[Member, ...]:
+    def members(self, pools: Collection[str] = ()) -> tuple[Member, ...]:
         running = self._kubernetes.running()
         return tuple(Member(node=pod[6:], incarnation=pod, pool=group, host=pod) for pod, group in running.items())
 

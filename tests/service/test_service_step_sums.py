@@ -49,4 +49,6 @@ async def _both(
 
 def _rounded(found: tuple[EpochSteps, ...]) -> tuple[EpochSteps, ...]:
     """Sums of floats depend on their order."""
-    return tuple(dataclasses.replace(each, seconds=round(each.seconds, 9)) for each in found)
+    return tuple(
+        dataclasses.replace(each, seconds=round(each.seconds, 9), stalled_s=round(each.stalled_s, 9)) for each in found
+    )

@@ -5,22 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal_workers.devices import CPU, HOST, DeviceMissing, Downloads, Stopwatch, compute_device, upload
+from shoal_workers.devices import CPU, HOST, Downloads, Stopwatch, compute_device, upload
+from shoal_workers.errors import DeviceMissing
 
 
 def test_a_rank_computes_on_cuda_where_its_node_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compute_device("a:0", is_cpu=True) == CPU
+    assert compute_device("a:0", is_cpu=True, simulated=False) == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert compute_device("a:1", is_cpu=False) == torch.device("cuda:1")
-    assert compute_device("a:1", is_cpu=True) == CPU
-    with pytest.raises(DeviceMissing, match=r"a:2 is to compute, but its node shows 2 CUDA devices"):
-        compute_device("a:2", is_cpu=False)
+    for simulated in (True, False):
+        assert compute_device("a:1", is_cpu=False, simulated=simulated) == torch.device("cuda:1")
+        assert compute_device("a:1", is_cpu=True, simulated=simulated) == CPU
+        with pytest.raises(
+            DeviceMissing, match=r"a:2 is to compute, but its node shows 2 CUDA devices; what its label"
+        ):
+            compute_device("a:2", is_cpu=False, simulated=simulated)
 
 
-def test_a_device_of_a_gpu_type_computes_on_the_cpu_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_simulated_on_the_cpu_only_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert compute_device("a:3", is_cpu=False) == CPU
+    assert compute_device("a:3", is_cpu=False, simulated=True) == CPU
+    with pytest.raises(DeviceMissing, match=r"a:3 is to compute, but its node shows 0 CUDA devices: its torch is one"):
+        compute_device("a:3", is_cpu=False, simulated=False)
 
 
 def test_what_lies_on_the_host_already_is_not_copied() -> None:

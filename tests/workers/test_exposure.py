@@ -81,3 +81,15 @@ def test_shares_are_of_each_ranks_own_time_and_leave_the_vote_out() -> None:
     assert exposure.waited_s[Wait.VOTE] == (1.0, 2.0)
     assert verdict.sent == dict.fromkeys(Link, 14)
     assert verdict.samples == ((0, 4), (0, 4))
+
+
+def test_a_step_is_held_up_by_copies_only_as_far_as_nobody_comes_later_anyway() -> None:
+    def stalled_s(*ballots: torch.Tensor) -> float:
+        return count(torch.stack(ballots), step=1, epoch=0, num_tokens=len(ballots)).exposure.stalled_s
+
+    late, hidden = ballot(4.0, vote=0.5), ballot(3.5, safety=2.0)
+    assert stalled_s(late, hidden) == 0.0, "the first would have held all up as long"
+    assert stalled_s(ballot(4.0, vote=1.0, safety=0.5), ballot(2.75)) == 0.25
+    assert stalled_s(ballot(4.0, vote=1.0, safety=0.5)) == 0.5
+    found = count(torch.stack((hidden, hidden)), step=1, epoch=0, num_tokens=2).exposure
+    assert (found.most_share, found.waited_s[Wait.SAFETY]) == (0.0, (2.0, 2.0)), "it is no exchange"

@@ -24,7 +24,7 @@ from shoal_recovery.store import DirectoryStore, Store
 from shoal_workers import arrivals, fetching, store_reads
 from shoal_workers import messages as m
 from shoal_workers.arrivals import Arrivals
-from shoal_workers.fetching import Fetcher, FetchFailed, Sources
+from shoal_workers.fetching import Brought, Fetcher, FetchFailed, Sources
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.store_reads import PatientReader, next_piece_bytes
@@ -218,18 +218,20 @@ def _bring(
     open_store: Callable[[], Store],
     agents: dict[str, tuple[str, int]],
     told: list[None],
-) -> None:
+) -> Brought:
     """All of it, and to the bit."""
     live = LiveState.build(MODEL, shards_of, "fp32", DeviceMemory("here:0", None))
     sources = Sources(job="job", step=STEP, old=None, agents=agents, open_store=open_store)
     fetcher = Fetcher(sources, lambda: told.append(None))
     try:
-        assert not fetcher.bring(live, restore.transfers).failed
+        brought = fetcher.bring(live, restore.transfers)
+        assert not brought.failed
     finally:
         fetcher.abandon()
     truth = layouts.arrays(MODEL, STEP)
     for key in layouts.owned_keys(shards_of):
         np.testing.assert_array_equal(live.view(key).numpy(), truth[key.fqn, key.kind][key.first : key.last])
+    return brought
 
 
 def _alone() -> tuple[Plan, RankState]:
@@ -248,7 +250,10 @@ def _from_store(folder: Path) -> RecoveryPlan:
 
 def test_a_store_that_fails_now_and_then_gives_all_of_a_state(tmp_path: Path, told: list[None]) -> None:
     restore, store = _from_store(tmp_path), Flaky(tmp_path, every=3)
-    _bring(restore, _alone()[1], lambda: store, {}, told)
+    brought = _bring(restore, _alone()[1], lambda: store, {}, told)
+    ((tier, node, name, came, took_s),) = brought.largest_shards()
+    assert (tier, node, came, took_s > 0) == ("store", "", brought.num_bytes["store"], True)
+    assert name in DirectoryStore(tmp_path).list(""), "what is told is the name of the object"
     num_bytes = sum(transfer.shard_bytes for transfer in restore.transfers if not transfer.is_derived)
     assert len(told) > num_bytes / 256 / 2
 
@@ -271,5 +276,6 @@ def test_what_agents_send_shows_that_it_gets_on(tmp_path: Path, told: list[None]
         Path(slots.paths[STEP % 2]).write_bytes(content)
         assert agent.ask(m.SealSnapshot(job="job", name=slots.name, step=STEP)) == m.Done()
         restore = plan_restore(shard_map(plan, MODEL), Inventory(snapshots=agent.inventory()), (), MODEL, "fp32")
-        _bring(restore, state, lambda: DirectoryStore(tmp_path), {"n1": agent.address}, told)
+        brought = _bring(restore, state, lambda: DirectoryStore(tmp_path), {"n1": agent.address}, told)
+    assert [row[:4] for row in brought.largest_shards()] == [["peer", "n1", slots.name, brought.num_bytes["peer"]]]
     assert len(told) > len(content) / 256 / 2

@@ -65,7 +65,9 @@ def test_taints_that_mean_the_end_are_told_from_those_that_do_not() -> None:
 def test_a_pod_that_is_being_deleted_says_by_when() -> None:
     assert words.kubernetes_pod(pod_with(), NOW_S) is None
     found = words.kubernetes_pod(pod_with(deletionTimestamp="2026-11-18T11:07:10Z"), NOW_S)
-    assert found is not None and (found.source, found.lead_s) == ("kubernetes pod", 30.0)
+    assert found is not None and (found.source, found.lead_s) == ("kubernetes pod", 15.0)
+    late = words.kubernetes_pod(pod_with(deletionTimestamp="2026-11-18T11:06:50Z"), NOW_S)
+    assert late is not None and late.lead_s == 0.0, "what is left belongs to Ray's own end"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"spec": {"taints": [{}]}, "metadata": []}'])

@@ -11,7 +11,7 @@ import yaml
 from fake_kubernetes import CLUSTER, FakeKubernetes, account, serving
 
 from shoal_planner.errors import InvalidField
-from shoal_workers.pools import pools_given
+from shoal_workers.pools import PoolsFile, pools_given
 from shoal_workers.pools_kuberay import KubeRayPools, KubernetesApi
 from shoal_workers.provisioner import Member, PoolOrder, PoolsUnreachable, Provisioner
 from shoal_workers.settings import ProvisionerSettings
@@ -78,10 +78,37 @@ def test_who_goes_is_named_and_nobody_else_goes(pools: KubeRayPools, kubernetes:
     assert kubernetes.replicas() == {"other": 0, "spot": 1}
 
 
+def test_while_one_ends_no_other_goes_in_its_place(pools: KubeRayPools, kubernetes: FakeKubernetes) -> None:
+    """Pods end over minutes; the operator would take any of the group for surplus meanwhile."""
+    kubernetes.lingers, kubernetes.capacity["spot"] = True, 3
+    pools.obey(order(3), ())
+    first, second, third = joined(kubernetes)
+    pools.obey(order(2, third.node), (first, second, third))
+    there = joined(kubernetes)
+    for _ in range(3):  # it is still there, and the control plane does not name it any more
+        pools.obey(order(2), there)
+        assert ending(pools) == {third.host}
+    kubernetes.delete(first.host)  # by somebody else: another one is made at once
+    pools.obey(order(2), there)
+    assert ending(pools) == {first.host, third.host}
+    kubernetes.capacity["spot"] = 4
+    pools.obey(order(2), joined(kubernetes))
+    kubernetes.end_graces()
+    pools.obey(order(2), joined(kubernetes))
+    assert ending(pools) == set() and len(joined(kubernetes)) == 2
+    assert second in joined(kubernetes)
+    (group,) = [group for group in pools._groups() if group["groupName"] == "spot"]
+    assert group["scaleStrategy"] == {"workersToDelete": []} and group["replicas"] == 2
+
+
+def ending(pools: KubeRayPools) -> set[str]:
+    return {pod["metadata"]["name"] for pod in pools._pods() if "deletionTimestamp" in pod["metadata"]}
+
+
 def test_refusals_and_silence_are_told_and_ask_for_nothing(kubernetes: FakeKubernetes, tmp_path: Path) -> None:
     with serving(kubernetes) as url:
         api = KubernetesApi(url, account(tmp_path))
-        provisioner = Provisioner([ENTRY], KubeRayPools(api, CLUSTER), lambda: joined(kubernetes))
+        provisioner = Provisioner(lambda: [ENTRY], KubeRayPools(api, CLUSTER), lambda names: joined(kubernetes))
         assert provisioner.report() is None, "nobody has looked yet"
         provisioner.turn()
         assert not kubernetes.patches, "nobody has said yet what is wanted"
@@ -131,4 +158,35 @@ def test_settings_that_do_not_suffice_are_refused_by_name(
         pools_given()
     monkeypatch.delenv("SHOAL_PROVISIONER")
     whole = pools_given(ProvisionerSettings(provisioner="ray", provisioner_pools=Path("pools.yaml")))
-    assert whole == {"by": "ray", "raycluster": None, "pools": [ENTRY]}
+    assert whole == {"by": "ray", "raycluster": None, "path": str(tmp_path / "pools.yaml"), "pools": [ENTRY]}
+
+
+def test_pools_are_those_that_the_file_has_now(kubernetes: FakeKubernetes, tmp_path: Path) -> None:
+    """As `helm upgrade` with other pools changes it, below a connector that runs on."""
+    path, other = tmp_path / "pools.yaml", {**ENTRY, "name": "other", "max": 1}
+    path.write_text(yaml.safe_dump([ENTRY]))
+    given = pools_given(ProvisionerSettings(provisioner="ray", provisioner_pools=path))
+    assert given is not None
+    with serving(kubernetes) as url:
+        api = KubernetesApi(url, account(tmp_path))
+        file = PoolsFile(Path(given["path"]), given["pools"])
+        provisioner = Provisioner(file.entries, KubeRayPools(api, CLUSTER), lambda names: joined(kubernetes))
+
+        def told() -> list[dict[str, Any]]:
+            provisioner.turn()
+            return [report["pool"] for report in provisioner.report() or ()]
+
+        provisioner.told({name: PoolOrder(target=1, release=frozenset()) for name in ("spot", "other")})
+        assert told() == [ENTRY]
+        assert kubernetes.replicas() == {"other": 0, "spot": 1}
+        path.write_text(yaml.safe_dump([{**ENTRY, "max": 2}, other]))
+        assert told() == [{**ENTRY, "max": 2}, other]
+        assert kubernetes.replicas() == {"other": 1, "spot": 1}, "the order is obeyed once the pool is known"
+        for unusable in ("- {name: spot", yaml.safe_dump([{**ENTRY, "max": 0}])):
+            path.write_text(unusable)
+            assert told() == [{**ENTRY, "max": 2}, other]
+        path.write_text(yaml.safe_dump([other]))
+        assert told() == [other]
+        path.unlink()  # or it stands on the machine of whoever has connected the cluster, and not on the head
+        assert told() == [other]
+        api.close()

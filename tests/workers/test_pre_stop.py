@@ -6,10 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import psutil
 import pytest
 from waiting import eventually
 
-from shoal_workers.pre_stop import main, num_ranks, wait_for_leave
+from shoal_workers.pre_stop import main, num_computing, wait_for_leave
 
 
 class Clock:
@@ -42,16 +43,33 @@ def test_it_waits_no_longer_than_it_may() -> None:
     assert waited(lambda _: 0, 0.0) == (False, 0.0)
 
 
-def test_a_rank_is_known_by_the_title_of_its_process() -> None:
-    before = num_ranks()
-    with subprocess.Popen([sys.executable, "-c", _TITLED], stdin=subprocess.PIPE) as rank:
-        eventually(lambda: num_ranks() == before + 1, 20)
-        rank.communicate()
-    assert num_ranks() == before
+@pytest.mark.parametrize("name", ["RankActor", "RayTrainWorker"])
+def test_who_computes_is_known_by_the_title_of_the_process(name: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", _TITLED, name], stdin=subprocess.PIPE) as process:
+        same = [psutil.Process(process.pid)]  # others on this machine come and go
+        assert num_computing(same) == 0
+        eventually(lambda: num_computing(same) == 1, 60)
+        assert num_computing() >= 1
+        process.communicate()
+    assert num_computing(same) == 0
 
 
-# As Ray does it.
-_TITLED = "import sys; from ray._raylet import setproctitle; setproctitle('ray::RankActor'); sys.stdin.read()"
+# As Ray does it, idle and at work.
+_TITLED = """
+import sys
+from ray._raylet import setproctitle
+setproctitle(f"ray::{sys.argv[1]}.execute")
+sys.stdin.read()
+"""
+
+
+def test_workers_of_scripts_are_called_so() -> None:
+    from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
+
+    from shoal_workers.actor import RankActor
+
+    names = RayTrainWorker.__name__, RankActor.__ray_metadata__.class_name  # type: ignore[attr-defined]
+    assert names == ("RayTrainWorker", "RankActor")
 
 
 @pytest.mark.parametrize("arguments", [[], ["soon"], ["1", "2"]])

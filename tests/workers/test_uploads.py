@@ -229,3 +229,22 @@ def test_what_is_kept_and_not_as_it_was_is_told_and_may_be_brought_again(scene: 
     spoilt.clear()
     assert list(scene.stored.snapshots("j", spoilt, (), verified=False)) == []
     assert "bytes" in spoilt[0][1]
+
+
+def test_what_is_kept_outlives_a_store_that_does_not_take_it(scene: Scene) -> None:
+    """It lies there for others' sake, and an order to bring it may come while the store is broken."""
+    events = scene.uploads.watch("j")
+    quick, snapshot = scene.folder.parent / "quick", Snapshot(node="b", name="000001-0", step=10, pieces=(PIECE,))
+    scene.stored.add("j", snapshot, "quick:", memoryview(CONTENT))
+    quick.write_text("in the way")
+    assert scene.uploads.again("j", "000001-0", 10)
+    assert "not a directory" in str(results(events, 1)[10])
+    assert kept(scene) == [("000001-0", 10)]
+    quick.unlink()
+    assert scene.uploads.again("j", "000001-0", 10)
+    assert results(events, 1) == {10: None}
+    (path,) = (scene.folder.parent / "stored").glob("*[0-9]")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert scene.uploads.again("j", "000001-0", 10)
+    assert "sealed with" in str(results(events, 1)[10])
+    assert not scene.uploads.again("j", "000001-0", 10), "what a spoilt file holds is looked for elsewhere"

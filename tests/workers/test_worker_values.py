@@ -28,6 +28,7 @@ ERRORS = [
     errors.OutOfHostMemory("t4-0:1", 9 * 1024**3, 8 * 1024**3, "optimizer state"),
     errors.DataError("/data/a.jsonl", "line 17", "'[1'", "is no JSON object"),
     errors.UserCodeError("module 3 gives a tuple"),
+    errors.DeviceMissing("gpu:0", 0),
     errors.DataDiffers("file:///data", "a.jsonl", "3 files of 9 bytes", "are there now, and training began with 2"),
     errors.StepRefused(7, "loss or gradients are not finite on ranks [2]"),
     ProcessLost(2),

@@ -19,7 +19,8 @@ from shoal_workers.traffic import Link, Wait
 Ranges = tuple[tuple[int, int], ...]  # half-open ranges of sample numbers
 
 _NUM_COUNTS = 6  # before bytes, seconds and ranges
-_EXPOSED = tuple(wait for wait in Wait if wait is not Wait.VOTE)  # who votes waits for the slowest, not for a wire
+# Who votes waits for the slowest, not for a wire; and copies of state are told apart.
+_EXPOSED = tuple(wait for wait in Wait if wait not in (Wait.VOTE, Wait.SAFETY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +64,12 @@ class Ballot:
 class Exposure:
     """What exchanges took from computing between two votes: the share of their time that ranks were in exchanges other
     than votes, on average and at most; and the seconds of each kind, likewise. Nothing tells what a rank waits for a
-    wire from what it waits for a peer that is not there yet, so bubbles of pipelines count."""
+    wire from what it waits for a peer that is not there yet, so bubbles of pipelines count. `stalled_s`: how much
+    sooner all could have voted, had none waited until the step before was safe."""
 
     mean_share: float
     most_share: float
+    stalled_s: float
     waited_s: Mapping[Wait, tuple[float, float]]
 
 
@@ -121,9 +124,12 @@ def _exposure(elapsed: Tensor, waited: Tensor) -> Exposure:
     columns = dict(zip(Wait, waited.unbind(dim=1), strict=True))
     exposed = torch.stack([columns[wait] for wait in _EXPOSED]).sum(dim=0)
     shares = exposed / elapsed.squeeze(1).clamp(min=torch.finfo(torch.float64).tiny)
+    # All have left the vote before at the same moment, and the last one to come to this one is who all wait for.
+    came = elapsed.squeeze(1) - columns[Wait.VOTE]
     return Exposure(
         mean_share=float(shares.mean()),
         most_share=float(shares.max()),
+        stalled_s=max(0.0, float(came.max() - (came - columns[Wait.SAFETY]).max())),
         waited_s={wait: (float(column.mean()), float(column.max())) for wait, column in columns.items()},
     )
 

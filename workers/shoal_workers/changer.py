@@ -119,7 +119,7 @@ class Changer:
         """Nodes that are not used although they may answer, and why."""
         if self._left_out is None:
             self._left_out = LeftOut(self._figures.overrides)
-        return self._left_out.reasons(self._roster.nodes)
+        return self._left_out.reasons(self._roster.nodes, self._roster.ranks(self._roster.expected))
 
     def drain(self, decision: Drain) -> None:
         """Tells every rank to stop after a step that nobody has begun to vote for yet."""
@@ -367,7 +367,7 @@ class Changer:
             return [contacts[device] for device in epoch.plan.devices() if device not in epoch.ready]
 
         self._await(unready, epoch.vital, "to restore its state and meet its peers")
-        pending.all_ready(epoch.ready.values(), supply.told())
+        pending.all_ready(epoch.ready, supply.told())
         if restore is None:
             self._pending = None  # a first start is no change in flight
         reason = f"Training from step {step} on. {plan.reason}{told(shards, copies)}{sentence(self.left_out().items())}"

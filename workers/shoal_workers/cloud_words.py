@@ -27,6 +27,7 @@ KUBERNETES_POD = "kubernetes pod"
 
 _REBALANCE_TAINT = "aws-node-termination-handler/rebalance-recommendation"
 _REBALANCE_LEAD_S = 600.0  # no end is announced, only that one is likelier: the node is not used for so long
+_POD_STOP_S = 15.0  # of a pod's grace period, what the chart's preStop leaves to Ray's own end
 _GCP_PREEMPTION_LEAD_S = 30.0
 _GCP_MAINTENANCE_LEAD_S = 60.0
 # Taints that mean that a node goes, why, and how long after they appear at least. Those that keep pods away from a node
@@ -105,11 +106,12 @@ def kubernetes_node(text: str, now_s: float) -> GiveNotice | None:
 
 
 def kubernetes_pod(text: str, now_s: float) -> GiveNotice | None:
-    """Of the pod's object: once its deletion is asked for it says by when the pod is gone. Raises ValueError."""
+    """Of the pod's object: once its deletion is asked for it says by when the pod is gone. Its processes are let be
+    until shortly before that (`pre_stop`). Raises ValueError."""
     ends = _mapping(_mapping(json.loads(text))["metadata"]).get("deletionTimestamp")
     if ends is None:
         return None
-    lead_s = max(0.0, _timestamp(str(ends)) - now_s)
+    lead_s = max(0.0, _timestamp(str(ends)) - _POD_STOP_S - now_s)
     return GiveNotice(source=KUBERNETES_POD, name=str(ends), why="its pod is being deleted", lead_s=lead_s)
 
 

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import time
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ NAMESPACE = "shoal"
 _KV_NAMESPACE = b"shoal"
 _LEFT = "left/"
 _START_TIMEOUT_S = 60.0
+_SIGNS_S = 0.5
 _DEFAULT_BYTES_PER_S = 1.25e9
 _DRAIN_LEAD_S = 30.0  # where nobody says: the default grace of Kubernetes, and of Ray itself
 
@@ -188,6 +189,21 @@ class RayCluster:
         except (ray.exceptions.RayError, ValueError) as error:
             raise NodeUnreachable(seen.node.id, f"{name} did not start: {error}") from error
         return host, port
+
+
+def silences_s(supervisors: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """By job, for how many seconds its supervisor, of this name, has heard nothing of each node. Without those that do
+    not answer at once: nobody's lease waits for them."""
+    asked: dict[Any, str] = {}
+    for job, name in supervisors.items():
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # not there, not yet, or the head is away
+            asked[ray.get_actor(name, namespace=NAMESPACE).signs.remote()] = job
+    found = {}
+    if asked:
+        for answer in ray.wait(list(asked), num_returns=len(asked), timeout=_SIGNS_S)[0]:
+            with contextlib.suppress(ray.exceptions.RayError):  # it has died just now
+                found[asked[answer]] = ray.get(answer)
+    return found
 
 
 def connector_name(cluster_id: str) -> str:

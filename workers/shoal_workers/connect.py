@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import ray
 import structlog
@@ -19,7 +20,7 @@ import structlog
 from shoal_planner.documents import MalformedDocument
 from shoal_planner.errors import InvalidField
 from shoal_workers.cluster_ray import NAMESPACE, connector_name
-from shoal_workers.connector import start_connector
+from shoal_workers.connector import PoolsGiven, start_connector
 from shoal_workers.pools import pools_given
 
 log = structlog.get_logger()
@@ -42,7 +43,8 @@ def main() -> None:
         sys.exit(f"no Ray cluster at {order['address']}: {error}")
     cluster_id = order["cluster_id"]
     try:
-        if not answers(cluster_id):
+        # It holds nothing that cannot be asked for again: another one may take its place at any time.
+        if not answers(cluster_id) or pools_of(cluster_id) != pools:
             end_connector(cluster_id)
         start_connector(order["server"], order["token"], cluster_id, {}, pools, timeout_s=_START_S)
         if order.get("stay"):
@@ -60,6 +62,13 @@ def answers(cluster_id: str) -> bool:
         return True
     except ray.exceptions.RayError:
         return False
+
+
+def pools_of(cluster_id: str) -> PoolsGiven:
+    """What the connector of this cluster was given when it was started. Raises RayError."""
+    ask = getattr(_connector(cluster_id), "pools", None)  # one of an earlier version does not tell
+    given: PoolsGiven = None if ask is None else ray.get(ask.remote(), timeout=_ANSWER_S)
+    return given
 
 
 def watch(cluster_id: str, wait: Callable[[float], None] = time.sleep) -> None:
@@ -86,11 +95,15 @@ def end_connector(cluster_id: str) -> None:
 
 def _ask(cluster_id: str) -> None:
     """Raises RayError: ActorDiedError where there is none."""
+    ray.get(_connector(cluster_id).alive.remote(), timeout=_ANSWER_S)
+
+
+def _connector(cluster_id: str) -> Any:
+    """Raises ActorDiedError."""
     try:
-        connector = ray.get_actor(connector_name(cluster_id), namespace=NAMESPACE)
+        return ray.get_actor(connector_name(cluster_id), namespace=NAMESPACE)
     except ValueError as error:
         raise ray.exceptions.ActorDiedError from error
-    ray.get(connector.alive.remote(), timeout=_ANSWER_S)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from shoal_planner.profile import profile_from_mapping, profile_to_mapping
 from shoal_planner.script_spec import ScriptSpec, parse_any_job
 from shoal_workers.cluster_key import join_cluster
 from shoal_workers.cluster_profile import ClusterProfile
-from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster, connector_name
+from shoal_workers.cluster_ray import NAMESPACE, Draining, Figures, RayCluster, connector_name, silences_s
 from shoal_workers.control_plane import ControlPlane, ControlPlaneDown, Drill, JobElsewhere, LeaseRefused, Wish
 from shoal_workers.herald import Herald
 from shoal_workers.log_courier import LogCourier
@@ -33,6 +33,7 @@ from shoal_workers.pools import provisioner_of
 from shoal_workers.provisioner import Member
 from shoal_workers.roster import ask
 from shoal_workers.script_ray import RayScripts
+from shoal_workers.signs import Signs
 from shoal_workers.supervisor_actor import SupervisorActor
 from shoal_workers.unanswered import Patience, Unanswered
 from shoal_workers.wire import ConnectionClosed
@@ -71,6 +72,7 @@ class Connector:
         self._profile = ClusterProfile()
         self._herald = Herald(self._cluster)
         self._logs = LogCourier(self._cluster, self._plane, lambda: bool(self._wishes))
+        self._signs = Signs(lambda jobs: silences_s({job: _name(job) for job in jobs}))
         self._provisioner = provisioner_of(pools, self._cluster, self._give_back)
 
     def start(self) -> None:
@@ -104,7 +106,8 @@ class Connector:
                 head = self._cluster.head_is_fault_tolerant()
                 pools = None if self._provisioner is None else self._provisioner.report()
                 told = snapshot_to_mapping(snapshot)
-                self._plane.offer(told, profile, _LEASE_S, fault_tolerant_head=head, pools=pools)
+                signs = self._signs.look((node.id for node in snapshot.nodes), tuple(self._couriers))
+                self._plane.offer(told, profile, _LEASE_S, fault_tolerant_head=head, pools=pools, signs=signs)
             except (ControlPlaneDown, LeaseRefused) as error:
                 log.warning("cluster not offered", error=str(error))
             time.sleep(_RENEW_S)
@@ -301,11 +304,16 @@ class Connector:
 class ConnectorActor:
     def __init__(self, server: str, token: str, cluster_id: str, figures: Figures, pools: PoolsGiven = None) -> None:
         join_cluster()
+        self._pools = pools
         self._connector = Connector(server=server, token=token, cluster_id=cluster_id, figures=figures, pools=pools)
         self._connector.start()
 
     def alive(self) -> bool:
         return True
+
+    def pools(self) -> PoolsGiven:
+        """As they were given to begin with; the file that they come from may say more by now."""
+        return self._pools
 
 
 def start_connector(

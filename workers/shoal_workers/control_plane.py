@@ -86,8 +86,9 @@ class ControlPlane:
         *,
         fault_tolerant_head: bool,
         pools: Sequence[Mapping[str, Any]] | None = None,
+        signs: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`pools` as Provisioner reports them. Raises LeaseRefused."""
+        """`pools` as Provisioner reports them, `signs` as Signs does. Raises LeaseRefused."""
         body = {
             "holder": self._holder,
             "snapshot": snapshot,
@@ -95,6 +96,7 @@ class ControlPlane:
             "lease_s": lease_s,
             "fault_tolerant_head": fault_tolerant_head,
             **({} if pools is None else {"pools": list(pools)}),
+            **({"signs": list(signs)} if signs else {}),
         }
         response = self._call("PUT", f"/v1/clusters/{self._cluster}", json=body)
         if response.status_code == httpx.codes.CONFLICT:

@@ -18,33 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal_workers.errors import DeviceMissing
+
 CPU = torch.device("cpu")
 _STAGED = 1 << 23  # elements of a pinned buffer: 32 MiB, well above what starting a copy costs
 
 
-class DeviceMissing(Exception):
-    """A plan asks for a CUDA device that this node does not show."""
-
-    def __init__(self, device: str, num_shown: int) -> None:
-        super().__init__(device, num_shown)
-        self.device = device
-        self.num_shown = num_shown
-
-    def __str__(self) -> str:
-        return (
-            f"{self.device} is to compute, but its node shows {self.num_shown} CUDA devices; what its label "
-            "shoal.io/devices says must be what CUDA_VISIBLE_DEVICES leaves"
-        )
+def num_shown() -> int:
+    """How many CUDA devices this process sees."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def compute_device(name: str, *, is_cpu: bool) -> torch.device:
-    """What device `name` (`node:index`) of a plan computes on: CUDA where its node has that, the CPU if its type is one
-    (`is_cpu`) or there is nothing else. Raises DeviceMissing."""
-    if is_cpu or not torch.cuda.is_available():
+def compute_device(name: str, *, is_cpu: bool, simulated: bool) -> torch.device:
+    """What device `name` (`node:index`) of a plan computes on: CUDA, but the CPU if its type is one (`is_cpu`), or if
+    it may be `simulated` and there is no CUDA at all. Raises DeviceMissing."""
+    shown = 0 if is_cpu else num_shown()
+    if is_cpu or (simulated and not shown):
         return CPU
-    index, num_shown = int(name.rpartition(":")[2]), torch.cuda.device_count()
-    if index >= num_shown:
-        raise DeviceMissing(name, num_shown)
+    index = int(name.rpartition(":")[2])
+    if index >= shown:
+        raise DeviceMissing(name, shown)
     return torch.device("cuda", index)
 
 

@@ -10,14 +10,22 @@ import torch
 
 from shoal_planner.architecture import ModelSpec
 from shoal_recovery.errors import BaseChanged, StoreError
-from shoal_workers.errors import DataDiffers, DataError, EpochAbandoned, OutOfDeviceMemory, PeerLost, StepRefused
+from shoal_workers.errors import (
+    DataDiffers,
+    DataError,
+    DeviceMissing,
+    EpochAbandoned,
+    OutOfDeviceMemory,
+    PeerLost,
+    StepRefused,
+)
 from shoal_workers.fetching import FetchFailed
 from shoal_workers.user_code import chain_of, users_own
 from shoal_workers.wire import ConnectionClosed
 
 _KNOWN = (
     *(EpochAbandoned, PeerLost, FetchFailed, ConnectionClosed, StoreError, BaseChanged, StepRefused, DataError),
-    *(OutOfDeviceMemory, torch.OutOfMemoryError),
+    *(DeviceMissing, OutOfDeviceMemory, torch.OutOfMemoryError),
 )
 
 
@@ -47,6 +55,8 @@ def ending_of(error: BaseException, model: ModelSpec, shortage: Callable[[BaseEx
             return Ending(problem=str(known), local=True, code="data_broken")
         case DataError() as known:
             return Ending(problem=str(known), fatal=True, code="data_broken")  # it reads the same on every node
+        case DeviceMissing() as known:
+            return Ending(problem=str(known), local=True)
         case OutOfDeviceMemory() | torch.OutOfMemoryError() as known:
             return Ending(problem=shortage(known), local=True)  # another plan may ask less of this node
     if (theirs := users_own(error, model)) is not None:

@@ -63,7 +63,7 @@ from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.sharing import Sharing
 from shoal_workers.stage import PIPELINE, Shape, StageRun, feed
 from shoal_workers.tensor_parallel import TensorGroup
-from shoal_workers.traffic import Metered, links
+from shoal_workers.traffic import Metered, Wait, links
 
 _ONE_ZONE: Mapping[str, str] = {}
 _ATTEMPTS = 2  # a step that came out non-finite is tried once more: bits do flip
@@ -195,7 +195,8 @@ class Engine:
     def _run_step(self, step: int, report: Callable[[StepReport], None], stop_after: Callable[[], int | None]) -> float:
         """The earliest step after which anyone is to stop. The step before is evaluated while its state is copied."""
         began_s = self._clock()
-        self._snapshots.begin(step - 1, self._live)
+        with self._exchange.timed(Wait.SAFETY):
+            self._snapshots.begin(step - 1, self._live)
         began_s += self._evaluate(step - 1)
         verdict, skipped = self._try(step, stop_after)
         report(
@@ -305,7 +306,8 @@ class Engine:
         """Raises StepRefused on all ranks or on none."""
         self._sharing.settle()
         (loss, num_targets), square = self._own_loss(), self._own_gradient_square()
-        self._snapshots.wait_safe(step - 1)
+        with self._exchange.timed(Wait.SAFETY):
+            self._snapshots.wait_safe(step - 1)
         stop = stop_after()
         elapsed_s, self._waited_s = self._exchange.take_waited()
         ballot = Ballot(

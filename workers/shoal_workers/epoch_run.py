@@ -184,7 +184,8 @@ class EpochRun:
 
     def _try(self) -> None:
         try:
-            self._computes_on = devices.compute_device(self._device, is_cpu=self._order.num_threads is not None)
+            is_cpu, simulated = self._order.num_threads is not None, self._settings.simulate_devices
+            self._computes_on = devices.compute_device(self._device, is_cpu=is_cpu, simulated=simulated)
             with devices.current(self._computes_on):
                 self._live_through()
         except BaseException as error:
@@ -226,6 +227,8 @@ class EpochRun:
                 rebuild_s=rebuilt_s - restored_s,
                 num_bytes=dict(brought.num_bytes),
                 source_s=dict(brought.source_s),
+                shards=brought.largest_shards(),
+                num_shards=len(brought.shards),
             )
         )
         samples, held_out = self._samples(job)
@@ -427,6 +430,7 @@ class EpochRun:
                 moved=[[link.value, count] for link, count in report.sent.items() if count],
                 exposed=[report.exposure.mean_share, report.exposure.most_share],
                 waited=[[wait.value, *both] for wait, both in waited if both[1] >= _LEAST_WAIT_S],
+                stalled_s=report.exposure.stalled_s,
                 computed_s=report.compute_s,
                 skipped=report.skipped,
                 marks=self._marks(report.step),

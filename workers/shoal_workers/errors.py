@@ -6,6 +6,7 @@
       OutOfDeviceMemory   a buffer would not fit into the memory that this device may use
         OutOfHostMemory   the same of the part of its node's own memory that a rank may use
       StepRefused         a step was voted down: it would have spoilt the weights
+      DeviceMissing       a plan asks for a CUDA device that a node does not show
       DataError           what stands in the files that a job is trained on cannot be trained on
         DataDiffers       it is not what the job began with, on this node at least
 
@@ -78,6 +79,24 @@ class StepRefused(Exception):
 
     def __str__(self) -> str:
         return f"step {self.step} was refused: {self.reason}"
+
+
+class DeviceMissing(Exception):
+    """A type of GPU stands on the label of a node that shows so few CUDA devices."""
+
+    def __init__(self, device: str, num_shown: int) -> None:
+        super().__init__(device, num_shown)
+        self.device = device
+        self.num_shown = num_shown
+
+    def __str__(self) -> str:
+        said = f"{self.device} is to compute, but its node shows {self.num_shown} CUDA devices"
+        if self.num_shown:
+            return f"{said}; what its label shoal.io/devices says must be what CUDA_VISIBLE_DEVICES leaves"
+        return (
+            f"{said}: its torch is one for CPUs, its container was given no GPU, or its label shoal.io/device is "
+            "wrong; SHOAL_WORKER_SIMULATE_DEVICES=true has its CPU compute instead"
+        )
 
 
 class DataError(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -24,14 +24,16 @@ from shoal_recovery.store import Store
 from shoal_workers import messages as m
 from shoal_workers.arrivals import Arrivals
 from shoal_workers.live import LiveState
+from shoal_workers.rows import Row
 from shoal_workers.store_reads import PatientReader
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 _MAX_RANGES = 2000
 _CHUNK_BYTES = 1 << 18
 _READ_BYTES = 1 << 25  # of the store at once; a few of these are under way
+_TOLD_SHARDS = 32
 _PATIENCE_S = 10.0  # without a byte; an agent reads gigabytes in a second, and what it has to verify is less
-_Source = tuple[Tier, str, str]
+Source = tuple[Tier, str, str]  # by node ("": the object store) and name of a snapshot or object
 
 
 class FetchFailed(Exception):
@@ -69,10 +71,12 @@ class Failed:
 
 @dataclass(slots=True, kw_only=True)
 class Brought:
-    """By tier, the bytes that really came and the time from the first to the last of them; and what did not come."""
+    """By tier, the bytes that really came and the time from the first to the last of them; the same of each shard that
+    was not in own memory; and what did not come."""
 
     num_bytes: Counter[str] = field(default_factory=lambda: Counter({tier.value: 0 for tier in Tier}))
     source_s: dict[str, float] = field(default_factory=lambda: {tier.value: 0.0 for tier in Tier})
+    shards: dict[Source, tuple[int, float]] = field(default_factory=dict)
     failed: list[Failed] = field(default_factory=list)
 
     def add(self, other: Brought) -> None:
@@ -80,7 +84,15 @@ class Brought:
         self.num_bytes.update(other.num_bytes)
         for tier, took_s in other.source_s.items():
             self.source_s[tier] += took_s
+        for source, (num_bytes, took_s) in other.shards.items():
+            before_bytes, before_s = self.shards.get(source, (0, 0.0))
+            self.shards[source] = before_bytes + num_bytes, before_s + took_s
         self.failed.extend(other.failed)
+
+    def largest_shards(self) -> list[Row]:
+        """As in the message Ready."""
+        rows: list[Row] = [[tier.value, node, name, *brought] for (tier, node, name), brought in self.shards.items()]
+        return sorted(rows, key=lambda row: (-row[3], row[:3]))[:_TOLD_SHARDS]
 
 
 @dataclass(slots=True)
@@ -111,7 +123,7 @@ class Fetcher:
         failed that they are made of. Raises FetchFailed where own memory lacks what it should have, and always once it
         is abandoned: whoever abandons may still need what own memory has."""
         brought = Brought()
-        by_source: defaultdict[_Source, list[Transfer]] = defaultdict(list)
+        by_source: defaultdict[Source, list[Transfer]] = defaultdict(list)
         derived: list[Transfer] = []
         in_place: list[Transfer] = []
         for transfer in transfers:
@@ -122,12 +134,16 @@ class Fetcher:
         self._copy(live, in_place, brought)
         self._arrivals.begin()
         spans: defaultdict[Tier, list[_Fetched]] = defaultdict(list)
-        for tier, fetched in self._fetch_groups(live, _groups(by_source)):
-            brought.num_bytes[tier.value] += fetched.num_bytes
+        shards: defaultdict[Source, list[_Fetched]] = defaultdict(list)
+        for source, fetched in self._fetch_groups(live, _groups(by_source)):
+            brought.num_bytes[source[0].value] += fetched.num_bytes
             brought.failed.extend(fetched.failed)
-            spans[tier].append(fetched)
-        for tier, parts in spans.items():
-            brought.source_s[tier.value] = max(part.ended_s for part in parts) - min(part.began_s for part in parts)
+            spans[source[0]].append(fetched)
+            shards[source].append(fetched)
+        brought.source_s |= {tier.value: _span_s(parts) for tier, parts in spans.items()}
+        for source, parts in shards.items():
+            if num_bytes := sum(part.num_bytes for part in parts):
+                brought.shards[source] = num_bytes, _span_s(parts)
         self._go_on()
         self._copy(live, derived, brought)
         self._go_on()
@@ -159,15 +175,15 @@ class Fetcher:
         brought.source_s[Tier.OWN.value] += time.monotonic() - began_s
 
     def _fetch_groups(
-        self, live: LiveState, groups: Sequence[tuple[_Source, Sequence[Transfer]]]
-    ) -> Iterator[tuple[Tier, _Fetched]]:
-        """Each group's tier and what came; all groups are under way before the first is waited for. Where one fails
+        self, live: LiveState, groups: Sequence[tuple[Source, Sequence[Transfer]]]
+    ) -> Iterator[tuple[Source, _Fetched]]:
+        """Each group's source and what came; all groups are under way before the first is waited for. Where one fails
         the others are not begun any more."""
         pool = ThreadPoolExecutor(max_workers=max(1, min(4, len(groups))))
         try:
-            under_way = [(key[0], pool.submit(self._fetch_group, live, *key, group)) for key, group in groups]
-            for tier, done in under_way:
-                yield tier, done.result()
+            under_way = [(source, pool.submit(self._fetch_group, live, *source, group)) for source, group in groups]
+            for source, done in under_way:
+                yield source, done.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -259,9 +275,13 @@ class Fetcher:
         return connection
 
 
-def _groups(by_source: Mapping[_Source, list[Transfer]]) -> list[tuple[_Source, Sequence[Transfer]]]:
+def _span_s(parts: Collection[_Fetched]) -> float:
+    return max(part.ended_s for part in parts) - min(part.began_s for part in parts)
+
+
+def _groups(by_source: Mapping[Source, list[Transfer]]) -> list[tuple[Source, Sequence[Transfer]]]:
     """What is fetched in one conversation: all of a snapshot, and some of an object."""
-    found: list[tuple[_Source, Sequence[Transfer]]] = []
+    found: list[tuple[Source, Sequence[Transfer]]] = []
     for source, transfers in by_source.items():
         runs = side_by_side(transfers, _READ_BYTES) if source[0] is Tier.STORE else (transfers,)
         found.extend((source, run) for run in runs)

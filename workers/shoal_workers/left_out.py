@@ -1,7 +1,7 @@
 """Which nodes a job does without although they answer, and why. Pure bookkeeping.
 
 A node whose rank blamed the node itself is left out as long as it is the same incarnation; one of a device type that
-nobody knows is left out as long as nobody does.
+nobody knows is left out as long as nobody does, and one of GPUs as long as its ranks see none.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Iterable
 
 import structlog
 
-from shoal_planner.catalogue import device_type
+from shoal_planner.catalogue import DeviceType, device_type
 from shoal_planner.cluster import DeviceOverride
 from shoal_planner.errors import InvalidField
+from shoal_workers.errors import DeviceMissing
 from shoal_workers.nodes import NodeSeen
+from shoal_workers.roster import Contact
 
 log = structlog.get_logger()
 
@@ -22,29 +24,34 @@ class LeftOut:
     def __init__(self, overrides: tuple[DeviceOverride, ...]) -> None:
         self._overrides = overrides
         self._faults: dict[tuple[str, str], str] = {}
-        self._unknown: dict[str, str | None] = {}
+        self._types: dict[str, DeviceType | None] = {}
 
     def blame(self, seen: NodeSeen, problem: str) -> None:
         self._faults[seen.node.id, seen.incarnation] = problem
 
-    def reasons(self, nodes: Iterable[NodeSeen]) -> dict[str, str]:
-        """Those of these nodes that are left out, each with one line for people."""
-        found = {seen.node.id: self._reason(seen) for seen in nodes}
+    def reasons(self, nodes: Iterable[NodeSeen], ranks: Iterable[Contact] = ()) -> dict[str, str]:
+        """Those of these nodes that are left out, each with one line for people; `ranks` say what devices they see."""
+        missing: dict[str, str] = {}
+        for rank in ranks:
+            if rank.cuda_devices is not None and rank.device.index >= rank.cuda_devices:
+                missing.setdefault(rank.node, str(DeviceMissing(str(rank.device), rank.cuda_devices)))
+        found = {seen.node.id: self._reason(seen, missing.get(seen.node.id)) for seen in nodes}
         return {node: reason for node, reason in sorted(found.items()) if reason is not None}
 
-    def _reason(self, seen: NodeSeen) -> str | None:
-        return self._faults.get((seen.node.id, seen.incarnation)) or self._unknown_type(seen)
-
-    def _unknown_type(self, seen: NodeSeen) -> str | None:
+    def _reason(self, seen: NodeSeen, missing: str | None) -> str | None:
+        if (fault := self._faults.get((seen.node.id, seen.incarnation))) is not None:
+            return fault
         name = seen.node.device
-        if name not in self._unknown:
+        if name not in self._types:
             try:
-                device_type(name, self._overrides)
-                self._unknown[name] = None
+                self._types[name] = device_type(name, self._overrides)
             except InvalidField as error:
                 log.warning("device type not usable", node=seen.node.id, error=str(error))
-                self._unknown[name] = f"its device type {name!r} cannot be planned with"
-        return self._unknown[name]
+                self._types[name] = None
+        kind = self._types[name]
+        if kind is None:
+            return f"its device type {name!r} cannot be planned with"
+        return missing if kind.threads is None else None
 
 
 def sentence(reasons: Iterable[tuple[str, str]]) -> str:

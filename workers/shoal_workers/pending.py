@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shoal_planner.cluster import DeviceRef
 from shoal_recovery.decide import ChangePlan
 from shoal_recovery.faults import Fault
-from shoal_recovery.journal import RecoveryDone, SourceFailed
+from shoal_recovery.journal import RecoveryDone, ShardBrought, SourceFailed
 from shoal_recovery.state import Tier
 from shoal_workers.messages import Ready
+
+_TOLD_SHARDS = 32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +45,8 @@ class PendingChange:
     rebuild_s: float = 0.0
     num_bytes: Counter[str] = field(default_factory=Counter)
     source_s: dict[str, float] = field(default_factory=dict)
+    shards: list[ShardBrought] = field(default_factory=list)
+    num_shards: int = 0
 
     def goes_on(self, decision: ChangePlan) -> None:
         """The attempt before was interrupted, or found no plan; this is what comes of it."""
@@ -62,9 +67,14 @@ class PendingChange:
         self.nodes_drained = (self.vital_before & self.doomed) - vital
         self.restore_s = self.rebuild_s = 0.0
 
-    def all_ready(self, answers: Iterable[Ready], failed_sources: tuple[SourceFailed, ...]) -> None:
+    def all_ready(self, answers: Mapping[DeviceRef, Ready], failed_sources: tuple[SourceFailed, ...]) -> None:
         self.failed_sources = failed_sources
-        for ready in answers:
+        for device, ready in answers.items():
+            self.num_shards += ready.num_shards
+            self.shards += (
+                ShardBrought(source=tier, node=node, shard=name, to=str(device), num_bytes=num_bytes, took_s=took_s)
+                for tier, node, name, num_bytes, took_s in ready.shards
+            )
             self.restore_s = max(self.restore_s, ready.restore_s)
             self.rebuild_s = max(self.rebuild_s, ready.rebuild_s)
             self.num_bytes.update(ready.num_bytes)
@@ -90,7 +100,13 @@ class PendingChange:
             nodes_joined=tuple(sorted(self.nodes_joined)),
             nodes_drained=tuple(sorted(self.nodes_drained - self.nodes_lost)),
             source_s={tier.value: self.source_s.get(tier.value, 0.0) for tier in Tier},
+            shards=self._largest_shards(),
+            num_shards=self.num_shards,
             failed_sources=self.failed_sources,
             plan_before=self.plan_before,
             plan_after=self.plan_after,
         )
+
+    def _largest_shards(self) -> tuple[ShardBrought, ...]:
+        by_size = sorted(self.shards, key=lambda shard: (-shard.num_bytes, shard.to, shard.shard))
+        return tuple(by_size[:_TOLD_SHARDS])

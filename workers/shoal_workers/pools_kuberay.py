@@ -127,7 +127,8 @@ def _changes(
     members: Sequence[Member],
 ) -> list[dict[str, Any]]:
     """Operator and patch go by names: fewer replicas alone would let the operator choose who goes, and it does not know
-    on which pods a plan stands."""
+    on which pods a plan stands. It counts a pod that is ending as any other until it is gone, unless that is named:
+    else another one would go in its place."""
     hosts = {member.host: member.node for member in members}
     alive = [pod for pod in pods if not _ends(pod)]
     going = [_name(pod) for pod in alive if hosts.get(_name(pod)) in order.release]
@@ -136,6 +137,7 @@ def _changes(
     excess = len(alive) - len(going) - order.target
     going += [_name(pod) for pod in idle[: max(0, excess)]]
     replicas = max(order.target, len(alive) - len(going))
+    going += [_name(pod) for pod in pods if _is_deleted(pod)]
     wanted = {"replicas": replicas, "scaleStrategy": {"workersToDelete": sorted(going)}}
     now = {
         "replicas": group.get("replicas") or 0,
@@ -160,7 +162,12 @@ def _group(pod: Mapping[str, Any]) -> str | None:
 
 def _ends(pod: Mapping[str, Any]) -> bool:
     phase = (pod.get("status") or {}).get("phase")
-    return bool(pod["metadata"].get("deletionTimestamp")) or phase in ("Failed", "Succeeded")
+    return _is_deleted(pod) or phase in ("Failed", "Succeeded")
+
+
+def _is_deleted(pod: Mapping[str, Any]) -> bool:
+    """It stays until its grace period is over."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def _unscheduled(pod: Mapping[str, Any]) -> str | None:

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
-
-from shoal_planner.rented_pools import parse_pools
 
 log = structlog.get_logger()
 
@@ -62,24 +60,26 @@ class NodeMaker(Protocol):
 
 
 class Provisioner:
-    """`entries` are those of the POOLS file; `members` says which nodes are there, and raises PoolsUnreachable. Raises
-    InvalidField."""
+    """`entries` are those of the POOLS file, read for each turn; `members` says which nodes of some pools there are,
+    and raises PoolsUnreachable."""
 
     def __init__(
-        self, entries: Sequence[Mapping[str, Any]], maker: NodeMaker, members: Callable[[], Sequence[Member]]
+        self,
+        entries: Callable[[], Sequence[Mapping[str, Any]]],
+        maker: NodeMaker,
+        members: Callable[[Collection[str]], Sequence[Member]],
     ) -> None:
-        self._entries = list(entries)
-        self._names = [pool.name for pool in parse_pools(self._entries)]
+        self._entries = entries
         self._maker = maker
         self._members = members
         self._lock = threading.Lock()
         self._orders: Mapping[str, PoolOrder] | None = None
-        self._supplies: Mapping[str, Supply] | None = None
+        self._supplies: tuple[tuple[Mapping[str, Any], Supply], ...] | None = None
 
     def told(self, orders: Mapping[str, PoolOrder]) -> None:
         """What the control plane wants now; nothing is asked of anybody before it has said so once."""
         with self._lock:
-            self._orders = {name: order for name, order in orders.items() if name in self._names}
+            self._orders = dict(orders)
 
     def report(self) -> list[dict[str, Any]] | None:
         """For the control plane: each entry with what is known of the pool, and the nodes that it has now; None before
@@ -89,11 +89,11 @@ class Provisioner:
         if supplies is None:
             return None
         try:
-            members = self._members()
+            members = self._members([entry["name"] for entry, _ in supplies])
         except PoolsUnreachable as error:
             log.warning("not known which nodes there are", why=str(error))
             return None
-        return [self._told_of(entry, supplies[entry["name"]], members) for entry in self._entries]
+        return [self._told_of(entry, supply, members) for entry, supply in supplies]
 
     def run(self) -> None:
         """Until the process ends."""
@@ -103,19 +103,20 @@ class Provisioner:
 
     def turn(self) -> None:
         """Obeys, and looks what came of it."""
+        entries = {entry["name"]: entry for entry in self._entries()}
         with self._lock:
             orders = self._orders
         supplies: Mapping[str, Supply]
         try:
-            members = self._members()
+            members = self._members(entries)
             if orders is not None:
-                self._maker.obey(orders, members)
-            supplies = self._maker.look(self._names, members)
+                self._maker.obey({name: order for name, order in orders.items() if name in entries}, members)
+            supplies = self._maker.look(list(entries), members)
         except PoolsUnreachable as error:
             log.warning("pools not reached", why=str(error))
-            supplies = {name: Supply(problem=str(error)) for name in self._names}
+            supplies = {name: Supply(problem=str(error)) for name in entries}
         with self._lock:
-            self._supplies = supplies
+            self._supplies = tuple((entry, supplies[name]) for name, entry in entries.items())
 
     def _told_of(self, entry: Mapping[str, Any], supply: Supply, members: Sequence[Member]) -> dict[str, Any]:
         nodes = sorted(member.node for member in members if member.pool == entry["name"])

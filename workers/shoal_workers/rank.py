@@ -19,7 +19,7 @@ import torch
 from shoal_planner.job import parse_job
 from shoal_recovery.journal import EvaluationDone
 from shoal_workers import messages as m
-from shoal_workers.devices import compute_device, current, return_memory
+from shoal_workers.devices import compute_device, current, num_shown, return_memory
 from shoal_workers.epoch_run import EpochRun, WholeState
 from shoal_workers.frozen import FrozenWeights
 from shoal_workers.lifeline import Lifeline
@@ -47,6 +47,7 @@ class Rank:
         self._settings = settings
         self._output = output
         self.lifeline = Lifeline(cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s)
+        self._cuda_devices = _shown(settings)
         self._epoch = 0
         self._run: EpochRun | None = None
         self._whole: WholeState | None = None
@@ -70,7 +71,7 @@ class Rank:
         with self._lock:
             self._outboxes.append(outbox)
             stepping = self._run is not None and self._run.alive
-            outbox.put(m.Hello(pid=os.getpid(), epoch=self._epoch, stepping=stepping))
+            outbox.put(m.Hello(pid=os.getpid(), epoch=self._epoch, stepping=stepping, cuda_devices=self._cuda_devices))
             for report in self._reports:
                 # An evaluation of that step comes after its report, so it may have been missed.
                 if report.step + isinstance(report, EvaluationDone) > watch.after_step:
@@ -186,7 +187,8 @@ class Rank:
 
     def _measure(self, order: m.Measure) -> None:
         threads = order.num_threads or torch.get_num_threads()
-        device = compute_device(self._device, is_cpu=order.num_threads is not None)
+        is_cpu, simulated = order.num_threads is not None, self._settings.simulate_devices
+        device = compute_device(self._device, is_cpu=is_cpu, simulated=simulated)
         job, rows = parse_job(order.spec), []
         try:
             with current(device):
@@ -208,3 +210,8 @@ class Rank:
                 self._endings.append(message)
             for outbox in self._outboxes:
                 outbox.put(message)
+
+
+def _shown(settings: WorkerSettings) -> int | None:
+    shown = num_shown()
+    return None if settings.simulate_devices and not shown else shown

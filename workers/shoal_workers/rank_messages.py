@@ -12,11 +12,13 @@ from shoal_workers.rows import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A rank's first words to a supervisor: the highest epoch it knows and whether it is stepping in it."""
+    """A rank's first words to a supervisor: the highest epoch it knows and whether it is stepping in it.
+    `cuda_devices`: how many it sees; None where the CPU may take their place."""
 
     pid: int
     epoch: int
     stepping: bool
+    cuda_devices: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,8 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The rank has its state and its groups, and steps. By tier, `num_bytes` are what it really took, `source_s` the
-    time from the first byte to the last."""
+    time from the first byte to the last. `shards` are the largest of the `num_shards` that it took some of: rows of
+    (tier, node or "", name, bytes, seconds)."""
 
     epoch: int
     step: int
@@ -48,6 +51,8 @@ class Ready:
     rebuild_s: float
     num_bytes: dict[str, int]
     source_s: dict[str, float]
+    shards: list[Row] = field(default_factory=list)
+    num_shards: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,7 @@ class Stepped:
     exposed: list[float]  # the share of time that ranks are in exchanges: on average, at most
     waited: list[Row]  # (kind of exchange, seconds of a rank on average, at most)
     computed_s: float  # by this rank, without its waits
+    stalled_s: float = 0.0  # how much sooner the step could have been voted, had the one before been safe
     skipped: str | None = None
     marks: list[Row] = field(default_factory=list)  # where samples begin in the data, as far as this rank found out
     files: list[Row] = field(default_factory=list)  # which data that is, with the first step of an epoch

@@ -274,5 +274,6 @@ def step_done(said: m.Stepped) -> StepDone:
         moved_bytes=tuple((link, count) for link, count in said.moved),
         exposed=(said.exposed[0], said.exposed[1]),
         waited_s=tuple((kind, mean_s, most_s) for kind, mean_s, most_s in said.waited),
+        stalled_s=said.stalled_s,
         skipped=said.skipped is not None,
     )

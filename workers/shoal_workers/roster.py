@@ -36,7 +36,7 @@ _NEIGHBOURS = 2  # of an agent on each side, which hear it
 @dataclass(slots=True, kw_only=True, eq=False)
 class Contact:
     """An agent (`index` None) or the rank process of one device. A heartbeat is heard, but it is no word. `silent` is
-    what an agent says of others, `attends` whom it was told to listen for."""
+    what an agent says of others, `attends` whom it was told to listen for, `cuda_devices` what a rank sees (Hello)."""
 
     node: str
     index: int | None
@@ -47,6 +47,7 @@ class Contact:
     connected: bool = True
     answered_s: float = -math.inf
     silent: tuple[tuple[str, float], ...] = ()
+    cuda_devices: int | None = None
     attends: tuple[Row, ...] = ()
 
     @property
@@ -121,6 +122,7 @@ class Roster:
         self.epoch: int | None = None  # the highest one claimed; as long as it is not known nobody is answered
         self._looking = threading.Thread()
         self.only: frozenset[str] | None = None  # the nodes that are looked at; None: all
+        self.going: frozenset[str] = frozenset()  # of these, those that are not
         self.forgive_s = math.inf  # who was silent for longer is as good as gone, and has to be recruited anew
 
     def refresh(self) -> None:
@@ -136,8 +138,9 @@ class Roster:
 
     def _look(self) -> None:
         """Begins to recruit every node that nobody recruits yet."""
-        only = self.only
-        nodes = self.nodes = tuple(s for s in self._cluster.nodes() if only is None or s.node.id in only)
+        only, going = self.only, self.going
+        seen_now = (s for s in self._cluster.nodes() if only is None or s.node.id in only)
+        nodes = self.nodes = tuple(s for s in seen_now if s.node.id not in going)
         for seen in nodes:
             with self._lock:
                 if seen.node.id in self._entries or seen.incarnation in self._recruiting:
@@ -187,6 +190,18 @@ class Roster:
     def _silent_s(self, contact: Contact, now_s: float) -> float:
         """Time in which nobody could listen here does not count."""
         return max(0.0, self._awake_s(contact.last_heard_s, now_s))
+
+    def silences_s(self) -> dict[str, float]:
+        """By node, for how many seconds nothing was heard of any of its processes, whoever was busy meanwhile. From any
+        thread."""
+        now_s = self._clock()
+        with self._lock:
+            contacts = [*self._left.values(), *(each for entry in self._entries.values() for each in entry.contacts)]
+        found: dict[str, float] = {}
+        for contact in contacts:
+            silent_s = max(0.0, now_s - contact.last_heard_s)
+            found[contact.node] = min(silent_s, found.get(contact.node, silent_s))
+        return found
 
     def wordless_s(self, nodes: Iterable[str]) -> float:
         """For how long none of the ranks of these nodes has said anything but that it lives; 0 where there are none."""
@@ -258,6 +273,15 @@ class Roster:
         for node in {contact.node for contact in self.contacts()} - (only or frozenset()) if only is not None else ():
             log.info("node left", node=node)
             self.forget(node)
+
+    def leave(self, going: frozenset[str]) -> frozenset[str]:
+        """As `keep_to`, by those whom nobody listens to, until this is said of fewer: who was listened to until now."""
+        self.going = going
+        left = going & {contact.node for contact in self.contacts()}
+        for node in sorted(left):
+            log.info("node left", node=node)
+            self.forget(node)
+        return left
 
     def close(self) -> None:
         for node in {contact.node for contact in self.contacts()}:
@@ -345,6 +369,8 @@ class Roster:
             self._answer(contact, message)
         else:
             contact.last_word_s = now_s
+            if isinstance(message, m.Hello):  # known before anybody plans with its node
+                contact.cuda_devices = message.cuda_devices
             self._events.put(Said(contact, message))
 
     def _answer(self, contact: Contact, heartbeat: m.Heartbeat) -> None:

@@ -106,6 +106,10 @@ class ScriptSupervisor:
     def last_seq(self) -> int | None:
         return len(self._record.keeper.entries()) if self._knows_history.is_set() else None
 
+    def signs(self) -> dict[str, float]:
+        """By node, for how many seconds nothing was heard of it."""
+        return self._roster.silences_s()
+
     def cancel(self) -> None:
         self._cancel.set()
 

@@ -66,6 +66,9 @@ class WorkerSettings(BaseSettings):
     """How long a job that has done all steps waits while nothing of the last one arrives in its object store."""
     notice_overdue_s: float = 60.0
     """How long after its announced end a node that is still there is not used."""
+    simulate_devices: bool = False
+    """A node whose label says that its devices are GPUs, and that shows none, computes on its CPU; else it is left
+    out."""
     link_limit_s: float = 1.0
     """How long links between nodes are measured before a job begins; 0: what labels and the catalogue say is taken."""
 

@@ -66,6 +66,16 @@ class StoredCopies:
             except OSError as error:
                 log.warning("no copy of what is stored is kept", job=job, error=str(error))
 
+    def holds(self, file: ShardFile) -> bool:
+        with self._lock:
+            return file in self._files
+
+    def discard(self, file: ShardFile) -> None:
+        """It is of no use any more, if it is one of them at all."""
+        with self._lock:
+            if file in self._files:
+                self._drop([file])
+
     def make_way(self) -> bool:
         """Whether there was anything to remove."""
         with self._lock:

@@ -130,6 +130,10 @@ class Supervisor:
         """Of the last journal entry that it knows; None while it still looks for what was written before it."""
         return len(self._record.keeper.entries()) if self._knows_history.is_set() else None
 
+    def signs(self) -> dict[str, float]:
+        """By node, for how many seconds nothing was heard of it."""
+        return self._roster.silences_s()
+
     def cancel(self) -> None:
         self._cancel.set()
 
@@ -167,7 +171,7 @@ class Supervisor:
         """One round: listen, observe, decide, act."""
         self._listen(_TICK_S)
         self._heed_share()
-        self._doomed.settle(self._roster.there(self._clock(), self._settings.silence_s))
+        self._heed_notices()
         self._save_now.look(self._changer.epoch, self._roster.agents)
         seen = self._observe()
         patience_s = self._rules.out_of_sight_s if may_be_cut_off(seen.sight, self._rules) else self._rules.silence_s
@@ -246,6 +250,19 @@ class Supervisor:
         if left is not None:
             gone = self._record.keep_to(left)
             threading.Thread(target=self._clear, args=(gone,), name="clear", daemon=True).start()
+
+    def _heed_notices(self) -> None:
+        """Of a node that is to go away, and was left, no rank stays: whoever ends it may wait for them. What its agent
+        holds stays, and so does the node itself where the plan in its place does not hold."""
+        there = self._roster.there(self._clock(), self._settings.silence_s)
+        self._doomed.settle(there)
+        self._record.present -= self._roster.going - there
+        epoch, going = self._changer.epoch, frozenset[str]()
+        if epoch is not None and self._record.state is JobState.RUNNING and epoch.last_step > epoch.step:
+            going = frozenset(node for node, _ in self._doomed.told()) - self._vital()
+        if left := self._roster.leave(going):
+            arguments = (self._job, left)
+            threading.Thread(target=self._cluster.end_ranks, args=arguments, name="leave", daemon=True).start()
 
     def _clear(self, nodes: frozenset[str]) -> None:
         """Of processes and snapshots of this job."""
@@ -384,8 +401,9 @@ class Supervisor:
     # --- observing ---
 
     def _observe(self) -> Observation:
-        now_s, epoch, left_out = self._clock(), self._changer.epoch, self._changer.left_out()
-        ready = self._roster.ready().difference(left_out)
+        now_s, epoch, ready = self._clock(), self._changer.epoch, self._roster.ready()
+        left_out = self._changer.left_out()  # after who is ready: those have said what they see
+        ready = ready.difference(left_out)  # not -=, which leaves no frozenset
         given_up = self._share.given_up(ready | self._vital())
         doomed = tuple(sorted({**dict(given_up), **dict(self._doomed.told())}.items()))
         going = frozenset(node for node, _ in doomed)

@@ -73,6 +73,10 @@ class SupervisorActor:
         """Of the last journal entry that it knows; None while it still looks for what was written before it."""
         return self._supervisor.last_seq()
 
+    def signs(self) -> dict[str, float]:
+        """By node, for how many seconds nothing was heard of it."""
+        return self._supervisor.signs()
+
     def cancel(self) -> None:
         self._supervisor.cancel()
 

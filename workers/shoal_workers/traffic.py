@@ -33,7 +33,8 @@ class Link(StrEnum):
 
 class Wait(StrEnum):
     """What a rank is in an exchange for: what passes between stages, weights and gradients that are split within a
-    step, once a step the sums of gradients and then weights, tensor parallelism, the vote."""
+    step, once a step the sums of gradients and then weights, tensor parallelism, the vote; and, which is none, what it
+    waits for until the state of the step before is safe."""
 
     STAGES = "stages"
     SHARDS = "shards"
@@ -41,6 +42,7 @@ class Wait(StrEnum):
     WEIGHTS = "weights"
     TENSOR = "tensor"
     VOTE = "vote"
+    SAFETY = "safety"
 
 
 _WAITS: Mapping[Purpose, Wait] = {

@@ -203,7 +203,7 @@ class Uploads:
                 self._tasks = [one for one in self._tasks if one is not task]
             if wanted and result is not None and result.problem is None:
                 self._stored.keep(task.file)
-            else:
+            elif not self._stored.holds(task.file):  # else it may be brought once more when the store works again
                 task.file.remove()
             if wanted and result is not None:
                 self._tell(result)
@@ -233,6 +233,7 @@ class Uploads:
         """Raises OSError where it is not what was sealed any more: a step with that would count, and be of no use."""
         store = self._open_store(file.uri)
         for piece, problem in file.spoilt(verified=True):
+            self._stored.discard(file)
             raise OSError(f"the copy of {piece.key.fqn} on the node's disk is spoilt: {problem}")
         return put_shard(
             store,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from alembic import context
 
-from shoal_service import models_people as models_people  # tables of its own
+from shoal_service import models_comparison as models_comparison  # tables of its own
+from shoal_service import models_people as models_people
 from shoal_service import models_pools as models_pools
 from shoal_service import models_watching as models_watching
 from shoal_service import models_webhooks as models_webhooks
+from shoal_service import schema_floor as schema_floor
 from shoal_service.models import Base
 
 connection = context.config.attributes.get("connection")

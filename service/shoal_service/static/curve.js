@@ -1,6 +1,7 @@
 // Draws a job's curves: the branch that counts, rolled-back points pale, evaluations, and marks where something
 // happened. Asks for the curve when the stream opens, and adds the points that the stream brings. A stretch that is
-// chosen, by dragging or by its steps, is asked for anew, since more of its points fit.
+// chosen, by dragging or by its steps, is asked for anew, since more of its points fit. A point that is clicked, and each
+// row of the table, leads to what is told of its step.
 const box = document.getElementById("curve");
 const table = document.querySelector("#curve-table tbody");
 const details = document.getElementById("curve-details");
@@ -10,6 +11,7 @@ const logarithmic = document.getElementById("curve-log");
 const fromStep = document.getElementById("curve-from");
 const toStep = document.getElementById("curve-to");
 const whole = document.getElementById("curve-whole");
+const pointed = document.getElementById("curve-step");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const HEIGHT = 280;
 const MOST_POINTS = 4000; // kept in the page; beyond that the server makes fewer of them
@@ -149,7 +151,7 @@ function build() {
         { label: name, stroke: colour("--loss"), width: 2, spanGaps: true, value: shown },
         { label: "evaluation", stroke: colour("--evaluation"), width: 2, spanGaps: true, value: shown, points: { show: true, size: 6 } },
       ],
-      hooks: { draw: [drawMarks], setSelect: [dragged] },
+      hooks: { draw: [drawMarks], setSelect: [dragged], ready: [(chart) => chart.over.addEventListener("click", () => point(chart))] },
     },
     columns(),
     box,
@@ -170,6 +172,21 @@ function dragged(chart) {
   const steps = stepsOf(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
   chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
   if (steps) choose(...steps);
+}
+
+const linkOf = (step) => `?step=${step}#part-step`;
+
+// Names the point next to where was clicked.
+function point(chart) {
+  const x = xOf[over.value];
+  const place = chart.posToVal(chart.cursor.left, "x");
+  const far = (each) => Math.abs(x(each) - place);
+  const [nearest] = [...metrics.points, ...metrics.rolled_back].sort((a, b) => far(a) - far(b));
+  if (!nearest) return;
+  const link = pointed.querySelector("a");
+  link.href = linkOf(nearest.step);
+  link.textContent = `Step ${nearest.step.toLocaleString("en")}, attempt ${nearest.epoch}, ${figure.selectedOptions[0].textContent} ${short(nearest[figure.value])}: more of it`;
+  pointed.hidden = false;
 }
 
 function choose(from, to) {
@@ -206,6 +223,10 @@ function fillTable() {
         cell.className = "num";
         cell.textContent = value;
       });
+      const link = document.createElement("a");
+      link.href = linkOf(point.step);
+      link.textContent = point.step;
+      row.cells[0].replaceChildren(link);
       row.insertCell().textContent = point.counts;
       return row;
     }),

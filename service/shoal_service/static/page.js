@@ -125,6 +125,9 @@ showSliders();
 const last = new Map();
 let held = null;
 
+const fieldsOf = (part) => [...part.querySelectorAll("form[action] input[type=number]")];
+const nameOf = (field) => `${field.form.getAttribute("action")} ${field.name}`;
+
 document.addEventListener("htmx:beforeSwap", (event) => {
   const { target, serverResponse: text } = event.detail;
   if (!target.id) return;
@@ -138,6 +141,12 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   held = {
     open: new Map([...target.querySelectorAll("details[id]")].map((details) => [details.id, details.open])),
     scrolled: [...target.querySelectorAll(".scroll")].map((box) => [box.scrollLeft, box.scrollTop]),
+    // What somebody wrote and has not sent yet.
+    written: new Map(
+      fieldsOf(target)
+        .filter((field) => field.value !== field.defaultValue)
+        .map((field) => [nameOf(field), field.value]),
+    ),
     focus: target.contains(document.activeElement) ? document.activeElement.id : "",
     id: target.id,
   };
@@ -147,14 +156,18 @@ document.addEventListener("htmx:afterSwap", () => {
   showTimes();
   showSliders();
   if (!held) return;
-  const { open, scrolled, focus, id } = held;
+  const { open, scrolled, written, focus, id } = held;
   held = null;
   for (const [name, was] of open) {
     const details = document.getElementById(name);
     if (details) details.open = was;
   }
-  document.getElementById(id)?.querySelectorAll(".scroll").forEach((box, index) => {
+  const part = document.getElementById(id);
+  part?.querySelectorAll(".scroll").forEach((box, index) => {
     if (scrolled[index]) [box.scrollLeft, box.scrollTop] = scrolled[index];
   });
+  for (const field of part ? fieldsOf(part) : []) {
+    if (written.has(nameOf(field))) field.value = written.get(nameOf(field));
+  }
   if (focus) document.getElementById(focus)?.focus();
 });

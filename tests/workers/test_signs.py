@@ -1,0 +1,92 @@
+"""When nodes were last heard: what a connector makes of what supervisors say, and what a roster keeps."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterable, Mapping
+
+import pytest
+from waiting import eventually
+
+from shoal_planner.cluster import ClusterSnapshot, Node, parse_cluster
+from shoal_workers import messages as m
+from shoal_workers.greeting import expect_greeting
+from shoal_workers.nodes import NodeSeen
+from shoal_workers.roster import Roster
+from shoal_workers.signs import Signs
+from shoal_workers.wire import Connection
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def told(signs: Signs, nodes: Iterable[str], jobs: Iterable[str]) -> dict[str, tuple[float, str]]:
+    return {sign["node"]: (sign["age_s"], sign["by"]) for sign in signs.look(nodes, jobs)}
+
+
+def test_a_node_is_as_old_as_its_newest_sign_of_life() -> None:
+    clock = Clock()
+    answers: dict[str, dict[str, float]] = {"job_a": {"n1": 0.04, "n2": 7.0}, "job_b": {"n2": 0.02}}
+
+    def ask(jobs: Iterable[str]) -> Mapping[str, Mapping[str, float]]:
+        return {job: answers[job] for job in jobs if job in answers}
+
+    signs = Signs(ask, clock)
+    both = ("job_a", "job_b")
+    found = told(signs, ["n1", "n2", "n3"], both)
+    assert found == {"n1": (0.04, "processes"), "n2": (0.02, "processes"), "n3": (0.0, "ray")}
+
+    clock.now_s += 5.0
+    del answers["job_b"]
+    answers["job_a"] = {"n1": 0.01}
+    found = told(signs, ["n1", "n3"], both)
+    assert found == {"n1": (0.01, "processes"), "n2": (5.02, "processes"), "n3": (0.0, "ray")}, "it grows old, unasked"
+
+    assert told(signs, ["n1", "n2"], ()) == {"n1": (0.0, "ray"), "n2": (0.0, "ray")}, "nobody listens to them any more"
+
+
+class OneNode:
+    """A cluster whose node is a socket of this test."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._seen = NodeSeen(node=_node(), incarnation="0" * 8)
+
+    def nodes(self) -> tuple[NodeSeen, ...]:
+        return (self._seen,)
+
+    def agent(self, seen: NodeSeen) -> tuple[str, int]:
+        return self._address
+
+    def snapshot(self) -> ClusterSnapshot:
+        return ClusterSnapshot(nodes=(self._seen.node,))
+
+
+def _node() -> Node:
+    return parse_cluster({"nodes": [{"name": "n", "count": 1, "device": "T4", "devices": 1}]}).nodes[0]
+
+
+@pytest.mark.timeout(30)
+def test_a_roster_says_how_long_each_node_is_silent() -> None:
+    clock = Clock()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        roster = Roster(OneNode(listener.getsockname()), "job", queue.SimpleQueue(), clock, with_ranks=False)  # type: ignore[arg-type]
+        roster.refresh()
+        accepted = listener.accept()[0]
+        expect_greeting(accepted)
+        agent = Connection(accepted)
+        agent.receive()
+        agent.send(m.encode(m.Heartbeat(at_s=1.0)))
+        eventually(lambda: roster.silences_s() == {"n-0": 0.0})
+        clock.now_s += 3.0
+        assert roster.silences_s() == {"n-0": 3.0}
+        agent.send(m.encode(m.Heartbeat(at_s=2.0)))
+        eventually(lambda: roster.silences_s() == {"n-0": 0.0})
+        roster.close()
+        agent.close()
