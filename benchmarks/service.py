@@ -5,9 +5,9 @@ are from the request to the last byte, p95 of `ROUNDS` (`p50.*` beside it), `byt
 what an answer takes of a core in the server and in PostgreSQL, which others' load changes little; `free_cores` is how
 many cores were idle just before: with less than one the `ms.*` say more of the others. The history is
 that of a real journal, brought through the API for one job and copied in SQL for all others, with other ids, names,
-states and times. `ms.curve` is of a job with 1,000,000 points. `watchers.*`: a job's stream is followed by 200 clients
-while its journal grows; `mib_more` is what the server's resident memory grew by, `lag_*` from sending an entry until
-every one of them has it.
+projects, states and times; `list` is of all projects. `ms.curve` is of a job with 1,000,000 points. `watchers.*`: a
+job's stream is followed by 200 clients while its journal grows; `mib_more` is what the server's resident memory grew
+by, `lag_*` from sending an entry until every one of them has it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from postgres import RunningPostgres, start_postgres
 JOBS = 10_000
 EVENTS_PER_JOB = 100
 POINTS = 1_000_000
+PROJECTS = 10
 WATCHERS = 200
 WATCHED_ENTRIES = 100
 ROUNDS = 100
@@ -60,15 +61,19 @@ def _fill(server: RunningPostgres, database: str, template: str) -> None:
     listed, chosen = ", ".join(columns), ", ".join(f"t.{name}" for name in columns)
     states = ", ".join(f"'{state}'" for state in STATES)
     server.sql(
-        f"INSERT INTO jobs (id, name, state, idempotency_key, created_at_s, since_at_s, wish, cluster_id, {listed}) "
-        f"SELECT 'job_01AAAA' || lpad(n::text, 20, '0'), 'run ' || n, (ARRAY[{states}])[1 + n % {len(STATES)}], "
-        "'k' || n, "
+        f"INSERT INTO projects (id, created_at_s) SELECT 'p' || n, 1.7e9 FROM generate_series(0, {PROJECTS - 1}) n",
+        database,
+    )
+    server.sql(
+        f"INSERT INTO jobs ({', '.join(_OWN)}, {listed}) "
+        f"SELECT 'job_01AAAA' || lpad(n::text, 20, '0'), 'p' || n / 7 % {PROJECTS}, 'run ' || n, "
+        f"(ARRAY[{states}])[1 + n % {len(STATES)}], 'k' || n, "
         f"t.created_at_s - {JOBS} + n, t.since_at_s - {JOBS} + n, 'run', "
         f"CASE WHEN n % {len(STATES)} = 3 THEN 'away' ELSE 'local' END, {chosen} "
         f"FROM jobs t, generate_series(1, {JOBS - 1}) n WHERE t.id = '{template}'",
         database,
     )
-    for table in ("journal", "step_points", "shares"):
+    for table in ("journal", "step_points", "shares", "job_totals"):
         names = [name for name in server.sql(_COLUMNS.format(table), database).split("\n") if name != "job_id"]
         server.sql(
             f"INSERT INTO {table} (job_id, {', '.join(names)}) SELECT j.id, {', '.join('t.' + name for name in names)} "
@@ -77,7 +82,7 @@ def _fill(server: RunningPostgres, database: str, template: str) -> None:
         )
 
 
-_OWN = ("id", "name", "state", "idempotency_key", "created_at_s", "since_at_s", "wish", "cluster_id")
+_OWN = ("id", "project_id", "name", "state", "idempotency_key", "created_at_s", "since_at_s", "wish", "cluster_id")
 _COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_name = '{}'"
 
 
