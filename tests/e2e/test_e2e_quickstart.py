@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs/quickstart.md"
 START_S = 240.0
 RUN_S = 600
+INSTALL_S = 1200
 NEXT = "=== next command"
 
 
@@ -47,16 +49,31 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(folder: Path) -> Mapping[str, str]:
-    """A port and a data folder of this test's own; what was installed is what this test runs in."""
+def cloned(tmp_path: Path) -> Path:
+    """Every file that a clone would have, as it stands here."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode:
+        pytest.skip(f"not a checkout: {listed.stderr.strip()}")
+    there = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
+    for name in there:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def environment(folder: Path, programs: Path) -> Mapping[str, str]:
+    """A port and a data folder of a test's own, and the programs that it uses."""
     (port,) = free_ports(1)
     own = {
         "SHOAL_PORT": str(port),
         "SHOAL_SERVER": f"http://127.0.0.1:{port}",
         "SHOAL_DATA_DIR": str(folder / "data"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{programs}:{os.environ['PATH']}",
     }
-    return {**{name: value for name, value in os.environ.items() if name != "SHOAL_TOKEN"}, **own}
+    foreign = ("SHOAL_TOKEN", "PYTHONPATH")
+    return {**{name: value for name, value in os.environ.items() if name not in foreign}, **own}
 
 
 @contextlib.contextmanager
@@ -79,11 +96,29 @@ def in_a_terminal_of_its_own(command: str, folder: Path, environment: Mapping[st
 
 
 @pytest.mark.timeout(START_S * 2 + RUN_S)
-def test_the_commands_do_what_the_page_says(folder: Path, environment: Mapping[str, str]) -> None:
+def test_the_commands_do_what_the_page_says(folder: Path) -> None:
+    """With what they would install, in which this test runs."""
     install, *rest = commands()
-    # What it would install stands here already: this test runs in it.
     planned = subprocess.run(["make", "--dry-run", "setup"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert install == "make setup" and planned.returncode == 0, planned.stderr
+    follow(rest, folder, environment(folder, Path(sys.executable).parent))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(INSTALL_S + START_S * 2 + RUN_S)
+def test_the_commands_do_what_the_page_says_from_nothing_but_a_clone(cloned: Path) -> None:
+    install, path, *rest = commands()
+    assert path == 'export PATH="$PWD/.venv/bin:$PATH"'
+    surroundings = environment(cloned, cloned / ".venv/bin")
+    installed = subprocess.run(
+        install.split(), cwd=cloned, env=surroundings, capture_output=True, text=True, timeout=INSTALL_S, check=False
+    )
+    assert installed.returncode == 0, installed.stderr
+    follow([path, *rest], cloned, surroundings)
+
+
+def follow(rest: list[str], folder: Path, environment: Mapping[str, str]) -> None:
+    """All commands behind the first."""
     up = next(command for command in rest if command.startswith("shoal up"))
     others = [command for command in rest if command != up]
     script = "\n".join(line for command in others for line in (f"echo '{NEXT}'", command))
