@@ -8,13 +8,14 @@ within one per cent) make each cluster better and want no worse plan; `slow` add
 tests/planner/campaign.py, which repeats a seed by itself.
 
 All of it is hours of processor time. What is done is noted in the state's file, a line for each part, and is not done
-again for the same commit; `--first` judges so many seeds of each campaign alone. `failed.*` counts seeds; `runs` names
+again for the same planner; `--first` judges so many seeds of each campaign alone. `failed.*` counts seeds; `runs` names
 them.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -113,14 +114,16 @@ def _read(state: Path) -> Iterator[dict[str, Any]]:
 
 
 def _version() -> str:
-    """Changes with whatever the campaigns judge, and judge by."""
+    """Of whatever the campaigns judge, and judge by: the planner's files, and those of its tests that hold no tests."""
     listed = subprocess.run(
-        ["git", "rev-parse", "HEAD:planner", "HEAD:tests/planner"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "planner", "tests/planner"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    changes = subprocess.run(
-        ["git", "status", "--porcelain", "planner", "tests/planner"], cwd=ROOT, capture_output=True, text=True
-    )
-    return " ".join(listed.stdout.split()) + ("+changes" if changes.stdout.strip() else "")
+    sources = [name for name in sorted(listed.stdout.splitlines()) if name.endswith(".py")]
+    judged = hashlib.sha256()
+    for name in sources:
+        if not Path(name).name.startswith("test_"):
+            judged.update(name.encode() + b"\0" + (ROOT / name).read_bytes() + b"\0")
+    return judged.hexdigest()
 
 
 if __name__ == "__main__":
