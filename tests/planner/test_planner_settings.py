@@ -70,7 +70,7 @@ def test_in_mixed_settings_more_of_the_peak_is_used_than_by_equal_pipelines(sett
 
 @pytest.mark.parametrize("gbit_per_s", [100, 1])
 def test_a_device_of_a_tenth_of_the_speed_stands_by_where_it_would_hold_others_up(gbit_per_s: int) -> None:
-    """Hetis (2509.08309): the weak one is kept out of the critical path, where not one of 64 samples is quicker there."""
+    """Hetis (2509.08309): the weak one is kept out of the critical path, where no sample is quicker there."""
     train = {"global_batch": 64, "seq_len": 1024, "steps": 1, "precision": "bf16"}
     model = {"preset": "tinyllama-1.1b"}
     job = parse_job({"name": "weak", "model": model, "data": {"uri": "stdlib:"}, "train": train})
