@@ -45,7 +45,7 @@ test-computing:
 test-long: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
 	PYTHON=$(BIN)/python sh tests/helm/install.sh
-	$(BIN)/python -m pytest $(TEST_ARGS) -m "long"
+	$(BIN)/python -m pytest --within 70 $(TEST_ARGS) -m "long"
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -4,8 +4,8 @@ Usage: python -m benchmarks.planner_campaigns [--json] [--only NAME,NAME] [--fir
 
 `oracle` and `units` compare the search with brute force; `monotone` (up to 8 devices, strictly) and `larger` (9 to 64,
 within one per cent) make each cluster better and want no worse plan; `slow` adds a device of a tenth of the speed;
-`memory` recounts what plans need; `model` checks that the model rewards better clusters. The judgements are those of
-tests/planner/campaign.py, which repeats a seed by itself.
+`memory` and, where there is little of it, `tight` recount what plans need; `model` checks that the model rewards better
+clusters. The judgements are those of tests/planner/campaign.py, which repeats a seed by itself.
 
 All of it is hours of processor time. What is done is noted in the state's file, a line for each part, and is not done
 again for the same planner; `--first` judges so many seeds of each campaign alone. `failed.*` counts seeds; `runs` names
@@ -34,6 +34,7 @@ SEEDS = {
     "model": (400, 50),
     "slow": (1_000, 20),
     "larger": (500, 5),
+    "tight": (500, 10),
     "monotone": (10_000, 100),
     "memory": (10_000, 50),
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from servers import ProgramMissing, RunningServer, new_place, start_rclone, start_seaweedfs
+from time_budget import ROOT, TimeBudget, sources_of
 from waiting import eventually as wait_until
 
 # How long an example takes says nothing on a machine that others use, too.
@@ -20,6 +22,15 @@ settings.load_profile("shared machine")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-seeds", default="0-39", help="of the long test of random faults, as A-B")
     parser.addoption("--fault-out", default="build/faults", help="where it files what came of them, and goes on")
+    parser.addoption("--within", type=float, metavar="MINUTES", help="begin nothing that would not end in time")
+    parser.addoption("--ended", default="build/long.jsonl", help="where --within keeps how tests ended")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    within = config.getoption("--within")
+    if within is not None:
+        budget = TimeBudget(Path(config.getoption("--ended")), sources_of(ROOT), within * 60)
+        config.pluginmanager.register(budget, "time budget")
 
 
 @pytest.fixture

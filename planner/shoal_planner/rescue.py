@@ -19,7 +19,7 @@ from shoal_planner.relief import eased, least_step_s, relieved, shared_by_room
 
 # State takes a third of its memory without the optimizer's; more than three times as much room helps nobody.
 _ROOMIER = (3.0, 2.0, 1.5, 1.2)
-_EASED = 6  # plans of each search, the fastest first
+_EASED, _EASED_OF_OTHERS = 6, 3  # plans of each search, the fastest first, and with other numbers of pipelines
 _MUCH = 0.35  # of all layers, from which on it may pay not to recompute so many
 # On fewer, what needs no hosts is searched exactly; on more, easing a plan of as many stages takes too long.
 LEAST_DEVICES, MOST_DEVICES = 9, 256
@@ -53,16 +53,25 @@ def rescue(costs: CostModel, searched: Searched, best_s: float, consider: Callab
         return least_step_s(made, costs) < best_s
 
     for factor in _ROOMIER if math.isinf(best_s) else _ROOMIER[::2]:
-        roomy = list(searched(RoomyCosts(costs, factor)))[:_EASED]
+        roomy = list(searched(RoomyCosts(costs, factor)))
         best = roomy[0].prediction if roomy else None
         if best is not None and best.step_s >= best_s:
             return  # memory is not what binds
-        for found in roomy:
+        for found in _various(roomy):
             for made in eased(found, costs, may_pay):
                 best_s = min(best_s, consider(made))
             with_holders = lent(found, costs) if may_pay(found) else None
             if with_holders is not None:
                 best_s = min(best_s, consider(relieved(with_holders, costs, offload=False) or with_holders))
+
+
+def _various(found: list[Plan]) -> list[Plan]:
+    """The fastest, and the fastest with each other number of pipelines: the more there are, the less they may have to
+    share out."""
+    first, others = found[:_EASED], found[_EASED:]
+    numbers = {len(each.pipelines) for each in others} - {len(each.pipelines) for each in first}
+    alike = ([each for each in others if len(each.pipelines) == number] for number in sorted(numbers))
+    return first + [each for some in alike for each in some[:_EASED_OF_OTHERS]]
 
 
 def unburden(costs: CostModel, found: Plan, consider: Callable[[Plan], float]) -> None:

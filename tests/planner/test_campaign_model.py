@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import campaign
-import pytest
 
 
 def judged(seeds: range, **options: int) -> None:
@@ -14,9 +13,3 @@ def judged(seeds: range, **options: int) -> None:
 
 def test_the_model_rewards_better_clusters_on_a_sample() -> None:
     judged(range(40), processes=1)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_the_model_rewards_better_clusters() -> None:
-    judged(range(200))

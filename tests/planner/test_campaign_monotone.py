@@ -1,4 +1,5 @@
-"""A better cluster never gets a worse plan: one more device, more memory, a faster link."""
+"""A better cluster never gets a worse plan: one more device, more memory, a faster link. On
+thousands: `benchmarks.planner_campaigns`."""
 
 from __future__ import annotations
 
@@ -8,15 +9,10 @@ from random_clusters import CHANGES, draw_small
 
 from shoal_planner.cluster import ClusterSnapshot
 
-# Beyond what is proven, the search loses a plan now and then when its cluster gets better: on so many of a hundred
-# larger clusters at most.
-MOST_OF_LARGER = 10
 
-
-def judged(name: str, seeds: range, most_of_hundred: int = 0, **options: int) -> None:
+def judged(name: str, seeds: range, **options: int) -> None:
     tallies = campaign.run(name, seeds, **options)
-    failed = sum(bool(tally.failures) for tally in tallies)
-    assert failed * 100 <= most_of_hundred * len(seeds), campaign.summary(name, tallies)
+    assert not any(tally.failures for tally in tallies), campaign.summary(name, tallies)
 
 
 def test_small_clusters_on_a_sample() -> None:
@@ -30,25 +26,13 @@ def test_where_the_search_by_itself_once_lost_a_plan(seed: int) -> None:
 
 
 def test_larger_ones_on_a_sample() -> None:
-    judged("larger", range(3), MOST_OF_LARGER, processes=1, most_devices=16, changes=1)
+    judged("larger", range(3), processes=1, most_devices=16, changes=1)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [712, 2318])
 def test_where_it_once_lost_one_on_clusters_that_take_longer(seed: int) -> None:
     judged("monotone", range(seed, seed + 1), processes=1)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_small_clusters() -> None:
-    judged("monotone", range(1_500), changes=1)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_larger_ones() -> None:
-    judged("larger", range(100), MOST_OF_LARGER, changes=1)
 
 
 # --- the changes -----------------------------------------------------------------------------------------------------

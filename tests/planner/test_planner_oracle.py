@@ -162,10 +162,3 @@ def test_the_search_equals_brute_force_on_a_sample(name: str, num_seeds: int) ->
 )
 def test_what_once_was_wrong_is_not(name: str, seed: int) -> None:
     judged(name, range(seed, seed + 1), campaign.MOST_PLANS, processes=1)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("name", "num_seeds"), [("oracle", 100), ("units", 30)])
-def test_the_search_equals_brute_force(name: str, num_seeds: int) -> None:
-    judged(name, range(num_seeds), campaign.MOST_PLANS)

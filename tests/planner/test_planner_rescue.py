@@ -180,12 +180,6 @@ def test_plans_for_little_memory_keep_within_it_on_a_sample() -> None:
     judged(range(16), processes=1, most_devices=8)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(36000)
-def test_plans_for_little_memory_keep_within_it() -> None:
-    judged(range(100))
-
-
 def test_an_idle_device_holds_state_that_neither_device_nor_host_has_room_for() -> None:
     """One layer and one sample: there is one pipeline, and nothing to divide but the state."""
     job = parse_job(
