@@ -62,6 +62,7 @@ from shoal_service.lost_clusters import LostClusters
 from shoal_service.metered import Metered
 from shoal_service.meters import Meters
 from shoal_service.migrating import bring_up
+from shoal_service.open_streams import OpenStreams
 from shoal_service.planning import Planner
 from shoal_service.pool_prices import PoolPrices
 from shoal_service.providers import open_provider
@@ -123,6 +124,7 @@ def create_app(settings: Settings) -> FastAPI:
         renting=Renting(database, bell, patience_of(settings), settings.plan_time_limit_s),
         scheduler=Scheduler(database, bell, settings.plan_time_limit_s, meters.decisions.observe),
         meters=meters,
+        streams=OpenStreams(each=settings.max_streams_each, in_all=settings.max_streams),
         webhook_key=token,
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
