@@ -63,6 +63,7 @@ from shoal_service.metered import Metered
 from shoal_service.meters import Meters
 from shoal_service.migrating import bring_up
 from shoal_service.open_streams import OpenStreams
+from shoal_service.parameters import known_parameters
 from shoal_service.planning import Planner
 from shoal_service.pool_prices import PoolPrices
 from shoal_service.providers import open_provider
@@ -134,7 +135,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(authorize)],
+        dependencies=[Depends(authorize), Depends(known_parameters)],
     )
     app.state.services = services
     app.state.trace_export = open_export(settings)

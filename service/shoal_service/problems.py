@@ -72,15 +72,14 @@ def install(app: FastAPI, answer: Answer) -> None:
             _log.warning("database_unavailable", method=request.method, path=request.url.path, why=error.why)
         return answer(request, error)
 
+    async def on_invalid_request(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(request, _invalid_request(error))
+
     app.add_exception_handler(Problem, on_problem)
-    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_error)
-
-
-async def _on_invalid_request(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return response(_invalid_request(error))
 
 
 def _invalid_request(error: RequestValidationError) -> BadInput:
