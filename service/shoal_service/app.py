@@ -52,6 +52,7 @@ from shoal_service.exposure import check_exposure
 from shoal_service.followers import Followers
 from shoal_service.gate import Gate, authorize
 from shoal_service.given_tokens import given_principals
+from shoal_service.heads import Heads
 from shoal_service.identity import Identity
 from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
@@ -154,6 +155,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     openapi.describe(app)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Heads)
     app.add_middleware(Metered, meters=meters)
     app.add_middleware(RequestIds)
     return app

@@ -124,6 +124,7 @@ def _allowed(request: Request) -> list[str]:
     """By all routes of that path, and not by the first alone."""
     routes = request.app.routes
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    scopes["HEAD"] = scopes["GET"]  # as `heads` answers it
     return [name for name, scope in scopes.items() if any(one.matches(scope)[0] is Match.FULL for one in routes)]
 
 
