@@ -37,6 +37,7 @@ from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, RankState, ShardKey
 from shoal_workers import messages as m
 from shoal_workers.devices import CPU
 from shoal_workers.engine import NoSnapshots, SnapshotSink, StepReport
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
 from shoal_workers.node_exchange import nodes_of
@@ -155,7 +156,9 @@ def _snapshots(state: RankState, own: Address, other: Address) -> AgentSnapshots
         last_step=0,
     )
     lifeline = Lifeline(cut_off_s=600.0, ends_itself_s=600.0)  # nobody gives orders here
-    return AgentSnapshots(connect(own), (Slots(opened=opened, keys=keys),), CPU, SlotMaps(), lifeline)
+    return AgentSnapshots(
+        connect(own, shown=epoch_pass("protection", 1)), (Slots(opened=opened, keys=keys),), CPU, SlotMaps(), lifeline
+    )
 
 
 def _vouched(state: RankState) -> tuple[ShardKey, ...]:

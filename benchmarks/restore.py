@@ -32,6 +32,7 @@ from shoal_recovery.state import Inventory, Kind, Live, Manifest, Piece, ShardKe
 from shoal_recovery.store import Store, open_store
 from shoal_workers.agent import Agent
 from shoal_workers.fetching import Fetcher, Sources
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
@@ -166,7 +167,14 @@ def main() -> None:
         no_store: Callable[[], Store] = lambda: open_store("file:///nowhere")  # noqa: E731
 
         def sources(open_: Callable[[], Store] = no_store) -> Sources:
-            return Sources(job="job", step=STEP, old=old, agents={"there": ("127.0.0.1", port)}, open_store=open_)
+            return Sources(
+                job="job",
+                step=STEP,
+                old=old,
+                agents={"there": ("127.0.0.1", port)},
+                open_store=open_,
+                shown=epoch_pass("job", 2),
+            )
 
         own = Inventory(
             live=(

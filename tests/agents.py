@@ -12,10 +12,11 @@ from shoal_recovery.state import ShardKey, Snapshot
 from shoal_recovery.store import Store, open_store
 from shoal_workers import messages as m
 from shoal_workers.agent import Agent
+from shoal_workers.greeting import Pass, cluster_pass, epoch_pass
 from shoal_workers.lifeline import Lifeline
-from shoal_workers.roster import ask
 from shoal_workers.rows import key_rows, snapshots_from_rows
 from shoal_workers.settings import WorkerSettings
+from shoal_workers.shards import epoch_of
 from shoal_workers.wire import Connection, connect
 
 HOST = "127.0.0.1"
@@ -34,11 +35,17 @@ class RunningAgent:
         return HOST, self.agent.port
 
     def ask(self, request: Any) -> Any:
-        return ask(self.address, request, 10.0)
+        """As whoever may."""
+        connection = connect(self.address, shown=pass_for(request))
+        try:
+            connection.set_timeout(10.0)
+            return m.decode(connection.request(m.encode(request)))
+        finally:
+            connection.close()
 
-    def connect(self) -> Connection:
-        """Closed with the agent."""
-        connection = connect(self.address)
+    def connect(self, epoch: int | None = None, job: str = "job") -> Connection:
+        """As a rank of this epoch, or as a supervisor. Closed with the agent."""
+        connection = connect(self.address, shown=None if epoch is None else epoch_pass(job, epoch))
         self._connections.append(connection)
         return connection
 
@@ -52,6 +59,19 @@ class RunningAgent:
 
     def held(self, job: str = "job") -> list[tuple[str, int]]:
         return sorted((snapshot.name, snapshot.step) for snapshot in self.inventory(job))
+
+
+def pass_for(request: Any) -> Pass:
+    match request:
+        case m.OpenSlots():
+            return epoch_pass(request.job, request.epoch)
+        case m.BeginSnapshot() | m.SealSnapshot() | m.PutSnapshot() | m.Fetch():
+            return epoch_pass(request.job, epoch_of(request.name))
+        case m.SetKey() | m.GetKey():
+            job, epoch, _ = request.key.split("/", 2)
+            return epoch_pass(job, int(epoch))
+        case _:
+            return cluster_pass()
 
 
 def start_agent(

@@ -16,6 +16,7 @@ from shoal_recovery.shard_map import shard_map
 from shoal_workers import messages as m
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.exchange import Exchange, Pending
+from shoal_workers.greeting import epoch_pass_from
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.node_exchange import nodes_of
 from shoal_workers.processes import Seat
@@ -80,11 +81,12 @@ def run_protected(
     host, port = order.agents[state.device.node]
     slots = slots_of(order, state, request.job)
     lifeline = Lifeline(cut_off_s=600.0, ends_itself_s=600.0)
-    snapshots = AgentSnapshots(connect((host, port)), slots, torch.device("cpu"), SlotMaps(), lifeline)
+    shown = epoch_pass_from(order.job, order.epoch, order.token)
+    snapshots = AgentSnapshots(connect((host, port), shown=shown), slots, torch.device("cpu"), SlotMaps(), lifeline)
     built = build_rank(request, seat.rank, exchange, snapshots)
     try:
         built.engine.run(until_step=request.until_step, report=lambda report: None, stop_after=lambda: None)
     except (EpochAbandoned, PeerLost):
         snapshots.abandon()
-        return Left(tag=built.live.tag, problem=snapshots.hand_over(built.live, (host, port)))
+        return Left(tag=built.live.tag, problem=snapshots.hand_over(built.live, (host, port), shown))
     raise AssertionError("the epoch did not end")

@@ -42,9 +42,9 @@ def of_jobs(name: str, *labels: str) -> str:
     return f"max by ({', '.join(('job_id', *labels))}) ({name}{{{_OF_JOB}}})"
 
 
-def grown(name: str, span: str, *labels: str) -> str:
-    """By how much such a counter grew, by `labels`, of all chosen jobs together."""
-    kept = ", ".join(("job_id", *labels))
+def grown(name: str, span: str, *labels: str, more: Sequence[str] = ()) -> str:
+    """By how much such a counter grew, by `labels`, of all chosen jobs together; it has `more` labels besides."""
+    kept = ", ".join(("job_id", *labels, *more))
     return f"sum by ({', '.join(labels)}) (max by ({kept}) (increase({name}{{{_OF_JOB}}}[{span}])))"
 
 
@@ -65,6 +65,16 @@ JOBS = (
     Panel(
         title="Jobs by state",
         queries=[('sum by (state) (max by (project, state) (shoal_jobs{project=~"$project"}))', "{{state}}")],
+    ),
+    Panel(
+        title="Jobs that ended in a day",
+        queries=[
+            (
+                "sum by (outcome) (max by (project, outcome) "
+                '(increase(shoal_jobs_ended_total{project=~"$project"}[24h])))',
+                "{{outcome}}",
+            )
+        ],
     ),
     Panel(title="Loss", queries=[(of_jobs("shoal_job_loss"), "{{job_id}}")], unit="none"),
     Panel(title="Tokens per second", queries=[(of_jobs("shoal_job_tokens_per_second"), "{{job_id}}")], unit="none"),
@@ -93,7 +103,10 @@ JOBS = (
         queries=[(f"sum by (kind) ({of_jobs('shoal_job_time_seconds', 'kind')})", "{{kind}}")],
         unit="s",
     ),
-    Panel(title="Recoveries in an hour", queries=[(grown("shoal_job_recoveries_total", "1h", "cause"), "{{cause}}")]),
+    Panel(
+        title="Recoveries in an hour",
+        queries=[(grown("shoal_job_recoveries_total", "1h", "cause", "outcome"), "{{cause}} {{outcome}}")],
+    ),
     Panel(
         title="A recovery, 95 of 100 within",
         queries=[(slowest("shoal_job_recovery_duration_seconds", "6h", "phase"), "{{phase}}")],
@@ -101,7 +114,7 @@ JOBS = (
     ),
     Panel(
         title="Where state came from in an hour",
-        queries=[(grown("shoal_job_restored_bytes_total", "1h", "source"), "{{source}}")],
+        queries=[(grown("shoal_job_restored_bytes_total", "1h", "source", "tier"), "{{source}} ({{tier}})")],
         unit="bytes",
     ),
     Panel(
@@ -113,7 +126,19 @@ JOBS = (
         ],
     ),
     Panel(
-        title="Nodes lost in an hour", queries=[(grown("shoal_job_node_losses_total", "1h", "signal"), "{{signal}}")]
+        title="Nodes lost in an hour",
+        queries=[
+            (grown("shoal_job_node_losses_total", "1h", "signal", more=("market", "device", "zone")), "{{signal}}")
+        ],
+    ),
+    Panel(
+        title="Where nodes were lost in a day",
+        queries=[
+            (
+                grown("shoal_job_node_losses_total", "24h", "market", "device", "zone", more=("signal",)),
+                "{{market}} {{device}} {{zone}}",
+            )
+        ],
     ),
     Panel(
         title="Told before nodes go, 95 of 100 within",
@@ -188,7 +213,7 @@ JOBS = (
     Panel(title="Jobs without progress", queries=[(f"{of_jobs('shoal_job_stuck')} == 1", "{{job_id}}")]),
     Panel(
         title="Which jobs",
-        queries=[(f"max by (job_id, name, project, state, cluster) (shoal_job_info{{{_OF_JOB}}})", "")],
+        queries=[(f"max by (job_id, name, model, project, state, cluster) (shoal_job_info{{{_OF_JOB}}})", "")],
         kind="table",
     ),
 )

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 
 from shoal_planner.answers import plan_of_answer
@@ -25,6 +25,7 @@ from shoal_service.bulk_losses import losses_resource
 from shoal_service.checkpoint_facts import Facts, facts_of
 from shoal_service.curve import MOST_POINTS, curve
 from shoal_service.errors import BadInput, Conflict, DatabaseAway, NotFound, Unavailable
+from shoal_service.gate import Caller
 from shoal_service.models import JournalRow
 from shoal_service.panels_comparison import Cost, on_demand_plan
 from shoal_service.problems import documented
@@ -62,6 +63,7 @@ _STREAMED: dict[int | str, dict[str, Any]] = {
 async def get_events(
     request: Request,
     deps: Deps,
+    caller: Caller,
     job_id: str,
     after: Annotated[int, Query(ge=0, le=_MOST_SEQ)] = 0,
     limit: Annotated[int, Query(ge=1, le=_PAGE)] = 200,
@@ -79,7 +81,7 @@ async def get_events(
         if not watch and "text/event-stream" not in request.headers.get("accept", ""):
             rows = await journal.entries_after(session, job_id, after, limit + 1, kinds)
             return _page(rows[:limit], after, row.last_seq, more=len(rows) > limit)
-    return EventSourceResponse(_follow(deps, job_id, start, kinds), ping=15)
+    return deps.streams.response(caller.subject, _follow(deps, job_id, start, kinds))
 
 
 def _page(rows: Sequence[JournalRow], after: int, last_seq: int, *, more: bool) -> Response:

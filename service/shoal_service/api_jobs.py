@@ -30,7 +30,7 @@ from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 from shoal_service.shapes import Page
 from shoal_service.shapes_jobs import DryRun, Job, JobInFull
-from shoal_service.submission import check_surroundings, read_any_job
+from shoal_service.submission import MOST_JOB_BYTES, check_surroundings, read_any_job
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -38,7 +38,7 @@ _JOB = {"schema": reference("JobDocument")}
 _JOB_BODY = {
     "requestBody": {
         "required": True,
-        "description": "A JOB document.",
+        "description": f"A JOB document, of at most {MOST_JOB_BYTES} bytes as JSON without spaces.",
         "content": {"application/json": _JOB, "application/yaml": _JOB},
     }
 }

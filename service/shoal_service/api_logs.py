@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from sqlalchemy.ext.asyncio import AsyncSession
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from shoal_service import clusters, jobs, log_reading, log_store
 from shoal_service.bell import log_topic
 from shoal_service.bodies import LogBatch, Moment
 from shoal_service.errors import BadInput
+from shoal_service.gate import Caller
 from shoal_service.log_chunks import Line, Wanted
 from shoal_service.log_store import Brought, Page
 from shoal_service.models import JobRow, LogRow
@@ -40,6 +41,7 @@ Level = Literal["debug", "info", "warning", "error"]
 async def get_logs(
     request: Request,
     deps: Deps,
+    caller: Caller,
     job_id: str,
     rank: Annotated[int | None, Query(ge=0, le=_LARGEST, description="Only of this rank.")] = None,
     node: Annotated[str | None, Query(max_length=200, description="Only of this node.")] = None,
@@ -78,7 +80,7 @@ async def get_logs(
         await log_reading.check_kept(session, row, wanted, start)
         if not streams:
             return JSONResponse(_resource(row, await log_reading.page(session, row, wanted, start, tail, limit)))
-    return EventSourceResponse(_follow(deps, job_id, wanted, start, tail), ping=15)
+    return deps.streams.response(caller.subject, _follow(deps, job_id, wanted, start, tail))
 
 
 async def _around(

@@ -52,6 +52,7 @@ from shoal_service.exposure import check_exposure
 from shoal_service.followers import Followers
 from shoal_service.gate import Gate, authorize
 from shoal_service.given_tokens import given_principals
+from shoal_service.heads import Heads
 from shoal_service.identity import Identity
 from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
@@ -62,6 +63,8 @@ from shoal_service.lost_clusters import LostClusters
 from shoal_service.metered import Metered
 from shoal_service.meters import Meters
 from shoal_service.migrating import bring_up
+from shoal_service.open_streams import OpenStreams
+from shoal_service.parameters import known_parameters
 from shoal_service.planning import Planner
 from shoal_service.pool_prices import PoolPrices
 from shoal_service.providers import open_provider
@@ -123,6 +126,7 @@ def create_app(settings: Settings) -> FastAPI:
         renting=Renting(database, bell, patience_of(settings), settings.plan_time_limit_s),
         scheduler=Scheduler(database, bell, settings.plan_time_limit_s, meters.decisions.observe),
         meters=meters,
+        streams=OpenStreams(each=settings.max_streams_each, in_all=settings.max_streams),
         webhook_key=token,
     )
     # No documentation page of FastAPI's: it would load scripts from elsewhere.
@@ -132,7 +136,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(authorize)],
+        dependencies=[Depends(authorize), Depends(known_parameters)],
     )
     app.state.services = services
     app.state.trace_export = open_export(settings)
@@ -151,6 +155,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     openapi.describe(app)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Heads)
     app.add_middleware(Metered, meters=meters)
     app.add_middleware(RequestIds)
     return app

@@ -6,6 +6,7 @@ They agree with goodput.py and spending.py, which add up a whole journal at once
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -62,10 +63,10 @@ class Histogram:
 class Figures:
     """`tokens` are those of all steps, done again ones included; `productive_s` of steps that count, but for
     `stalled_s` in which copies of state held them up; `redone_s` of the others. `states` are the seconds in states that
-    are over, `state` is the one since `state_at_s`. `recoveries` by cause, `restored_bytes` by tier, `losses` by market
-    and by whether there was a notice. `usd` by market until `usd_at_s`, from when on the nodes cost `usd_per_hour`.
-    `nodes` by market, `leaving` and `slow` among them. `predicted` are step_s and mfu of the newest plan. `step_at_s`:
-    when the newest step was done."""
+    are over, `state` is the one since `state_at_s`. `recoveries` by cause and outcome, `losses` by signal (was there
+    a notice?), market, device and zone, as `counted_as` writes these; `restored_bytes` by source. `usd` by market
+    until `usd_at_s`, from when on the nodes cost `usd_per_hour`. `nodes` by market, `leaving` and `slow` among them.
+    `predicted` are step_s and mfu of the newest plan. `step_at_s`: when the newest step was done."""
 
     first_at_s: float
     state: str
@@ -105,13 +106,27 @@ class Figures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """The nodes of a job: since when it has each, and what is known of any that it ever had (price per hour, 0: not
-    stated; market)."""
+    stated; market; `places`: device and zone). `recovers_from`: the cause of the recovery that goes on, if one does."""
 
     since_s: Mapping[str, float] = field(default_factory=dict)
     known: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     noticed: frozenset[str] = frozenset()
     slowed: frozenset[str] = frozenset()
     usd: Mapping[str, float] = field(default_factory=dict)
+    places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    recovers_from: str = ""
+
+
+def counted_as(*labels: str) -> str:
+    """The name under which something with these labels is counted. One label alone stands as it is: so did all of them
+    once, and versions of before read the others as names, too."""
+    return labels[0] if len(labels) == 1 else json.dumps(labels)
+
+
+def labels_of(name: str, num: int) -> tuple[str, ...]:
+    """What `counted_as` made it of; "" for labels that nobody told."""
+    found = json.loads(name) if name.startswith("[") else [name]
+    return (*found, *("",) * (num - len(found)))
 
 
 def fresh(created_at_s: float) -> Figures:
@@ -154,10 +169,6 @@ def advance(figures: Figures, kind: str, at_s: float, payload: Mapping[str, Any]
             return replace(figures, evaluation_s=figures.evaluation_s + float(payload["duration_s"]))
         case RecoveryDone.kind:
             return _recovered(figures, payload)
-        case NodeLost.kind if not payload.get("ranks_alone"):
-            return replace(figures, losses=_added(figures.losses, {"sudden": 1}))
-        case NoticeEnded.kind if payload["outcome"] == GONE:
-            return replace(figures, losses=_added(figures.losses, {"notice": 1}))
         case NodeNoticed.kind:
             return replace(figures, histograms=_observed(figures.histograms, {NOTICE: float(payload["lead_s"])}))
         case CheckpointCommitted.kind | CheckpointReported.kind:
@@ -203,6 +214,38 @@ def concerns_nodes(kind: str, payload: Mapping[str, Any]) -> bool:
     return kind in _NODE_KINDS
 
 
+def with_outcomes(figures: Figures, held: Held, kind: str, payload: Mapping[str, Any]) -> Figures:
+    """What the nodes and the recovery of before this entry came to by it: to be asked before `with_nodes`."""
+    match kind:
+        case NodeLost.kind if not payload.get("ranks_alone"):
+            return replace(figures, losses=_added(figures.losses, {_loss("sudden", payload["node"], held): 1}))
+        case NoticeEnded.kind if payload["outcome"] == GONE:
+            return replace(figures, losses=_added(figures.losses, {_loss("notice", payload["node"], held): 1}))
+        case StateChanged.kind if held.recovers_from and (outcome := _UNDONE.get(str(payload["state"]))):
+            given_up = counted_as(held.recovers_from, outcome)
+            return replace(figures, recoveries=_added(figures.recoveries, {given_up: 1}))
+        case _:
+            return figures
+
+
+_UNDONE = {JobState.WAITING.value: "waiting", JobState.FAILED.value: "failed"}  # what a recovery ended in, if not done
+
+
+def _loss(signal: str, node: str, held: Held) -> str:
+    _, market = held.known.get(node, (0.0, "unknown"))
+    return counted_as(signal, market, *held.places.get(node, ("", "")))
+
+
+def with_recovery(held: Held, kind: str, payload: Mapping[str, Any]) -> Held:
+    """Whether the job recovers after this entry, and from what."""
+    if kind == RecoveryDone.kind:
+        return replace(held, recovers_from="")
+    if kind != StateChanged.kind:
+        return held
+    recovers = payload["state"] == JobState.RECOVERING
+    return replace(held, recovers_from=str(payload["code"]) if recovers else "")
+
+
 _NODE_KINDS = frozenset(
     {PlanAdopted.kind, WorkersStarted.kind, NodeLost.kind, "node_joined", "share_taken"}
     | {NodeNoticed.kind, NoticeEnded.kind, NodeStays.kind, NodeSlowed.kind, NodeRecovered.kind}
@@ -211,11 +254,12 @@ _NODE_KINDS = frozenset(
 
 def with_nodes(held: Held, kind: str, at_s: float, payload: Mapping[str, Any]) -> Held:
     """The nodes after one more entry."""
-    known, since_s = dict(held.known), dict(held.since_s)
+    known, since_s, places = dict(held.known), dict(held.since_s), dict(held.places)
     noticed, slowed, usd = set(held.noticed), set(held.slowed), dict(held.usd)
     for node in payload.get("snapshot", {}).get("nodes", ()):
         market = "spot" if node.get("spot") else "on_demand"
         known.setdefault(node["id"], (float(node.get("price_per_hour", 0.0)), market))
+        places.setdefault(node["id"], (str(node["device"]), str(node.get("zone", "default"))))
     for name in arrivals(kind, payload):
         since_s.setdefault(name, at_s)
     for name in sorted(departures(kind, payload, since_s)):
@@ -230,12 +274,14 @@ def with_nodes(held: Held, kind: str, at_s: float, payload: Mapping[str, Any]) -
         slowed.add(payload["node"])
     elif kind == NodeRecovered.kind:
         slowed.discard(payload["node"])
-    return Held(
+    return replace(
+        held,
         since_s=since_s,
         known=known,
         noticed=frozenset(noticed).intersection(since_s),
         slowed=frozenset(slowed).intersection(since_s),
         usd=usd,
+        places=places,
     )
 
 

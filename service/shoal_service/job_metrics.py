@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from shoal_recovery.journal import JobState
-from shoal_service.job_figures import BOUNDS_S, NOTICE, PHASES, STORED, Figures, Histogram
+from shoal_service.job_figures import BOUNDS_S, NOTICE, PHASES, STORED, Figures, Histogram, labels_of
 
 _JOB = ("job_id", "project")  # `job` is Prometheus' own name of what is scraped, and would be renamed by it
 _WAITS = (JobState.QUEUED.value, JobState.WAITING.value)
@@ -24,6 +24,7 @@ class WatchedJob:
     id: str
     project: str
     name: str
+    model: str
     state: str
     cluster: str
     at_s: float
@@ -43,9 +44,9 @@ class WatchedJob:
 
 def job_families(jobs: Sequence[WatchedJob], now_s: float) -> Iterable[Metric]:
     """The figures of these jobs."""
-    info = _gauge("shoal_job_info", "A job that runs, or has ended just now.", ("name", "state", "cluster"))
+    info = _gauge("shoal_job_info", "A job that runs, or has ended just now.", ("name", "model", "state", "cluster"))
     for job in jobs:
-        info.add_metric([job.id, job.project, job.name, job.state, job.cluster], 1)
+        info.add_metric([job.id, job.project, job.name, job.model, job.state, job.cluster], 1)
     yield info
     for name, words, value in _ROW_GAUGES:
         yield _each(_gauge(name, words), jobs, value)
@@ -121,22 +122,27 @@ def time_parts(found: Figures, at_s: float) -> dict[str, float]:
 _SUMS = (("total",), tuple(phase for phase in PHASES if phase != "total"))
 
 
+_LOSS = ("signal", "market", "device", "zone")
+_TIERS = {"own": "local", "node": "local", "peer": "peer", "store": "object_store"}
+
+
 def _recoveries(jobs: _Counted) -> Iterable[Metric]:
-    count = _counter("shoal_job_recoveries", "Changes of plan in flight, by what they were for.", ("cause",))
+    count = _counter("shoal_job_recoveries", "Changes of plan in flight, by what for.", ("cause", "outcome"))
     phases = _histogram("shoal_job_recovery_duration_seconds", "How long the phases of recoveries took.", ("phase",))
-    restored = _counter("shoal_job_restored_bytes", "Where the state of recoveries came from.", ("source",))
-    losses = _counter("shoal_job_node_losses", "Nodes that went away, with a notice or suddenly.", ("signal",))
+    restored = _counter("shoal_job_restored_bytes", "Where state came from in recoveries.", ("source", "tier"))
+    losses = _counter("shoal_job_node_losses", "Nodes that went away, with a notice or suddenly.", _LOSS)
     notices = _histogram("shoal_job_preemption_notice_seconds", "How long before a node goes away the job was told.")
     for job, found in jobs:
         name = [job.id, job.project]
-        for cause, number in found.recoveries.items():
-            count.add_metric([*name, cause], number)
+        for counted, number in found.recoveries.items():
+            cause, outcome = labels_of(counted, 2)
+            count.add_metric([*name, cause, outcome or "done"], number)
         for phase in PHASES:
             _put(phases, [*name, phase], phase, found.histograms)
         for source, num_bytes in found.restored_bytes.items():
-            restored.add_metric([*name, source], num_bytes)
-        for signal, number in found.losses.items():
-            losses.add_metric([*name, signal], number)
+            restored.add_metric([*name, source, _TIERS.get(source, source)], num_bytes)
+        for counted, number in found.losses.items():
+            losses.add_metric([*name, *labels_of(counted, len(_LOSS))], number)
         _put(notices, name, NOTICE, found.histograms)
     return (count, phases, restored, losses, notices)
 

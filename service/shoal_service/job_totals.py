@@ -46,7 +46,8 @@ async def add(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -> F
 
 
 def _advanced(figures: Figures, held: Held, kind: str, at_s: float, payload: Mapping[str, Any]) -> tuple[Figures, Held]:
-    figures = job_figures.advance(figures, kind, at_s, payload)
+    figures = job_figures.with_outcomes(figures, held, kind, payload)
+    figures, held = job_figures.advance(figures, kind, at_s, payload), job_figures.with_recovery(held, kind, payload)
     if job_figures.concerns_nodes(kind, payload):
         held = job_figures.with_nodes(held, kind, at_s, payload)
         figures = job_figures.with_held(figures, held, at_s)
@@ -124,6 +125,8 @@ def _held_mapping(held: Held) -> dict[str, Any]:
         "noticed": sorted(held.noticed),
         "slowed": sorted(held.slowed),
         "usd": dict(held.usd),
+        "places": {name: list(place) for name, place in held.places.items()},
+        "recovers_from": held.recovers_from,
     }
 
 
@@ -134,4 +137,7 @@ def _held_of(mapping: Mapping[str, Any]) -> Held:
         noticed=frozenset(mapping["noticed"]),
         slowed=frozenset(mapping["slowed"]),
         usd=mapping["usd"],
+        # Versions of before neither write nor keep these.
+        places={name: (device, zone) for name, (device, zone) in mapping.get("places", {}).items()},
+        recovers_from=mapping.get("recovers_from", ""),
     )

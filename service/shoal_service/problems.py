@@ -72,15 +72,14 @@ def install(app: FastAPI, answer: Answer) -> None:
             _log.warning("database_unavailable", method=request.method, path=request.url.path, why=error.why)
         return answer(request, error)
 
+    async def on_invalid_request(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(request, _invalid_request(error))
+
     app.add_exception_handler(Problem, on_problem)
-    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_error)
-
-
-async def _on_invalid_request(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return response(_invalid_request(error))
 
 
 def _invalid_request(error: RequestValidationError) -> BadInput:
@@ -125,6 +124,7 @@ def _allowed(request: Request) -> list[str]:
     """By all routes of that path, and not by the first alone."""
     routes = request.app.routes
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    scopes["HEAD"] = scopes["GET"]  # as `heads` answers it
     return [name for name, scope in scopes.items() if any(one.matches(scope)[0] is Match.FULL for one in routes)]
 
 

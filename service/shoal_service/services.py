@@ -17,6 +17,7 @@ from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
 from shoal_service.lost_clusters import LostClusters
 from shoal_service.meters import Meters
+from shoal_service.open_streams import OpenStreams
 from shoal_service.planning import Planner
 from shoal_service.renting import Renting
 from shoal_service.scheduler import Scheduler
@@ -45,6 +46,7 @@ class Services:
     scheduler: Scheduler
     enforcement: Enforcement
     meters: Meters
+    streams: OpenStreams
     webhook_key: str = field(repr=False)
 
 

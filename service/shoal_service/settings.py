@@ -162,6 +162,12 @@ class Settings(BaseSettings):
     oidc_audience: str | None = Field(
         default=None, description="The `aud` of access tokens of that provider that are taken as bearer tokens."
     )
+    max_streams: int = Field(
+        default=2000, ge=0, description="How many event streams one process of this server holds open in all."
+    )
+    max_streams_each: int = Field(
+        default=256, ge=0, description="How many event streams one token or person may have open at one process."
+    )
     body_timeout_s: float = Field(
         default=30.0,
         gt=0,

@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
+import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from shoal_planner.code_spec import check_no_secrets
+from packaging.requirements import InvalidRequirement, Requirement
+
+from shoal_planner.code_spec import CodeSpec, check_no_secrets
 from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
@@ -25,18 +29,21 @@ from shoal_recovery.first_weights import fingerprint, open_weights
 from shoal_recovery.hf_jobs import with_hf_model
 from shoal_recovery.storage_access import StoreAccess, located
 from shoal_recovery.store import open_store, probe
-from shoal_service.errors import invalid_field
+from shoal_service.errors import BadInput, invalid_field
 from shoal_service.places import Places
 from shoal_service.settings import Settings
 from shoal_service.sinks import MODULES
 from shoal_service.storages import Accesses
 
 _TOKEN_BYTES = {"uint16": 2, "uint32": 4}
+MOST_JOB_BYTES = 65_536
+_PIPS_OWN = re.compile(r"-|(\w+\+)?\w+://")  # options of pip, and addresses of packages: only pip can judge them
 _MANY_FILES = 100_000  # of a larger folder, the first ones show whether it holds enough text
 
 
 async def read_any_job(value: object, store_check_s: float, places: Places) -> AnyJob:
-    """A model of Hugging Face's is looked up for it. Raises BadInput."""
+    """As it is submitted or planned for. A model of Hugging Face's is looked up for it. Raises BadInput."""
+    check_size(value)
     model = value.get("model") if isinstance(value, Mapping) else None
     try:
         await asyncio.to_thread(places.check, value)
@@ -54,13 +61,37 @@ async def read_any_job(value: object, store_check_s: float, places: Places) -> A
         raise invalid_field(slow) from error
 
 
+def check_size(value: object) -> None:
+    """Jobs are kept, shown, and sent with every order to a rank: what belongs into files is not in them. Raises
+    BadInput."""
+    shown = unseen(value) if isinstance(value, Mapping) else value
+    size = len(json.dumps(shown, ensure_ascii=False, separators=(",", ":"), default=str).encode(errors="replace"))
+    if size > MOST_JOB_BYTES:
+        detail = f"the job has {size} bytes as JSON; at most {MOST_JOB_BYTES} are taken: more belongs into files"
+        raise BadInput("job_too_large", detail, status=413)
+
+
 def check_code(job: AnyJob) -> None:
-    """Raises InvalidField where a new job holds what looks like a secret."""
+    """Raises InvalidField where a new job holds what looks like a secret, or what pip could not read."""
     section, code = ("script", job.script.code) if isinstance(job, ScriptSpec) else ("code", job.code)
     try:
         check_no_secrets(code)
+        _check_requirements(code)
     except InvalidField as error:
         raise type(error)(f"{section}.{error.field}", error.value, error.problem) from error
+
+
+def _check_requirements(code: CodeSpec) -> None:
+    """Here, where it is said at once, and not by nodes when the job begins."""
+    for index, text in enumerate(code.pip):
+        if _PIPS_OWN.match(text.strip()):
+            continue
+        try:
+            Requirement(text.strip())
+        except InvalidRequirement as error:
+            why = str(error).partition("\n")[0]
+            problem = f"must be a requirement, as in 'einops==0.8.1': {why[:1].lower()}{why[1:]}"
+            raise InvalidField(f"pip[{index}]", text, problem) from error
 
 
 async def read_job(value: object, store_check_s: float, places: Places) -> JobSpec:

@@ -11,10 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_recovery.journal import AT_REST, JobState
+from shoal_recovery.journal import AT_REST, TERMINAL, JobState
 from shoal_service import clusters, jobs, pools
 from shoal_service.job_metrics import WatchedJob, job_families
 from shoal_service.job_totals import figures_of
+from shoal_service.model_names import model_name
 from shoal_service.models import ClusterRow, DutyRow, JobRow, TrackerRow
 from shoal_service.models_people import ProjectRow
 from shoal_service.models_watching import JobTotalsRow
@@ -53,6 +54,10 @@ async def _counts(
         if projects is None or project in projects:
             for state in JobState:  # zeros too: an alert on the first failure needs something that it rises from
                 states.add_metric([project, state.value], found.get((project, state.value), 0))
+    ended = CounterMetricFamily("shoal_jobs_ended", "Jobs that have ended.", labels=("project", "outcome"))
+    for each in states.samples:
+        if JobState(each.labels["state"]) in TERMINAL:
+            ended.add_metric([each.labels["project"], each.labels["state"]], each.value)
     waits = select(func.min(JobRow.since_at_s)).where(JobRow.state == JobState.QUEUED.value, *mine)
     oldest_s = await session.scalar(waits)
     queue = GaugeMetricFamily(
@@ -60,7 +65,7 @@ async def _counts(
         "How long the job has been in the queue that has been there longest; 0: there is none.",
         value=0.0 if oldest_s is None else max(0.0, now_s - oldest_s),
     )
-    return [states, queue]
+    return [states, ended, queue]
 
 
 async def _jobs(
@@ -94,6 +99,7 @@ def _watched(
         id=row.id,
         project=row.project_id,
         name=row.name,
+        model=model_name(row.spec),
         state=row.state,
         cluster=row.cluster_id or "",
         at_s=row.since_at_s if jobs.ended(row) else now_s,

@@ -15,6 +15,7 @@ from shoal_workers import snapshots as module
 from shoal_workers.devices import CPU
 from shoal_workers.errors import PeerLost
 from shoal_workers.exchange import SoloExchange
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
 from shoal_workers.slot_maps import SlotMaps
@@ -35,7 +36,7 @@ class Slow:
         keys = self.live.vouched_keys()
         slots = (Slots(opened=open_slots(keys), keys=keys),)
         lifeline = Lifeline(cut_off_s=10.0, ends_itself_s=60.0)
-        self.snapshots = AgentSnapshots(agent.connect(), slots, CPU, SlotMaps(), lifeline)
+        self.snapshots = AgentSnapshots(agent.connect(epoch=1), slots, CPU, SlotMaps(), lifeline)
         begin = self.snapshots._downloads.begin
 
         def begin_slowly(pairs: Iterable[tuple[Tensor, Tensor]]) -> Callable[[], None]:
@@ -47,7 +48,7 @@ class Slow:
         assert not self.snapshots.at_rest
 
     def hand_over(self) -> str | None:
-        return self.snapshots.hand_over(self.live, self.agent.address)
+        return self.snapshots.hand_over(self.live, self.agent.address, epoch_pass("job", 1))
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from shoal_workers import messages as m
 from shoal_workers.data import samples_of, training_samples
 from shoal_workers.data_marks import DataMarks
 from shoal_workers.exchange import SoloExchange
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.live import WEIGHTS
 from shoal_workers.parts import in_parts
 from shoal_workers.rank import Rank
@@ -135,6 +136,7 @@ def assign(
         host_limit_bytes=None,
         num_threads=1,
         accelerated=False,
+        token=epoch_pass("job", epoch).token.hex(),
         files=files or [],
     )
 

@@ -129,7 +129,7 @@ def test_a_snapshot_of_a_device_restores_to_the_same_bits(tmp_path: Path) -> Non
         keys = built.live.vouched_keys()
         lifeline = Lifeline(cut_off_s=10.0, ends_itself_s=60.0)
         slots = (Slots(opened=open_slots(keys), keys=keys),)
-        snapshots = AgentSnapshots(agent.connect(), slots, GPU, SlotMaps(), lifeline)
+        snapshots = AgentSnapshots(agent.connect(epoch=1), slots, GPU, SlotMaps(), lifeline)
         snapshots.begin(0, built.live)
         snapshots.wait_safe(0)
         (held,) = agent.inventory()

@@ -58,6 +58,8 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "mail_from",
         "max_body_bytes",
         "max_lease_s",
+        "max_streams",
+        "max_streams_each",
         "max_wait_s",
         "metrics_jobs",
         "no_progress_s",

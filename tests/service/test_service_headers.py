@@ -75,3 +75,36 @@ def test_what_is_sent_does_not_come_back_as_a_header(http: httpx.Client, key: st
         assert answer.status_code < 500
         assert all(odd not in value and "x=y" not in value for value in answer.headers.values()), (method, path)
         assert "<script>a" not in answer.text and odd not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/jobs", "/v1/me", "/v1/jobs/{}", "/v1/jobs/{}/events", "/openapi.json", "/healthz", "/", "/jobs/{}"]
+)
+def test_head_is_answered_as_get_without_a_body(plane: ControlPlane, http: httpx.Client, path: str) -> None:
+    job_id = ok(http.post("/v1/jobs", json=job_mapping()))["id"]
+    got, asked = http.get(path.format(job_id)), http.head(path.format(job_id))
+    assert (asked.status_code, asked.content) == (200, b"")
+    assert asked.headers["content-type"] == got.headers["content-type"]
+    assert asked.headers.get("etag") == got.headers.get("etag")
+    head = f"HEAD {path.format(job_id)} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {plane.token}\r\n".encode()
+    answer = raw(plane, head + b"Connection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\n"), "not a byte of a body"
+
+
+def test_head_begins_no_stream_and_is_refused_as_get_is(http: httpx.Client) -> None:
+    job_id = ok(http.post("/v1/jobs", json=job_mapping()))["id"]
+    for path in ("/stream", f"/jobs/{job_id}/stream", f"/v1/jobs/{job_id}/events?watch=1"):
+        asked = http.head(path)
+        assert (asked.status_code, asked.content) == (200, b"")
+        assert asked.headers["content-type"].startswith("text/event-stream")
+    assert http.head("/v1/jobs/job_x").status_code == 404
+    assert http.head("/v1/nope").status_code == 404
+    assert http.head("/v1/jobs", params={"limt": "1"}).status_code == 422
+    assert httpx.head(f"{http.base_url}/v1/jobs").status_code == 401
+    refused = http.head("/v1/plans")
+    assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "POST", b"")
+    assert http.delete("/v1/jobs").headers["allow"] == "GET, HEAD, POST"
+    lines = [line for line in http.get("/metrics").text.splitlines() if 'method="HEAD",route="/v1/jobs"' in line]
+    assert any(line.startswith("shoal_http_requests_total") for line in lines)
+    open_now = [line for line in http.get("/metrics").text.splitlines() if line.startswith("shoal_event_streams")]
+    assert open_now and all(line.endswith(" 0.0") for line in open_now)

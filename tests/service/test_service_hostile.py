@@ -139,7 +139,9 @@ def test_bodies_that_nobody_means(plane: ControlPlane, body: bytes, kind: str, p
     assert b"application/problem+json" in answer
 
 
-@pytest.mark.parametrize(("path", "allowed"), [("/v1/jobs", "GET, POST"), ("/v1/clusters/local", "GET, PUT")])
+@pytest.mark.parametrize(
+    ("path", "allowed"), [("/v1/jobs", "GET, HEAD, POST"), ("/v1/clusters/local", "GET, HEAD, PUT")]
+)
 def test_a_method_that_is_not_there_names_all_that_are(plane: ControlPlane, path: str, allowed: str) -> None:
     answer = httpx.delete(plane.url + path, headers=plane.headers)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)

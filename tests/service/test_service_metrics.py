@@ -35,7 +35,7 @@ from shoal_recovery.journal_shares import ShareTaken
 from shoal_service import job_figures
 from shoal_service.database import Database
 from shoal_service.goodput import goodput
-from shoal_service.job_figures import Figures, Held
+from shoal_service.job_figures import Figures, Held, counted_as, labels_of
 from shoal_service.job_metrics import time_parts
 from shoal_service.models import JobRow
 from shoal_service.models_watching import JobTotalsRow
@@ -97,7 +97,9 @@ def figures_of(entries: list[Entry], created_at_s: float) -> Figures:
             times = [(each.duration_s, each.stalled_s or 0.0) for each in undone]
             figures = job_figures.with_steps_undone(figures, sum(s for s, _ in times), sum(s for _, s in times))
             points[entry.event.step] = entry.event
+        figures = job_figures.with_outcomes(figures, held, entry.event.kind, payload)
         figures = job_figures.advance(figures, entry.event.kind, entry.at_s, payload)
+        held = job_figures.with_recovery(held, entry.event.kind, payload)
         if job_figures.concerns_nodes(entry.event.kind, payload):
             held = job_figures.with_nodes(held, entry.event.kind, entry.at_s, payload)
             figures = job_figures.with_held(figures, held, entry.at_s)
@@ -133,7 +135,35 @@ def test_figures_agree_with_what_pages_add_up() -> None:
         assert parts["recovery"] == pytest.approx(sum(whole.parts[name] for name in recovery))
         for name in parts.keys() - {"recovery"}:
             assert parts[name] == pytest.approx(whole.parts[name], abs=1e-6), (name, until)
-    assert found.losses == {"sudden": 2, "notice": 1} and found.redone_s > 0
+    assert {labels_of(name, 4): count for name, count in found.losses.items()} == {
+        ("sudden", "spot", "T4", "b"): 1,
+        ("notice", "spot", "T4", "b"): 1,
+        ("sudden", "on_demand", "A100-80G", "a"): 1,
+    }
+    assert found.redone_s > 0
+
+
+def test_recoveries_that_are_not_done_are_counted_by_what_became_of_them() -> None:
+    told = story(job_mapping(), started_at_s=1e9)
+    told.entries.pop()
+    told.state("recovering", "node_lost", "a node was lost")
+    told.state("recovering", "node_joined", "one came meanwhile")
+    told.state("waiting", "no_plan_fits", "too few devices")
+    told.state("recovering", "node_joined", "one came")
+    told.state("failed", "rank_failed", "out of memory")
+    found = figures_of(told.entries, 1e9 - 2).recoveries
+    assert {labels_of(name, 2): count for name, count in found.items()} == {
+        ("node_lost", ""): 1,
+        ("node_joined", ""): 1,
+        ("node_joined", "waiting"): 1,
+        ("node_joined", "failed"): 1,
+    }
+
+
+def test_names_of_what_is_counted_and_those_of_versions_before() -> None:
+    assert labels_of(counted_as("sudden", "spot", "T4", 'a "zone", oddly named'), 4)[3] == 'a "zone", oddly named'
+    assert labels_of("sudden", 4) == ("sudden", "", "", "")
+    assert counted_as("node_lost") == "node_lost"
 
 
 def begin(api: httpx.Client, entries: list[Entry] | None = None, **changes: Any) -> str:
@@ -149,7 +179,18 @@ def test_a_job_in_figures(api: httpx.Client) -> None:
     job_id = begin(api, entries[:-1])
     ok(api.post("/v1/jobs", params={"dry_run": "true"}, json=job_mapping()))
     found = scrape(api)
-    assert one(found, "shoal_job_info", job_id=job_id, project="default", name="tiny", state="running") == 1
+    assert (
+        one(
+            found,
+            "shoal_job_info",
+            job_id=job_id,
+            project="default",
+            name="tiny",
+            model="llama-561.7K",
+            state="running",
+        )
+        == 1
+    )
     assert one(found, "shoal_job_step", job_id=job_id) == 60
     assert one(found, "shoal_job_steps_planned", job_id=job_id) == 60
     # 61 were done, of 8 sequences of 32 tokens: one of them twice.
@@ -160,12 +201,15 @@ def test_a_job_in_figures(api: httpx.Client) -> None:
     assert one(found, "shoal_job_time_seconds", job_id=job_id, kind="checkpoint") == pytest.approx(60 * STALLED_S)
     assert one(found, "shoal_job_step_duration_seconds_count", job_id=job_id) == 61
     assert one(found, "shoal_job_step_duration_seconds_bucket", job_id=job_id, le="0.5") == 41
-    assert one(found, "shoal_job_recoveries_total", job_id=job_id, cause="node_lost") == 1
+    assert one(found, "shoal_job_recoveries_total", job_id=job_id, cause="node_lost", outcome="done") == 1
     assert one(found, "shoal_job_recoveries_total", job_id=job_id, cause="node_joined") == 1
     assert one(found, "shoal_job_recovery_duration_seconds_sum", job_id=job_id, phase="restore") == pytest.approx(0.262)
     assert one(found, "shoal_job_recovery_duration_seconds_count", job_id=job_id, phase="total") == 2
-    assert one(found, "shoal_job_restored_bytes_total", job_id=job_id, source="peer") == 25_800_000
-    assert one(found, "shoal_job_node_losses_total", job_id=job_id, signal="sudden") == 1
+    assert one(found, "shoal_job_restored_bytes_total", job_id=job_id, source="peer", tier="peer") == 25_800_000
+    assert one(found, "shoal_job_restored_bytes_total", job_id=job_id, source="node", tier="local") == 16_400_000
+    assert one(found, "shoal_job_restored_bytes_total", job_id=job_id, source="store", tier="object_store") == 0
+    place = {"signal": "sudden", "market": "spot", "device": "T4", "zone": "b"}
+    assert one(found, "shoal_job_node_losses_total", job_id=job_id, **place) == 1
     assert one(found, "shoal_job_checkpoint_step", job_id=job_id) == 39
     assert 0 < one(found, "shoal_job_checkpoint_age_seconds", job_id=job_id) < 120
     assert one(found, "shoal_job_checkpoint_duration_seconds_count", job_id=job_id) >= 1

@@ -17,6 +17,7 @@ from servers import READER
 
 from shoal_planner.job import parse_job
 from shoal_recovery.first_weights import fingerprint
+from shoal_service.submission import MOST_JOB_BYTES
 
 
 def refusal(response: Any, status: int = 422) -> dict[str, Any]:
@@ -79,6 +80,100 @@ def test_fields_are_refused_by_name(
     assert problem["detail"].startswith(f"{param} = ")
     assert all(word in problem["detail"] for word in words), problem["detail"]
     assert no_jobs(api)
+
+
+def sized(num_bytes: int) -> dict[str, Any]:
+    """A job of exactly so many bytes as JSON without spaces."""
+    job = job_mapping()
+    job["labels"] = {"more": ""}
+    job["name"] = "\N{GREEK SMALL LETTER ALPHA}"  # two bytes of UTF-8, six of escaped JSON
+    missing = num_bytes - len(json.dumps(job, ensure_ascii=False, separators=(",", ":")).encode())
+    job["labels"]["more"] = "x" * missing
+    return job
+
+
+@pytest.mark.parametrize("way", ["json", "yaml", "dry_run", "plan", "clone", "page"])
+def test_a_job_that_is_too_large_is_refused_wherever_it_is_given(api: httpx.Client, way: str) -> None:
+    job = sized(MOST_JOB_BYTES + 1)
+    match way:
+        case "json":
+            answer = api.post("/v1/jobs", json=job)
+        case "yaml":
+            headers = {"Content-Type": "application/yaml"}
+            answer = api.post("/v1/jobs", content=yaml.safe_dump(job), headers=headers)
+        case "dry_run":
+            answer = api.post("/v1/jobs", json=job, params={"dry_run": "1"})
+        case "plan":
+            answer = api.post("/v1/plans", json={"job": job})
+        case "clone":
+            first = ok(api.post("/v1/jobs", json=job_mapping()))["id"]
+            labels = {"overrides": {"labels": {"more": "x" * MOST_JOB_BYTES}}}
+            answer = api.post(f"/v1/jobs/{first}/clone", json=labels)
+        case _:
+            answer = api.post("/new/preview", data={"job": json.dumps(job)})
+            if answer.headers["content-type"].startswith("text/html"):
+                assert f"at most {MOST_JOB_BYTES} are taken" in answer.text
+                return
+    problem = refusal(answer, 413)
+    assert problem["code"] == "job_too_large"
+    assert f"at most {MOST_JOB_BYTES} are taken" in problem["detail"]
+    if way != "clone":
+        assert problem["detail"].startswith(f"the job has {MOST_JOB_BYTES + 1} bytes as JSON")
+        assert no_jobs(api)
+
+
+def test_a_job_that_is_just_as_large_as_it_may_be_is_looked_at(api: httpx.Client) -> None:
+    assert refusal(api.post("/v1/jobs", json=sized(MOST_JOB_BYTES)))["param"].startswith("labels")
+
+
+def script_job(pip: list[str], store: str) -> dict[str, Any]:
+    return {
+        "kind": "ray_train",
+        "name": "s",
+        "script": {"path": "/x.py", "pip": pip},
+        "workers": {"min": 1, "max": 2},
+        "checkpoint": {"uri": store},
+        "metric": "loss",
+    }
+
+
+@pytest.mark.parametrize(
+    ("pip", "index", "words"),
+    [
+        (["einops==0.8.1", "evaluate >= "], 1, "'evaluate >= '"),
+        (["einops=0.8"], 0, "'einops=0.8'"),
+        (["two words"], 0, "'two words'"),
+        (["torch", "numpy", "[x]"], 2, "'[x]'"),
+        (["a==1; python_version"], 0, "'a==1; python_version'"),
+    ],
+)
+def test_requirements_that_pip_could_not_read_are_refused(
+    api: httpx.Client, pip: list[str], index: int, words: str
+) -> None:
+    job = job_mapping() | {"model": {"entrypoint": "mine:build"}, "code": {"pip": pip}}
+    problem = refusal(api.post("/v1/jobs", json=job))
+    assert problem["param"] == f"code.pip[{index}]"
+    assert words in problem["detail"] and "must be a requirement, as in" in problem["detail"]
+    script = script_job(pip, "file:///nowhere")
+    assert refusal(api.post("/v1/jobs", json=script))["param"] == f"script.pip[{index}]"
+    assert no_jobs(api)
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        "einops",
+        "einops==0.8.1",
+        "evaluate[all]>=0.4,<1; python_version > '3.10'",
+        "mine @ https://example.org/mine-1.0-py3-none-any.whl",
+        "git+https://example.org/mine.git@main",
+        "https://example.org/mine-1.0-py3-none-any.whl",
+        "--extra-index-url https://example.org/simple",
+    ],
+)
+def test_requirements_that_pip_reads_are_taken(api: httpx.Client, tmp_path: Path, requirement: str) -> None:
+    job = script_job([requirement], tmp_path.as_uri())
+    assert ok(api.post("/v1/jobs", json=job))["spec"]["script"]["pip"] == [requirement]
 
 
 def test_data_must_be_there_readable_and_large_enough(api: httpx.Client, tmp_path: Path) -> None:

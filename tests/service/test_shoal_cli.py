@@ -33,6 +33,14 @@ def shoal(*arguments: str, plane: ControlPlane | None = None, **environment: str
     )
 
 
+def test_the_package_runs_as_the_program_does() -> None:
+    command = [sys.executable, "-m", "shoal"]
+    said = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=120, check=False)
+    assert (said.returncode, said.stdout) == (0, shoal("--help").stdout)
+    wrong = subprocess.run([*command, "plan"], capture_output=True, text=True, timeout=120, check=False)
+    assert (wrong.returncode, wrong.stderr) == (2, shoal("plan").stderr)
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_mapping(model={"layers": 2}, train={"global_batch": 2})))

@@ -77,10 +77,10 @@ def test_a_damaged_copy_is_refused(pair: tuple[RunningAgent, RunningAgent]) -> N
     first, _ = pair
     opened = open_slots(LAYOUT)
     copy = m.PutSnapshot(job="job", name=NAME, step=1, layout=opened.layout, checksums=["crc32:00000000"] * 3)
-    connection = first.connect()
+    connection = first.connect(epoch=1)
     answer = connection.request(m.encode(copy), (bytes(600),))
     assert "does not match its checksums" in m.decode_as(m.Done, answer).problem
-    assert m.decode(connection.request(m.encode(m.GetInventory(job="job")))) == m.InventoryIs(snapshots=[], spoilt=[])
+    assert first.ask(m.GetInventory(job="job")) == m.InventoryIs(snapshots=[], spoilt=[])
     with pytest.raises(ConnectionClosed):
         connection.request(m.encode(copy), (bytes(599),))
 
@@ -88,7 +88,7 @@ def test_a_damaged_copy_is_refused(pair: tuple[RunningAgent, RunningAgent]) -> N
 def test_ranges_come_exactly_and_with_the_sums_of_what_is_around_them(pair: tuple[RunningAgent, RunningAgent]) -> None:
     first, _ = pair
     content = write_snapshot(first, open_slots(LAYOUT), 3)
-    connection = first.connect()
+    connection = first.connect(epoch=1)
     ranges = [[0, 4], [400, 200], [8, 0], [10, 3]]
     fetch = m.Fetch(job="job", name=NAME, step=3, ranges=ranges)
     assert _fetch(connection, fetch) == (f"not held: '{NAME} of step 3'", [], b"")
@@ -155,10 +155,9 @@ def test_nothing_of_an_epoch_that_is_over_is_taken(pair: tuple[RunningAgent, Run
     assert first.ask(m.BeginSnapshot(job="job", name=NAME, step=4)) == m.Done(problem=over)
     assert first.ask(seal(3)) == m.Done(problem=over)
     copy = m.PutSnapshot(job="job", name=NAME, step=1, layout=opened.layout, checksums=["crc32:00000000"] * 3)
-    connection = second.connect()
-    answer = m.decode_as(m.Done, connection.request(m.encode(copy), (bytes(600),)))
+    answer = m.decode_as(m.Done, second.connect(epoch=1).request(m.encode(copy), (bytes(600),)))
     assert str(answer.problem).endswith(over)
-    assert m.decode(connection.request(m.encode(m.GetEpoch(job="job")))) == m.EpochIs(epoch=4)
+    assert second.ask(m.GetEpoch(job="job")) == m.EpochIs(epoch=4)
     assert not list(second.memory_dir.glob("job/*"))
     write_snapshot(first, open_slots(LAYOUT, epoch=4), 3)
 
@@ -173,10 +172,10 @@ def test_a_late_copy_does_not_revive_a_job_that_is_over(pair: tuple[RunningAgent
     second.ask(m.Retire(job="job", before_epoch=None))
     assert "epoch 3 of job is over" in first.ask(m.SealSnapshot(job="job", name="000003-0", step=3)).problem
     copy = m.PutSnapshot(job="job", name="000001-0", step=1, layout=opened.layout, checksums=["crc32:00000000"] * 3)
-    connection = second.connect()
+    connection = second.connect(epoch=1)
     assert "is over" in m.decode_as(m.Done, connection.request(m.encode(copy), (content,))).problem
     assert not list(second.memory_dir.glob("job*"))
-    assert m.decode(connection.request(m.encode(m.GetEpoch(job="job")))) == m.EpochIs(epoch=3)
+    assert second.ask(m.GetEpoch(job="job")) == m.EpochIs(epoch=3)
     write_snapshot(first, open_slots(LAYOUT, epoch=4, backups=(second,)), 4)
     assert first.ask(m.SealSnapshot(job="job", name="000004-0", step=4)) == m.Done()
     assert second.held() == [("000004-0", 4)]

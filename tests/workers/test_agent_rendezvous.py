@@ -13,6 +13,7 @@ from agents import RunningAgent, running_agents
 
 from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.exchange import GlooExchange
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.processes import Processes, Seat
 from shoal_workers.rendezvous import AgentStore, Gate
 from shoal_workers.wire import ConnectionClosed
@@ -28,11 +29,11 @@ def agent(tmp_path: Path) -> Iterator[RunningAgent]:
 
 def meet(seat: Seat, address: tuple[str, int], epochs: int, groups: tuple[tuple[int, ...], ...]) -> list[list[float]]:
     """Several epochs over one connection to the agent: what each gathers, and the sum within this rank's group."""
-    store = AgentStore(address, timeout_s=20.0)
+    store = AgentStore(address, 20.0, epoch_pass("job", seat.epoch))
     found = []
     for epoch in range(epochs):
         exchange = GlooExchange(
-            store, f"job/{seat.epoch}.{epoch}", seat.rank, seat.size, groups, 20.0, epoch=epoch, host=HOST
+            store, f"job/{seat.epoch}/{epoch}", seat.rank, seat.size, groups, 20.0, epoch=epoch, host=HOST
         )
         exchange.connect()
         total = torch.tensor([float(seat.rank + 1)])
@@ -52,7 +53,7 @@ def test_ranks_meet_epoch_after_epoch(processes: Processes, agent: RunningAgent)
 
 
 def wait_for_nobody(seat: Seat, address: tuple[str, int], timeout_s: float) -> str:
-    store = AgentStore(address, timeout_s)
+    store = AgentStore(address, timeout_s, epoch_pass("job", seat.epoch))
     exchange = GlooExchange(store, f"job/{seat.epoch}", 0, 2, (), timeout_s, host=HOST)
     try:
         exchange.connect()
@@ -68,7 +69,7 @@ def test_a_rank_that_never_comes_is_a_lost_peer(processes: Processes, agent: Run
 
 
 def abandon_while_waiting(seat: Seat, address: tuple[str, int]) -> str:
-    store = AgentStore(address, 60.0)
+    store = AgentStore(address, 60.0, epoch_pass("job", seat.epoch))
     exchange = GlooExchange(store, f"job/{seat.epoch}", 0, 2, (), 60.0, host=HOST)
     threading.Timer(0.1, exchange.abandon).start()
     try:
@@ -83,28 +84,28 @@ def test_abandoning_wakes_a_rank_that_waits_for_others(processes: Processes, age
 
 
 def test_what_a_store_must_answer(agent: RunningAgent) -> None:
-    store = AgentStore(agent.address, 0.05)
-    assert not store.check(["a"])
-    with pytest.raises(RuntimeError, match="no rank has set a within"):
-        store.get("a")
-    with pytest.raises(RuntimeError, match="no rank has set b in time"):
-        store.wait(["b"])
-    store.set("a", b"\x00\xff")
-    store.set("b", "text")
-    assert store.check(["a", "b"])
-    store.wait(["a", "b"])
-    assert (store.get("a"), store.get("b")) == (b"\x00\xff", b"text")
+    store = AgentStore(agent.address, 0.05, epoch_pass("job", 1))
+    assert not store.check(["job/1/a"])
+    with pytest.raises(RuntimeError, match="no rank has set job/1/a within"):
+        store.get("job/1/a")
+    with pytest.raises(RuntimeError, match="no rank has set job/1/b in time"):
+        store.wait(["job/1/b"])
+    store.set("job/1/a", b"\x00\xff")
+    store.set("job/1/b", "text")
+    assert store.check(["job/1/a", "job/1/b"])
+    store.wait(["job/1/a", "job/1/b"])
+    assert (store.get("job/1/a"), store.get("job/1/b")) == (b"\x00\xff", b"text")
     store.close()
     with pytest.raises(ConnectionClosed):
-        store.get("a")
+        store.get("job/1/a")
 
 
 def test_one_thread_may_wait_for_what_another_sets(agent: RunningAgent) -> None:
-    store = AgentStore(agent.address, 10.0)
+    store = AgentStore(agent.address, 10.0, epoch_pass("job", 1))
     found: list[bytes] = []
-    waiting = threading.Thread(target=lambda: found.append(store.get("late")))
+    waiting = threading.Thread(target=lambda: found.append(store.get("job/1/late")))
     waiting.start()
-    store.set("late", b"x")
+    store.set("job/1/late", b"x")
     waiting.join(5.0)
     store.close()
     waiting.join()
@@ -113,7 +114,7 @@ def test_one_thread_may_wait_for_what_another_sets(agent: RunningAgent) -> None:
 
 def pass_gate(store: AgentStore, rank: int, num_ranks: int, passed: queue.SimpleQueue[int | str]) -> None:
     try:
-        Gate(store, f"job/{num_ranks}/gate", rank, num_ranks).pass_with_all("whole")
+        Gate(store, f"job/1/{num_ranks}", rank, num_ranks).pass_with_all("whole")
         passed.put(rank)
     except ConnectionClosed:
         passed.put("closed")
@@ -121,7 +122,7 @@ def pass_gate(store: AgentStore, rank: int, num_ranks: int, passed: queue.Simple
 
 def test_who_is_ready_waits_longer_than_for_any_message_and_until_it_is_told_not_to(agent: RunningAgent) -> None:
     """One of three comes when the others have waited many times what a store allows; then one never comes."""
-    stores = [AgentStore(agent.address, timeout_s=0.05) for _ in range(3)]
+    stores = [AgentStore(agent.address, 0.05, epoch_pass("job", 1)) for _ in range(3)]
     passed: queue.SimpleQueue[int | str] = queue.SimpleQueue()
     first = [threading.Thread(target=pass_gate, args=(stores[rank], rank, 3, passed)) for rank in (0, 1)]
     for thread in first:

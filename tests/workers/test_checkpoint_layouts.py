@@ -18,6 +18,7 @@ from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Manifest, Piece, Tier
 from shoal_recovery.store import DirectoryStore
 from shoal_workers.fetching import Fetcher, Sources
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 
@@ -70,7 +71,7 @@ def test_the_checkpoint_loads_to_the_bit(stored: tuple[DirectoryStore, Truth], n
     shards, manifest = shard_map(layout, MODEL), load_manifest(store, "j", STEP)
     restore = plan_restore(shards, Inventory(), (manifest,), MODEL, precision)  # type: ignore[arg-type]
     assert restore.step == STEP
-    sources = Sources(job="j", step=STEP, old=None, agents={}, open_store=lambda: store)
+    sources = Sources(job="j", step=STEP, old=None, agents={}, open_store=lambda: store, shown=epoch_pass("j", 2))
     for state, live in zip(shards.ranks, _states(layout, precision), strict=True):
         mine = [transfer for transfer in restore.transfers if transfer.rank == state.rank]
         brought = Fetcher(sources).bring(live, mine)

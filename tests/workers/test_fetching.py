@@ -25,6 +25,7 @@ from shoal_workers import arrivals, fetching, store_reads
 from shoal_workers import messages as m
 from shoal_workers.arrivals import Arrivals
 from shoal_workers.fetching import Brought, Fetcher, FetchFailed, Sources
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.store_reads import PatientReader, next_piece_bytes
@@ -221,7 +222,7 @@ def _bring(
 ) -> Brought:
     """All of it, and to the bit."""
     live = LiveState.build(MODEL, shards_of, "fp32", DeviceMemory("here:0", None))
-    sources = Sources(job="job", step=STEP, old=None, agents=agents, open_store=open_store)
+    sources = Sources(job="job", step=STEP, old=None, agents=agents, open_store=open_store, shown=epoch_pass("job", 2))
     fetcher = Fetcher(sources, lambda: told.append(None))
     try:
         brought = fetcher.bring(live, restore.transfers)

@@ -15,6 +15,7 @@ from shoal_recovery.state import Inventory, Kind, Live, RankState, ShardKey, Tie
 from shoal_recovery.store import open_store
 from shoal_workers.change import live_keys
 from shoal_workers.fetching import Fetcher, Sources
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.lending import coming
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
@@ -58,7 +59,16 @@ def test_the_new_state_is_whole_and_the_old_one_stays_until_then(data: st.DataOb
         source = _filled(model, old[state.device]) if state.device in old else None
         lent = None if source is None else source.lend(coming(mine))
         new = LiveState.build(model, state, "fp32", DeviceMemory("here:0", None), lent=lent)
-        fetcher = Fetcher(Sources(job="job", step=STEP, old=source, agents={}, open_store=lambda: open_store("")))
+        fetcher = Fetcher(
+            Sources(
+                job="job",
+                step=STEP,
+                old=source,
+                agents={},
+                open_store=lambda: open_store(""),
+                shown=epoch_pass("job", 2),
+            )
+        )
         for transfer in mine:
             if transfer.tier is not Tier.OWN:
                 new.view(transfer.key).fill_(float("nan"))  # before it is verified, anything may have come

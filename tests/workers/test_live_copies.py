@@ -31,6 +31,7 @@ from shoal_recovery.store import open_store
 from shoal_workers import changer, foresight
 from shoal_workers.change import assignments
 from shoal_workers.fetching import Fetcher, Sources
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.processes import Processes
@@ -146,7 +147,12 @@ def _assert_restores(
     live = LiveState.build(spec.model, shards.ranks[0], "fp32", DeviceMemory("here", None))
     addresses = {node: agent.address for node, agent in agents.items()}
     sources = Sources(
-        job="job", step=restore.step, old=None, agents=addresses, open_store=lambda: open_store("file:///nowhere")
+        job="job",
+        step=restore.step,
+        old=None,
+        agents=addresses,
+        open_store=lambda: open_store("file:///nowhere"),
+        shown=epoch_pass("job", 2),
     )
     fetcher = Fetcher(sources)
     assert not fetcher.bring(live, restore.transfers).failed

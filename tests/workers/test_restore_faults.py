@@ -26,6 +26,7 @@ from shoal_recovery.store import open_store
 from shoal_workers import messages as m
 from shoal_workers.change import History, take_stock
 from shoal_workers.fetching import Failed, Fetcher, Sources
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.live import LiveState
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.rooms import Rooms
@@ -119,7 +120,7 @@ def make_ground(tmp_path: Path) -> Iterator[Callable[[], Ground]]:
                 train=TrainSpec(global_batch=6, seq_len=8, steps=9),
                 checkpoint=CheckpointSpec(uri=uri),
             )
-            ground = Ground(folder=folder, agents=agents, spec=spec, link=agents["n0"].connect())
+            ground = Ground(folder=folder, agents=agents, spec=spec, link=agents["n0"].connect(epoch=1, job=JOB))
             _fill_agents(ground)
             for step in (OLDER, DONE):
                 _fill_store(uri, step)
@@ -237,6 +238,7 @@ def _restore(
                 old=None,
                 agents={node: agent.address for node, agent in ground.agents.items()},
                 open_store=lambda: open_store(str(ground.spec.checkpoint.uri)),
+                shown=epoch_pass(JOB, 2),
             )
         )
         mine = [transfer for transfer in plan.transfers if transfer.rank == state.rank]

@@ -15,6 +15,7 @@ import ray
 
 from shoal_workers.allocator import keep_memory, keep_modules
 from shoal_workers.cluster_key import join_cluster
+from shoal_workers.greeting import Pass, hold
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.log_output import LOGS, LogFile, Output
 from shoal_workers.settings import WorkerSettings
@@ -76,7 +77,9 @@ class AgentActor:
 
 @ray.remote
 class RankActor:
-    def __init__(self, cluster_id: str, node: str, job: str, index: int) -> None:
+    """Knows no key of the cluster, only the `token` of its job: it runs code of users."""
+
+    def __init__(self, cluster_id: str, node: str, job: str, index: int, token: bytes) -> None:
         settings = WorkerSettings()
         output = Output(LogFile(settings.disk_dir / cluster_id / node / LOGS / job))
         output.take()  # first of all, so that whatever goes wrong here is told
@@ -85,7 +88,7 @@ class RankActor:
         die_with_parent()
         keep_memory()
         keep_modules()
-        join_cluster()
+        hold(Pass(job, token))
         self._rank = Rank(node=node, index=index, settings=settings, output=output)
         self._rank.start()
         _end_when_cut_off(self._rank.lifeline)

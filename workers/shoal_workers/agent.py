@@ -22,7 +22,9 @@ import structlog
 from shoal_recovery.state import Snapshot
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
+from shoal_workers.admission import Admission, refusal_of
 from shoal_workers.beats import Beats, Peer
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.link_probe import probe_link
 from shoal_workers.log_output import LOGS
@@ -78,7 +80,7 @@ class _Owner:
 
     def backup(self, address: tuple[str, int]) -> Connection:
         if address not in self._backups:
-            self._backups[address] = connect(address)
+            self._backups[address] = connect(address, shown=epoch_pass(self.opened.job, self.opened.epoch))
         return self._backups[address]
 
     def forget(self, address: tuple[str, int]) -> None:
@@ -112,7 +114,7 @@ class Agent:
         self._disk_dir = disk_dir
         self._heartbeat_s = heartbeat_s
         self._owners: dict[tuple[str, str], _Owner] = {}
-        self._oldest_epochs: dict[str, int] = {}
+        self._admission = Admission()
         self._journal_lock = threading.Lock()
         self._rendezvous = MeetingPlace()
         self._spool = LogSpool(disk_dir / LOGS, limit_bytes=log_limit_bytes)
@@ -148,6 +150,11 @@ class Agent:
             except m.ProtocolError as error:
                 connection.send(m.encode(m.Done(problem=str(error))))
                 return
+            if refused := self._admission.refusal(connection.caller, message):
+                log.warning("request refused", request=type(message).__name__, why=refused)
+                connection.skip(payload_bytes)  # or it would be read as the next request
+                connection.send(m.encode(refusal_of(message, refused)))
+                continue
             if isinstance(message, m.Watch):
                 self._report(connection, message.job)
                 return
@@ -163,7 +170,6 @@ class Agent:
             case m.OpenSlots():
                 connection.send(m.encode(self._open(request)))
             case m.BeginSnapshot():
-                self._check_epoch(request.job, epoch_of(request.name))
                 self._shards.begin(request.job, request.name, request.step)
                 connection.send(m.encode(m.Done()))
             case m.SealSnapshot():
@@ -174,7 +180,7 @@ class Agent:
                 connection.send(m.encode(self._inventory(request)))
             case m.GetEpoch():
                 held = (self._shards.epoch(request.job), self._stored.epoch(request.job))
-                connection.send(m.encode(m.EpochIs(epoch=max(*held, self._oldest_epochs.get(request.job, 0)))))
+                connection.send(m.encode(m.EpochIs(epoch=max(*held, self._admission.oldest(request.job)))))
             case m.Fetch():
                 self._send_ranges(connection, request)
             case m.Upload():
@@ -211,14 +217,7 @@ class Agent:
 
     # --- snapshots ---
 
-    def _check_epoch(self, job: str, epoch: int) -> None:
-        """Raises ValueError for one whose time is over: its ranks do not know yet."""
-        oldest = self._oldest_epochs.get(job, 0)
-        if epoch < oldest:
-            raise ValueError(f"epoch {epoch} of {job} is over: epoch {oldest} steps already")
-
     def _open(self, request: m.OpenSlots) -> m.SlotsOpen:
-        self._check_epoch(request.job, request.epoch)
         name = snapshot_name(request.epoch, request.rank, mirror=request.mirror)
         layout = keys_from_rows(request.layout)
         paths, num_bytes = self._shards.open(request.job, name, layout, by_rank=True, left=request.left)
@@ -228,7 +227,6 @@ class Agent:
         return m.SlotsOpen(name=name, paths=list(paths), num_bytes=num_bytes)
 
     def _seal(self, request: m.SealSnapshot) -> m.Done:
-        self._check_epoch(request.job, epoch_of(request.name))
         with self._shards.used(request.job, request.name):
             if request.here:
                 if not self._shards.is_sealed(request.job, request.name, request.step):
@@ -269,7 +267,6 @@ class Agent:
     def _take_copy(self, connection: Connection, request: m.PutSnapshot, payload_bytes: int) -> m.Done:
         with contextlib.ExitStack() as stack:
             try:
-                self._check_epoch(request.job, epoch_of(request.name))
                 _, num_bytes = self._shards.open(request.job, request.name, keys_from_rows(request.layout))
                 stack.enter_context(self._shards.used(request.job, request.name))
                 self._shards.begin(request.job, request.name, request.step)
@@ -307,7 +304,7 @@ class Agent:
 
     def _retire(self, request: m.Retire) -> None:
         if request.before_epoch is not None:
-            self._oldest_epochs[request.job] = max(request.before_epoch, self._oldest_epochs.get(request.job, 0))
+            self._admission.retire(request.job, request.before_epoch)
         self._shards.retire(request.job, request.before_epoch)
         for job, name in list(self._owners):
             if job == request.job and (request.before_epoch is None or epoch_of(name) < request.before_epoch):

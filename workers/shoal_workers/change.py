@@ -33,6 +33,7 @@ from shoal_recovery.state import (
     without,
 )
 from shoal_workers import messages as m
+from shoal_workers.greeting import epoch_pass
 from shoal_workers.host_room import host_limits
 from shoal_workers.roster import Contact, Roster, ask
 from shoal_workers.rows import Row, keys_from_rows, snapshots_from_rows, span_rows, transfer_rows
@@ -179,7 +180,7 @@ def assignments(
     spec_mapping, plan_mapping = job_to_mapping(spec), plan_to_mapping(plan)
     kinds = {node: device_type(snapshot.node(node).device, snapshot.overrides) for node in zones}
     accelerated = all(kind.threads is None for kind in kinds.values())
-    orders = []
+    orders, token = [], epoch_pass(job, epoch).token.hex()
     for place in places:
         node = snapshot.node(place.device.node)
         kind = kinds[node.id]
@@ -204,6 +205,7 @@ def assignments(
                 host_limit_bytes=host_limits_bytes[place.rank],
                 num_threads=kind.threads,
                 accelerated=accelerated,
+                token=token,
             )
         )
     return tuple(orders)

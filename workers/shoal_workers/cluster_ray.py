@@ -32,6 +32,7 @@ from shoal_planner.strict import hints_of
 from shoal_recovery.tenure import Life
 from shoal_workers.actor import AgentActor, RankActor
 from shoal_workers.code_ray import CodeRefused, environment_of
+from shoal_workers.greeting import job_pass
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.provisioner import Member, PoolsUnreachable
 from shoal_workers.settings import HeadSettings
@@ -101,7 +102,8 @@ class RayCluster:
             environment = environment_of(self._code)
         except CodeRefused as error:
             raise NodeUnreachable(seen.node.id, f"{name} was not started: {error}") from error
-        return self._address(RankActor, name, seen, (self._cluster_id, seen.node.id, job, index), environment)
+        token = job_pass(job).token
+        return self._address(RankActor, name, seen, (self._cluster_id, seen.node.id, job, index, token), environment)
 
     def end_ranks(self, job: str, nodes: frozenset[str] | None = None) -> None:
         prefix = f"rank-{job}-"

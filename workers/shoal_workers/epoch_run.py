@@ -39,6 +39,7 @@ from shoal_workers.exchange import Exchange, GlooExchange, SoloExchange
 from shoal_workers.fetching import Brought, Failed, Fetcher, FetchFailed, Sources
 from shoal_workers.first_values import first_values
 from shoal_workers.frozen import FrozenWeights
+from shoal_workers.greeting import epoch_pass_from
 from shoal_workers.lending import coming
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
@@ -94,6 +95,7 @@ class EpochRun:
         self._marks: Callable[[int], list[Row]] = lambda step: []  # that are new after it
         self._files: list[Row] = []
         self._order = order
+        self._pass = epoch_pass_from(order.job, order.epoch, order.token)
         self._node = node
         self._device = device
         self._memory = DeviceMemory(device, order.memory_limit_bytes, order.host_limit_bytes)
@@ -174,7 +176,7 @@ class EpochRun:
         if self._snapshots is None or self.live is None:
             return
         with devices.current(self._computes_on):
-            problem = self._snapshots.hand_over(self.live, self._agent())
+            problem = self._snapshots.hand_over(self.live, self._agent(), self._pass)
         if problem:
             log.info("live state not left with the agent", device=self._device, epoch=self.epoch, problem=problem)
 
@@ -321,6 +323,7 @@ class EpochRun:
                 old=None if self._old is None else self._old.live,
                 agents={node: (host, port) for node, (host, port) in self._order.agents.items()},
                 open_store=lambda: open_store(str(job.checkpoint.uri)),
+                shown=self._pass,
             ),
             self._progress,
         )
@@ -356,7 +359,7 @@ class EpochRun:
         self._say(m.Progress(epoch=self.epoch))
 
     def _open_snapshots(self, job: JobSpec, state: RankState) -> AgentSnapshots:
-        connection = connect(self._agent())
+        connection = connect(self._agent(), shown=self._pass)
         self._on_abandon(connection.close)  # before the first question: an agent that is stopped does not answer
         wanted = slots_of(self._order, state, job, self._maps.left)
         snapshots = AgentSnapshots(connection, wanted, self._computes_on, self._maps, self._lifeline)
@@ -374,7 +377,7 @@ class EpochRun:
         patience_s = self._settings.group_timeout_s
         if plan.prediction is not None:
             patience_s = max(patience_s, _PATIENCE_STEPS * plan.prediction.step_s)
-        store, prefix = AgentStore((host, port), self._settings.group_timeout_s), f"{self._order.job}/{self.epoch}"
+        store, prefix = AgentStore((host, port), self._settings.group_timeout_s, self._pass), self._pass.scope
         self._on_abandon(store.close)
         gate = Gate(store, f"{prefix}/gate", self._order.rank, len(nodes))
         gate.pass_with_all("begun")

@@ -23,6 +23,7 @@ from shoal_recovery.state import ELEMENT_BYTES, Tier, Transfer
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
 from shoal_workers.arrivals import Arrivals
+from shoal_workers.greeting import Pass
 from shoal_workers.live import LiveState
 from shoal_workers.rows import Row
 from shoal_workers.store_reads import PatientReader
@@ -51,13 +52,15 @@ class FetchFailed(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Where a rank may fetch from. `old` is its own live state of before, whole at the step to restore, if there is
-    one; `agents` the addresses of agents by node; `open_store` is called once, if anything comes from the store."""
+    one; `agents` the addresses of agents by node, which are shown the pass of the epoch that fetches; `open_store` is
+    called once, if anything comes from the store."""
 
     job: str
     step: int
     old: LiveState | None
     agents: Mapping[str, tuple[str, int]]
     open_store: Callable[[], Store]
+    shown: Pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +246,9 @@ class Fetcher:
         request = m.Fetch(job=self._sources.job, name=name, step=self._sources.step, ranges=ranges)
         connection.send(m.encode(request))
         wire, payload_bytes = connection.receive()
+        answer = m.decode(wire)
+        if isinstance(answer, m.Done) and answer.problem:
+            raise m.ProtocolError(answer.problem)
         answer = m.decode_as(m.Fetched, wire)
         if answer.problem:
             fetched.failed.extend(Failed(transfer=transfer, problem=answer.problem) for transfer in group)
@@ -266,7 +272,7 @@ class Fetcher:
     def _connect(self, node: str) -> Connection:
         if node not in self._sources.agents:
             raise ConnectionClosed(f"no agent of {node} is known")
-        connection = connect(self._sources.agents[node])
+        connection = connect(self._sources.agents[node], shown=self._sources.shown)
         connection.set_timeout(_PATIENCE_S)
         with self._lock:
             if self._abandoned.is_set():

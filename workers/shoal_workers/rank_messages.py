@@ -135,7 +135,8 @@ class Assign:
     `num_threads`: None unless this device is a CPU; `accelerated`: none of the plan is. `backups` are rows of (node,
     host, port) of agents that are sent all that the rank vouches for, with rows of spans behind them of those that are
     sent only these; of the spans in `mirrors`, which other ranks vouch for, it takes snapshots of its own memory.
-    `marks` are those that ranks told with steps before, and `files` tell which data these are of."""
+    `marks` are those that ranks told with steps before, and `files` tell which data these are of. `token`, in
+    hexadecimal, is what agents ask of the ranks of this epoch; it is not for journals or logs."""
 
     epoch: int
     job: str
@@ -153,6 +154,7 @@ class Assign:
     host_limit_bytes: int | None
     num_threads: int | None
     accelerated: bool
+    token: str = field(repr=False)
     mirrors: list[Row] = field(default_factory=list)
     marks: list[Row] = field(default_factory=list)
     files: list[Row] = field(default_factory=list)

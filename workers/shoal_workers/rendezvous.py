@@ -14,22 +14,24 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shoal_workers.messages import Done, GetKey, KeyIs, SetKey, decode_as, encode
+from shoal_workers.greeting import Pass
+from shoal_workers.messages import Done, GetKey, KeyIs, ProtocolError, SetKey, decode, decode_as, encode
 from shoal_workers.wire import Connection, connect
 
 
 class AgentStore(dist.Store):  # type: ignore[name-defined,misc]  # missing in the stubs
-    """What ProcessGroupGloo asks of a store: set, get, wait, check. Safe to call from several threads."""
+    """What ProcessGroupGloo asks of a store: set, get, wait, check. Safe to call from several threads. Keys begin with
+    the scope of the pass, and a '/'. Raises ProtocolError where the agent does not admit it."""
 
-    def __init__(self, address: tuple[str, int], timeout_s: float) -> None:
+    def __init__(self, address: tuple[str, int], timeout_s: float, shown: Pass) -> None:
         super().__init__()
         self._timeout_s = timeout_s
         # Two, so that one thread can set what another waits for.
-        self._asking, self._waiting = _Line(address), _Line(address)
+        self._asking, self._waiting = _Line(address, shown), _Line(address, shown)
 
     def set(self, key: str, value: str | bytes) -> None:
         raw = value.encode() if isinstance(value, str) else bytes(value)
-        decode_as(Done, self._asking.request(SetKey(key=key, value=base64.b64encode(raw).decode())))
+        self._asking.request(SetKey(key=key, value=base64.b64encode(raw).decode()))
 
     def get(self, key: str) -> bytes:
         value = self._wait(key, self._timeout_s)
@@ -92,10 +94,13 @@ class Gate:
 class _Line:
     """One question at a time."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.connection: Connection = connect(address)
+    def __init__(self, address: tuple[str, int], shown: Pass) -> None:
+        self.connection: Connection = connect(address, shown=shown)
         self._lock = threading.Lock()
 
     def request(self, message: SetKey | GetKey) -> dict[str, Any]:
         with self._lock:
-            return self.connection.request(encode(message))
+            wire = self.connection.request(encode(message))
+        if isinstance(answer := decode(wire), Done) and answer.problem:
+            raise ProtocolError(answer.problem)
+        return wire

@@ -21,6 +21,7 @@ import structlog
 from shoal_planner.cluster import DeviceRef
 from shoal_recovery.decide import Member, Witness
 from shoal_workers import messages as m
+from shoal_workers.greeting import job_pass
 from shoal_workers.nodes import Cluster, NodeSeen, NodeUnreachable
 from shoal_workers.rows import Row
 from shoal_workers.wire import Connection, ConnectionClosed, connect
@@ -320,7 +321,7 @@ class Roster:
                 self._recruiting.discard(seen.incarnation)
 
     def _enter(self, entry: _Entry, index: int | None, address: tuple[str, int]) -> None:
-        connection = connect(address)
+        connection = connect(address, shown=None if index is None else job_pass(self._job))
         # The first word is waited for: the kernel of a process that is stopped accepts connections, too.
         connection.set_timeout(_FIRST_WORD_S)
         connection.send(m.encode(m.Watch(job=self._job, after_step=self.after_step)))

@@ -17,6 +17,7 @@ from shoal_recovery.state import ShardKey
 from shoal_workers import messages as m
 from shoal_workers.devices import Downloads
 from shoal_workers.errors import EpochAbandoned, PeerLost
+from shoal_workers.greeting import Pass
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
 from shoal_workers.shards import NUM_SLOTS
@@ -116,7 +117,7 @@ class AgentSnapshots:
             self._changed.notify_all()
         self._connection.close()
 
-    def hand_over(self, live: LiveState, address: tuple[str, int]) -> str | None:
+    def hand_over(self, live: LiveState, address: tuple[str, int], shown: Pass) -> str | None:
         """After the end of the epoch: what is whole in the memory of this rank, and perhaps not sealed yet, is left
         with its agent, so that any rank can get it. Sends no copies. What went wrong, if anything did."""
         step = live.tag
@@ -125,7 +126,7 @@ class AgentSnapshots:
         if self._sealing is not None:
             self._sealing.join(_HAND_OVER_S)
         try:
-            connection = connect(address, _HAND_OVER_S)
+            connection = connect(address, _HAND_OVER_S, shown)
         except ConnectionClosed as error:
             return str(error)
         connection.set_timeout(_HAND_OVER_S)

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from shoal_workers.greeting import Stranger, expect_greeting, greet
+from shoal_workers.greeting import Caller, Pass, Stranger, WrongToken, expect_greeting, greet
 
 log = structlog.get_logger()
 
@@ -25,6 +25,8 @@ _HEADER = struct.Struct("!IQ")
 _MAX_JSON_BYTES = 256 * 1024 * 1024
 _SCRATCH_BYTES = 1024 * 1024
 _ACCEPT_AGAIN_S = 0.1
+_REFUSED_S = 2.0
+_REFUSED_BYTES = 1 << 20
 
 Buffer = bytes | bytearray | memoryview
 
@@ -34,11 +36,13 @@ class ConnectionClosed(Exception):
 
 
 class Connection:
-    """One socket. Any thread may send; one thread at a time may receive."""
+    """One socket. Any thread may send; one thread at a time may receive. `caller` is who has shown a pass to this
+    side, where it was called."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
+        self.caller = Caller()
         self._send_lock = threading.Lock()
 
     def send(self, message: dict[str, Any], payload: Iterable[Buffer] = ()) -> None:
@@ -116,6 +120,18 @@ class Connection:
         limit = struct.pack("@ll", int(seconds), int(rest * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
+    def refuse(self, why: str) -> None:
+        """Says so, as an answer to whatever is asked, and closes. Takes some of what is asked, unread: else the kernel
+        would throw away what was said."""
+        with contextlib.suppress(ConnectionClosed, OSError):
+            self.send({"kind": "Done", "problem": why})
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(_REFUSED_S)
+            left = _REFUSED_BYTES
+            while left > 0 and (part := self._socket.recv(min(left, 1 << 16))):
+                left -= len(part)
+        self.close()
+
     def close(self) -> None:
         """Wakes whoever waits on this connection, on both sides."""
         with contextlib.suppress(OSError):
@@ -123,15 +139,15 @@ class Connection:
         self._socket.close()
 
 
-def connect(address: tuple[str, int], timeout_s: float = 5.0) -> Connection:
-    """To somebody of this cluster, which is greeted. Raises ConnectionClosed."""
+def connect(address: tuple[str, int], timeout_s: float = 5.0, shown: Pass | None = None) -> Connection:
+    """To somebody of this cluster, who is shown this pass (None: that of the process). Raises ConnectionClosed."""
     try:
         sock = socket.create_connection(address, timeout=timeout_s)
     except OSError as error:
         raise ConnectionClosed(f"{address[0]}:{address[1]}: {error}") from error
     connection = Connection(sock)
     try:
-        greet(sock)
+        greet(sock, shown)
         sock.settimeout(None)
     except OSError as error:
         connection.close()
@@ -174,8 +190,11 @@ class Server:
 
     def _serve(self, sock: socket.socket, connection: Connection) -> None:
         try:
-            expect_greeting(sock)
+            connection.caller = expect_greeting(sock)
             self._handle(connection)
+        except WrongToken as error:
+            log.warning("caller refused", server=self._name, error=str(error))
+            connection.refuse(str(error))
         except Stranger as error:
             log.warning("caller refused", server=self._name, error=str(error))
         except ConnectionClosed:
