@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -126,6 +127,12 @@ class _Table:
     def of_project(self, project: str) -> int:
         return sum(self.devices(self.shares[job.id]) for job in self.jobs.values() if job.project == project)
 
+    def _by_project(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for job in self.jobs.values():
+            found[job.project] += self.devices(self.shares[job.id])
+        return found
+
     def level(self, job: Contender) -> tuple[int, int, float, str]:
         """The least of all has the first claim."""
         return self.of_project(job.project), self.devices(self.shares[job.id]), job.created_at_s, job.id
@@ -176,7 +183,8 @@ class _Table:
         for _, alike in itertools.groupby(sorted(lacking, key=lambda job: -job.priority), lambda job: job.priority):
             left = list(alike)
             while left:
-                job = min(left, key=lambda job: (not job.begun, *self.level(job)[::2], job.created_at_s, job.id))
+                devices = self._by_project()  # who was before may have taken some
+                job = min(left, key=lambda job: (not job.begun, devices[job.project], job.created_at_s, job.id))
                 left.remove(job)
                 yield job
 

@@ -8,18 +8,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, JobState
-from shoal_service import jobs, journal, pools, shares, signs, storages
+from shoal_service import jobs, journal, pools, queueing, shares, signs, storages
 from shoal_service.errors import Conflict, NotFound
-from shoal_service.models import ClusterRow, JobRow, ShareRow
+from shoal_service.models import ClusterRow, JobRow
 from shoal_service.shapes_clusters import Cluster
 from shoal_service.shapes_jobs import ClusterOfJob, WishedDrill, WishedJob, Wishes, WishOfControl
 
-_QUEUE_SEEN = 200  # of the jobs that wait
 _AT_REST = tuple(state.value for state in AT_REST)
 _OPEN = tuple(state.value for state in JobState if state not in AT_REST)
 _BEGUN = tuple(state for state in _OPEN if state != JobState.QUEUED.value)
@@ -100,14 +99,13 @@ async def adopt_waiting(session: AsyncSession, cluster_id: str) -> list[str]:
     return waiting
 
 
-async def scheduled(session: AsyncSession, cluster_id: str) -> Sequence[JobRow]:
+async def scheduled(session: AsyncSession, cluster_id: str, waiting: Select[str] | None = None) -> Sequence[JobRow]:
     """All jobs of this cluster that have begun and do not rest, and of those that wait the ones whose turn comes
-    first."""
+    first, or these `waiting` ones, by id."""
     mine = select(JobRow).where(JobRow.cluster_id == cluster_id)
     begun = await session.scalars(mine.where(JobRow.state.not_in((*_AT_REST, JobState.QUEUED.value))))
-    queue = mine.join(ShareRow, ShareRow.job_id == JobRow.id).where(JobRow.state == JobState.QUEUED.value)
-    order = (ShareRow.priority.desc(), JobRow.created_at_s, JobRow.id)
-    queued = await session.scalars(queue.order_by(*order).limit(_QUEUE_SEEN))
+    chosen = queueing.in_turn(cluster_id) if waiting is None else waiting
+    queued = await session.scalars(select(JobRow).where(JobRow.id.in_(chosen)))
     return sorted([*begun.all(), *queued.all()], key=lambda row: row.id)
 
 

@@ -19,7 +19,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_planner.allotment import Allotment, Contender, allot
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.fitting import Fitting, Known
-from shoal_planner.job import JobSpec
 from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import AT_REST, JobState
@@ -100,7 +99,7 @@ class Scheduler:
             cluster = (await session.scalars(locked.execution_options(populate_existing=True))).one()
             if await _seen(session, cluster) != seen:
                 return None
-            rows = {row.id: row for row in await clusters.scheduled(session, cluster_id)}
+            rows = {row.id: row for row in await jobs.of_ids(session, list(seen.specs))}
             told = await shares.of_jobs(session, list(rows))
             alone = len(seen.contenders) == 1 and not _has_caps(seen.contenders[0])
             by_id = {contender.id: contender for contender in seen.contenders}
@@ -164,7 +163,7 @@ async def _seen(session: AsyncSession, cluster: ClusterRow) -> _Seen:
         contenders=tuple(contender for contender, _ in found),
         snapshot=dataclasses.replace(snapshot, nodes=nodes),
         specs={contender.id: spec for contender, spec in found},
-        rented=await pools.newest_of_jobs(session, [each.id for each, spec in found if _may_rent(spec)]),
+        rented=await pools.newest_of_jobs(session, [each.id for each, spec in found if shares.may_rent(spec)]),
     )
 
 
@@ -195,10 +194,6 @@ async def _contender(
 def project_of(row: JobRow) -> str:
     """Whose fair share its nodes count to."""
     return row.project_id
-
-
-def _may_rent(spec: AnyJob) -> bool:
-    return isinstance(spec, JobSpec) and spec.limits.rent
 
 
 def _has_caps(job: Contender) -> bool:
