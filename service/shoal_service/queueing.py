@@ -12,7 +12,7 @@ from shoal_recovery.journal import JobState
 from shoal_service.models import JobRow, ShareRow
 
 SEEN = 200  # by priority; as many again by their turn within their project
-HOLD_UP_NOBODY = ("no_plan_fits",)
+HOLD_UP_NOBODY = ("no_plan_fits", "price_above_limit")
 
 _AGE = (JobRow.created_at_s, JobRow.id)
 
