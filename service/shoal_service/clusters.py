@@ -186,7 +186,7 @@ async def _silence(session: AsyncSession, job: JobRow, row: ClusterRow, heard: s
         return f"{what}; the job is cancelled once it is heard of again, or counts as lost"
     if row.fault_tolerant_head:
         what += "; training may well go on there"
-    if stored is None and job.last_seq:
+    if stored is None and await journal.has_begun(session, job.id):
         return f"{what}; no step of the job stands in an object store, so it waits for that cluster"
     return f"{what}; if it stays away, the job goes on on the next one that connects and has a plan for it" + (
         "" if stored is None else f", from step {stored} or a newer one"

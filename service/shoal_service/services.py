@@ -17,6 +17,7 @@ from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
 from shoal_service.lost_clusters import LostClusters
 from shoal_service.meters import Meters
+from shoal_service.moving import Moving
 from shoal_service.planning import Planner
 from shoal_service.renting import Renting
 from shoal_service.scheduler import Scheduler
@@ -36,6 +37,7 @@ class Services:
     awake: Awake
     takeover: Takeover
     lost_clusters: LostClusters
+    moving: Moving
     followers: Followers
     tails: Tails
     histories: Histories

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from shoal_planner.allotment import Allotment, Contender
 from shoal_planner.errors import price_above_limit
 
-WAITING_CODES = ("waits_for_nodes", "no_plan_fits", "price_above_limit", "preempted_by_priority")
+MOVED_CODE = "moved_to_cluster"
+WAITING_CODES = ("waits_for_nodes", "no_plan_fits", "price_above_limit", "preempted_by_priority", MOVED_CODE)
 _SHOWN = 4
 
 
