@@ -17,8 +17,9 @@ from shoal_service import jobs, journal, pools, queueing, shares, signs, storage
 from shoal_service.errors import Conflict, NotFound
 from shoal_service.models import ClusterRow, JobRow
 from shoal_service.shapes_clusters import Cluster
-from shoal_service.shapes_jobs import ClusterOfJob, WishedDrill, WishedJob, Wishes, WishOfControl
+from shoal_service.shapes_jobs import ClusterOfJob, JobProblem, WishedDrill, WishedJob, Wishes, WishOfControl
 
+CLUSTER_SILENT = "cluster_silent"
 _AT_REST = tuple(state.value for state in AT_REST)
 _OPEN = tuple(state.value for state in JobState if state not in AT_REST)
 _BEGUN = tuple(state for state in _OPEN if state != JobState.QUEUED.value)
@@ -175,22 +176,51 @@ async def of_job(session: AsyncSession, job: JobRow) -> ClusterOfJob | None:
         "heard_of_at": heard,
         "fault_tolerant_head": row.fault_tolerant_head,
         "if_head_dies": if_head_dies(row),
-        "problem": None if connected(row) or job.state in _AT_REST else await _silence(session, job, row, heard),
+        "problem": None if connected(row) or job.state in _AT_REST else await _silence(session, job, row),
     }
 
 
-async def _silence(session: AsyncSession, job: JobRow, row: ClusterRow, heard: str) -> str:
+async def silences(session: AsyncSession, found: Sequence[JobRow]) -> dict[str, JobProblem]:
+    """By job, of those whose cluster is not heard of, and that do not rest. Only told: what they do is not known here,
+    and nothing is done to them, so when the cluster is heard of again it is as if this had never been said."""
+    wanted = {job.cluster_id for job in found if job.state not in _AT_REST}
+    query = select(ClusterRow).where(ClusterRow.id.in_(wanted), ClusterRow.lease_until_s <= time.time())
+    silent = {row.id: row for row in await session.scalars(query)}
+    problems: dict[str, JobProblem] = {}
+    for job in found:
+        row = silent.get(job.cluster_id or "")
+        if row is not None and job.state not in _AT_REST:
+            reason = await _silence(session, job, row)
+            problems[job.id] = {"code": CLUSTER_SILENT, "since": jobs.rfc3339(row.updated_at_s), "reason": reason}
+    return problems
+
+
+async def with_jobs_unheard(
+    session: AsyncSession, projects: frozenset[str] | None, limit: int
+) -> list[tuple[JobRow, JobProblem]]:
+    """The newest jobs of these projects (None: all) whose clusters are not heard of, and what there is to say of it."""
+    query = select(JobRow).join(ClusterRow, ClusterRow.id == JobRow.cluster_id)
+    query = query.where(ClusterRow.lease_until_s <= time.time(), JobRow.state.in_(_OPEN))
+    if projects is not None:
+        query = query.where(JobRow.project_id.in_(projects))
+    rows = (await session.scalars(query.order_by(JobRow.id.desc()).limit(limit))).all()
+    problems = await silences(session, rows)
+    return [(row, problems[row.id]) for row in rows if row.id in problems]
+
+
+async def _silence(session: AsyncSession, job: JobRow, row: ClusterRow) -> str:
     _, stored = await journal.at_stake(session, job.id)
-    what = f"cluster {row.id} has not been heard of since {heard}"
+    what = f"cluster {row.id} has not been heard of since {jobs.rfc3339(row.updated_at_s)}"
     if job.wish == jobs.WISH_CANCELLED:
         return f"{what}; the job is cancelled once it is heard of again, or counts as lost"
+    if not await journal.has_begun(session, job.id):
+        return f"{what}; the job has not begun, and begins on whichever cluster can let it begin first"
     if row.fault_tolerant_head:
         what += "; training may well go on there"
-    if stored is None and await journal.has_begun(session, job.id):
+    if stored is None:
         return f"{what}; no step of the job stands in an object store, so it waits for that cluster"
-    return f"{what}; if it stays away, the job goes on on the next one that connects and has a plan for it" + (
-        "" if stored is None else f", from step {stored} or a newer one"
-    )
+    stays = "if it stays away, the job goes on on the next one that connects and has a plan for it"
+    return f"{what}; {stays}, from step {stored} or a newer one"
 
 
 def resource(row: ClusterRow) -> Cluster:

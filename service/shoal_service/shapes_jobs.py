@@ -116,7 +116,21 @@ class Share(TypedDict):
     warning: str | None
 
 
-class JobInFull(Job):
+class JobProblem(TypedDict):
+    """Why what `status` says may be old, and what happens next; goes away by itself. `code`: `cluster_silent`."""
+
+    code: str
+    since: At
+    reason: str
+
+
+class ListedJob(Job):
+    """`problem` where there is one."""
+
+    problem: JobProblem | None
+
+
+class JobInFull(ListedJob):
     """A job by itself."""
 
     cluster: ClusterOfJob | None
