@@ -152,8 +152,17 @@ class Expected(TypedDict):
     usd_per_million_tokens: float | None
 
 
+class Foretold(TypedDict):
+    """A limit, `param`, that the job is predicted to reach before it is done; `reason` has the figures."""
+
+    code: str
+    param: str
+    reason: str
+
+
 class DryRun(TypedDict):
-    """What would come of a job. `plan` and `expected` are null where nobody can tell; `reason` says why."""
+    """What would come of a job. `plan` and `expected` are null where nobody can tell; `reason` says why. `warnings` say
+    which of its limits do not suffice for what is expected."""
 
     dry_run: Literal[True]
     name: str
@@ -162,6 +171,7 @@ class DryRun(TypedDict):
     cluster_id: str | None
     plan: Plan | None
     expected: Expected | None
+    warnings: list[Foretold]
     reason: str
 
 
