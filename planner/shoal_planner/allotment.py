@@ -13,8 +13,10 @@ Two phases: what a job is to leave is granted to another one only when nobody us
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,7 +53,8 @@ class Allotment:
     """`target` is what the job is to have, `grant` what it may use from now on. `position` counts from 1 among those
     that wait. `preempted_by` is set where the job has to go entirely: it keeps its share until its state is safe.
     `waits_for` are the jobs that still use nodes of its target; `behind` the one that it must not overtake;
-    `never_fits`: not even on all nodes."""
+    `never_fits`: not even on all nodes; `least_price_per_hour` is then what the cheapest nodes cost that it was found
+    to fit, where its `max_price_per_hour` alone is in its way."""
 
     job: str
     target: frozenset[str]
@@ -61,6 +64,7 @@ class Allotment:
     waits_for: tuple[str, ...] = ()
     behind: str | None = None
     never_fits: bool = False
+    least_price_per_hour: float | None = None
 
 
 def allot(jobs: Collection[Contender], nodes: Collection[Node], fits: Fits) -> tuple[Allotment, ...]:
@@ -93,7 +97,7 @@ class _Table:
     preempted_by: dict[str, str] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
     behind: dict[str, str] = field(default_factory=dict)
-    never: set[str] = field(default_factory=set)
+    never: dict[str, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         left = set(self.nodes)
@@ -126,6 +130,12 @@ class _Table:
     def of_project(self, project: str) -> int:
         return sum(self.devices(self.shares[job.id]) for job in self.jobs.values() if job.project == project)
 
+    def _by_project(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for job in self.jobs.values():
+            found[job.project] += self.devices(self.shares[job.id])
+        return found
+
     def level(self, job: Contender) -> tuple[int, int, float, str]:
         """The least of all has the first claim."""
         return self.of_project(job.project), self.devices(self.shares[job.id]), job.created_at_s, job.id
@@ -155,7 +165,7 @@ class _Table:
     # --- everybody's least ---
 
     def admit(self) -> None:
-        self.waiting, self.behind, self.never = [], {}, set()
+        self.waiting, self.behind, self.never = [], {}, {}
         blocked: str | None = None
         for job in self._in_turn():
             found = None if blocked else self._least(job)
@@ -168,7 +178,7 @@ class _Table:
             elif self._could_run(job):
                 blocked = job.id
             else:
-                self.never.add(job.id)
+                self.never[job.id] = self._least_price(job)
 
     def _in_turn(self) -> Iterator[Contender]:
         """Those that lack their least. Who has begun was here before."""
@@ -176,12 +186,39 @@ class _Table:
         for _, alike in itertools.groupby(sorted(lacking, key=lambda job: -job.priority), lambda job: job.priority):
             left = list(alike)
             while left:
-                job = min(left, key=lambda job: (not job.begun, *self.level(job)[::2], job.created_at_s, job.id))
+                devices = self._by_project()  # who was before may have taken some
+                job = min(left, key=lambda job: (not job.begun, devices[job.project], job.created_at_s, job.id))
                 left.remove(job)
                 yield job
 
     def _could_run(self, job: Contender) -> bool:
-        return self.fits(job.id, frozenset(self._within(job, (), sorted(self.nodes))))
+        everything = sorted(self.nodes)
+        if self.fits(job.id, frozenset(self._within(job, (), everything))):
+            return True
+        return self._affordable(job, set(), everything) is not None
+
+    def _least_price(self, job: Contender) -> float | None:
+        """None where it is not its limit that is in its way."""
+        found = None if job.max_price_per_hour is None else self._cheapest(job, set(), sorted(self.nodes))
+        return None if found is None else self._price(found)
+
+    def _affordable(self, job: Contender, own: set[str], nodes: Sequence[str]) -> set[str] | None:
+        """What is cheapest node by node may fill its limit without sufficing: so whole sets are compared."""
+        if job.max_price_per_hour is None:
+            return None
+        found = self._cheapest(job, own, nodes)
+        return found if found is not None and self._price(found) <= job.max_price_per_hour else None
+
+    def _cheapest(self, job: Contender, own: set[str], nodes: Sequence[str]) -> set[str] | None:
+        """Of small sets for it, whatever they cost, the cheapest: one of all kinds, the cheaper kinds first, and one of
+        each kind. None where it fits none of them."""
+        unlimited = dataclasses.replace(job, max_price_per_hour=None)
+        in_order = sorted(nodes, key=lambda node: self.nodes[node].price_per_hour)
+        kinds = self._alike(node for node in in_order if self.allows(job, node))
+        together = self._alike(self._within(unlimited, own, in_order))
+        tried = [together, *([self._within(unlimited, own, kind)] for kind in kinds)]
+        fitting = [groups for groups in tried if groups and self.fits(job.id, frozenset(own.union(*groups)))]
+        return min((self._pruned(job, own, groups) for groups in fitting), key=self._price, default=None)
 
     def _within(self, job: Contender, have: Iterable[str], more: Iterable[str]) -> list[str]:
         """Of `more`, in that order, what its limits allow beside what it has."""
@@ -196,14 +233,16 @@ class _Table:
         """A smallest set for it, from where it hurts least; None where there is none."""
         own = self.shares[job.id]
         groups: list[list[str]] = []
+        seen: list[str] = []
         for source in self._sources(job):
             if job.max_price_per_hour is not None:
                 source = sorted(source, key=lambda node: self.nodes[node].price_per_hour)
             have = own.union(*groups)
+            seen.extend(source)
             groups.extend(self._alike(self._within(job, have, source)))
             if groups and self.fits(job.id, frozenset(own.union(*groups))):
                 return self._pruned(job, own, groups)
-        return None
+        return self._affordable(job, own, seen)
 
     def _sources(self, job: Contender) -> Iterator[list[str]]:
         """What nobody has, what others can spare, and all that those of lower priority have."""
@@ -342,6 +381,7 @@ def _answer(table: _Table, job: Contender) -> Allotment:
         waits_for=tuple(other.id for other in others if (other.uses | other.share) & (target - grant)),
         behind=table.behind.get(job.id),
         never_fits=job.id in table.never,
+        least_price_per_hour=table.never.get(job.id),
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from shoal_planner.allotment import Contender, allot
 from shoal_planner.cluster import ClusterSnapshot
-from shoal_planner.errors import NoPlanFits
+from shoal_planner.errors import NoPlanFits, PriceAboveLimit
 from shoal_planner.fitting import Fitting
 from shoal_planner.job import JobSpec
 from shoal_planner.profile import Profile
@@ -30,7 +30,7 @@ def plan_alone(
 
 def share_of(job: JobSpec, snapshot: ClusterSnapshot, profile: Profile, time_limit_s: float = 60.0) -> ClusterSnapshot:
     """The cluster without the nodes that the scheduler would not give the job if it were the only one. Raises
-    NoPlanFits."""
+    NoPlanFits, and PriceAboveLimit where that limit alone is in its way."""
     limits = job.limits
     if limits.max_devices is None and limits.max_price_per_hour is None:
         return snapshot
@@ -41,6 +41,8 @@ def share_of(job: JobSpec, snapshot: ClusterSnapshot, profile: Profile, time_lim
         max_price_per_hour=limits.max_price_per_hour,
     )
     (found,) = allot([alone], snapshot.nodes, Fitting({_ID: job}, snapshot, profile, {}, time_limit_s))
+    if limits.max_price_per_hour is not None and found.least_price_per_hour is not None:
+        raise PriceAboveLimit(limits.max_price_per_hour, found.least_price_per_hour)
     if not found.target:
         raise NoPlanFits(f"none was found on nodes that {_limits(job)} allow beside each other")
     return snapshot.without(node.id for node in snapshot.nodes if node.id not in found.target)

@@ -58,6 +58,25 @@ class HostTooSmall(NoPlanFits):
     """A host has no room for the snapshots, or the state, that it is to keep."""
 
 
+class PriceAboveLimit(NoPlanFits):
+    """There are plans of this job, on nodes that cost more in an hour than `limit`: the cheapest that were found cost
+    `least`, in dollars."""
+
+    def __init__(self, limit: float, least: float) -> None:
+        NoPlanFits.__init__(self, price_above_limit(limit, least))
+        self.args = (limit, least)
+        self.limit = limit
+        self.least = least
+
+
+def price_above_limit(limit: float, least: float) -> str:
+    """A clause for the user."""
+    return (
+        f"limits.max_price_per_hour = {limit:g} USD, and the cheapest nodes that a plan of it was found for cost "
+        f"{least:g} USD an hour"
+    )
+
+
 class ScheduleError(AssertionError):
     """The programs of a plan contradict each other; `rank` is where it shows, `problem` a sentence."""
 

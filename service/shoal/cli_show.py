@@ -55,12 +55,18 @@ def show_jobs(jobs: Iterable[Mapping[str, Any]]) -> None:
                 status["loss"],
                 status["tokens_per_s"],
                 status["recoveries"],
-                status["reason"],
+                _reason(job),
             )
             for job in jobs
             for status in (job["status"],)
         ),
     )
+
+
+def _reason(job: Mapping[str, Any]) -> str:
+    """Of a server of before no problem is told."""
+    problem = job.get("problem")
+    return str(job["status"]["reason"] if problem is None else f"{problem['code']}: {problem['reason']}")
 
 
 def show_job(job: Mapping[str, Any]) -> None:
@@ -70,6 +76,7 @@ def show_job(job: Mapping[str, Any]) -> None:
         ("name", job["name"]),
         ("state", f"{status['state']} ({status['code']}{_wished(job)})"),
         ("reason", status["reason"]),
+        *([("problem", f"{job['problem']['code']}: {job['problem']['reason']}")] if job.get("problem") else []),
         ("since", status["since"]),
         ("step", _progress(status, " of ")),
         ("loss", status["loss"]),
@@ -100,8 +107,6 @@ def _cluster(job: Mapping[str, Any]) -> str | None:
     found = job.get("cluster")
     if found is None:
         return str(job["cluster_id"]) if job["cluster_id"] else None
-    if found["problem"]:
-        return str(found["problem"])
     return f"{found['id']}, {'' if found['connected'] else 'not '}connected"
 
 

@@ -139,6 +139,7 @@ def show_dry_run(found: Mapping[str, Any]) -> None:
             ("$ in all", _money(expected["usd"], missing)),
             ("$ per million tokens", _money(expected["usd_per_million_tokens"], missing)),
         ]
+    rows += [(each["code"], each["reason"]) for each in found.get("warnings", ())]
     table(("", ""), rows, header=False)
     print("nothing was created")
 

@@ -33,7 +33,7 @@ async def renew_lease(deps: Deps, cluster_id: Annotated[Identifier, Path()], rep
     """Takes or renews the lease of a cluster and tells what it consists of. 409 while another holder's lasts.
 
     Jobs that waited for any cluster are given to the first that comes, and so are those of clusters that are gone,
-    where nothing is lost by that."""
+    where nothing is lost by that, and those that wait for another one while this one has idle nodes for them."""
     _check_values(report)
     lease_s = min(report.lease_s, deps.settings.max_lease_s)
     async with deps.database.write() as session:
@@ -54,6 +54,7 @@ async def renew_lease(deps: Deps, cluster_id: Annotated[Identifier, Path()], rep
     if adopted:
         deps.bell.ring(JOBS)
     deps.takeover.look(cluster_id)
+    deps.moving.look(cluster_id)
     return {"cluster_id": cluster_id, "lease_until": jobs.rfc3339(row.lease_until_s), "lease_s": lease_s}
 
 

@@ -29,7 +29,7 @@ from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
 from shoal_service.services import Deps, Services
 from shoal_service.shapes import Page
-from shoal_service.shapes_jobs import DryRun, Job, JobInFull
+from shoal_service.shapes_jobs import DryRun, Job, JobInFull, ListedJob
 from shoal_service.submission import MOST_JOB_BYTES, check_surroundings, read_any_job
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -121,7 +121,7 @@ async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, 
     return row
 
 
-@router.get("", responses=documented(ok=Page[Job]))
+@router.get("", responses=documented(ok=Page[ListedJob]))
 async def list_jobs(
     deps: Deps,
     caller: Caller,
@@ -146,11 +146,12 @@ async def list_jobs(
     )
     async with deps.database.read() as session:
         rows, following = await jobs.list_page(session, wanted, limit=limit, cursor=cursor)
+        problems = await clusters.silences(session, rows)
 
     def rest(kept: int) -> dict[str, Any]:
         return {"next_cursor": following if kept == len(rows) else jobs.cursor_after(rows[kept - 1].id)}
 
-    return page([jobs.resource(row) for row in rows], rest)
+    return page([{**jobs.resource(row), "problem": problems.get(row.id)} for row in rows], rest)
 
 
 @router.get("/{job_id}", responses=documented(404, ok=JobInFull))
@@ -160,9 +161,10 @@ async def get_job(deps: Deps, job_id: str) -> Response:
     progress."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
+        problem = (await clusters.silences(session, [row])).get(job_id)
         cluster, tracked = await clusters.of_job(session, row), await trackers.of_job(session, job_id)
         share = shares.resource(await shares.of_job(session, job_id))
-    found = {**jobs.resource(row), "cluster": cluster, "trackers": tracked, "share": share}
+    found = {**jobs.resource(row), "problem": problem, "cluster": cluster, "trackers": tracked, "share": share}
     return JSONResponse(found, headers={"ETag": preconditions.etag(row)})
 
 

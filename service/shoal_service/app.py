@@ -63,6 +63,7 @@ from shoal_service.lost_clusters import LostClusters
 from shoal_service.metered import Metered
 from shoal_service.meters import Meters
 from shoal_service.migrating import bring_up
+from shoal_service.moving import Moving
 from shoal_service.open_streams import OpenStreams
 from shoal_service.parameters import known_parameters
 from shoal_service.planning import Planner
@@ -115,6 +116,7 @@ def create_app(settings: Settings) -> FastAPI:
         bell=bell,
         planner=planner,
         awake=awake,
+        moving=Moving(database, bell, settings.plan_time_limit_s),
         takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
         lost_clusters=LostClusters(database, bell, settings.cluster_lost_s, awake),
         followers=Followers(database, bell, settings),
@@ -212,6 +214,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await services.enforcement.close()
     await services.followers.close()
     await services.takeover.close()
+    await services.moving.close()
     await retention.close()
     if relay is not None:
         await relay.close()

@@ -8,18 +8,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import AT_REST, JobState
-from shoal_service import jobs, journal, pools, shares, signs, storages
+from shoal_service import jobs, journal, pools, queueing, shares, signs, storages
 from shoal_service.errors import Conflict, NotFound
-from shoal_service.models import ClusterRow, JobRow, ShareRow
+from shoal_service.models import ClusterRow, JobRow
 from shoal_service.shapes_clusters import Cluster
-from shoal_service.shapes_jobs import ClusterOfJob, WishedDrill, WishedJob, Wishes, WishOfControl
+from shoal_service.shapes_jobs import ClusterOfJob, JobProblem, WishedDrill, WishedJob, Wishes, WishOfControl
 
-_QUEUE_SEEN = 200  # of the jobs that wait
+CLUSTER_SILENT = "cluster_silent"
 _AT_REST = tuple(state.value for state in AT_REST)
 _OPEN = tuple(state.value for state in JobState if state not in AT_REST)
 _BEGUN = tuple(state for state in _OPEN if state != JobState.QUEUED.value)
@@ -100,14 +100,13 @@ async def adopt_waiting(session: AsyncSession, cluster_id: str) -> list[str]:
     return waiting
 
 
-async def scheduled(session: AsyncSession, cluster_id: str) -> Sequence[JobRow]:
+async def scheduled(session: AsyncSession, cluster_id: str, waiting: Select[str] | None = None) -> Sequence[JobRow]:
     """All jobs of this cluster that have begun and do not rest, and of those that wait the ones whose turn comes
-    first."""
+    first, or these `waiting` ones, by id."""
     mine = select(JobRow).where(JobRow.cluster_id == cluster_id)
     begun = await session.scalars(mine.where(JobRow.state.not_in((*_AT_REST, JobState.QUEUED.value))))
-    queue = mine.join(ShareRow, ShareRow.job_id == JobRow.id).where(JobRow.state == JobState.QUEUED.value)
-    order = (ShareRow.priority.desc(), JobRow.created_at_s, JobRow.id)
-    queued = await session.scalars(queue.order_by(*order).limit(_QUEUE_SEEN))
+    chosen = queueing.in_turn(cluster_id) if waiting is None else waiting
+    queued = await session.scalars(select(JobRow).where(JobRow.id.in_(chosen)))
     return sorted([*begun.all(), *queued.all()], key=lambda row: row.id)
 
 
@@ -177,22 +176,51 @@ async def of_job(session: AsyncSession, job: JobRow) -> ClusterOfJob | None:
         "heard_of_at": heard,
         "fault_tolerant_head": row.fault_tolerant_head,
         "if_head_dies": if_head_dies(row),
-        "problem": None if connected(row) or job.state in _AT_REST else await _silence(session, job, row, heard),
+        "problem": None if connected(row) or job.state in _AT_REST else await _silence(session, job, row),
     }
 
 
-async def _silence(session: AsyncSession, job: JobRow, row: ClusterRow, heard: str) -> str:
+async def silences(session: AsyncSession, found: Sequence[JobRow]) -> dict[str, JobProblem]:
+    """By job, of those whose cluster is not heard of, and that do not rest. Only told: what they do is not known here,
+    and nothing is done to them, so when the cluster is heard of again it is as if this had never been said."""
+    wanted = {job.cluster_id for job in found if job.state not in _AT_REST}
+    query = select(ClusterRow).where(ClusterRow.id.in_(wanted), ClusterRow.lease_until_s <= time.time())
+    silent = {row.id: row for row in await session.scalars(query)}
+    problems: dict[str, JobProblem] = {}
+    for job in found:
+        row = silent.get(job.cluster_id or "")
+        if row is not None and job.state not in _AT_REST:
+            reason = await _silence(session, job, row)
+            problems[job.id] = {"code": CLUSTER_SILENT, "since": jobs.rfc3339(row.updated_at_s), "reason": reason}
+    return problems
+
+
+async def with_jobs_unheard(
+    session: AsyncSession, projects: frozenset[str] | None, limit: int
+) -> list[tuple[JobRow, JobProblem]]:
+    """The newest jobs of these projects (None: all) whose clusters are not heard of, and what there is to say of it."""
+    query = select(JobRow).join(ClusterRow, ClusterRow.id == JobRow.cluster_id)
+    query = query.where(ClusterRow.lease_until_s <= time.time(), JobRow.state.in_(_OPEN))
+    if projects is not None:
+        query = query.where(JobRow.project_id.in_(projects))
+    rows = (await session.scalars(query.order_by(JobRow.id.desc()).limit(limit))).all()
+    problems = await silences(session, rows)
+    return [(row, problems[row.id]) for row in rows if row.id in problems]
+
+
+async def _silence(session: AsyncSession, job: JobRow, row: ClusterRow) -> str:
     _, stored = await journal.at_stake(session, job.id)
-    what = f"cluster {row.id} has not been heard of since {heard}"
+    what = f"cluster {row.id} has not been heard of since {jobs.rfc3339(row.updated_at_s)}"
     if job.wish == jobs.WISH_CANCELLED:
         return f"{what}; the job is cancelled once it is heard of again, or counts as lost"
+    if not await journal.has_begun(session, job.id):
+        return f"{what}; the job has not begun, and begins on whichever cluster can let it begin first"
     if row.fault_tolerant_head:
         what += "; training may well go on there"
-    if stored is None and job.last_seq:
+    if stored is None:
         return f"{what}; no step of the job stands in an object store, so it waits for that cluster"
-    return f"{what}; if it stays away, the job goes on on the next one that connects and has a plan for it" + (
-        "" if stored is None else f", from step {stored} or a newer one"
-    )
+    stays = "if it stays away, the job goes on on the next one that connects and has a plan for it"
+    return f"{what}; {stays}, from step {stored} or a newer one"
 
 
 def resource(row: ClusterRow) -> Cluster:

@@ -3,6 +3,7 @@ by, and what that costs. Creates nothing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from shoal_planner.answers import plan_answer
@@ -11,6 +12,7 @@ from shoal_planner.job import JobSpec
 from shoal_planner.plan import Plan
 from shoal_planner.script_spec import AnyJob, any_job_to_mapping, kind_of
 from shoal_service import clusters, rented_places, storages
+from shoal_service.foretold import foretold
 from shoal_service.models import ClusterRow
 from shoal_service.services import Services
 from shoal_service.shapes_jobs import DryRun, Expected
@@ -37,6 +39,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> DryRun:
         "cluster_id": cluster_id,
         "plan": None,
         "expected": None,
+        "warnings": [],
         "reason": "",
     }
     if found is None:
@@ -44,11 +47,13 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> DryRun:
     assert isinstance(spec, JobSpec)
     snapshot = snapshot_from_mapping(_row(candidates, cluster_id).snapshot)
     plan = found.plan
+    told = expected(spec, plan, snapshot)
     return {
         **answer,
         "reason": plan.reason,
         "plan": plan_answer(found, seed=0),
-        "expected": expected(spec, plan, snapshot),
+        "expected": told,
+        "warnings": [] if told is None else foretold(spec.limits, told, time.time()),
     }
 
 

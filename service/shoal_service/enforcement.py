@@ -128,8 +128,8 @@ async def standing(session: AsyncSession, row: JobRow) -> tuple[Held | None, str
 
 async def _too_long(session: AsyncSession, row: JobRow, max_duration: str) -> Held | None:
     """Since its journal began, which is when it first had nodes, whatever happened since."""
-    first = await journal.entries_after(session, row.id, 0, 1)
-    if not first or time.time() < first[0].at_s + duration_s(max_duration):
+    first_at_s = await journal.first_at_s(session, row.id)
+    if first_at_s is None or time.time() < first_at_s + duration_s(max_duration):
         return None
-    began = jobs.rfc3339(first[0].at_s)
+    began = jobs.rfc3339(first_at_s)
     return Held(code=DURATION_PASSED, words=f"as limits.max_duration ({max_duration}) has passed since {began}")

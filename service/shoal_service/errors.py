@@ -11,6 +11,7 @@ Exception
       DatabaseAway   the database does not, or is too busy
     Gone             410, it was there; how long it is kept is the operator's choice
     BadInput         422, a field has a value that cannot be used
+      TooCheap       its limit of price allows no plan of it
     TooManyGuesses   429, too many wrong secrets came from there
 """
 
@@ -101,6 +102,16 @@ class TooManyGuesses(Problem):
 class BadInput(Problem):
     def __init__(self, code: str, detail: str, param: str | None = None, status: int = 422) -> None:
         super().__init__(status, code, detail, param)
+
+
+class TooCheap(BadInput):
+    """A job that is planned for has plans, on nodes that cost more in an hour than its limit: the cheapest that were
+    found, `least` dollars, on cluster `cluster_id`."""
+
+    def __init__(self, detail: str, least: float, cluster_id: str | None = None) -> None:
+        super().__init__("price_above_limit", detail, "limits.max_price_per_hour")
+        self.least = least
+        self.cluster_id = cluster_id
 
 
 def invalid_field(error: InvalidField, path: str = "") -> BadInput:

@@ -141,6 +141,10 @@ async def get(session: AsyncSession, job_id: str, *, to_change: bool = False) ->
     return row
 
 
+async def of_ids(session: AsyncSession, job_ids: Sequence[str]) -> Sequence[JobRow]:
+    return (await session.scalars(select(JobRow).where(JobRow.id.in_(job_ids)))).all()
+
+
 async def cancel(session: AsyncSession, job_id: str) -> JobRow:
     """Writes the wish. A job that no cluster has is cancelled at once, another one when its cluster says so."""
     row = await get(session, job_id, to_change=True)

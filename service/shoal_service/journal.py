@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import ColumnElement, and_, func, insert, not_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_planner.answers import plan_of_answer
@@ -133,6 +133,28 @@ async def append(session: AsyncSession, row: JobRow, entries: Sequence[Entry]) -
             seen = with_seen_model(row.spec, entry.event.model, entry.event.packages)
             await session.execute(update(JobRow).where(JobRow.id == row.id).values(spec=seen))
     return status.last_seq
+
+
+def begun() -> ColumnElement[bool]:
+    """Of a job: somebody has told more of it than what its model is, and that it waits elsewhere."""
+    mine = (JournalRow.job_id == JobRow.id, JournalRow.kind != ModelSeen.kind, _told())
+    return select(JournalRow.seq).where(*mine).exists()
+
+
+async def has_begun(session: AsyncSession, job_id: str) -> bool:
+    return await session.scalar(select(JobRow.id).where(JobRow.id == job_id, begun())) is not None
+
+
+async def first_at_s(session: AsyncSession, job_id: str) -> float | None:
+    """When somebody told of it for the first time, which is when it first had nodes; None: not yet."""
+    mine = select(JournalRow.at_s).where(JournalRow.job_id == job_id, _told())
+    return await session.scalar(mine.order_by(JournalRow.seq).limit(1))
+
+
+def _told() -> ColumnElement[bool]:
+    """Of an entry: by a cluster, not by us when the job went to another queue."""
+    queued = JournalRow.payload["state"].as_string() == JobState.QUEUED.value
+    return not_(and_(JournalRow.kind == StateChanged.kind, queued))
 
 
 async def _announce(session: AsyncSession, row: JobRow, seq: int, done: RecoveryDone) -> None:

@@ -13,12 +13,12 @@ import structlog
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_recovery.journal import JobState, ModelSeen
-from shoal_service import jobs
+from shoal_recovery.journal import JobState
+from shoal_service import jobs, journal
 from shoal_service.awake import Awake
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
-from shoal_service.models import ClusterRow, JobRow, JournalRow
+from shoal_service.models import ClusterRow, JobRow
 from shoal_service.status import moved
 from shoal_service.turns import Turns
 
@@ -33,12 +33,6 @@ def lost(lost_s: float, awake: Awake) -> ColumnElement[bool]:
     lease_s = ClusterRow.lease_until_s - ClusterRow.updated_at_s
     late = ClusterRow.lease_until_s < time.time() - lost_s
     return late & (lease_s <= awake.for_s() - lost_s)
-
-
-def begun() -> ColumnElement[bool]:
-    """Of a job: somebody has told more of it than what its model is."""
-    told = select(JournalRow.seq).where(JournalRow.job_id == JobRow.id, JournalRow.kind != ModelSeen.kind)
-    return told.exists()
 
 
 class LostClusters:
@@ -76,7 +70,7 @@ class LostClusters:
             return row
         heard = jobs.rfc3339(cluster.updated_at_s)
         reason = f"cancelled while cluster {cluster.id}, not heard of since {heard}, was away"
-        if row.last_seq:
+        if await journal.has_begun(session, row.id):
             reason += "; what still runs of it there ends should that cluster come back"
         status = moved(jobs.status_of(row), JobState.CANCELLED, "cancelled_by_user", reason, time.time())
         if await jobs.put_status(session, row, status, cluster_id=None):
@@ -85,5 +79,5 @@ class LostClusters:
 
     def _nobody_ends(self) -> tuple[ColumnElement[bool], ...]:
         """Of a job and its cluster. One that has not begun has nothing to lose by being ended too early."""
-        unheard = ~begun() & (ClusterRow.lease_until_s < time.time())
+        unheard = ~journal.begun() & (ClusterRow.lease_until_s < time.time())
         return JobRow.state == JobState.CANCELLING.value, lost(self._lost_s, self._awake) | unheard

@@ -27,6 +27,7 @@ class JobRow(Base):
         Index("ix_jobs_cluster_state", "cluster_id", "state"),
         Index("ix_jobs_state_since", "state", "since_at_s"),
         Index("ix_jobs_project_state", "project_id", "state"),
+        Index("ix_jobs_queue", "cluster_id", "state", "project_id", "created_at_s", "id"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)

@@ -33,6 +33,7 @@ _LIST = 50
 _NODES = 100
 _ASKED = 20  # of what was asked of pools, the newest
 _ALERTS = 8
+_UNHEARD = 20
 _WATCHED = 200  # jobs that alerts are looked for in
 _LATELY_S = 86400.0
 _RECENT_JOBS = 20  # whose histories say how often nodes are lost, and what was spent
@@ -53,10 +54,12 @@ async def jobs_page(
     async with deps.database.read() as session:
         rows, following = await jobs.list_page(session, wanted, limit=_LIST, cursor=cursor)
         bills, _ = await deps.ledger.of(session, rows)
+        problems = await clusters.silences(session, rows)
         counts = await _counts(session, caller)
         alerts = await _alerts(session, caller)
     values = {
         "jobs": [views.summary(row) for row in rows],
+        "problems": problems,
         "bills": {bill.job_id: bill for bill in bills},
         "next_cursor": following,
         "first_page": cursor is None,
@@ -87,12 +90,12 @@ async def _alerts(session: AsyncSession, caller: Principal) -> list[tuple[str, s
     names = {row.id: row.name for row in rows}
     every, stepped = await shares.of_jobs(session, list(names)), await newest_steps_at_s(session, list(names))
     odd = await job_totals.odd_losses(session, list(names))
-    connected = {row.id: clusters.connected(row) for row in await clusters.all_clusters(session)}
+    silent = await clusters.silences(session, rows)
     found = {}
     for row in rows:
-        has = connected.get(row.cluster_id) if row.cluster_id is not None else None
+        silence = silent[row.id]["reason"] if row.id in silent else None
         seen_s, odd_loss = stepped.get(row.id), odd.get(row.id, "")
-        standing = standing_of(row, every.get(row.id), stepped_at_s=seen_s, connected=has, odd_loss=odd_loss)
+        standing = standing_of(row, every.get(row.id), stepped_at_s=seen_s, silence=silence, odd_loss=odd_loss)
         found[row.id] = alerts_of(standing, now_s)
     return [(job_id, names[job_id], alert) for job_id, alert in by_job(found)]
 
@@ -105,6 +108,7 @@ async def nodes_page(
     nodes = await api_nodes.all_nodes(deps, caller)
     async with deps.database.read() as session:
         known = [clusters.resource(row) for row in await clusters.all_clusters(session)]
+        unheard = await clusters.with_jobs_unheard(session, caller.projects(), _UNHEARD)
     nodes.sort(key=lambda node: (node.get("reclaim_at_s") is None, node["connected"], node["cluster_id"], node["id"]))
     part = nodes[(page - 1) * _NODES : page * _NODES]
     shown = [{**node, "measured": in_short(node["measured"]), "sign": sign_of(node)} for node in part]
@@ -124,6 +128,7 @@ async def nodes_page(
         "not_billed": missing,
         "nodes": shown,
         "clusters": known,
+        "unheard": [(row.id, row.name, row.state, problem["reason"]) for row, problem in unheard],
         "pools": pools(nodes, histories),
         "spent": spent,
         "page": page,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -22,7 +23,9 @@ from shoal_planner.script_spec import AnyJob
 from shoal_planner.search import PlanResult
 from shoal_service import api_jobs, clusters, jobs, rented_places, storages, views
 from shoal_service.access import default_project, job_not_found
+from shoal_service.dry_run import expected
 from shoal_service.errors import BadInput, Problem
+from shoal_service.foretold import foretold
 from shoal_service.gate import Caller, ChosenProject
 from shoal_service.models import ClusterRow
 from shoal_service.pages import read_form
@@ -156,9 +159,11 @@ def _planned(spec: AnyJob, found: _Planned) -> dict[str, Any]:
     priced = all(node.price_per_hour > 0 for node in found.snapshot.nodes)
     per_hour = sum(node.price_per_hour for node in found.snapshot.nodes)
     whole_s = steps * predicted.step_s
+    told = expected(spec, plan, found.snapshot)
     return {
         "plan": plan_map(published, snapshot_to_mapping(found.snapshot)),
         "reason": plan.reason,
+        "warnings": [] if told is None else foretold(spec.limits, told, time.time()),
         "step": duration(predicted.step_s),
         "steps": steps,
         "tokens_per_s": f"{predicted.tokens_per_s:,.0f}",

@@ -104,12 +104,13 @@ async def _head(look: Look) -> View:
     spent = look.spending()
     share = await shares.of_job(look.session, look.row.id)
     stepped = await newest_steps_at_s(look.session, [look.row.id])
-    connected = None if look.cluster is None else clusters.connected(look.cluster)
+    cluster = await clusters.of_job(look.session, look.row)
+    silence = None if cluster is None else cluster["problem"]
     odd = (await job_totals.odd_losses(look.session, [look.row.id])).get(look.row.id, "")
-    standing = standing_of(look.row, share, stepped_at_s=stepped.get(look.row.id), connected=connected, odd_loss=odd)
+    standing = standing_of(look.row, share, stepped_at_s=stepped.get(look.row.id), silence=silence, odd_loss=odd)
     rate = mfu_per_rate(look.plans).get(look.row.epoch)
     return {
-        "cluster": await clusters.of_job(look.session, look.row),
+        "cluster": cluster,
         "alerts": alerts_of(standing, look.now_s),
         "ended_seq": look.history[-1].seq if look.history and jobs.ended(look.row) else None,
         "mfu": None if rate is None or look.row.tokens_per_s is None else in_percent(rate * look.row.tokens_per_s),

@@ -23,7 +23,7 @@ _PASSING = (JobState.STARTING, JobState.RECOVERING, JobState.DRAINING, JobState.
 class Standing:
     """What alerts are decided by. `stepped_at_s`: when the newest step was done, None before there is one; `step_s` how
     long steps take; `warning` is what is about to run out, `spent` ("as ...") what has, so that the control plane lets
-    the job rest; `odd_loss` says what is odd about its loss; `connected` is None where no cluster has it."""
+    the job rest; `odd_loss` says what is odd about its loss; `silence` what there is to say of a silent cluster."""
 
     state: JobState
     reason: str
@@ -34,7 +34,7 @@ class Standing:
     warning: str | None
     spent: str | None
     store_problem: str | None
-    connected: bool | None
+    silence: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +77,13 @@ def _found(job: Standing, now_s: float) -> Iterator[Alert]:
     if job.store_problem is not None:
         text = f"No checkpoints at present, training goes on: {job.store_problem}"
         yield Alert(code="store", is_bad=False, text=text, part="checkpoints")
-    if job.connected is False:
-        text = "Its cluster is not connected: what is shown may be old. Training does not need us."
+    if job.silence is not None:
+        text = f"What is shown may be old: {job.silence}."
         yield Alert(code="cluster", is_bad=False, text=text, part="nodes")
 
 
 def standing_of(
-    row: JobRow, share: ShareRow | None, *, stepped_at_s: float | None, connected: bool | None, odd_loss: str = ""
+    row: JobRow, share: ShareRow | None, *, stepped_at_s: float | None, silence: str | None, odd_loss: str = ""
 ) -> Standing:
     """`odd_loss` as LossWatch says it."""
     is_number = row.loss is not None or row.step == 0 or jobs.is_script(row)
@@ -97,7 +97,7 @@ def standing_of(
         warning=None if share is None else share.warning,
         spent=share.hold_words if share is not None and share.hold in (BUDGET_SPENT, DEADLINE_PASSED) else None,
         store_problem=row.store_problem,
-        connected=connected,
+        silence=silence,
     )
 
 

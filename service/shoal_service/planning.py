@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 from shoal_planner.alone import plan_alone
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping
-from shoal_planner.errors import InvalidField, NoPlanFits
+from shoal_planner.errors import InvalidField, NoPlanFits, PriceAboveLimit
 from shoal_planner.job import JobSpec
 from shoal_planner.profile import Profile, profile_from_mapping
 from shoal_planner.script_spec import AnyJob, ScriptSpec
 from shoal_planner.search import PlanResult
 from shoal_planner.uniform import UniformFleet, cheapest_uniform
-from shoal_service.errors import BadInput, invalid_field
+from shoal_service.errors import BadInput, TooCheap, invalid_field
 from shoal_service.models import ClusterRow
 
 
@@ -29,9 +29,12 @@ class Planner:
         self._slots = asyncio.Semaphore(2)
 
     async def plan(self, job: JobSpec, snapshot: ClusterSnapshot, profile: Profile, *, seed: int = 0) -> PlanResult:
-        """Raises BadInput where no plan fits (code no_plan_fits, with the binding constraint)."""
+        """Raises BadInput where no plan fits (code no_plan_fits, with the binding constraint, or
+        price_above_limit)."""
         try:
             return await self._search(job, snapshot, profile, seed)
+        except PriceAboveLimit as error:
+            raise TooCheap(f"no plan of this job fits its limits: {error}", error.least) from error
         except NoPlanFits as error:
             raise no_plan_fits(str(error)) from error
         except InvalidField as error:
@@ -43,15 +46,20 @@ class Planner:
 
     async def choose(self, job: AnyJob, rows: Sequence[ClusterRow]) -> tuple[str | None, PlanResult | None]:
         """The cluster on which the job is predicted to run fastest, None if there is none, and its plan there. Raises
-        BadInput. A script, and a model of the user's own that nobody has looked at, have no plan and go to the one with
-        the most devices for them."""
+        BadInput, and TooCheap where its limit of price alone is in its way. A script, and a model of the user's own
+        that nobody has looked at, have no plan and go to the one with the most devices for them."""
         if isinstance(job, ScriptSpec) or not job.model.is_known:
             return _roomiest(job.limits.device_types, rows), None
         refusals: list[str] = []
         best: tuple[float, str, PlanResult] | None = None
+        cheapest: tuple[float, str, str] | None = None
         for row in rows:
             try:
                 found = await self._search(job, snapshot_from_mapping(row.snapshot), profile_from_mapping(row.profile))
+            except PriceAboveLimit as error:
+                found_here = error.least, row.id, str(error)
+                cheapest = found_here if cheapest is None else min(cheapest, found_here)
+                continue
             except NoPlanFits as error:
                 refusals.append(f"on cluster {row.id}: {error}" if len(rows) > 1 else str(error))
                 continue
@@ -60,6 +68,9 @@ class Planner:
             speed = 0.0 if found.plan.prediction is None else found.plan.prediction.tokens_per_s
             if best is None or speed > best[0]:
                 best = speed, row.id, found
+        if best is None and cheapest is not None:
+            least, cluster_id, words = cheapest
+            raise TooCheap(f"no plan of this job fits its limits: {words} on cluster {cluster_id}", least, cluster_id)
         if best is None and refusals:
             raise no_plan_fits("; ".join(refusals))
         return (None, None) if best is None else best[1:]

@@ -23,7 +23,7 @@ from shoal_planner.profile import profile_from_mapping
 from shoal_planner.provisioning import Act, Patience, PoolMemory, Provision, available, decide_pools
 from shoal_planner.script_spec import parse_any_job
 from shoal_recovery.journal import AT_REST, JobState
-from shoal_service import clusters, duties, jobs, journal, pools, shares
+from shoal_service import clusters, duties, jobs, journal, pools, queueing, shares
 from shoal_service.bell import CLUSTERS, Bell
 from shoal_service.database import Database
 from shoal_service.models import ClusterRow, JobRow, ShareRow
@@ -240,7 +240,7 @@ async def _look(session: AsyncSession, cluster: ClusterRow) -> _Look:
     used: set[str] = set()
     others: set[str] = set()
     tenants = []
-    found = await clusters.scheduled(session, cluster.id) if rows else []
+    found = await clusters.scheduled(session, cluster.id, queueing.that_may_rent(cluster.id)) if rows else []
     told = await shares.of_jobs(session, [row.id for row in found])
     for row in sorted(found, key=lambda row: (-told[row.id].priority, row.created_at_s, row.id)):
         mine = await _nodes(session, row, told[row.id], everything)

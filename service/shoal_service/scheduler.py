@@ -19,7 +19,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_planner.allotment import Allotment, Contender, allot
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping
 from shoal_planner.fitting import Fitting, Known
-from shoal_planner.job import JobSpec
 from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import AnyJob, parse_any_job
 from shoal_recovery.journal import AT_REST, JobState
@@ -36,7 +35,7 @@ _LEAVES_AT_S = 1.0  # of a node that is given back: always the same, so that not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class Seen:
     """All that a decision depends on; equal ones lead to the same one."""
 
     contenders: tuple[Contender, ...]
@@ -60,7 +59,7 @@ class Scheduler:
         self._limit_s = time_limit_s
         self._decided = decided
         self._locks: dict[str, asyncio.Lock] = {}
-        self._settled: dict[str, _Seen] = {}
+        self._settled: dict[str, Seen] = {}
         self._known: dict[str, dict[str, Known]] = {}
 
     async def look(self, cluster_id: str) -> None:
@@ -68,7 +67,7 @@ class Scheduler:
         async with self._locks.setdefault(cluster_id, asyncio.Lock()):
             async with self._database.read() as session:
                 cluster = await clusters.get(session, cluster_id)
-                seen = await _seen(session, cluster)
+                seen = await seen_of(session, cluster)
             if seen == self._settled.get(cluster_id):
                 return
             began_s = time.monotonic()
@@ -82,7 +81,7 @@ class Scheduler:
                 self._settled.pop(cluster_id)  # what was told changes what is seen
                 self._bell.ring(CLUSTERS, JOBS, *map(job_topic, told))
 
-    def _decide(self, cluster: ClusterRow, seen: _Seen) -> tuple[Allotment, ...]:
+    def _decide(self, cluster: ClusterRow, seen: Seen) -> tuple[Allotment, ...]:
         """In a thread: plans are searched for. A job that is alone has all there is and will be, and no plan need be
         known."""
         if len(seen.contenders) == 1 and not _has_caps(seen.contenders[0]):
@@ -93,14 +92,14 @@ class Scheduler:
         fits = Fitting(seen.specs, seen.snapshot, profile_from_mapping(cluster.profile), known, self._limit_s)
         return allot(seen.contenders, seen.snapshot.nodes, fits)
 
-    async def _write(self, cluster_id: str, seen: _Seen, found: Sequence[Allotment]) -> list[str] | None:
+    async def _write(self, cluster_id: str, seen: Seen, found: Sequence[Allotment]) -> list[str] | None:
         """The jobs that were told something; None where nothing holds any more that this was decided on."""
         async with self._database.write() as session:
             locked = select(ClusterRow).where(ClusterRow.id == cluster_id).with_for_update()
             cluster = (await session.scalars(locked.execution_options(populate_existing=True))).one()
-            if await _seen(session, cluster) != seen:
+            if await seen_of(session, cluster) != seen:
                 return None
-            rows = {row.id: row for row in await clusters.scheduled(session, cluster_id)}
+            rows = {row.id: row for row in await jobs.of_ids(session, list(seen.specs))}
             told = await shares.of_jobs(session, list(rows))
             alone = len(seen.contenders) == 1 and not _has_caps(seen.contenders[0])
             by_id = {contender.id: contender for contender in seen.contenders}
@@ -149,7 +148,8 @@ def _said(row: JobRow, found: Allotment, standing: Standing) -> tuple[str, str] 
     return "submitted", f"{begin}begins on {len(found.grant)} nodes of cluster {row.cluster_id}"
 
 
-async def _seen(session: AsyncSession, cluster: ClusterRow) -> _Seen:
+async def seen_of(session: AsyncSession, cluster: ClusterRow) -> Seen:
+    """How things stand there now."""
     rows = await clusters.scheduled(session, cluster.id)
     told = await shares.of_jobs(session, [row.id for row in rows])
     ends_at_s = dict.fromkeys(await pools.leaving(session, cluster.id), _LEAVES_AT_S)
@@ -159,16 +159,16 @@ async def _seen(session: AsyncSession, cluster: ClusterRow) -> _Seen:
         dataclasses.replace(node, reclaim_at_s=ends_at_s.get(node.id, node.reclaim_at_s)) for node in snapshot.nodes
     )
     everything = frozenset(node.id for node in nodes)
-    found = [await _contender(session, row, told[row.id], everything) for row in rows]
-    return _Seen(
+    found = [await contender_of(session, row, told[row.id], everything) for row in rows]
+    return Seen(
         contenders=tuple(contender for contender, _ in found),
         snapshot=dataclasses.replace(snapshot, nodes=nodes),
         specs={contender.id: spec for contender, spec in found},
-        rented=await pools.newest_of_jobs(session, [each.id for each, spec in found if _may_rent(spec)]),
+        rented=await pools.newest_of_jobs(session, [each.id for each, spec in found if shares.may_rent(spec)]),
     )
 
 
-async def _contender(
+async def contender_of(
     session: AsyncSession, row: JobRow, share: ShareRow, everything: frozenset[str]
 ) -> tuple[Contender, AnyJob]:
     spec = parse_any_job(row.spec)
@@ -195,10 +195,6 @@ async def _contender(
 def project_of(row: JobRow) -> str:
     """Whose fair share its nodes count to."""
     return row.project_id
-
-
-def _may_rent(spec: AnyJob) -> bool:
-    return isinstance(spec, JobSpec) and spec.limits.rent
 
 
 def _has_caps(job: Contender) -> bool:

@@ -17,6 +17,7 @@ from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
 from shoal_service.lost_clusters import LostClusters
 from shoal_service.meters import Meters
+from shoal_service.moving import Moving
 from shoal_service.open_streams import OpenStreams
 from shoal_service.planning import Planner
 from shoal_service.renting import Renting
@@ -37,6 +38,7 @@ class Services:
     awake: Awake
     takeover: Takeover
     lost_clusters: LostClusters
+    moving: Moving
     followers: Followers
     tails: Tails
     histories: Histories

@@ -116,7 +116,21 @@ class Share(TypedDict):
     warning: str | None
 
 
-class JobInFull(Job):
+class JobProblem(TypedDict):
+    """Why what `status` says may be old, and what happens next; goes away by itself. `code`: `cluster_silent`."""
+
+    code: str
+    since: At
+    reason: str
+
+
+class ListedJob(Job):
+    """`problem` where there is one."""
+
+    problem: JobProblem | None
+
+
+class JobInFull(ListedJob):
     """A job by itself."""
 
     cluster: ClusterOfJob | None
@@ -138,8 +152,17 @@ class Expected(TypedDict):
     usd_per_million_tokens: float | None
 
 
+class Foretold(TypedDict):
+    """A limit, `param`, that the job is predicted to reach before it is done; `reason` has the figures."""
+
+    code: str
+    param: str
+    reason: str
+
+
 class DryRun(TypedDict):
-    """What would come of a job. `plan` and `expected` are null where nobody can tell; `reason` says why."""
+    """What would come of a job. `plan` and `expected` are null where nobody can tell; `reason` says why. `warnings` say
+    which of its limits do not suffice for what is expected."""
 
     dry_run: Literal[True]
     name: str
@@ -148,6 +171,7 @@ class DryRun(TypedDict):
     cluster_id: str | None
     plan: Plan | None
     expected: Expected | None
+    warnings: list[Foretold]
     reason: str
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from shoal_planner.job import JobSpec
 from shoal_planner.limits import RESTING, CostLimits, priority_of
 from shoal_planner.script_spec import AnyJob
 from shoal_recovery.journal import Entry
@@ -34,6 +35,10 @@ def create(session: AsyncSession, job_id: str, spec: AnyJob) -> None:
             hold_words="",
         )
     )
+
+
+def may_rent(spec: AnyJob) -> bool:
+    return isinstance(spec, JobSpec) and spec.limits.rent
 
 
 async def relimit(session: AsyncSession, job_id: str, priority: int, limits: CostLimits) -> None:

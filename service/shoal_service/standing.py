@@ -9,16 +9,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shoal_planner.allotment import Allotment, Contender
+from shoal_planner.errors import price_above_limit
 
-WAITING_CODES = ("waits_for_nodes", "no_plan_fits", "preempted_by_priority")
+MOVED_CODE = "moved_to_cluster"
+WAITING_CODES = ("waits_for_nodes", "no_plan_fits", "price_above_limit", "preempted_by_priority", MOVED_CODE)
 _SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """`code` for programs: `waits_for_nodes`, `no_plan_fits`, `shares_nodes`, `preempted_by_priority`, or empty where
-    the job is alone. `waits` is a sentence for a job that waits, `told` a clause that goes with its share, `held` one
-    that says why a job has to rest ("as ...")."""
+    """`code` for programs: `waits_for_nodes`, `no_plan_fits`, `price_above_limit`, `shares_nodes`,
+    `preempted_by_priority`, or empty where the job is alone. `waits` is a sentence for a job that waits, `told` a
+    clause that goes with its share, `held` one that says why a job has to rest ("as ...")."""
 
     code: str
     waits: str = ""
@@ -34,13 +36,22 @@ def standing_of(
         held = f"as {who}, of higher priority, needs its nodes"
         return Standing(code="preempted_by_priority", told=f"{who} has a higher priority", held=held)
     if not found.grant:
-        code = "no_plan_fits" if found.never_fits else "waits_for_nodes"
+        code = _waiting_code(found)
         return Standing(code=code, waits=_waits(found, jobs, all_found, cluster_id))
     others = [each for each in all_found if each.job != found.job and (each.target or jobs[each.job].uses)]
     return Standing(code="shares_nodes" if others else "", told=_told(found, jobs, others))
 
 
+def _waiting_code(found: Allotment) -> str:
+    if not found.never_fits:
+        return "waits_for_nodes"
+    return "no_plan_fits" if found.least_price_per_hour is None else "price_above_limit"
+
+
 def _waits(found: Allotment, jobs: Mapping[str, Contender], all_found: Collection[Allotment], cluster_id: str) -> str:
+    limit, least = jobs[found.job].max_price_per_hour, found.least_price_per_hour
+    if limit is not None and least is not None:
+        return f"waits for lower prices or a higher limit: {price_above_limit(limit, least)} on cluster {cluster_id}"
     if found.never_fits:
         return f"no plan of it fits all nodes of cluster {cluster_id} together: waits for others"
     queue = sorted((each for each in all_found if each.position is not None), key=lambda each: each.position or 0)

@@ -28,7 +28,7 @@ from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import ScriptSpec, parse_any_job
 from shoal_recovery.journal import AT_REST, CheckpointCommitted, JobState
 from shoal_recovery.journal_scripts import CheckpointReported
-from shoal_service import clusters, duties, jobs, lost_clusters
+from shoal_service import clusters, duties, jobs, journal, lost_clusters
 from shoal_service.awake import Awake
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
@@ -115,10 +115,10 @@ class Takeover:
         lost, status, now_s = row.cluster_id, jobs.status_of(row), time.time()
         reason = f"cluster {lost} has not been heard of for long; waits for cluster {cluster_id}"
         state = status.state if status.state is JobState.QUEUED else JobState.WAITING
-        if row.last_seq:
-            reason += ", which goes on from what the object store has"
-        status = moved(status, state, "cluster_lost", reason, now_s)
         async with self._database.write() as session:
+            if await journal.has_begun(session, row.id):
+                reason += ", which goes on from what the object store has"
+            status = moved(status, state, "cluster_lost", reason, now_s)
             # It may have been heard of while a plan was searched for.
             gone = select(ClusterRow.id).where(ClusterRow.id == lost, self._gone()).with_for_update()
             if await session.scalar(gone) is None:
@@ -136,7 +136,7 @@ async def _orphans(session: AsyncSession, cluster_id: str, gone: ColumnElement[b
         select(JobRow)
         .join(ClusterRow, ClusterRow.id == JobRow.cluster_id)
         .where(JobRow.state.in_(_LEAVE), ClusterRow.id != cluster_id, gone)
-        .where(~lost_clusters.begun() | stored.exists())
+        .where(~journal.begun() | stored.exists())
         .order_by(JobRow.id)
     )
     return (await session.scalars(query)).all()

@@ -193,6 +193,30 @@ def test_nobody_overtakes_a_job_that_the_cluster_could_run() -> None:
     assert sizes(world) == {"large": 4, "small": 0, "never": 0}
 
 
+def test_a_limit_of_price_that_is_in_the_way_is_told_with_what_the_cheapest_would_cost() -> None:
+    """Cheap nodes that do not suffice by themselves do not hide the dear one that does."""
+    nodes = [make_node(f"n{index}", price=1.0) for index in range(3)]
+    nodes.append(make_node("big", 8, price=3.5))
+    world = World(nodes, [job("a", max_price_per_hour=3.0)], {"a": 4})
+    found = world.look()["a"]
+    assert found.never_fits and found.least_price_per_hour == 3.5
+    world = World(nodes, [job("a", max_price_per_hour=3.5)], {"a": 4})
+    world.settle()
+    assert world.shares["a"] == {"big"}
+    world = World(nodes, [job("a", max_price_per_hour=4.5)], {"a": 9})
+    world.settle()
+    assert world.shares["a"] == {"big", "n0"}
+    nowhere = World(nodes, [job("a", max_price_per_hour=3.0)], {"a": 99}).look()["a"]
+    assert nowhere.never_fits and nowhere.least_price_per_hour is None
+
+
+def test_a_job_that_is_too_dear_holds_up_nobody() -> None:
+    nodes = [make_node(f"n{index}", price=1.0) for index in range(2)]
+    world = World(nodes, [job("dear", 0.0, max_price_per_hour=0.5), job("b", 1.0)], {"dear": 1, "b": 2})
+    world.settle()
+    assert sizes(world) == {"dear": 0, "b": 2}
+
+
 def test_limits_of_devices_types_and_price() -> None:
     nodes = [make_node(f"n{index}", price=1.0) for index in range(3)]
     nodes.append(make_node("dear", device="A100-80G", price=9.0))

@@ -8,7 +8,7 @@ import pytest
 
 from shoal_planner.alone import plan_alone, share_of
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
-from shoal_planner.errors import NoPlanFits
+from shoal_planner.errors import NoPlanFits, PriceAboveLimit
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.profile import Profile
 
@@ -64,6 +64,13 @@ def test_without_limits_or_within_them_it_has_all() -> None:
         assert not plan_alone(job(**limits), cluster(), Profile()).plan.reason.startswith("With limits")
 
 
-def test_limits_that_allow_no_node_are_named() -> None:
-    with pytest.raises(NoPlanFits, match=r"limits\.max_devices = 4 and limits\.max_price_per_hour = 0\.5"):
+def test_a_limit_of_price_below_all_plans_is_named_with_what_the_cheapest_would_cost() -> None:
+    with pytest.raises(PriceAboveLimit, match=r"per_hour = 0\.5 USD, and the cheapest .* cost 1 USD") as found:
         plan_alone(job(max_devices=4, max_price_per_hour=0.5), cluster(), Profile())
+    assert (found.value.limit, found.value.least) == (0.5, 1.0)
+
+
+def test_limits_that_allow_no_nodes_are_named() -> None:
+    with pytest.raises(NoPlanFits, match=r"limits\.max_devices = 4 and limits\.max_price_per_hour = 99") as found:
+        plan_alone(job(max_devices=4, max_price_per_hour=99, min_devices=4, device_types=["L4"]), cluster(), Profile())
+    assert not isinstance(found.value, PriceAboveLimit)

@@ -18,7 +18,7 @@ from shoal_planner.cluster import (
     snapshot_from_mapping,
     snapshot_to_mapping,
 )
-from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits, NotADocument, ScheduleError
+from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits, NotADocument, PriceAboveLimit, ScheduleError
 from shoal_planner.job import ModelSpec, job_to_mapping, parse_job
 from shoal_planner.parameters import num_parameters, parameters
 from shoal_planner.plan import (
@@ -472,6 +472,7 @@ def test_a_plan_is_checked_against_its_job(path: str, value: object, message: st
         NotADocument("job", None, "is empty"),
         NoPlanFits("too big"),
         HostTooSmall("too big"),
+        PriceAboveLimit(1.5, 2.0),
         ScheduleError(3, "waits"),
     ],
 )

@@ -34,7 +34,7 @@ FINE = Standing(
     warning=None,
     spent=None,
     store_problem=None,
-    connected=True,
+    silence=None,
 )
 NOW_S = 5001.0
 
@@ -63,7 +63,7 @@ def events(told: Story | None = None) -> list[Event]:
         ({"state": JobState.PAUSED, "spent": "as its budget is spent"}, ["budget"]),
         ({"warning": "85% of its budget is spent"}, ["budget"]),
         (
-            {"odd_loss": "It is not a number.", "store_problem": "no room", "connected": False},
+            {"odd_loss": "It is not a number.", "store_problem": "no room", "silence": "cluster a is not heard of"},
             ["loss", "store", "cluster"],
         ),
         ({"warning": "85% of it", "stepped_at_s": NOW_S - NO_PROGRESS_S - 1}, ["no_progress", "budget"]),

@@ -197,6 +197,31 @@ def test_what_a_job_may_have_at_most(api: httpx.Client) -> None:
     assert len(small.told()["nodes"]) == 1
 
 
+def test_a_limit_of_price_below_all_plans_is_waited_for_and_told(api: httpx.Client) -> None:
+    connector = started(api)
+    dear = job_mapping(limits={"max_price_per_hour": 1.5, "min_devices": 2})
+    said = "limits.max_price_per_hour = 1.5 USD, and the cheapest nodes that a plan of it was found for cost 2 USD"
+    rehearsed = ok(api.post("/v1/jobs", params={"dry_run": 1}, json=dear))
+    assert (rehearsed["cluster_id"], rehearsed["plan"]) == ("local", None) and said in rehearsed["reason"]
+    job = Played(connector, api, dear)
+    assert job.told()["nodes"] == []
+    status = job.shown()["status"]
+    assert (status["state"], status["code"]) == ("queued", "price_above_limit")
+    assert said in status["reason"] and "waits for lower prices or a higher limit" in status["reason"]
+    assert job.shown()["share"]["code"] == "price_above_limit"
+    assert said in api.get(f"/jobs/{job.id}", headers={"Accept": "text/html"}).text
+    after = Played(connector, api, job_mapping())
+    assert len(after.told()["nodes"]) == 4, "it holds up nobody"
+    after.begins()
+    after.state("succeeded")
+    refused = api.post("/v1/plans", json={"job": dear, "cluster": NODES})
+    assert (refused.status_code, refused.json()["code"]) == (422, "price_above_limit"), refused.text
+    assert refused.json()["param"] == "limits.max_price_per_hour"
+    ok(api.post(f"/v1/jobs/{job.id}/limits", json={"max_price_per_hour": 2}))
+    assert len(job.told()["nodes"]) == 2
+    assert job.shown()["status"]["code"] == "submitted"
+
+
 def test_nodes_are_given_only_once_whoever_asks(api: httpx.Client) -> None:
     """A cluster that is asked often changes nothing, and drills are nodes that nobody begins on."""
     connector = started(api)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +12,8 @@ import pytest
 from control_plane import Connector, ControlPlane, job_mapping, ok
 
 from shoal.cli import run
-from shoal.cli_verbs import overrides_of
+from shoal.cli_verbs import overrides_of, show_dry_run
+from shoal_service.jobs import rfc3339
 
 
 def submit(api: httpx.Client, **changes: Any) -> dict[str, Any]:
@@ -38,6 +41,34 @@ def test_a_dry_run_says_plan_and_price_and_creates_nothing(api: httpx.Client, co
     assert listed(api) == []
     refused = api.post("/v1/jobs", params={"dry_run": "1"}, json=job_mapping(data={"uri": "file:///nowhere"}))
     assert (refused.status_code, refused.json()["param"]) == (422, "data.uri")
+
+
+def test_a_dry_run_says_which_limits_do_not_suffice(
+    api: httpx.Client, connector: Connector, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ok(connector.renew())
+
+    def rehearsed(**limits: Any) -> Any:
+        job = job_mapping(checkpoint={"uri": (tmp_path / "store").as_uri()}, limits=limits, train={"steps": 10**7})
+        return job, ok(api.post("/v1/jobs", params={"dry_run": "1"}, json=job))
+
+    assert rehearsed(budget_usd=1e9, deadline="2999-01-31T18:00:00Z", max_duration="36000d")[1]["warnings"] == []
+    deadline = rfc3339(time.time() + 60)
+    job, found = rehearsed(budget_usd=2, deadline=deadline, max_duration="90s")
+    budget, until, lasts = found["warnings"]
+    usd, hours = found["expected"]["usd"], found["expected"]["hours"]
+    assert (budget["code"], budget["param"]) == ("budget_short", "limits.budget_usd")
+    assert budget["reason"].startswith(
+        f"all steps cost about {usd:.2f} USD, {usd - 2:.2f} USD more than limits.budget_usd = 2.00: it would rest after"
+    )
+    assert f"{int(10**7 * 2 / usd)} of 10000000 steps" in budget["reason"]
+    assert until["code"] == "deadline_too_soon" and f"after limits.deadline = {deadline}" in until["reason"]
+    assert lasts["code"] == "max_duration_too_short" and "longer than limits.max_duration = 90s" in lasts["reason"]
+    assert hours > 1
+    show_dry_run(found)
+    assert "budget_short" in capsys.readouterr().out
+    preview = api.post("/new/preview", data={"job": json.dumps(job)}, headers={"Accept": "text/html"}).text
+    assert "more than limits.budget_usd = 2.00" in preview and "deadline too soon" in preview
 
 
 def test_a_clone_is_a_new_job_with_other_values(api: httpx.Client) -> None:

@@ -1,0 +1,14 @@
+"""The jobs that wait are found by cluster and project"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0023"
+down_revision = "0022"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_index("ix_jobs_queue", "jobs", ["cluster_id", "state", "project_id", "created_at_s", "id"])
