@@ -42,12 +42,17 @@ shoal.io/preemptions-per-hour: {{ include "shoal.plain" . | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* How many nodes each pool has now, as YAML, where the connector decides: an upgrade must not undo that. */}}
-{{- define "shoal.liveReplicas" -}}
+{{/* What stands of each pool now, as YAML, where the connector decides: how many nodes, and who is to go. An upgrade must
+not undo that: the operator would take a pod that is ending for one of those wanted, and end another in its place. */}}
+{{- define "shoal.livePools" -}}
 {{- if include "shoal.isProvisioned" . -}}
 {{- $there := lookup "ray.io/v1" "RayCluster" .Release.Namespace (include "shoal.rayName" .) | default dict -}}
 {{- range dig "spec" "workerGroupSpecs" list $there }}
-{{ .groupName }}: {{ include "shoal.plain" (default 0 .replicas) }}
+{{ .groupName }}:
+  replicas: {{ include "shoal.plain" (default 0 .replicas) }}
+  {{- with .scaleStrategy }}
+  scaleStrategy: {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- end }}
 {{- end -}}
 {{- end -}}
