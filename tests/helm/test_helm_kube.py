@@ -4,15 +4,17 @@ that is looked at is read again and again, so no place in a stream can be too ol
 
 from __future__ import annotations
 
+import copy
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from helm_ground import A100, CPU, L4, MAJORS, NAMESPACE, ROOT
+from helm_ground import A100, COMBINATIONS, CPU, L4, MAJORS, NAMESPACE, ROOT, Document, pod_templates, rendered
 from kube_ground import RAY, RBAC, RELEASE, Grant, Installed
 from kube_server import KubeServer, Refused, define, kube_server
 from servers import ProgramMissing
@@ -50,6 +52,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeServer]:
                 define(started, definition)
                 for name in (NAMESPACE, "elsewhere"):
                     started.create(namespace(name))
+                # Of the values that a combination gives.
+                about = {"metadata": {"name": "first-services"}, "value": 1000}
+                started.create({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", **about})
+                about = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
+                started.create({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", **about})
                 yield started
         except ProgramMissing as missing:
             pytest.skip(str(missing))
@@ -60,6 +67,36 @@ def installed(server: KubeServer, tmp_path_factory: pytest.TempPathFactory) -> I
     release = Installed(server, tmp_path_factory.mktemp("release"), 4, NAMESPACE, capacity={"l4": 3, "cpu": 1})
     release.helm("install", values=VALUES)
     return release
+
+
+def refusals(server: KubeServer, documents: list[Document]) -> list[str]:
+    """What the server says against them; it keeps none."""
+    found = []
+    for document in documents:
+        place = server.place(document, document["metadata"].get("namespace", NAMESPACE))
+        try:
+            server.ask("POST", place, json=document, params={"dryRun": "All"})
+        except Refused as refused:
+            if refused.status != 409:  # it is there by this name
+                found.append(f"{document['kind']} {document['metadata']['name']}: {refused}")
+    return found
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_the_server_takes_all_that_is_rendered(server: KubeServer, combination: str) -> None:
+    """It knows what no schema says: which mounts have no volume, which ports are there twice, which tolerations cannot
+    be. Pods of a RayCluster are asked about, too, as its operator would make them."""
+    rendering = copy.deepcopy(rendered(4, combination))
+    documents = [each for each in rendering if each["kind"] not in ("PodDisruptionBudget", "ServiceMonitor")]
+    for where, template in pod_templates(tuple(documents)):
+        for volume in template["spec"].get("volumes", ()):
+            if "ephemeral" in volume:  # what Kubernetes 1.20 has no volumes for
+                del volume["ephemeral"]
+                volume["emptyDir"] = {}
+        if where.startswith("RayCluster"):
+            about = {**template["metadata"], "name": re.sub("[^a-z0-9]+", "-", where.lower())}
+            documents.append({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": template["spec"]})
+    assert len(documents) > 5 and refusals(server, documents) == []
 
 
 def namespace(name: str) -> dict[str, Any]:
