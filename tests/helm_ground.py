@@ -98,7 +98,7 @@ COMBINATIONS: Mapping[str, dict[str, Any]] = {
             "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/shoal"}},
             "podLabels": {"team": "training"},
             "podAnnotations": {"example.org/note": "control plane"},
-            "priorityClassName": "system-services",
+            "priorityClassName": "first-services",
             "nodeSelector": {"pool": "services"},
             "tolerations": [{"key": "services", "operator": "Exists"}],
             "extraEnv": [{"name": "MLFLOW_TRACKING_URI", "value": "https://mlflow.example.org"}],

@@ -176,12 +176,11 @@ async def _nodes(look: Look) -> View:
 
 
 async def _timeline(look: Look) -> View:
-    end_at_s = look.now_s
-    return {
-        "timeline": timeline.timeline(look.history, created_at_s=look.row.created_at_s, end_at_s=end_at_s)
-        if look.history
-        else None,
-    }
+    rented = await pools.words_of_job(look.session, look.row.id)
+    if not look.history and not rented:
+        return {"timeline": None}
+    since_s = look.row.created_at_s
+    return {"timeline": timeline.timeline(look.history, created_at_s=since_s, end_at_s=look.now_s, rented=rented)}
 
 
 async def _recoveries(look: Look) -> View:

@@ -30,6 +30,17 @@ _COUNTERS: Mapping[str, str] = {
     "pool_short": "num_short",
     "node_released": "num_released",
 }
+# Marks of a job's timeline.
+WORDS: Mapping[str, str] = {
+    "pool_asked": "asked",
+    "pool_short": "short",
+    "pool_withdrawn": "withdrawn",
+    "nodes_came": "came",
+    "nodes_went": "went",
+    "node_released": "returned",
+    "nothing_rented": "none",
+}
+_MOST_WORDS = 200
 
 
 def check_report(reports: Sequence[Mapping[str, Any]]) -> None:
@@ -158,6 +169,13 @@ async def newest_of_jobs(session: AsyncSession, job_ids: Sequence[str]) -> dict[
     newest = select(func.max(PoolEventRow.id)).where(PoolEventRow.job_id.in_(job_ids)).group_by(PoolEventRow.job_id)
     rows = await session.scalars(select(PoolEventRow).where(PoolEventRow.id.in_(newest)))
     return {str(row.job_id): row.reason for row in rows}
+
+
+async def words_of_job(session: AsyncSession, job_id: str) -> list[tuple[float, str, str]]:
+    """The newest of what was rented for it, in order: when, a word for a mark, and the reason."""
+    of_job = select(PoolEventRow).where(PoolEventRow.job_id == job_id)
+    rows = (await session.scalars(of_job.order_by(PoolEventRow.id.desc()).limit(_MOST_WORDS))).all()
+    return [(row.at_s, WORDS[row.kind], row.reason) for row in reversed(rows)]
 
 
 def events_for(projects: frozenset[str] | None) -> Select[PoolEventRow, str]:

@@ -1,5 +1,5 @@
-"""Where the bars of a job's timeline stand: a lane of its states, a lane per node, marks at recoveries; and the bars of
-each recovery, by phase and by source of bytes. Pure geometry and words; templates/timeline.html draws it."""
+"""Where the bars of a job's timeline stand: a lane of its states, one of what was rented, one per node, recoveries;
+and the bars of each recovery, by phase and by source of bytes. Pure geometry and words; timeline.html draws it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ GAP = 6.0
 AXIS = 24.0
 HEAD = 16.0  # strip for the names of recoveries
 _NAME = 26.0  # of a recovery
+_WORD = 56.0  # beside a mark
 MAX_NODES = 24
 PHASES = ("detect", "decide", "restore", "rebuild")
 SOURCES = ("own", "node", "peer", "store")
@@ -116,8 +117,11 @@ class Event:
     payload: Mapping[str, Any]
 
 
-def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -> Timeline:
-    """`end_at_s` is now, or when the job ended."""
+Rented = Sequence[tuple[float, str, str]]
+
+
+def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float, rented: Rented = ()) -> Timeline:
+    """`end_at_s` is now, or when the job ended; `rented` is what came of renting for it: when, a word, a sentence."""
     # Journals carry the clocks of their clusters, which may be behind ours.
     created_at_s = min(created_at_s, events[0].at_s) if events else created_at_s
     end_at_s = max(end_at_s, events[-1].at_s) if events else end_at_s
@@ -132,6 +136,9 @@ def timeline(events: Sequence[Event], *, created_at_s: float, end_at_s: float) -
     ]
     shown = sorted(nodes) if len(nodes) <= MAX_NODES else sorted(eventful)[:MAX_NODES]
     lanes = [_job_lane(events, scale, created_at_s)]
+    if rented:
+        asked = (Mark(x=scale(at_s), text=word, title=reason) for at_s, word, reason in rented)
+        lanes.append(Lane(y=HEAD + LANE + GAP, name="rented", bands=(), marks=_spread(asked, _WORD)))
     for name in shown:
         y = HEAD + len(lanes) * (LANE + GAP)
         lanes.append(_node_lane(name, nodes[name], scale, y, paces.get(name, ()), told.get(name, ()), links))
@@ -156,13 +163,13 @@ def event_link(seq: int) -> str:
     return f"?event={seq}#event-{seq}"
 
 
-def _spread(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+def _spread(marks: Iterable[Mark], width: float = _NAME) -> tuple[Mark, ...]:
     """Without the texts that would stand on the one before."""
     free, found = 0.0, []
     for mark in marks:
         stands = mark.x >= free
         found.append(mark if stands else replace(mark, text=""))
-        free = mark.x + _NAME if stands else free
+        free = mark.x + width if stands else free
     return tuple(found)
 
 

@@ -96,6 +96,19 @@ def test_pools_are_the_worker_types(cloud: str) -> None:
         assert (spot_of in json.dumps(kind["node_config"])) is pool["node"]["spot"]
 
 
+def test_a_machine_of_aws_has_the_network_of_the_interfaces_that_it_gets() -> None:
+    """One, where none are listed: EC2's largest machines have several cards, and reach their rate over all of them."""
+    per_card = {"g5.12xlarge": (1, 40), "g6.12xlarge": (1, 40), "p4d.24xlarge": (4, 100)}
+    kinds = workers("aws")
+    for pool in yaml.safe_load((CLUSTERS / "aws/pools.yaml").read_text(encoding="utf-8")):
+        num_cards, gbit_per_s = per_card[pool["instance_type"]]
+        config = kinds[pool["name"]]["node_config"]
+        assert config["InstanceType"] == pool["instance_type"]
+        attached = len(config.get("NetworkInterfaces", [0]))
+        assert pool["node"].get("nics", 1) == attached <= num_cards
+        assert pool["node"]["inter_gbit_per_s"] <= gbit_per_s
+
+
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_node_takes_the_labels_that_the_launcher_gives_it(cloud: str) -> None:
     """Ray's launcher puts them into the environment of the start command."""

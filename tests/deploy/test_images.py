@@ -85,6 +85,16 @@ def test_torch_is_the_one_that_the_package_asks_for() -> None:
     assert Requirement(backend).specifier.contains(pinned("build")["hatchling"])
 
 
+def test_workers_have_what_compiles_jobs() -> None:
+    """torch calls a C++ compiler, Triton a C compiler with the headers of Python."""
+    stage = re.sub(r"\\\n", " ", DOCKERFILE.partition(" AS worker\n")[2])
+    (given,) = re.findall(r'^ARG COMPILER="(.*)"$', stage, flags=re.MULTILINE)
+    assert {"g++", "python3-dev"} <= set(given.split())
+    (installed,) = re.findall(r"apt-get install (.*?)&&", stage)
+    assert installed.split()[-1] == "${COMPILER}"
+    assert stage.index("ARG COMPILER") < stage.index("apt-get install"), "an argument is known to what follows it alone"
+
+
 def test_both_targets_run_without_root() -> None:
     for target in EXTRAS:
         stage = DOCKERFILE.partition(f" AS {target}\n")[2].partition("\nFROM ")[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helm_ground import A100, COMBINATIONS, L4, ROOT, of_kind, pod_templates, rendered
+from helm_ground import A100, COMBINATIONS, L4, ROOT, of_kind, pod_templates, rendered, run_helm
 from typer.main import get_command
 
 from shoal.cli import app
@@ -68,6 +68,32 @@ def test_values_of_settings_are_taken_by_nodes(monkeypatch: pytest.MonkeyPatch) 
     assert settings.kubernetes_pod == settings.kubernetes_node == "of-this-pod"
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {str(settings.memory_dir.parent), str(settings.disk_dir)} <= mounted
+
+
+@pytest.mark.parametrize(
+    ("size", "limit_bytes"),
+    [("3Ti", 0.64 * 3 * 2**40), ("1.5G", 0.64 * 1.5e9), (20_000_000_000, 0.64 * 2e10), ("100Gi", 64 * 2**30)],
+)
+def test_snapshots_on_disk_leave_room_on_the_scratch_volume(
+    size: str | int, limit_bytes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who writes more than a volume may hold is evicted, with all that it has."""
+
+    def limit(**workers: Any) -> int:
+        values = {"pools": [{**L4, "scratch": {"size": size}}], "workers": workers}
+        (cluster,) = (
+            each
+            for each in yaml.safe_load_all(run_helm(4, "template", values).stdout)
+            if each and each["kind"] == "RayCluster"
+        )
+        (container,) = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+        told = [each for each in container["env"] if each["name"] == "SHOAL_WORKER_DISK_LIMIT_BYTES"]
+        assert len(told) == 1
+        monkeypatch.setenv("SHOAL_WORKER_DISK_LIMIT_BYTES", told[0]["value"])
+        return WorkerSettings().disk_limit_bytes
+
+    assert limit() == pytest.approx(limit_bytes, abs=1)
+    assert limit(settings={"disk_limit_bytes": 7}) == 7
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)

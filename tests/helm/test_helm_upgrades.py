@@ -144,7 +144,7 @@ def test_secrets_that_were_made_are_kept_and_lacking_keys_are_added(
 
 
 @pytest.mark.parametrize("major", MAJORS)
-def test_an_upgrade_leaves_the_numbers_of_nodes_as_the_connector_has_set_them(
+def test_an_upgrade_leaves_numbers_of_nodes_and_who_is_to_go_as_the_connector_has_set_them(
     major: int, cluster: Cluster, tmp_path: Path
 ) -> None:
     values = {"pools": [A100, L4, CPU]}
@@ -152,13 +152,17 @@ def test_an_upgrade_leaves_the_numbers_of_nodes_as_the_connector_has_set_them(
     assert replicas(there) == {"a100-spot": 0, "l4": 2, "cpu": 0}
     for group, number in zip(there["spec"]["workerGroupSpecs"], (5, 4, 3), strict=True):
         group["replicas"] = number
-        group["scaleStrategy"] = {"workersToDelete": []}
+        group["scaleStrategy"] = {"workersToDelete": [f"a-pod-of-{group['groupName']}"]}
     cluster.add(there)
     less = [A100, {**L4, "max": 3}, {**CPU, "name": "other"}]
     after = upgraded(major, cluster, tmp_path, {"pools": less})["RayCluster", "shoal-ray"]
     assert replicas(after) == {"a100-spot": 5, "l4": 3, "other": 0}, "no more than there may be"
+    named = {group["groupName"]: group.get("scaleStrategy") for group in after["spec"]["workerGroupSpecs"]}
+    kept = {name: {"workersToDelete": [f"a-pod-of-{name}"]} for name in ("a100-spot", "l4")}
+    assert named == {**kept, "other": None}, "else others would go in their place"
     fixed = upgraded(major, cluster, tmp_path, {"pools": less, "provisioning": {"enabled": False}})
     assert replicas(fixed["RayCluster", "shoal-ray"]) == {"a100-spot": 0, "l4": 2, "other": 0}
+    assert all("scaleStrategy" not in group for group in fixed["RayCluster", "shoal-ray"]["spec"]["workerGroupSpecs"])
 
 
 def replicas(cluster: Document) -> dict[str, int]:

@@ -119,6 +119,18 @@ def test_the_timeline_shows_lives_of_nodes_and_states_of_the_job() -> None:
             assert LABEL_WIDTH <= band.x and band.width > 0
 
 
+def test_what_was_rented_has_a_lane_of_its_own() -> None:
+    rented = [(1001.0, "asked", "asked for 2 x l4"), (1001.2, "short", "none came"), (1020.0, "came", "n-1 came")]
+    drawn = timeline(events(), created_at_s=1000.0, end_at_s=1030.0, rented=rented)
+    assert [lane.name for lane in drawn.lanes[:3]] == ["job", "rented", "big-0"]
+    assert len({lane.y for lane in drawn.lanes}) == len(drawn.lanes)
+    marks = drawn.lanes[1].marks
+    assert [mark.text for mark in marks] == ["asked", "", "came"], "words would stand on each other"
+    assert [mark.title for mark in marks] == [reason for _, _, reason in rented]
+    waiting = timeline((), created_at_s=1000.0, end_at_s=1030.0, rented=rented)
+    assert [lane.name for lane in waiting.lanes] == ["job", "rented"], "a job that waits for them has no journal yet"
+
+
 def test_bars_of_a_recovery_add_up() -> None:
     lost, joined = recoveries(events(), rfc3339)
     assert [part.name for part in lost.phases] == ["detect", "decide", "restore", "rebuild", "rest"]

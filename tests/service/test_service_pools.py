@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -17,7 +17,9 @@ from waiting import eventually
 
 from shoal.cli import run
 from shoal_planner.cluster import snapshot_to_mapping
+from shoal_planner.provisioning import Kind
 from shoal_planner.rented_pools import parse_pools
+from shoal_service import pools as pools_stored
 from shoal_service.pool_prices import not_offered, price_of
 from shoal_service.prices_ec2 import PricesUnknown, offered_in, region_of, spot_prices
 
@@ -31,6 +33,10 @@ POOLS: list[dict[str, Any]] = [
 def report(*nodes: str, **more: Any) -> list[dict[str, Any]]:
     first = {"pool": POOLS[0], "nodes": list(nodes), "starting": 0, "problem": None, "said": None, **more}
     return [first, {"pool": POOLS[1], "nodes": [], "starting": 0, "problem": None, "said": None}]
+
+
+def test_whatever_comes_of_a_pool_has_a_word_in_timelines() -> None:
+    assert set(pools_stored.WORDS) == set(get_args(Kind))
 
 
 def renew(connector: Connector, pools: list[dict[str, Any]] | None) -> None:

@@ -171,6 +171,8 @@ def test_a_short_pool_is_left_for_another_kind_and_what_no_plan_uses_is_given_ba
     assert seen["spot-b"]["asked_again_at"] is not None and seen["spot-a"]["asked_again_at"] is None
     assert seen["spot-b"]["counts"] == {"num_asked": 2, "num_came": 1, "num_short": 1, "num_released": 1}
     eventually(lambda: cluster.share(job), 30)
+    drawn = http.get(f"/jobs/{job}/panels/timeline", headers={"Accept": "text/html"}).text
+    assert first["reason"] in drawn and short["reason"] in drawn, "it has a timeline before it has begun"
     story = cluster.run(job)
     (node,) = cluster.share(job)
     before = len(story.entries)

@@ -42,12 +42,17 @@ shoal.io/preemptions-per-hour: {{ include "shoal.plain" . | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* How many nodes each pool has now, as YAML, where the connector decides: an upgrade must not undo that. */}}
-{{- define "shoal.liveReplicas" -}}
+{{/* What stands of each pool now, as YAML, where the connector decides: how many nodes, and what the chart says nothing
+of. Among that is who is to go, which an upgrade must not undo (the operator would take a pod that is ending for one of
+those wanted, and end another in its place), and what the API server has filled in: without it the whole list would
+differ from what the connector has patched, and Helm 4 would take an upgrade that changes nothing for a conflict. */}}
+{{- define "shoal.livePools" -}}
 {{- if include "shoal.isProvisioned" . -}}
 {{- $there := lookup "ray.io/v1" "RayCluster" .Release.Namespace (include "shoal.rayName" .) | default dict -}}
 {{- range dig "spec" "workerGroupSpecs" list $there }}
-{{ .groupName }}: {{ include "shoal.plain" (default 0 .replicas) }}
+{{ .groupName }}:
+  replicas: {{ include "shoal.plain" (default 0 .replicas) }}
+  others: {{- omit . "groupName" "minReplicas" "maxReplicas" "replicas" "labels" "rayStartParams" "template" | toYaml | nindent 4 }}
 {{- end }}
 {{- end -}}
 {{- end -}}

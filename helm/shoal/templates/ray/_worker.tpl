@@ -63,6 +63,12 @@ spec:
       securityContext: {{- include "shoal.containerSecurity" $root | nindent 8 }}
       env:
         {{- include "shoal.rayEnv" $root | nindent 8 }}
+        {{- if not (hasKey $root.Values.workers.settings "disk_limit_bytes") }}
+        # Of `scratch`, for snapshots that memory has no room for; the rest is for journals, uploads and data. A pod
+        # that takes more than its volume may hold is evicted.
+        - name: SHOAL_WORKER_DISK_LIMIT_BYTES
+          value: {{ mulf (include "shoal.bytes" $pool.scratch.size | float64) 0.64 | printf "%.0f" | quote }}
+        {{- end }}
         {{- with $pool.extraEnv }}{{ toYaml . | nindent 8 }}{{ end }}
       lifecycle:
         preStop:
