@@ -38,6 +38,7 @@ from shoal_workers.borders import BEGINS, Borders, borders_of
 from shoal_workers.data import evaluation_samples
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.processes import Processes
+from shoal_workers.rotary import Rotary
 from shoal_workers.samples import ids_of
 from shoal_workers.segments import ACTIVATIONS
 from shoal_workers.solo import RunRequest, SoloRun, run_rank, run_solo, solo_plan
@@ -320,6 +321,20 @@ def masked(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, window: int | None, l
     mixed_NTD = scores_NTT.masked_fill(~seen_TT, -torch.inf).softmax(dim=-1) @ v_NTD
     batch, _, length, _ = q_BNSD.shape
     return mixed_NTD.transpose(0, 1).reshape(batch, length, -1)
+
+
+def test_a_document_has_the_bits_that_it_has_by_itself() -> None:
+    """Wherever it stands: its positions begin anew. (Rotary positions that went on would only round otherwise.)"""
+    torch.manual_seed(2)
+    rotary = Rotary(job().model, 30, torch.device("cpu"))
+    lengths = (7, 1, 12, 10, 10, 1, 19)
+    x_BNSD = torch.randn(2, 4, 30, 16)
+    mixed_BSC = attend(*[rotary(x_BNSD, borders(lengths, 30))] * 2, x_BNSD, None, borders(lengths, 30))
+    for mixed_LC, x_LND in zip(
+        mixed_BSC.flatten(0, 1).split(lengths), x_BNSD.transpose(1, 2).flatten(0, 1).split(lengths), strict=True
+    ):
+        x_NLD = x_LND.transpose(0, 1).unsqueeze(0)
+        assert torch.equal(mixed_LC, attend(rotary(x_NLD), rotary(x_NLD), x_NLD, None)[0])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
