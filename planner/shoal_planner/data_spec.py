@@ -16,6 +16,7 @@ from shoal_planner.uris import parts_of
 
 Format = Literal["text", "jsonl", "parquet", "arrow", "tokens", "megatron"]
 TokenType = Literal["uint16", "uint32"]
+Attention = Literal["sequence", "document"]
 
 NUM_BYTE_TOKENS = 256
 BYTES = "bytes"
@@ -78,7 +79,8 @@ class DataSpec:
     or the absolute path, on every node, of a tokenizers JSON file or of a Hugging Face folder; `end_token` its token
     between documents, where it names none itself. `storage` is as in a SourceSpec, and that of `eval_uri`, too, where
     this is in S3. Evaluations are on `eval_uri`, which is of the same format as `uri`, or else on what training leaves
-    out of every source."""
+    out of every source. `attention`: a token sees all before it in its sequence, or only what is of its own document;
+    then positions begin anew with each, too."""
 
     uri: str | None = None
     storage: str | None = None
@@ -89,6 +91,7 @@ class DataSpec:
     template: Literal["chatml", "tokenizer"] | None = None
     token_type: TokenType = "uint16"
     end_token: str | None = None
+    attention: Attention = "sequence"
     mix: tuple[SourceSpec, ...] = ()
 
     def __post_init__(self) -> None:
@@ -127,6 +130,13 @@ class DataSpec:
     def _check_source(self, source: SourceSpec, path: str) -> None:
         if source.template == "tokenizer" and self.tokenizer == BYTES:
             raise InvalidField(f"{path}template", source.template, "needs a tokenizer that has one, not bytes")
+        if self.by_document and source.format == "tokens" and self.tokenizer == BYTES:
+            problem = "must be that of the ids: with attention 'document' its end token tells where documents end"
+            raise InvalidField("tokenizer", self.tokenizer, problem)
+
+    @property
+    def by_document(self) -> bool:
+        return self.attention == "document"
 
     @property
     def sources(self) -> tuple[SourceSpec, ...]:

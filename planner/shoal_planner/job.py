@@ -222,6 +222,9 @@ class JobSpec:
                 problem = "needs model.entrypoint: no code of yours runs without"
                 raise InvalidField("code", dataclasses.asdict(self.code), problem)
             return
+        if self.data.by_document:
+            problem = "is not for modules of your own: they are given activations alone, and not where documents begin"
+            raise InvalidField("data.attention", self.data.attention, problem)
         if self.train.compile:
             raise InvalidField("train.compile", True, "is not for modules of your own: compile them yourself")
         if self.train.schedule == "zero_bubble":
@@ -280,4 +283,6 @@ def job_to_mapping(job: JobSpec) -> dict[str, object]:
     """The inverse of `parse_job`: plain JSON values."""
     found = dataclasses.asdict(job)
     del found["model"]["lora"]  # train.lora says it
+    if not job.data.by_document:
+        del found["data"]["attention"]  # programs of before there was one read jobs, too (docs/adr/0058)
     return found

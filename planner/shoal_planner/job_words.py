@@ -119,6 +119,7 @@ _TRAINED: Mapping[str, str] = {
     "data.eval_uri": "What evaluations are on; without it, on text that is left out of training.",
     "data.tokenizer": "bytes, or the absolute path of a tokenizers file or Hugging Face folder on every node.",
     "data.end_token": "The token behind each document; the tokenizer's by default.",
+    "data.attention": "What a token sees: all of its sequence before it, or only its own document.",
     "data.mix": "Instead of uri: several sources, by weight.",
     **{f"data.mix.{name}": text for name, text in _SOURCE.items()},
     "data.mix.weight": "How much of the samples comes from it, compared with the others.",

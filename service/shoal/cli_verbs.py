@@ -129,6 +129,8 @@ def drills(as_json: _AsJson = False) -> None:
 def show_dry_run(found: Mapping[str, Any]) -> None:
     """The answer of a dry run, for people."""
     rows: list[tuple[str, object]] = [("cluster", found["cluster_id"]), ("plan", found["reason"])]
+    if (data := found["spec"].get("data")) is not None:
+        rows.append(("attention within a", data.get("attention", "sequence")))
     if (expected := found["expected"]) is not None:
         missing = f" (and {expected['unpriced_nodes']} nodes of unknown price)" if expected["unpriced_nodes"] else ""
         rows += [

@@ -167,6 +167,12 @@ def test_the_command_line_has_them(
     assert run(["submit", str(job), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "$ in all" in said and "nothing was created" in said
+    assert "attention within a    sequence" in said
+    apart = job_mapping()
+    job.write_text(json.dumps(apart | {"data": {**apart["data"], "attention": "document"}}))
+    assert run(["submit", str(job), "--dry-run"]) == 0
+    assert "attention within a    document" in capsys.readouterr().out
+    job.write_text(json.dumps(job_mapping(labels={"by": "hand"})))
     assert run(["submit", str(job)]) == 0
     job_id = capsys.readouterr().out.strip()
     assert run(["clone", job_id, "--set", "train.steps=61", "--set", "name=twin", "--json"]) == 0

@@ -21,7 +21,7 @@ from shoal_workers.data_identity import identity
 from shoal_workers.documents import Blocks, Encoder
 from shoal_workers.lines import JsonLines, TextBlocks
 from shoal_workers.mixture import Mixture, Round
-from shoal_workers.numbered import NumberedSamples, TokenFile
+from shoal_workers.numbered import Apart, NumberedSamples, TokenFile
 from shoal_workers.permutation import mixed
 from shoal_workers.samples import Row, Samples
 from shoal_workers.streams import BlockOrder, Streams
@@ -117,18 +117,31 @@ class _Opening:
             return self._streams(field, source, seed)
         own_text = self._evaluation and field == "data.eval_uri"
         files = _token_files(field, source, seq_len, self._held_out + (not own_text), self._cache)
-        self.files.append(identity(source.uri, [one.file for one in files]))
+        apart = self._apart(source)
+        indexes = [one.index.file for one in files if apart is not None and one.index is not None]
+        self.files.append(identity(source.uri, [one.file for one in files] + indexes))
         out, evaluation = self._held_out, self._evaluation
-        return NumberedSamples(files, seq_len, seed, vocab=vocab, held_out=out, evaluation=evaluation)
+        return NumberedSamples(files, seq_len, seed, vocab=vocab, held_out=out, evaluation=evaluation, apart=apart)
+
+    def _apart(self, source: SourceSpec) -> Apart | None:
+        """Of what is not tokenised here. Files of ids alone have the end token between documents."""
+        if not self._job.data.by_document:
+            return None
+        return Apart(end=self._opened_tokenizer().end if source.format == "tokens" else None)
+
+    def _opened_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            data = self._job.data
+            self._tokenizer = open_tokenizer(data.tokenizer, data.end_token, self._job.model.vocab)
+        return self._tokenizer
 
     def _streams(self, field: str, source: SourceSpec, seed: int) -> Streams:
         data, train = self._job.data, self._job.train
-        if self._tokenizer is None:
-            self._tokenizer = open_tokenizer(data.tokenizer, data.end_token, self._job.model.vocab)
+        tokenizer = self._opened_tokenizer()
         template = None
         if source.template is not None:  # the rows of a table have the fields of every other, null where they are not
             sparse = source.format != "jsonl"
-            template = open_template(source.template, self._tokenizer, sparse=sparse)
+            template = open_template(source.template, tokenizer, sparse=sparse)
         blocks, block_bytes = self._blocks(field, source)
         self.files.append(identity(source.uri, blocks.files))
         order = BlockOrder(
@@ -138,10 +151,11 @@ class _Opening:
             held_out=self._held_blocks(field, source.uri, len(blocks), block_bytes),
             evaluation=self._evaluation,
         )
-        how = f"{self._tokenizer.digest} {None if template is None else template.digest} {train.seq_len}"
+        how = f"{tokenizer.digest} {None if template is None else template.digest} {train.seq_len}"
         known = f"{VERSION} {source} {how} {block_bytes} {blocks.digest}"
         counts = Counts(None if self._cache is None else self._cache.notes(f"counts {hash_of(known)}"))
-        encoder = Encoder(self._tokenizer, template, None if self._tokenizer.digest == BYTES else self._cache)
+        cache = None if tokenizer.digest == BYTES else self._cache
+        encoder = Encoder(tokenizer, template, cache, by_document=data.by_document)
         return Streams(blocks, encoder, order, train.seq_len, counts, source.uri)
 
     def _blocks(self, field: str, source: SourceSpec) -> tuple[Blocks, int]:

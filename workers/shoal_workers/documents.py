@@ -18,6 +18,7 @@ import structlog
 
 from shoal_planner.errors import show
 from shoal_workers.answer_tokens import PlacedTokens, learnt_tokens
+from shoal_workers.borders import BEGINS
 from shoal_workers.chat import ChatTemplate, Shown
 from shoal_workers.data_cache import DataCache
 from shoal_workers.errors import DataError
@@ -80,7 +81,7 @@ class Encoded(NamedTuple):
 
     @property
     def ids(self) -> Tokens:
-        return np.where(self.learnt, self.tokens, ~self.tokens)
+        return np.where(self.learnt, self.tokens, ~self.tokens & ~BEGINS)
 
     @property
     def learnt(self) -> npt.NDArray[np.bool_]:
@@ -88,9 +89,18 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """`template`: documents are lists of messages. `cache` is for ids of long texts."""
+    """`template`: documents are lists of messages. `cache` is for ids of long texts. `by_document`: first tokens are
+    marked as such."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, cache: DataCache | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        cache: DataCache | None = None,
+        *,
+        by_document: bool = False,
+    ) -> None:
+        self.by_document = by_document
         self._tokenizer = tokenizer
         self._encode = tokenizer.encode if cache is None else KeptIds(tokenizer, cache).encode
         self._chats = None if template is None else (template, PlacedTokens(tokenizer))
@@ -130,8 +140,10 @@ class Encoder:
             self._say_missing(raw, chat.num_missing)
         learnt = learnt_tokens(self._tokenizer, chat.text, ids, places, chat.answers)
         learnt[:1] = False
-        tokens = np.concatenate((np.where(learnt, ids, ~ids), self._end if chat.ends else ~self._end))
-        return Encoded(tokens.view(np.int32), raw.place)
+        tokens = np.concatenate((np.where(learnt, ids, ~ids), self._end if chat.ends else ~self._end)).view(np.int32)
+        if self.by_document:
+            tokens[:1] = ~(Encoded(tokens[:1], raw.place).ids | BEGINS)
+        return Encoded(tokens, raw.place)
 
     def _say_missing(self, raw: Raw, num_missing: int) -> None:
         """Once: chats of one source are alike."""
@@ -159,7 +171,7 @@ class Encoder:
                 firsts.append(first)
             found.append(Encoded(tokens[first:last], raw.place))
             first = last
-        tokens[firsts] = ~tokens[firsts]
+        tokens[firsts] = ~(tokens[firsts] | BEGINS) if self.by_document else ~tokens[firsts]
         return found
 
 

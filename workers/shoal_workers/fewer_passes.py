@@ -30,7 +30,7 @@ def layer_norm(x_BSH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> T
 
 
 def turned(x_BNSD: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
-    """Every pair (i, i + D/2) by the angle of its position."""
+    """Every pair (i, i + D/2) by the angle of its position; tables may be [B, 1, S, D], too."""
     if torch.compiler.is_compiling():
         low, high = x_BNSD.chunk(2, dim=-1)
         return (x_BNSD * cos_SD + torch.cat((-high, low), dim=-1) * sin_SD).to(x_BNSD.dtype)

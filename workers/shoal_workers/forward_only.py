@@ -101,16 +101,18 @@ class ForwardOnly:
     def _forward(self, numbers: range, item: Forward, samples: Samples, seen: Seen) -> Tensor:
         """What it adds to the loss."""
         segments, read, targets_BS = self._chunks[item.chunk], None, None
-        if segments.takes_tokens or segments.gives_loss:
+        if segments.reads(samples):
             read = batch(samples, numbers, self._shape.wire.device)
+        borders = None if read is None else read.borders
         if read is not None and segments.gives_loss:
             targets_BS = read.targets_BS
             self._num_targets += read.num_targets
         if segments.takes_tokens:
             assert read is not None
-            out = segments.forward_only(read.tokens_BS, targets_BS, seen)
+            out = segments.forward_only(read.tokens_BS, targets_BS, seen, borders)
         else:
-            out = segments.forward_only(self._shape.wire.arrived(self._inputs.pop(_key(item))), targets_BS, seen)
+            entering = self._shape.wire.arrived(self._inputs.pop(_key(item)))
+            out = segments.forward_only(entering, targets_BS, seen, borders)
             self._release()
             self._post()
         if segments.gives_loss:

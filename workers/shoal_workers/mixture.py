@@ -67,6 +67,7 @@ class Mixture:
         self._round = turns
         self._batch = global_batch
         self.ignores = any(samples.ignores for samples, _ in parts)
+        self.by_document = any(samples.by_document for samples, _ in parts)
 
     def read(self, numbers: Sequence[int]) -> Tensor:
         """See `Samples`."""

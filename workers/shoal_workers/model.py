@@ -23,6 +23,8 @@ from shoal_planner.plan import Recompute
 from shoal_planner.slices import UNCUT, Slicing, cuts
 from shoal_workers.adapting import Lookup as Lookup
 from shoal_workers.adapting import adapted
+from shoal_workers.attention import attend
+from shoal_workers.borders import Borders
 from shoal_workers.chunked import summed_product
 from shoal_workers.compiling import Way, as_written
 from shoal_workers.fewer_passes import layer_norm, rms_norm
@@ -84,10 +86,13 @@ class Embedding:
         self._group = weights.group
         self._add_rows = add_rows
 
-    def __call__(self, tokens_BS: Tensor) -> Tensor:
+    def __call__(self, tokens_BS: Tensor, borders: Borders | None = None) -> Tensor:
         x_BSH = self._rows(tokens_BS)
         for positions_PH in self._positions:
-            x_BSH = x_BSH + positions_PH[: x_BSH.shape[1]]
+            if borders is None:
+                x_BSH = x_BSH + positions_PH[: x_BSH.shape[1]]
+            else:
+                x_BSH = x_BSH + F.embedding(borders.positions_BS, positions_PH)
         return x_BSH
 
     def _rows(self, tokens_BS: Tensor) -> Tensor:
@@ -141,12 +146,12 @@ class Block:
         normed = ("q", "k") if model.qk_norm else ()
         self._head_norms = weights.vectors(*(f"{prefix}.attention.{name}_norm.weight" for name in normed))
 
-    def __call__(self, x_BSH: Tensor) -> Tensor:
+    def __call__(self, x_BSH: Tensor, borders: Borders | None = None) -> Tensor:
         with self._make(self._norm, x_BSH, *self._attention_norm) as normed_BSH:
             # Each rank's heads have a part of the gradients of these.
             norms_2D = enter(torch.stack(self._head_norms), self._group) if self._head_norms else None
-            attend = partial(self._attend, norms_2D=norms_2D)
-            x_BSH = x_BSH + self._by_all(normed_BSH, self._attention, attend, self._out_bias)
+            mix = partial(self._mix, norms_2D=norms_2D, borders=borders)
+            x_BSH = x_BSH + self._by_all(normed_BSH, self._attention, mix, self._out_bias)
         with self._make(self._norm, x_BSH, *self._mlp_norm) as normed_BSH:
             return x_BSH + self._by_all(normed_BSH, self._mlp, self._feed, self._down_bias)
 
@@ -174,20 +179,15 @@ class Block:
         beside = self._products.beside(x, weight_IO)
         return out if beside is None else out + beside
 
-    def _attend(self, x_BSH: Tensor, one: Slice, norms_2D: Tensor | None) -> Tensor:
+    def _mix(self, x_BSH: Tensor, one: Slice, norms_2D: Tensor | None, borders: Borders | None) -> Tensor:
         *qkv, o = one.weights
         q_BSND, k_BSKD, v_BSKD = map(self._heads, self._products.linear(x_BSH, tuple(qkv), one.bias_rows()))
         if norms_2D is not None:
             q_BSND, k_BSKD = self._head_norm(q_BSND, norms_2D[0]), self._head_norm(k_BSKD, norms_2D[1])
         q_BNSD, k_BKSD, v_BKSD = (heads.transpose(1, 2) for heads in (q_BSND, k_BSKD, v_BSKD))
         if self._rotary is not None:
-            q_BNSD, k_BKSD = self._rotary(q_BNSD), self._rotary(k_BKSD)
-        grouped = q_BNSD.shape[1] != k_BKSD.shape[1]
-        near_SS = _near(q_BNSD, self._window)
-        mixed_BNSD = F.scaled_dot_product_attention(
-            q_BNSD, k_BKSD, v_BKSD, attn_mask=near_SS, is_causal=near_SS is None, enable_gqa=grouped
-        )
-        return self._last(mixed_BNSD.transpose(1, 2).flatten(2), o, one)
+            q_BNSD, k_BKSD = self._rotary(q_BNSD, borders), self._rotary(k_BKSD, borders)
+        return self._last(attend(q_BNSD, k_BKSD, v_BKSD, self._window, borders), o, one)
 
     def _heads(self, heads_BSC: Tensor) -> Tensor:
         return heads_BSC.view(*heads_BSC.shape[:2], -1, self._head_size)
@@ -226,7 +226,8 @@ Compute = Embedding | Block | Head | OwnFirst | OwnBlock | OwnLast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One unit of the model as a rank runs it; the last one needs the targets too, and gives the summed loss. `lasting`
+    """One unit of the model as a rank runs it; the last one needs the targets too, and gives the summed loss. Where
+    there are `borders`, units keep to documents. `lasting`
     are the tensors that are there whether it runs or not: weights, tables. `remaking` if it recomputes selectively,
     `put_off` if gradients of its weights are."""
 
@@ -245,7 +246,9 @@ class Unit:
     def gives_loss(self) -> bool:
         return isinstance(self.compute, Head | OwnLast)
 
-    def __call__(self, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
+    def __call__(self, entering: Tensor, targets_BS: Tensor | None, borders: Borders | None = None) -> Tensor:
+        if isinstance(self.compute, Embedding | Block):
+            return self.compute(entering, borders)
         if not isinstance(self.compute, Head | OwnLast):
             return self.compute(entering)
         assert targets_BS is not None
@@ -323,15 +326,6 @@ class Builder:
             return AtOnce(self._add_product), nothing
         later = PutOff(self._add_product)
         return later, later.add_left
-
-
-def _near(q_BNSD: Tensor, window: int | None) -> Tensor | None:
-    """Which keys a query of this window sees, [S, S]; None where these are all before it. Jobs do not train on longer
-    sequences than the window: this is for those that look further."""
-    length = q_BNSD.shape[-2]
-    if window is None or length <= window:
-        return None
-    return torch.ones(length, length, dtype=torch.bool, device=q_BNSD.device).tril().triu(1 - window)
 
 
 def norm_of(model: ModelSpec, way: Way = as_written) -> Callable[..., Tensor]:

@@ -12,10 +12,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from shoal_workers.borders import BEGINS
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 from shoal_workers.permutation import Permutation, mixed
@@ -49,14 +51,31 @@ KINDS = {
 }
 
 
+class Index(Protocol):
+    @property
+    def file(self) -> File: ...
+
+    def begins(self, first: int, last: int) -> Sequence[int]:
+        """Which of the tokens [first, last) begin documents. Raises DataError, OSError, StoreError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """That documents are seen by themselves. Each file begins one; others begin where its index says, or else behind
+    tokens `end`."""
+
+    end: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """Ids of one kind, back to back; of a text (`is_text`) they are its bytes."""
+    """Ids of one kind, back to back; of a text (`is_text`) they are its bytes. `index` knows where documents begin."""
 
     file: File
     kind: TokenKind
     num_tokens: int
     is_text: bool = False
+    index: Index | None = None
 
     def read(self, first: int, last: int) -> Tensor:
         """Tokens [first, last), as int64. Raises DataError."""
@@ -70,9 +89,8 @@ class TokenFile:
 
 class NumberedSamples:
     """Sequence j begins at token j * seq_len of all `files`. Those that are `held_out` are never read; or, with
-    `evaluation`, they alone are, in one order for ever. Ids are checked where they may lie outside of `vocab`."""
-
-    ignores = False
+    `evaluation`, they alone are, in one order for ever. Ids are checked where they may lie outside of `vocab`. Unless
+    documents are `apart` there are none."""
 
     def __init__(
         self,
@@ -83,7 +101,10 @@ class NumberedSamples:
         vocab: int,
         held_out: int = 0,
         evaluation: bool = False,
+        apart: Apart | None = None,
     ) -> None:
+        self.ignores = self.by_document = apart is not None
+        self._apart = apart
         self._files = tuple(files)  # none of them empty
         self._starts = tuple(accumulate((file.num_tokens for file in files), initial=0))
         self._seq_len = seq_len
@@ -138,9 +159,22 @@ class NumberedSamples:
             parts.append(self._files[index].read(first - start, end - start))
             if self._checks:
                 self._check(index, first - start, parts[-1])
+            if self._apart is not None:
+                parts[-1] = self._marked(self._apart, self._files[index], first - start, parts[-1])
             first = end
             index += 1
         return torch.cat(parts)
+
+    def _marked(self, apart: Apart, file: TokenFile, first: int, tokens: Tensor) -> Tensor:
+        """See `borders`. What a sequence begins with is not looked at: it begins a piece anyhow."""
+        begins = torch.zeros(len(tokens), dtype=torch.bool)
+        begins[0] = first == 0
+        if file.index is not None:
+            places = file.index.begins(first, first + len(tokens))
+            begins[torch.tensor(places, dtype=torch.long) - first] = True
+        elif apart.end is not None:
+            begins[1:] |= tokens[:-1] == apart.end
+        return torch.where(begins, ~(tokens | BEGINS), tokens)
 
     def _check(self, index: int, first: int, tokens: Tensor) -> None:
         """Raises DataError."""

@@ -1,7 +1,8 @@
 """Documents put into sequences of one length, one behind the other. Pure.
 
-Sequences overlap by a token, as the last of one is the first target-giver of the next. Attention crosses documents
-within a sequence; what a document begins with is no target, for nothing before it says what it will be.
+Sequences overlap by a token, as the last of one is the first target-giver of the next. What a document begins with is
+no target, for nothing before it says what it will be. Whether attention crosses documents is not decided here
+(`borders`).
 """
 
 from __future__ import annotations

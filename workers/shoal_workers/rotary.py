@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal_planner.architecture import ModelSpec, RopeScaling
+from shoal_workers.borders import Borders
 from shoal_workers.compiling import Way, as_written
 from shoal_workers.fewer_passes import turned
 
@@ -27,7 +28,10 @@ class Rotary:
         self.sin_SD = angles.sin().mul_(size).float().to(device)
         self._turned = way(turned)
 
-    def __call__(self, x_BNSD: Tensor) -> Tensor:
+    def __call__(self, x_BNSD: Tensor, borders: Borders | None = None) -> Tensor:
+        """By positions within sequences, or within what lies between these borders."""
+        if borders is not None:
+            return self._turned(x_BNSD, *borders.angles(self.cos_SD, self.sin_SD))
         length = x_BNSD.shape[-2]
         return self._turned(x_BNSD, self.cos_SD[:length], self.sin_SD[:length])
 

@@ -2,7 +2,8 @@
 
 Owns the form of a sample: a row of int64 with seq_len tokens and the token after them. A token that is none of the
 targets (padding, what a user said in a chat, the first of a document) is there as its complement, so that one tensor
-holds both. Sample numbers count through the whole training: step s takes [(s - 1) * global_batch, s * global_batch).
+holds both. Where each document is seen by itself, the first token of one is marked beneath that (`borders`). Sample
+numbers count through the whole training: step s takes [(s - 1) * global_batch, s * global_batch).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shoal_workers.borders import BEGINS, Borders, borders_of
 from shoal_workers.devices import upload
 
 IGNORED = -100  # in the place of a target that is not to be learnt
@@ -28,6 +30,10 @@ class Samples(Protocol):
     def ignores(self) -> bool:
         """Whether some tokens may be no targets."""
 
+    @property
+    def by_document(self) -> bool:
+        """Whether the model sees each document by itself. First tokens of documents are marked then, and no targets."""
+
     def read(self, numbers: Sequence[int]) -> Tensor:
         """Int64 [len(numbers), seq_len + 1]. Raises DataError, StoreError, OSError."""
 
@@ -41,11 +47,13 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows of samples where they are computed with. Of the targets `num_targets` are to be learnt, others IGNORED."""
+    """Rows of samples where they are computed with. Of the targets `num_targets` are to be learnt, others IGNORED.
+    Without `borders` each sequence is seen as one."""
 
     tokens_BS: Tensor
     targets_BS: Tensor
     num_targets: int
+    borders: Borders | None = None
 
 
 def batch(samples: Samples, numbers: Sequence[int], device: torch.device) -> Batch:
@@ -56,6 +64,16 @@ def batch(samples: Samples, numbers: Sequence[int], device: torch.device) -> Bat
         rows = upload(rows, device)
         return Batch(tokens_BS=rows[:, :-1], targets_BS=rows[:, 1:], num_targets=len(numbers) * seq_len)
     num_targets = int((rows[:, 1:] >= 0).sum())
+    borders = borders_of(rows, device) if samples.by_document else None
     rows = upload(rows, device)
-    targets_BS = rows[:, 1:].masked_fill(rows[:, 1:] < 0, IGNORED)
-    return Batch(tokens_BS=torch.where(rows < 0, ~rows, rows)[:, :-1], targets_BS=targets_BS, num_targets=num_targets)
+    return Batch(
+        tokens_BS=ids_of(rows)[:, :-1],
+        targets_BS=rows[:, 1:].masked_fill(rows[:, 1:] < 0, IGNORED),
+        num_targets=num_targets,
+        borders=borders,
+    )
+
+
+def ids_of(rows: Tensor) -> Tensor:
+    """Of all tokens, targets or not."""
+    return torch.where(rows < 0, ~rows & ~BEGINS, rows)

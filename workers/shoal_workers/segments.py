@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal_workers.borders import Borders
 from shoal_workers.circulation import Circulation
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.model import Unit
 from shoal_workers.products import WeightProduct
 from shoal_workers.remaking import Remaking
+from shoal_workers.samples import Samples
 from shoal_workers.scattering import Part
 from shoal_workers.slopes import backward
 
@@ -35,6 +37,7 @@ class _Flight:
 
     entering: Tensor  # a leaf: token ids, or activations with a gradient to come
     leaving: Tensor
+    borders: Borders | None
 
 
 class Segments:
@@ -59,27 +62,35 @@ class Segments:
     def gives_loss(self) -> bool:
         return self._units[-1].gives_loss
 
+    def reads(self, samples: Samples) -> bool:
+        """Whether it needs to know more of a micro-batch than what enters: tokens, targets, where documents begin."""
+        return self.takes_tokens or self.gives_loss or samples.by_document
+
     def begin(self) -> None:
         """Before each step: forgets what a refused one left behind."""
         self._flights.clear()
         self._later.clear()
 
-    def forward(self, micro_batch: int, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
+    def forward(
+        self, micro_batch: int, entering: Tensor, targets_BS: Tensor | None, borders: Borders | None = None
+    ) -> Tensor:
         """Activations, or this micro-batch's part of the loss; detached."""
         flights = self._flights[micro_batch] = []
         for unit in self._units:
             with self._circulation.weights(unit.number):
-                leaving = self._forward(unit, entering, targets_BS)
-            flights.append(_Flight(entering=entering, leaving=leaving))
+                leaving = self._forward(unit, entering, targets_BS, borders)
+            flights.append(_Flight(entering=entering, leaving=leaving, borders=borders))
             entering = leaving.detach()
             if unit is not self._units[-1]:
                 entering.requires_grad_()
+        self._memory.charge(ACTIVATIONS, _num_bytes(borders))
         return entering
 
     def backward(self, micro_batch: int, slope: Tensor | None) -> Tensor | None:
         """From the gradient of what left (none where that is the loss) to that of what entered (none where that is
         tokens). Gradients of weights that are not put off add up in the live state."""
         flights = self._flights.pop(micro_batch)
+        borders = flights[0].borders
         for unit in reversed(self._units):
             part = Part.ALL if unit.put_off is None else Part.VECTORS
             with self._circulation.weights(unit.number), self._circulation.gradients(unit.number, part):
@@ -88,14 +99,21 @@ class Segments:
                 products = unit.put_off.take()
                 self._charge_later(unit, products)
                 self._later.setdefault(micro_batch, []).append((unit.number, products))
+        self._memory.release(ACTIVATIONS, _num_bytes(borders))
         return slope
 
-    def forward_only(self, entering: Tensor, targets_BS: Tensor | None, seen: Callable[[int, Tensor], None]) -> Tensor:
+    def forward_only(
+        self,
+        entering: Tensor,
+        targets_BS: Tensor | None,
+        seen: Callable[[int, Tensor], None],
+        borders: Borders | None = None,
+    ) -> Tensor:
         """As `forward`, with no backward to come: nothing is kept. `seen` is told what comes out of each unit."""
         with torch.no_grad():
             for unit in self._units:
                 with self._circulation.weights(unit.number):
-                    entering = unit(entering, targets_BS)
+                    entering = unit(entering, targets_BS, borders)
                 seen(unit.number, entering)
         return entering / self._num_tokens if self.gives_loss else entering
 
@@ -107,33 +125,33 @@ class Segments:
                     product.add()
             self._memory.release(ACTIVATIONS, self._later_bytes[number])
 
-    def _forward(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
+    def _forward(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None, borders: Borders | None) -> Tensor:
         if unit.recompute != "full":
-            return self._graph(unit, entering, targets_BS)
+            return self._graph(unit, entering, targets_BS, borders)
         self._memory.charge(ACTIVATIONS, self._input_bytes(unit, entering))
         with torch.no_grad():
-            return unit(entering, targets_BS)
+            return unit(entering, targets_BS, borders)
 
     def _backward(self, unit: Unit, flight: _Flight, slope: Tensor | None) -> Tensor | None:
         leaving = flight.leaving
         if unit.recompute == "full":
             self._memory.release(ACTIVATIONS, self._input_bytes(unit, flight.entering))
-            leaving = self._graph(unit, flight.entering, None)
+            leaving = self._graph(unit, flight.entering, None, flight.borders)
         if leaving.requires_grad:  # else nothing is trained from here down
             backward(leaving, slope)
         self._memory.release(ACTIVATIONS, self._kept_bytes[unit.number])
         return flight.entering.grad
 
-    def _graph(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None) -> Tensor:
+    def _graph(self, unit: Unit, entering: Tensor, targets_BS: Tensor | None, borders: Borders | None) -> Tensor:
         """A forward that autograd can go back through; the first one of a unit finds out how much it keeps for that."""
         num_bytes = self._kept_bytes.get(unit.number)
         if num_bytes is not None:
             self._memory.charge(ACTIVATIONS, num_bytes)
-            return self._run(unit, entering, targets_BS)
+            return self._run(unit, entering, targets_BS, borders)
         noted: dict[int, int] = {}
-        leaving = self._run(unit, entering, targets_BS, noted)
+        leaving = self._run(unit, entering, targets_BS, borders, noted)
         elsewhere = unit.lasting if unit is not self._units[0] else (entering, *unit.lasting)
-        for tensor in elsewhere:  # charged already
+        for tensor in (*elsewhere, *(() if borders is None else borders.tensors)):  # charged by others
             noted.pop(tensor.untyped_storage().data_ptr(), None)
         self._kept_bytes[unit.number] = sum(noted.values())
         self._memory.charge(ACTIVATIONS, self._kept_bytes[unit.number])
@@ -146,15 +164,25 @@ class Segments:
         self._memory.charge(ACTIVATIONS, self._later_bytes[unit.number])
 
     def _run(
-        self, unit: Unit, entering: Tensor, targets_BS: Tensor | None, noted: dict[int, int] | None = None
+        self,
+        unit: Unit,
+        entering: Tensor,
+        targets_BS: Tensor | None,
+        borders: Borders | None,
+        noted: dict[int, int] | None = None,
     ) -> Tensor:
         with _hooks(unit.remaking, noted):
-            leaving = unit(entering, targets_BS)
+            leaving = unit(entering, targets_BS, borders)
         return leaving / self._num_tokens if unit.gives_loss else leaving
 
     def _input_bytes(self, unit: Unit, entering: Tensor) -> int:
         """What enters the first unit is charged as what travels."""
         return 0 if unit is self._units[0] else entering.untyped_storage().nbytes()
+
+
+def _num_bytes(borders: Borders | None) -> int:
+    """All units of a micro-batch have the same."""
+    return 0 if borders is None else sum(tensor.nbytes for tensor in borders.tensors)
 
 
 def _hooks(remaking: Remaking | None, noted: dict[int, int] | None) -> AbstractContextManager[object]:

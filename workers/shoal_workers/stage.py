@@ -28,6 +28,7 @@ from shoal_planner.programs import (
     SendGradient,
     WeightGradient,
 )
+from shoal_workers.borders import Borders
 from shoal_workers.circulation import Circulation
 from shoal_workers.devices import Wire
 from shoal_workers.exchange import Exchange, Pending
@@ -241,18 +242,20 @@ class StageRun:
         """This rank's part of the step's loss; zero where the head is elsewhere."""
         return float(self._loss)
 
-    def _entering(self, key: _Key) -> tuple[Tensor, Tensor | None]:
+    def _entering(self, key: _Key) -> tuple[Tensor, Tensor | None, Borders | None]:
         chunk, micro_batch = key
-        segments, read, targets_BS = self.chunks[chunk], None, None
-        if segments.takes_tokens or segments.gives_loss:
-            read = batch(self._feed.samples, self._feed.numbers(self._step, micro_batch), self.shape.wire.device)
+        segments, samples, targets_BS = self.chunks[chunk], self._feed.samples, None
+        read = None
+        if segments.reads(samples):
+            read = batch(samples, self._feed.numbers(self._step, micro_batch), self.shape.wire.device)
+        borders = None if read is None else read.borders
         if read is not None and segments.gives_loss:
             targets_BS = read.targets_BS
             self.num_targets += read.num_targets
         if segments.takes_tokens:
             assert read is not None
-            return read.tokens_BS, targets_BS
-        return self.shape.wire.arrived(self._inputs.pop(key)).requires_grad_(), targets_BS
+            return read.tokens_BS, targets_BS, borders
+        return self.shape.wire.arrived(self._inputs.pop(key)).requires_grad_(), targets_BS, borders
 
     def _rows(self, whole: Tensor, first: int, last: int) -> Tensor:
         """Rows of a micro-batch, of which this rank has [low, high)."""

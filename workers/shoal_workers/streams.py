@@ -109,6 +109,7 @@ class Streams:
         self, blocks: Blocks, encoder: Encoder, order: BlockOrder, seq_len: int, counts: Counts, name: str
     ) -> None:
         self._ahead = Ahead(blocks, encoder)
+        self.by_document = encoder.by_document
         self._pad = encoder.end
         self._order = order
         self._num_streams = order.num_streams

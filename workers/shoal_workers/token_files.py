@@ -1,22 +1,73 @@
 """Files that hold token ids: back to back (as nanoGPT writes them), or with an index beside them (Megatron).
 
 Owns what such files must be to be read. An index is not read through: its head and its last entries tell whether the
-ids are all there.
+ids are all there, and where documents begin is looked up in it.
 """
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 from shoal_planner.errors import InvalidField
 from shoal_workers.data_cache import DataCache
 from shoal_workers.data_files import check_unused, chosen, find, find_text
+from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 from shoal_workers.numbered import KINDS, TokenFile
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")  # magic, version, kind of ids, sequences, entries of documents
+_DOCUMENTS_AT_ONCE = 64
+_NOWHERE = 2**63 - 1
 _INDEX_KINDS = {1: "uint8", 4: "int32", 5: "int64", 8: "uint16"}
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronIndex:
+    """Where documents begin, as an index tells it: behind the lengths of sequences and the bytes at which these begin
+    stands for each document the number of its first sequence, and last how many there are."""
+
+    file: File
+    num_sequences: int
+    num_entries: int
+    token_bytes: int
+
+    def begins(self, first: int, last: int) -> list[int]:
+        """See `Index`."""
+        low, high = 0, self.num_documents
+        if not high:
+            raise DataError(self.file.name, "in its head", f"{self.num_entries} entries", "tell of no documents")
+        while low < high:  # to the first document that begins at this token or behind it
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self._starts(middle, middle + 1)[0] < first else (low, middle)
+        found: list[int] = []
+        while low < self.num_documents and (not found or found[-1] < last):
+            up_to = min(low + _DOCUMENTS_AT_ONCE, self.num_documents)
+            found += self._starts(low, up_to)
+            low = up_to
+        return [start for start in found if start < last]
+
+    @property
+    def num_documents(self) -> int:
+        return max(0, self.num_entries - 1)
+
+    def _starts(self, low: int, high: int) -> list[int]:
+        """The tokens at which documents [low, high) begin; of one without sequences, the end of all tokens or less."""
+        sequences = self._longs(12 * self.num_sequences + 8 * low, high - low)
+        at, end = sequences[0], min(sequences[-1] + 1, self.num_sequences)
+        if sequences != sorted(sequences) or not 0 <= at <= sequences[-1] <= self.num_sequences:
+            problem = f"is no order of sequences below {self.num_sequences}"
+            raise DataError(self.file.name, f"documents {low} to {high - 1}", str(sequences[:3]), problem)
+        bytes_ = self._longs(4 * self.num_sequences + 8 * at, end - at) if at < end else []
+        starts = [start // self.token_bytes for start in bytes_]
+        if starts != sorted(starts):
+            raise DataError(self.file.name, f"sequences {at} to {end - 1}", str(starts[:3]), "begin in no order")
+        return [starts[one - at] if one < end else _NOWHERE for one in sequences]
+
+    def _longs(self, offset: int, count: int) -> list[int]:
+        """Behind the head."""
+        return list(struct.unpack(f"<{count}q", self.file.read(_HEAD.size + offset, 8 * count)))
 
 
 def byte_files(field: str, uri: str, cache: DataCache | None) -> list[TokenFile]:
@@ -89,4 +140,5 @@ def _indexed(field: str, uri: str, index: File, tokens: File) -> TokenFile:
             uri,
             f"cannot be read: {tokens.name} has {tokens.num_bytes} bytes, and its index tells of {num_bytes}",
         )
-    return TokenFile(tokens, kind, num_bytes // kind.num_bytes)
+    documents = MegatronIndex(index, num_sequences, num_documents, kind.num_bytes)
+    return TokenFile(tokens, kind, num_bytes // kind.num_bytes, index=documents)
