@@ -60,6 +60,9 @@ function columns() {
 }
 
 // By epoch, which share of the peak of its devices one token per second is.
+// As the server writes them: also of what is next to nothing.
+const inPercent = (share) => (share == null ? "-" : `${share < 0.1 ? Number((100 * share).toPrecision(2)) : (100 * share).toFixed(0)} %`);
+
 const mfuPerRate = () => JSON.parse(document.getElementById("curve-marks")?.dataset.mfu ?? "{}");
 
 function withMfu(points) {
@@ -218,7 +221,7 @@ function fillTable() {
       const loss = (point.loss == null ? "not a number" : point.loss.toFixed(4)) + (point.skipped ? ", skipped" : "");
       const speed = point.tokens_per_s == null ? "-" : Math.round(point.tokens_per_s).toLocaleString("en");
       const evaluated = evaluations.get(point.step)?.toFixed(4) ?? "";
-      [point.step, point.epoch, loss, evaluated, short(point.grad_norm), short(point.lr), speed, point.mfu == null ? "-" : `${(100 * point.mfu).toFixed(1)} %`].forEach((value) => {
+      [point.step, point.epoch, loss, evaluated, short(point.grad_norm), short(point.lr), speed, inPercent(point.mfu)].forEach((value) => {
         const cell = row.insertCell();
         cell.className = "num";
         cell.textContent = value;
