@@ -37,7 +37,9 @@ class KubernetesApi:
         return self._call("GET", path, params=params)
 
     def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> None:
-        self._call("PATCH", path, headers={"Content-Type": _JSON_PATCH}, json=list(operations))
+        # By this name others are told whose fields these are.
+        named = {"fieldManager": "shoal-connector"}
+        self._call("PATCH", path, headers={"Content-Type": _JSON_PATCH}, params=named, json=list(operations))
 
     def _call(self, method: str, path: str, headers: Mapping[str, str] | None = None, **given: Any) -> dict[str, Any]:
         token = self._account("token")
