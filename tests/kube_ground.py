@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from helm_ground import CHART, helm
+from helm_ground import A100, CHART, CPU, L4, helm
 from kube_server import Call, KubeServer, Refused
 
-from shoal_workers.provisioner import Member
+from shoal_workers.provisioner import Member, PoolOrder, Provisioner
 
 RELEASE, RAY = "shoal", "shoal-ray"
+HEAD, WORKER = f"{RAY}-head", f"{RAY}-worker"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-# Kubernetes 1.20 has no policy/v1 yet.
+# Kubernetes 1.20 gives no volume of a class to a pod of its own.
+VALUES: dict[str, Any] = {"pools": [{**A100, "scratch": {"size": "3Ti"}}, L4, CPU]}
+# It has no policy/v1 either.
 _OLDER = {"controlPlane": {"podDisruptionBudget": {"enabled": False}}}
 
 
@@ -203,3 +206,22 @@ def _single(rule: Mapping[str, Any], namespace: str) -> Iterator[Grant]:
             for resource in rule["resources"]:
                 for name in rule.get("resourceNames") or ("",):
                     yield Grant(verb, group, resource, name, namespace)
+
+
+def namespace(name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def order(**targets: int) -> dict[str, PoolOrder]:
+    return {name: PoolOrder(target=target, release=frozenset()) for name, target in targets.items()}
+
+
+def told(provisioner: Provisioner) -> dict[str, dict[str, Any]]:
+    provisioner.turn()
+    return {report["pool"]["name"]: report for report in provisioner.report() or ()}
+
+
+def told_well(provisioner: Provisioner) -> dict[str, dict[str, Any]]:
+    found = told(provisioner)
+    assert found and [report["problem"] for report in found.values()] == [None] * len(found)
+    return found

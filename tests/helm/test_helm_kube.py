@@ -5,68 +5,30 @@ that is looked at is read again and again, so no place in a stream can be too ol
 from __future__ import annotations
 
 import copy
-import os
 import queue
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from helm_ground import A100, COMBINATIONS, CPU, L4, MAJORS, NAMESPACE, ROOT, Document, pod_templates, rendered
-from kube_ground import RAY, RBAC, RELEASE, Grant, Installed
-from kube_server import KubeServer, Refused, define, kube_server
-from servers import ProgramMissing
+from helm_ground import COMBINATIONS, NAMESPACE, Document, pod_templates, rendered
+from kube_ground import HEAD, RAY, RBAC, RELEASE, WORKER, Grant, Installed, order, told, told_well
+from kube_server import KubeServer, Refused
 from waiting import eventually
 
 from shoal_workers import cloud_words as words
 from shoal_workers.clouds import CloudWatch, MetadataSilent
-from shoal_workers.cluster_ray import RayCluster
 from shoal_workers.kubernetes import find_kubernetes
 from shoal_workers.messages import Noticed, Withdrawn
 from shoal_workers.notices import Notices
-from shoal_workers.pools import provisioner_of
 from shoal_workers.pools_kuberay import KubeRayPools, KubernetesApi
 from shoal_workers.provisioner import PoolOrder, PoolsUnreachable, Provisioner
 from shoal_workers.settings import WorkerSettings
 
 # The server is built once, which takes some minutes.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
-
-# Kubernetes 1.20 gives no volume of a class to a pod of its own.
-VALUES: dict[str, Any] = {"pools": [{**A100, "scratch": {"size": "3Ti"}}, L4, CPU]}
-HEAD, WORKER = f"{RAY}-head", f"{RAY}-worker"
-CRDS = Path(os.environ.get("KUBERAY_CRDS", ROOT.parent / "shared" / "kuberay-crds"))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeServer]:
-    definition = CRDS / "ray.io_rayclusters.yaml"
-    if not definition.exists():
-        pytest.skip(f"no definition of RayCluster at {definition}: KUBERAY_CRDS says where it is")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("OMP_NUM_THREADS", "1")
-        try:
-            with kube_server(tmp_path_factory.mktemp("kube")) as started:
-                define(started, definition)
-                for name in (NAMESPACE, "elsewhere"):
-                    started.create(namespace(name))
-                # Of the values that a combination gives.
-                about = {"metadata": {"name": "first-services"}, "value": 1000}
-                started.create({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", **about})
-                about = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
-                started.create({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", **about})
-                yield started
-        except ProgramMissing as missing:
-            pytest.skip(str(missing))
-
-
-@pytest.fixture(scope="module")
-def installed(server: KubeServer, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    release = Installed(server, tmp_path_factory.mktemp("release"), 4, NAMESPACE, capacity={"l4": 3, "cpu": 1})
-    release.helm("install", values=VALUES)
-    return release
 
 
 def refusals(server: KubeServer, documents: list[Document]) -> list[str]:
@@ -97,54 +59,6 @@ def test_the_server_takes_all_that_is_rendered(server: KubeServer, combination: 
             about = {**template["metadata"], "name": re.sub("[^a-z0-9]+", "-", where.lower())}
             documents.append({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": template["spec"]})
     assert len(documents) > 5 and refusals(server, documents) == []
-
-
-def namespace(name: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-
-
-@pytest.fixture
-def connector(
-    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Provisioner]]:
-    """What gets nodes, as the container of the connector starts it: with the variables and the ConfigMap of the
-    release, and with the account of the head's pod."""
-
-    made: list[Any] = []
-
-    def started(release: Installed = installed) -> Provisioner:
-        for name, value in release.environment("head").items():
-            monkeypatch.setenv(name, value)
-        given = release.server.ask("GET", f"/api/v1/namespaces/{release.namespace}/configmaps/{RAY}-pools")["data"]
-        (tmp_path / "pools.yaml").write_text(given["pools.yaml"])
-        monkeypatch.setenv("SHOAL_PROVISIONER_POOLS", str(tmp_path / "pools.yaml"))
-        monkeypatch.setenv("SHOAL_WORKER_KUBERNETES_URL", release.server.url)
-        account = release.server.account_folder(tmp_path / "account", release.namespace, HEAD)
-        monkeypatch.setenv("SHOAL_WORKER_KUBERNETES_ACCOUNT_DIR", str(account))
-        # Of the Ray cluster it asks who has joined, and nothing else.
-        found = provisioner_of(None, cast(RayCluster, release), lambda member, lead_s: None)
-        assert found is not None
-        made.append(found)
-        return found
-
-    yield started
-    for each in made:  # it lives as long as its process
-        each._maker._api.close()
-
-
-def order(**targets: int) -> dict[str, PoolOrder]:
-    return {name: PoolOrder(target=target, release=frozenset()) for name, target in targets.items()}
-
-
-def told(provisioner: Provisioner) -> dict[str, dict[str, Any]]:
-    provisioner.turn()
-    return {report["pool"]["name"]: report for report in provisioner.report() or ()}
-
-
-def told_well(provisioner: Provisioner) -> dict[str, dict[str, Any]]:
-    found = told(provisioner)
-    assert found and [report["problem"] for report in found.values()] == [None] * len(found)
-    return found
 
 
 def check_every_grant_was_used(release: Installed, account: str, granted: set[Grant]) -> None:
@@ -400,57 +314,3 @@ def test_an_account_that_is_made_anew_is_refused_until_its_token_is(
     eventually(lambda: all("status 401" in (each["problem"] or "") for each in told(provisioner).values()), 60)
     (tmp_path / "account" / "token").write_text(installed.server.token_of(NAMESPACE, HEAD))
     told_well(provisioner)
-
-
-@pytest.mark.parametrize("major", MAJORS)
-def test_an_upgrade_undoes_nothing_that_the_connector_does(
-    major: int, server: KubeServer, connector: Callable[[Installed], Provisioner], tmp_path: Path
-) -> None:
-    """In an API server that applies, with owners of fields: neither numbers of nodes nor who is to go."""
-    server.create(namespace(f"upgraded-{major}"))
-    release = Installed(server, tmp_path / "release", major, f"upgraded-{major}", capacity={"l4": 4})
-    release.folder.mkdir()
-    release.helm("install", values=VALUES)
-    provisioner = connector(release)
-    provisioner.told(order(l4=3))
-    told_well(provisioner)
-    release.reconcile()
-    leaving, *staying = (member.host for member in release.members(["l4"]))
-    provisioner.told({"l4": PoolOrder(target=2, release=frozenset({f"node-of-{leaving}"}))})
-    told_well(provisioner)
-    release.reconcile()
-    # Nothing changes, then something does; the operator looks before the connector does.
-    more = {"pools": [*VALUES["pools"][:2], {**CPU, "max": 7}]}
-    if major == 4:  # it asks before it writes a list that the connector has written, too
-        with pytest.raises(AssertionError, match=r"conflict with .*\.spec\.workerGroupSpecs"):
-            release.helm("upgrade", values=more)
-    for values, options in ((VALUES, ()), (more, ("--force-conflicts",) if major == 4 else ())):
-        release.helm("upgrade", *options, values=values)
-        release.reconcile()
-        assert (release.replicas()["l4"], release.named("l4")) == (2, [leaving])
-        alive = {name for name, pod in release.pods().items() if "deletionTimestamp" not in pod["metadata"]}
-        assert set(staying) <= alive, "they are at work"
-    assert release.groups()["cpu"]["maxReplicas"] == 7
-    told_well(provisioner)
-
-
-@pytest.mark.parametrize("major", MAJORS)
-def test_what_helm_rolls_back_is_also_what_the_connector_has_set(
-    major: int, server: KubeServer, connector: Callable[[Installed], Provisioner], tmp_path: Path
-) -> None:
-    """So the guide upgrades to the chart of before instead, which is rendered for what stands there."""
-    server.create(namespace(f"rolled-back-{major}"))
-    release = Installed(server, tmp_path / "release", major, f"rolled-back-{major}")
-    release.folder.mkdir()
-    release.helm("install", values=VALUES)
-    provisioner = connector(release)
-    provisioner.told(order(l4=4))
-    told_well(provisioner)
-    release.helm("upgrade", values=VALUES)
-    assert release.replicas()["l4"] == 4
-    if major == 4:
-        with pytest.raises(AssertionError, match=r"conflict with .*\.spec\.workerGroupSpecs"):
-            release.roll_back(1)
-    else:
-        release.roll_back(1)
-        assert release.replicas()["l4"] == 2, "two nodes at work would end"

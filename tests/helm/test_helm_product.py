@@ -71,15 +71,14 @@ def test_values_of_settings_are_taken_by_nodes(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("size", "limit_bytes"),
-    [("3Ti", 0.64 * 3 * 2**40), ("1.5G", 0.64 * 1.5e9), (20_000_000_000, 0.64 * 2e10), ("100Gi", 64 * 2**30)],
+    ("size", "size_bytes"), [("3Ti", 3 * 2**40), ("1.5G", 1.5e9), (20_000_000_000, 2e10), ("100Gi", 100 * 2**30)]
 )
-def test_snapshots_on_disk_leave_room_on_the_scratch_volume(
-    size: str | int, limit_bytes: float, monkeypatch: pytest.MonkeyPatch
+def test_snapshots_and_data_leave_room_on_the_scratch_volume(
+    size: str | int, size_bytes: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who writes more than a volume may hold is evicted, with all that it has."""
 
-    def limit(**workers: Any) -> int:
+    def limits(**workers: Any) -> tuple[int, int]:
         values = {"pools": [{**L4, "scratch": {"size": size}}], "workers": workers}
         (cluster,) = (
             each
@@ -87,13 +86,18 @@ def test_snapshots_on_disk_leave_room_on_the_scratch_volume(
             if each and each["kind"] == "RayCluster"
         )
         (container,) = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"]
-        told = [each for each in container["env"] if each["name"] == "SHOAL_WORKER_DISK_LIMIT_BYTES"]
-        assert len(told) == 1
-        monkeypatch.setenv("SHOAL_WORKER_DISK_LIMIT_BYTES", told[0]["value"])
-        return WorkerSettings().disk_limit_bytes
+        told = [each for each in container["env"] if each["name"].endswith("_BYTES")]
+        assert len(told) == 2 == len({each["name"] for each in told})
+        for each in told:
+            monkeypatch.setenv(each["name"], each["value"])
+        settings = WorkerSettings()
+        return settings.disk_limit_bytes, settings.data_cache_bytes
 
-    assert limit() == pytest.approx(limit_bytes, abs=1)
-    assert limit(settings={"disk_limit_bytes": 7}) == 7
+    assert limits() == pytest.approx((0.64 * size_bytes, 0.16 * size_bytes), abs=1)
+    assert limits(settings={"disk_limit_bytes": 7, "data_cache_bytes": 8}) == (7, 8)
+    default = WorkerSettings.model_fields
+    if size == "100Gi":
+        assert limits() == (default["disk_limit_bytes"].default, default["data_cache_bytes"].default)
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)

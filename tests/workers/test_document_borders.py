@@ -139,8 +139,8 @@ def write_index(folder: Path, lengths: np.ndarray, documents_: np.ndarray) -> No
     ("documents_", "problem"),
     [
         ([0], r"a.idx in its head: 1 entries tell of no documents"),
-        ([0, 90, 40, 200], r"a.idx documents 1 to 2: \[90, 40\] is no order of sequences below 100"),
-        ([0, 500, 900], r"a.idx documents 1 to 1: \[500\] is no order of sequences below 100"),
+        ([0, 90, 40, 200], r"a.idx documents 0 to 2: \[0, 90, 40\] is no order of sequences below 100"),
+        ([0, 500, 900], r"a.idx documents 0 to 1: \[0, 500\] is no order of sequences below 100"),
     ],
 )
 def test_an_index_that_tells_of_no_documents_is_named(tmp_path: Path, documents_: list[int], problem: str) -> None:

@@ -21,6 +21,8 @@ from shoal_workers.clouds import CloudWatch, MetadataSilent
 from shoal_workers.kubernetes import Kubernetes, find_kubernetes
 from shoal_workers.messages import Noticed, Withdrawn
 from shoal_workers.notices import Notices
+from shoal_workers.pools_kuberay import KubernetesApi
+from shoal_workers.provisioner import PoolsUnreachable
 from shoal_workers.settings import WorkerSettings
 
 NOW_S = 1_795_000_000.0  # 2026-11-18T11:06:40Z
@@ -181,6 +183,24 @@ def test_without_an_account_or_with_another_authority_nothing_is_asked(api: Api,
     with pytest.raises(MetadataSilent, match="CERTIFICATE_VERIFY_FAILED"):
         Kubernetes(f"https://127.0.0.1:{api.server_port}", account, node="gpu-3", pod=None)
     assert api.asked == 0
+
+
+def test_whom_to_trust_is_read_anew_as_its_authority_changes(api: Api, account: Path) -> None:
+    """Within the life of a pod: the kubelet puts the new one into its folder."""
+    right = (account / "ca.crt").read_bytes()
+    agent = find_kubernetes(settings(api, account))
+    connector = KubernetesApi(f"https://127.0.0.1:{api.server_port}", account)
+    assert agent is not None and connector.get(POD)["kind"] == "Pod"
+    certify(account)
+    connector.close()  # as when the server has ended the connection
+    with pytest.raises(MetadataSilent, match="CERTIFICATE_VERIFY_FAILED"):
+        agent.notices()
+    with pytest.raises(PoolsUnreachable, match="CERTIFICATE_VERIFY_FAILED"):
+        connector.get(POD)
+    (account / "ca.crt").write_bytes(right)
+    assert agent.notices() == {words.KUBERNETES_NODE: None, words.KUBERNETES_POD: None}
+    assert connector.get(POD)["kind"] == "Pod"
+    connector.close()
 
 
 def test_the_notice_stands_until_the_taint_is_gone(api: Api, account: Path) -> None:

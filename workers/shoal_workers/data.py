@@ -152,7 +152,7 @@ class _Opening:
             evaluation=self._evaluation,
         )
         how = f"{tokenizer.digest} {None if template is None else template.digest} {train.seq_len}"
-        known = f"{VERSION} {source} {how} {block_bytes} {blocks.digest}"
+        known = f"{VERSION} {source} {how} {block_bytes} {blocks.digest}{' by document' if data.by_document else ''}"
         counts = Counts(None if self._cache is None else self._cache.notes(f"counts {hash_of(known)}"))
         cache = None if tokenizer.digest == BYTES else self._cache
         encoder = Encoder(tokenizer, template, cache, by_document=data.by_document)

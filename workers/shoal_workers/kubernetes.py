@@ -19,16 +19,15 @@ log = structlog.get_logger()
 
 
 class Kubernetes:
-    """`account_dir` is what the pod was given to ask with: its token is read each time, as it changes. Each of `node`
+    """`account_dir` is what the pod was given to ask with: it is read each time, as all of it changes. Each of `node`
     and `pod` is asked about that has a name and that the account may see. Raises MetadataSilent where that is none."""
 
     def __init__(self, url: str, account_dir: Path, *, node: str | None, pod: str | None) -> None:
         try:
             namespace = (account_dir / "namespace").read_text().strip()
-            self._api = Metadata(url, account_dir / "ca.crt")
         except OSError as error:
             raise MetadataSilent(f"no account to ask Kubernetes with: {error}") from error
-        self._token_path = account_dir / "token"
+        self._url, self._account_dir = url, account_dir
         paths = {
             words.KUBERNETES_NODE: None if node is None else f"/api/v1/nodes/{node}",
             words.KUBERNETES_POD: None if pod is None else f"/api/v1/namespaces/{namespace}/pods/{pod}",
@@ -56,10 +55,11 @@ class Kubernetes:
 
     def _ask(self, path: str) -> Answer:
         try:
-            token = self._token_path.read_text().strip()
+            token = (self._account_dir / "token").read_text().strip()
+            api = Metadata(self._url, self._account_dir / "ca.crt")
         except OSError as error:
-            raise MetadataSilent(f"no token to ask Kubernetes with: {error}") from error
-        return self._api.ask(path, {"Authorization": f"Bearer {token}", "Accept": "application/json"})
+            raise MetadataSilent(f"no account to ask Kubernetes with: {error}") from error
+        return api.ask(path, {"Authorization": f"Bearer {token}", "Accept": "application/json"})
 
 
 def find_kubernetes(settings: WorkerSettings) -> Kubernetes | None:

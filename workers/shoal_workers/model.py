@@ -227,9 +227,8 @@ Compute = Embedding | Block | Head | OwnFirst | OwnBlock | OwnLast
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """One unit of the model as a rank runs it; the last one needs the targets too, and gives the summed loss. Where
-    there are `borders`, units keep to documents. `lasting`
-    are the tensors that are there whether it runs or not: weights, tables. `remaking` if it recomputes selectively,
-    `put_off` if gradients of its weights are."""
+    there are `borders`, blocks keep to documents. `lasting` are the tensors that are there whether it runs or not:
+    weights, tables. `remaking` if it recomputes selectively, `put_off` if gradients of its weights are."""
 
     number: int
     compute: Compute

@@ -21,8 +21,8 @@ _JSON_PATCH = "application/json-patch+json"
 
 
 class KubernetesApi:
-    """What a pod may ask the API of its cluster. Its account is read each time, as the token changes, and may come
-    late. Raises PoolsUnreachable."""
+    """What a pod may ask the API of its cluster. Its token is read each time, as it changes, and may come late; whom to
+    trust after each failure. Raises PoolsUnreachable."""
 
     def __init__(self, url: str, account_dir: Path) -> None:
         self._url = url
@@ -37,7 +37,9 @@ class KubernetesApi:
         return self._call("GET", path, params=params)
 
     def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> None:
-        self._call("PATCH", path, headers={"Content-Type": _JSON_PATCH}, json=list(operations))
+        # By this name others are told whose fields these are.
+        named = {"fieldManager": "shoal-connector"}
+        self._call("PATCH", path, headers={"Content-Type": _JSON_PATCH}, params=named, json=list(operations))
 
     def _call(self, method: str, path: str, headers: Mapping[str, str] | None = None, **given: Any) -> dict[str, Any]:
         token = self._account("token")
@@ -46,6 +48,7 @@ class KubernetesApi:
             response = self._http().request(method, path, headers=allowed, **given)
             body = response.json()
         except (OSError, httpx.HTTPError, ValueError) as error:
+            self.close()
             raise PoolsUnreachable(f"Kubernetes: {method} {path}: {error}") from error
         if not response.is_success or not isinstance(body, dict):
             why = body.get("message", "") if isinstance(body, dict) else ""
@@ -55,6 +58,7 @@ class KubernetesApi:
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
+            self._opened = None
 
     def _http(self) -> httpx.Client:
         if self._opened is None:

@@ -35,18 +35,22 @@ class MegatronIndex:
 
     def begins(self, first: int, last: int) -> list[int]:
         """See `Index`."""
-        low, high = 0, self.num_documents
-        if not high:
+        if not self.num_documents:
             raise DataError(self.file.name, "in its head", f"{self.num_entries} entries", "tell of no documents")
-        while low < high:  # to the first document that begins at this token or behind it
+        low, high = 0, -(-self.num_documents // _DOCUMENTS_AT_ONCE)
+        while low < high:  # to the first lot of documents that begins at this token or behind it
             middle = (low + high) // 2
-            low, high = (middle + 1, high) if self._starts(middle, middle + 1)[0] < first else (low, middle)
+            low, high = (middle + 1, high) if self._lot(middle, 1)[0] < first else (low, middle)
         found: list[int] = []
-        while low < self.num_documents and (not found or found[-1] < last):
-            up_to = min(low + _DOCUMENTS_AT_ONCE, self.num_documents)
-            found += self._starts(low, up_to)
-            low = up_to
-        return [start for start in found if start < last]
+        at = max(0, low - 1)
+        while at * _DOCUMENTS_AT_ONCE < self.num_documents and (not found or found[-1] < last):
+            found += self._lot(at, _DOCUMENTS_AT_ONCE)
+            at += 1
+        return [start for start in found if first <= start < last]
+
+    def _lot(self, number: int, most: int) -> list[int]:
+        low = number * _DOCUMENTS_AT_ONCE
+        return self._starts(low, min(low + most, self.num_documents))
 
     @property
     def num_documents(self) -> int:

@@ -42,7 +42,8 @@ done >sources.list
 # The machine's own list of packages stays as it is.
 apt() {
     apt-get --quiet --quiet -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=/dev/null \
-        -o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/archives" -o APT::Sandbox::User="$(id -un)" "$@" >&2
+        -o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/archives" -o APT::Sandbox::User="$(id -un)" \
+        -o APT::Update::Error-Mode=any "$@" >&2
 }
 
 apt update || fail "the packages of $registry cannot be listed"

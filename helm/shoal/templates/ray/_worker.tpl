@@ -63,11 +63,13 @@ spec:
       securityContext: {{- include "shoal.containerSecurity" $root | nindent 8 }}
       env:
         {{- include "shoal.rayEnv" $root | nindent 8 }}
-        {{- if not (hasKey $root.Values.workers.settings "disk_limit_bytes") }}
-        # Of `scratch`, for snapshots that memory has no room for; the rest is for journals, uploads and data. A pod
-        # that takes more than its volume may hold is evicted.
-        - name: SHOAL_WORKER_DISK_LIMIT_BYTES
-          value: {{ mulf (include "shoal.bytes" $pool.scratch.size | float64) 0.64 | printf "%.0f" | quote }}
+        # Of `scratch`, for snapshots that memory has no room for, and for data that is read again; the rest is for
+        # journals, uploads and logs. A pod that takes more than its volume may hold is evicted.
+        {{- range $setting, $share := dict "disk_limit_bytes" 0.64 "data_cache_bytes" 0.16 }}
+        {{- if not (hasKey $root.Values.workers.settings $setting) }}
+        - name: SHOAL_WORKER_{{ upper $setting }}
+          value: {{ mulf (include "shoal.bytes" $pool.scratch.size | float64) $share | printf "%.0f" | quote }}
+        {{- end }}
         {{- end }}
         {{- with $pool.extraEnv }}{{ toYaml . | nindent 8 }}{{ end }}
       lifecycle:
