@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from shoal_service import attempts, jobs
+from shoal_service.cursors import OF_PAGE_BEFORE, described_text
 from shoal_service.errors import BadInput
 from shoal_service.problems import documented
 from shoal_service.services import Deps
@@ -22,7 +23,7 @@ async def list_attempts(
     deps: Deps,
     job_id: str,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str | None, Query(max_length=40)] = None,
+    cursor: Annotated[Annotated[str, described_text(f"^{_CURSOR}[0-9]{{1,9}}$", 40)] | None, OF_PAGE_BEFORE] = None,
 ) -> dict[str, Any]:
     """Every epoch that the job has had, newest first: on which cluster and nodes, by which plan, what it was for, when
     it began and ended, and what it did. `next_cursor` is null on the last page."""

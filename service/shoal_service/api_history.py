@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import Field
 from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 
@@ -17,12 +18,14 @@ from shoal_planner.errors import InvalidField, show
 from shoal_planner.picture import plan_svg
 from shoal_recovery.checkpoints import list_manifests, manifest_name
 from shoal_recovery.errors import StoreError
+from shoal_recovery.journal import EVENTS
 from shoal_recovery.store import open_store
 from shoal_service import comparison, jobs, journal, storages
 from shoal_service.answers import encoded, fitting, page
 from shoal_service.bell import job_topic
 from shoal_service.bulk_losses import losses_resource
 from shoal_service.checkpoint_facts import Facts, facts_of
+from shoal_service.cursors import described_text
 from shoal_service.curve import MOST_POINTS, curve
 from shoal_service.errors import BadInput, Conflict, DatabaseAway, NotFound, Unavailable
 from shoal_service.gate import Caller
@@ -54,6 +57,7 @@ _PICTURE_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
 }
+Kind = Annotated[str, Field(json_schema_extra={"enum": sorted(EVENTS)})]
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"model": Events, "description": "A page, or a stream", "content": {"text/event-stream": {}}}
 }
@@ -67,13 +71,16 @@ async def get_events(
     job_id: str,
     after: Annotated[int, Query(ge=0, le=_MOST_SEQ)] = 0,
     limit: Annotated[int, Query(ge=1, le=_PAGE)] = 200,
-    kind: Annotated[list[str] | None, Query()] = None,
+    kind: Annotated[list[Kind] | None, Query(description="Only entries of these kinds.")] = None,
     watch: bool = False,
-    last_event_id: Annotated[str | None, Header()] = None,
+    last_event_id: Annotated[Annotated[str, described_text("^[0-9]{1,9}$", 40)] | None, Header()] = None,
 ) -> Response:
     """The journal after number `after`. With `watch=1` or `Accept: text/event-stream` a stream of server-sent events
     whose ids are journal numbers; it goes on from `Last-Event-ID`, and ends with the event `end` once the job has."""
     kinds = tuple(kind or ())
+    if unknown := next((each for each in kinds if each not in EVENTS), None):
+        known = f"must be one of {', '.join(sorted(EVENTS))}"
+        raise BadInput("invalid_field", str(InvalidField("kind", unknown, known)), "kind")
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
         start = after if last_event_id is None else _read_id(last_event_id)

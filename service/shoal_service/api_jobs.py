@@ -18,6 +18,7 @@ from shoal_service.access import seen_projects
 from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Moment, read_body
+from shoal_service.cursors import OF_PAGE_BEFORE, described_text
 from shoal_service.documents import reference
 from shoal_service.dry_run import rehearse
 from shoal_service.errors import BadInput, Conflict
@@ -34,6 +35,9 @@ from shoal_service.submission import MOST_JOB_BYTES, check_surroundings, read_an
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+# Of the id of a job, `job_` and a ULID, as base64 writes it: three characters of the one are four of the other.
+_TWO = "([AEIMQUYcgkosw048][w-z0-5]|[BFJNRVZdhlptx159][B-Za])"
+_CURSOR = f"^am9iX[z01]{_TWO}([MNOQ-W][DEFTUVjklz01]{_TWO}){{8}}$"
 _JOB = {"schema": reference("JobDocument")}
 _JOB_BODY = {
     "requestBody": {
@@ -132,7 +136,7 @@ async def list_jobs(
     created_until: Moment | None = None,
     project: Annotated[str | None, Query(max_length=40)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: Annotated[Annotated[str, described_text(_CURSOR, 200)] | None, OF_PAGE_BEFORE] = None,
 ) -> Response:
     """Those of your projects (or of one `project` of them), newest first; `next_cursor` is null on the last page.
     A page ends before it is too large for an answer."""

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from shoal_service import clusters, jobs, log_reading, log_store
 from shoal_service.bell import log_topic
 from shoal_service.bodies import LogBatch, Moment
+from shoal_service.cursors import OF_PAGE_BEFORE, described_text
 from shoal_service.errors import BadInput
 from shoal_service.gate import Caller
 from shoal_service.log_chunks import Line, Wanted
@@ -31,6 +32,7 @@ _PAGE = 5000
 _STREAMED_PAGE = 500
 _LATE_S = 5.0  # lines may come so long after the word that their job has ended
 _LARGEST = 2**53
+_NUMBER = "([0-9]{1,15}|[1-8][0-9]{15})"
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"model": LogLines, "description": "A page, or a stream", "content": {"text/event-stream": {}}}
 }
@@ -52,10 +54,10 @@ async def get_logs(
     until: Annotated[Moment | None, Query(description="Only up to here.")] = None,
     event: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="Only 30 s around this journal entry.")] = None,
     tail: Annotated[int | None, Query(ge=1, le=_PAGE, description="Only so many, the newest.")] = None,
-    cursor: Annotated[str | None, Query(max_length=40)] = None,
+    cursor: Annotated[Annotated[str, described_text(f"^line_{_NUMBER}$", 40)] | None, OF_PAGE_BEFORE] = None,
     limit: Annotated[int, Query(ge=1, le=_PAGE)] = 500,
     watch: bool = False,
-    last_event_id: Annotated[str | None, Header()] = None,
+    last_event_id: Annotated[Annotated[str, described_text(f"^{_NUMBER}$", 40)] | None, Header()] = None,
 ) -> Response:
     """Printed lines in the order in which they came. A page may have fewer than `limit`, or none, and a `next_cursor`
     all the same: reading goes on there. With `watch=1` or `Accept: text/event-stream` a stream whose ids are line
@@ -75,8 +77,9 @@ async def get_logs(
         )
         start = None if cursor is None else _read_cursor(cursor)
         streams = watch or "text/event-stream" in request.headers.get("accept", "")
-        if streams and last_event_id is not None:
-            start, tail = _read_number(last_event_id, "Last-Event-ID") + 1, None
+        last_line = None if last_event_id is None else _read_number(last_event_id, "Last-Event-ID")
+        if streams and last_line is not None:
+            start, tail = last_line + 1, None
         await log_reading.check_kept(session, row, wanted, start)
         if not streams:
             return JSONResponse(_resource(row, await log_reading.page(session, row, wanted, start, tail, limit)))

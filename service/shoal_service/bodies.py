@@ -104,12 +104,17 @@ class Overrides(Body):
     dry_run: bool = False
 
 
+# Told to clients; what is wrong with one is said by the words of a JOB.
+_Dollars = Annotated[float, Field(json_schema_extra={"exclusiveMinimum": 0})]
+_Devices = Annotated[int, Field(json_schema_extra={"minimum": 1})]
+
+
 class NewLimits(Body):
     """What is to change of a job's `limits` and `priority`, as in a JOB; null takes a limit away."""
 
-    budget_usd: float | None = Field(default=None, description="All that its nodes may cost, in dollars.")
-    max_price_per_hour: float | None = Field(default=None, description="Of all nodes that it has at one time.")
-    max_devices: int | None = Field(default=None, description="At most so many devices at one time.")
+    budget_usd: _Dollars | None = Field(default=None, description="All that its nodes may cost, in dollars.")
+    max_price_per_hour: _Dollars | None = Field(default=None, description="Of all nodes that it has at one time.")
+    max_devices: _Devices | None = Field(default=None, description="At most so many devices at one time.")
     rent: bool = Field(default=False, description="Whether more nodes may be rented for it.")
     deadline: str | None = Field(default=None, description="When it rests, done or not (RFC 3339).")
     max_duration: str | None = Field(default=None, description="How long after it began it rests, as in 12h.")
@@ -119,8 +124,10 @@ class NewLimits(Body):
 class NewSize(Body):
     """How many devices a job is to have, as in the `limits` of a JOB; what is left out stays."""
 
-    min_devices: int = Field(default=1, description="It begins with so many, or not at all; not while it runs.")
-    max_devices: int | None = Field(default=None, description="At most so many at one time; null: all that there are.")
+    min_devices: _Devices = Field(default=1, description="It begins with so many, or not at all; not while it runs.")
+    max_devices: _Devices | None = Field(
+        default=None, description="At most so many at one time; null: all that there are."
+    )
 
 
 class JournalBatch(Body):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
+from pydantic import Field
 from starlette.responses import Response
 
 from shoal_service.answers import page
@@ -18,7 +19,17 @@ from shoal_service.errors import BadInput
 T = TypeVar("T")
 Key = tuple[str | int | float, ...]
 Limit = Annotated[int, Query(ge=1, le=500)]
-Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+OF_PAGE_BEFORE = Query(description="`next_cursor` of the page before.")
+
+
+def described_text(pattern: str, max_length: int) -> Any:
+    """For the type of a parameter: clients are told what it looks like; what is wrong with it is said by whoever reads
+    it, in words."""
+    return Field(max_length=max_length, json_schema_extra={"pattern": pattern})
+
+
+# JSON of a list that begins with a text or a number, as base64 writes it.
+Cursor = Annotated[Annotated[str, described_text("^W[yz][A-Za-z0-9_-]+$", 1000)] | None, OF_PAGE_BEFORE]
 
 
 def cut(rows: Sequence[T], limit: int, key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:

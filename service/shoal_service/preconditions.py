@@ -14,11 +14,14 @@ from typing import Annotated, Any
 from fastapi import Header
 from starlette.responses import JSONResponse
 
+from shoal_service.cursors import described_text
 from shoal_service.errors import Problem
 from shoal_service.models import JobRow
 
+_TAG = '"[0-9a-f]{16}"'
 IfMatch = Annotated[
-    str | None, Header(max_length=1000, description="Only if it still has this ETag; `*`: whatever it has.")
+    Annotated[str, described_text(rf"^(\*|{_TAG}(, ?{_TAG}){{0,20}})$", 1000)] | None,
+    Header(description="Only if it still has this ETag; `*`: whatever it has."),
 ]
 
 

@@ -69,3 +69,11 @@ def test_a_page_says_what_is_wrong_with_its_address_as_a_page(api: httpx.Client,
 
 def test_what_others_append_to_the_address_of_a_page_does_no_harm(api: httpx.Client) -> None:
     assert api.get("/?utm_source=chat", headers=PAGE).status_code == 200
+
+
+def test_a_kind_of_entry_that_there_is_not_is_refused(api: httpx.Client) -> None:
+    path = f"/v1/jobs/{job_of(api)}/events"
+    assert ok(api.get(path, params={"kind": ["step_done", "node_lost"]}))["items"] == []
+    refused = api.get(path, params={"kind": ["step_done", "nodelost"]})
+    assert (refused.status_code, refused.json()["param"]) == (422, "kind")
+    assert "'nodelost': must be one of" in refused.json()["detail"] and "node_lost" in refused.json()["detail"]
