@@ -83,7 +83,9 @@ def test_a_job_leaves_a_deleted_pod_and_survives_the_loss_of_a_machine(pods: Ren
     (grace_s,) = {each["template"]["spec"]["terminationGracePeriodSeconds"] for each in groups(pods)}
     assert took_s < grace_s - 15, "the hook ends when the node was left, not when it may wait no longer"
     until(pods, job, lambda events: bool(recoveries(events)))
-    (left,) = recoveries(client.events(job))
+    done = recoveries(client.events(job))
+    assert len(done) == 1, [(each["cause"], each["reason"]) for each in done]
+    (left,) = done
     assert (left["cause"], left["redone_steps"], left["nodes_drained"]) == ("preemption_notice", 0, [deleted])
 
     lost = in_plan(client.events(job))[0]
