@@ -89,6 +89,21 @@ def _value(path: str, text: str) -> Any:
 
 
 @app.command()
+def spending(as_json: _AsJson = False) -> None:
+    """Show what jobs have cost, by project and by who created them."""
+    with Client() as client:
+        found = client.spending()
+    if as_json:
+        show_json(found)
+        return
+    rows = [("project", each["project"], each) for each in found["by_project"]]
+    rows += [("person", each["name"], each) for each in found["by_person"]]
+    cells = ((kind, name, each["num_jobs"], each["usd"], each["usd_per_hour"]) for kind, name, each in rows)
+    table(("", "NAME", "JOBS", "$", "$/H"), cells)
+    print(f"of the {found['num_jobs']} newest jobs" + (", more are being added up" if found["not_counted"] else ""))
+
+
+@app.command()
 def prices(as_json: _AsJson = False) -> None:
     """List what nodes of the connected clusters cost an hour."""
     with Client() as client:

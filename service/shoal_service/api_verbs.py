@@ -1,4 +1,5 @@
-"""REST: a job made from another one, a checkpoint now, the prices of what is connected, and the drills that go on."""
+"""REST: a job made from another one, a checkpoint now, the prices of what is connected, what jobs have cost, and the
+drills that go on."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from fastapi import APIRouter, Header
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shoal_service import api_jobs, clusters, drills, jobs, pools, preconditions
+from shoal_service import api_jobs, clusters, drills, jobs, people, pools, preconditions
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Overrides
 from shoal_service.cursors import Cursor, Key, Limit, page_after
+from shoal_service.gate import Caller
+from shoal_service.ledger import Spent, by_person, by_project
 from shoal_service.models_pools import PoolRow
 from shoal_service.once import Repeatable
 from shoal_service.preconditions import IfMatch
@@ -21,7 +24,7 @@ from shoal_service.problems import documented
 from shoal_service.services import Deps
 from shoal_service.shapes import Page
 from shoal_service.shapes_clusters import Drill, Price
-from shoal_service.shapes_jobs import DryRun, Job
+from shoal_service.shapes_jobs import DryRun, Job, Spending, SpentSums
 
 router = APIRouter(prefix="/v1")
 
@@ -138,6 +141,34 @@ def _of_pool(row: PoolRow, connected: bool) -> dict[str, Any]:
 def _pool(price: Mapping[str, Any]) -> Key:
     names = ("cluster_id", "device", "devices", "zone", "spot")
     return (*(price[name] for name in names), price["price_per_hour"] or 0.0, price["pool"] or "")
+
+
+@router.get("/spending", tags=["jobs"], responses=documented(ok=Spending), response_model=None)
+async def get_spending(deps: Deps, caller: Caller) -> Spending:
+    """What jobs of your projects have cost, in dollars, by project and by who created them, most first: of the newest
+    `num_jobs`. `not_counted` older ones among the newest 200 are being added up: ask again. Nodes without a price are
+    in no sum of money."""
+    async with deps.database.read() as session:
+        bills, missing = await deps.ledger.newest(session, caller.projects())
+        persons = by_person(bills)
+        names = await people.names(session, [each.of for each in persons])
+    return {
+        "num_jobs": len(bills),
+        "not_counted": missing,
+        "by_project": [{"project": each.of, **_sums(each)} for each in by_project(bills)],
+        "by_person": [
+            {"person": each.of or None, "name": names.get(each.of, each.of), **_sums(each)} for each in persons
+        ],
+    }
+
+
+def _sums(spent: Spent) -> SpentSums:
+    return {
+        "num_jobs": spent.num_jobs,
+        "usd": spent.usd,
+        "usd_per_hour": spent.usd_per_hour,
+        "unpriced_node_hours": spent.unpriced_node_hours,
+    }
 
 
 @router.get("/drills", tags=["nodes"], responses=documented(ok=Page[Drill]))

@@ -11,14 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
-from shoal_service import api_nodes, clusters, job_totals, jobs, shares, views
+from shoal_service import api_nodes, clusters, job_totals, jobs, people, shares, views
 from shoal_service import pools as pools_of_clusters
 from shoal_service.access import Principal
 from shoal_service.fleet import pools
 from shoal_service.gate import Caller
 from shoal_service.job_filter import JobFilter
 from shoal_service.job_history import newest_steps_at_s
-from shoal_service.ledger import by_project
+from shoal_service.ledger import by_person, by_project
 from shoal_service.measured import in_short
 from shoal_service.models import JobRow
 from shoal_service.panels_alerts import Alert, alerts_of, by_job, standing_of
@@ -55,11 +55,13 @@ async def jobs_page(
         rows, following = await jobs.list_page(session, wanted, limit=_LIST, cursor=cursor)
         bills, _ = await deps.ledger.of(session, rows)
         problems = await clusters.silences(session, rows)
+        names = await people.names(session, {row.created_by for row in rows if row.created_by})
         counts = await _counts(session, caller)
         alerts = await _alerts(session, caller)
     values = {
         "jobs": [views.summary(row) for row in rows],
         "problems": problems,
+        "names": names,
         "bills": {bill.job_id: bill for bill in bills},
         "next_cursor": following,
         "first_page": cursor is None,
@@ -115,6 +117,8 @@ async def nodes_page(
     histories, spent = await _recent(deps, caller)
     async with deps.database.read() as session:
         bills, missing = await deps.ledger.newest(session, caller.projects())
+        persons = by_person(bills)
+        names = await people.names(session, [each.of for each in persons])
     async with deps.database.read() as session:
         fresh = filter(pools_of_clusters.is_fresh, await pools_of_clusters.every(session))
         rented = [pools_of_clusters.resource(row) for row in fresh]
@@ -124,6 +128,7 @@ async def nodes_page(
         "rented": rented,
         "asked": asked,
         "by_project": by_project(bills),
+        "by_person": [(names.get(each.of, each.of), each) for each in persons],
         "num_billed": len(bills),
         "not_billed": missing,
         "nodes": shown,
