@@ -137,6 +137,10 @@ class Calls:
         """Notices that users had given to nodes, and that still hold."""
         return [*self._pages("/v1/drills", None)]
 
+    def drill_history(self, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """All notices that users had ever given to nodes, newest first."""
+        yield from self._pages("/v1/drill-history", limit)
+
     def clusters(self) -> builtins.list[dict[str, Any]]:
         """All that have connected, and their leases."""
         return [*self._pages("/v1/clusters", None)]

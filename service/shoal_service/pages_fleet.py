@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
-from shoal_service import api_nodes, clusters, job_totals, jobs, people, shares, views
+from shoal_service import api_nodes, clusters, drills, job_totals, jobs, people, shares, views
 from shoal_service import pools as pools_of_clusters
 from shoal_service.access import Principal
 from shoal_service.fleet import pools
@@ -125,11 +125,13 @@ async def nodes_page(
     async with deps.database.read() as session:
         fresh = filter(pools_of_clusters.is_fresh, await pools_of_clusters.every(session))
         rented = [pools_of_clusters.resource(row) for row in fresh]
+        drilled = [drills.kept_resource(row) for row in await drills.newest(session, _ASKED)]
         asked = await pools_of_clusters.newest_events(session, caller.projects(), _ASKED)
     values = {
         "now_s": time.time(),
         "rented": rented,
         "asked": asked,
+        "drilled": drilled,
         "by_project": by_project(bills),
         "by_person": [(names.get(each.of, each.of), each) for each in persons],
         "num_billed": len(bills),

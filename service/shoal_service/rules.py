@@ -71,6 +71,7 @@ RULES: Mapping[str, Rule] = {
     "GET /v1/spending": _own(),
     "GET /v1/prices": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/drills": Rule(scope=Scope.SOMEWHERE),
+    "GET /v1/drill-history": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/pools": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/pool-events": Rule(scope=Scope.SOMEWHERE),
     # a node may have jobs of several projects
