@@ -140,6 +140,9 @@ def list_jobs(
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Only jobs created until then.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 50,
     project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
+    created_by: Annotated[
+        str | None, typer.Option("--by", metavar="WHO", help="Only jobs that they created: me, admin, a user's id.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
@@ -149,7 +152,7 @@ def list_jobs(
             "created_since": since and cli_logs.moment("--since", since, now),
             "created_until": until and cli_logs.moment("--until", until, now),
         }
-        wanted = {"state": state, "name": name, "project": project, **created}
+        wanted = {"state": state, "name": name, "project": project, "created_by": created_by, **created}
         found = list(client.list(**wanted, labels=label or (), limit=limit))
     if as_json:
         show_json({"items": found})

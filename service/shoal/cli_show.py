@@ -74,6 +74,7 @@ def show_job(job: Mapping[str, Any]) -> None:
     rows = [
         ("id", job["id"]),
         ("name", job["name"]),
+        ("created by", job.get("created_by")),
         ("state", f"{status['state']} ({status['code']}{_wished(job)})"),
         ("reason", status["reason"]),
         *([("problem", f"{job['problem']['code']}: {job['problem']['reason']}")] if job.get("problem") else []),

@@ -89,6 +89,21 @@ def _value(path: str, text: str) -> Any:
 
 
 @app.command()
+def spending(as_json: _AsJson = False) -> None:
+    """Show what jobs have cost, by project and by who created them."""
+    with Client() as client:
+        found = client.spending()
+    if as_json:
+        show_json(found)
+        return
+    rows = [("project", each["project"], each) for each in found["by_project"]]
+    rows += [("person", each["name"], each) for each in found["by_person"]]
+    cells = ((kind, name, each["num_jobs"], each["usd"], each["usd_per_hour"]) for kind, name, each in rows)
+    table(("", "NAME", "JOBS", "$", "$/H"), cells)
+    print(f"of the {found['num_jobs']} newest jobs" + (", more are being added up" if found["not_counted"] else ""))
+
+
+@app.command()
 def prices(as_json: _AsJson = False) -> None:
     """List what nodes of the connected clusters cost an hour."""
     with Client() as client:
@@ -115,12 +130,20 @@ def prices(as_json: _AsJson = False) -> None:
 
 
 @app.command()
-def drills(as_json: _AsJson = False) -> None:
-    """List the drills that go on."""
+def drills(
+    past: Annotated[bool, typer.Option("--all", help="Those that are over, too, newest first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="With --all, at most so many.")] = 50,
+    as_json: _AsJson = False,
+) -> None:
+    """List the drills that go on, or all."""
     with Client() as client:
-        found = client.drills()
+        found = [*client.drill_history(limit=limit)] if past else client.drills()
     if as_json:
         show_json({"items": found})
+        return
+    if past:
+        cells = ((d["id"], d["cluster_id"], d["node"], d["at"], d["ends_at"], d["created_by"]) for d in found)
+        table(("ID", "CLUSTER", "NODE", "ASKED FOR", "ENDS", "BY"), cells)
         return
     rows = ((each["id"], each["cluster_id"], each["node"], each["ends_at"]) for each in found)
     table(("ID", "CLUSTER", "NODE", "ENDS"), rows)

@@ -132,13 +132,17 @@ class Client(Calls):
         labels: Sequence[str] = (),
         created_since: str | None = None,
         created_until: str | None = None,
+        created_by: str | None = None,
         project: str | None = None,
         limit: int | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Jobs, newest first, of all your projects or of one; pages are fetched as they are needed. Only those with
-        `name` in their names, with all of these labels (KEY=VALUE, or KEY), created in that time (RFC 3339)."""
+        `name` in their names, with all of these labels (KEY=VALUE, or KEY), created in that time (RFC 3339) by that
+        person (`me`, `admin` or a user's id)."""
         wanted = {"state": state, "name": name, "created_since": created_since, "created_until": created_until}
-        yield from self._pages("/v1/jobs", limit, **wanted, label=[*labels] or None, project=project)
+        yield from self._pages(
+            "/v1/jobs", limit, **wanted, label=[*labels] or None, project=project, created_by=created_by
+        )
 
     def attempts(self, job_id: str, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """The epochs that the job has had, newest first."""

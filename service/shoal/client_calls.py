@@ -111,6 +111,10 @@ class Calls:
         """What nodes of each cluster cost, by type, zone and market."""
         return [*self._pages("/v1/prices", None)]
 
+    def spending(self) -> dict[str, Any]:
+        """What jobs have cost, by project and by who created them."""
+        return self._call("GET", "/v1/spending")
+
     def pools(self) -> builtins.list[dict[str, Any]]:
         """What nodes clusters can get: of each pool how many are there, asked for and starting, and their price."""
         return [*self._pages("/v1/pools", None)]
@@ -132,6 +136,10 @@ class Calls:
     def drills(self) -> builtins.list[dict[str, Any]]:
         """Notices that users had given to nodes, and that still hold."""
         return [*self._pages("/v1/drills", None)]
+
+    def drill_history(self, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """All notices that users had ever given to nodes, newest first."""
+        yield from self._pages("/v1/drill-history", limit)
 
     def clusters(self) -> builtins.list[dict[str, Any]]:
         """All that have connected, and their leases."""

@@ -87,7 +87,8 @@ async def submit(request: Request, deps: Services, project: str, body: object, i
     wanted_hash = jobs.body_hash(spec)
     row = await _known(deps, project, idempotency_key, wanted_hash)
     if row is None:
-        row = await _create(deps, project, spec, wanted_hash, idempotency_key)
+        owner: str = request.state.principal.owner
+        row = await _create(deps, project, spec, wanted_hash, idempotency_key, owner)
     did(request, row.id)
     return row
 
@@ -99,14 +100,23 @@ async def _known(deps: Services, project: str, key: str | None, wanted_hash: str
         return await jobs.find_by_key(session, project, key, wanted_hash)
 
 
-async def _create(deps: Services, project: str, spec: AnyJob, wanted_hash: str, key: str | None) -> JobRow:
+async def _create(
+    deps: Services, project: str, spec: AnyJob, wanted_hash: str, key: str | None, created_by: str
+) -> JobRow:
     async with deps.database.read() as session:
         accesses = await storages.for_job(session, project, spec)
     spec = await check_surroundings(spec, deps.settings, accesses)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
     cluster_id, _, _ = await rented_places.choose(deps, spec, candidates)
-    new = NewJob(project=project, spec=spec, body_hash=wanted_hash, idempotency_key=key, cluster_id=cluster_id)
+    new = NewJob(
+        project=project,
+        spec=spec,
+        body_hash=wanted_hash,
+        idempotency_key=key,
+        cluster_id=cluster_id,
+        created_by=created_by,
+    )
     try:
         async with deps.database.write() as session:
             if key is not None and (known := await jobs.find_by_key(session, project, key, wanted_hash)) is not None:
@@ -134,6 +144,7 @@ async def list_jobs(
     label: Annotated[list[Label] | None, Query(description="Only with all of these labels: KEY=VALUE, or KEY.")] = None,
     created_since: Moment | None = None,
     created_until: Moment | None = None,
+    created_by: Annotated[str | None, Query(max_length=40, description="A user's id, `admin`, or `me`.")] = None,
     project: Annotated[str | None, Query(max_length=40)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[Annotated[str, described_text(_CURSOR, 200)] | None, OF_PAGE_BEFORE] = None,
@@ -147,6 +158,7 @@ async def list_jobs(
         labels=tuple(label or ()),
         since_s=None if created_since is None else created_since.timestamp(),
         until_s=None if created_until is None else created_until.timestamp(),
+        created_by=caller.owner if created_by == "me" else created_by,
     )
     async with deps.database.read() as session:
         rows, following = await jobs.list_page(session, wanted, limit=limit, cursor=cursor)

@@ -73,7 +73,11 @@ async def all_nodes(deps: Services, caller: Principal) -> list[dict[str, Any]]:
 
 @router.post("/{node_id}/preempt", status_code=202, responses=documented(404, 409, accepted=Drill))
 async def preempt_node(
-    deps: Deps, once: Repeatable, node_id: Annotated[str, Path(max_length=200)], wanted: Preemption | None = None
+    deps: Deps,
+    caller: Caller,
+    once: Repeatable,
+    node_id: Annotated[str, Path(max_length=200)],
+    wanted: Preemption | None = None,
 ) -> Response:
     """A drill: tells a node that it goes away, as its cloud would. Jobs leave it before that; nothing ends it, and when
     its time is well over it may be used again."""
@@ -81,7 +85,7 @@ async def preempt_node(
     async with deps.database.write() as session:
         if (earlier := await once.begin(session)) is not None:
             return earlier
-        drill = await drills.announce(session, node_id, wanted.cluster_id, wanted.notice_s)
+        drill = await drills.announce(session, node_id, wanted.cluster_id, wanted.notice_s, caller.owner)
         answer = await once.end(session, drill["id"], drills.resource(drill, drill["cluster_id"]), 202)
     deps.bell.ring(CLUSTERS)
     return answer

@@ -1,4 +1,5 @@
-"""REST: a job made from another one, a checkpoint now, the prices of what is connected, and the drills that go on."""
+"""REST: a job made from another one, a checkpoint now, the prices of what is connected, what jobs have cost, and the
+drills that go on."""
 
 from __future__ import annotations
 
@@ -10,18 +11,22 @@ from fastapi import APIRouter, Header
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shoal_service import api_jobs, clusters, drills, jobs, pools, preconditions
+from shoal_service import api_jobs, clusters, drills, jobs, people, pools, preconditions
+from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Overrides
-from shoal_service.cursors import Cursor, Key, Limit, page_after
+from shoal_service.cursors import Cursor, Key, Limit, cut, page_after
+from shoal_service.errors import BadInput
+from shoal_service.gate import Caller
+from shoal_service.ledger import Spent, by_person, by_project
 from shoal_service.models_pools import PoolRow
 from shoal_service.once import Repeatable
 from shoal_service.preconditions import IfMatch
 from shoal_service.problems import documented
 from shoal_service.services import Deps
 from shoal_service.shapes import Page
-from shoal_service.shapes_clusters import Drill, Price
-from shoal_service.shapes_jobs import DryRun, Job
+from shoal_service.shapes_clusters import Drill, KeptDrill, Price
+from shoal_service.shapes_jobs import DryRun, Job, Spending, SpentSums
 
 router = APIRouter(prefix="/v1")
 
@@ -140,6 +145,34 @@ def _pool(price: Mapping[str, Any]) -> Key:
     return (*(price[name] for name in names), price["price_per_hour"] or 0.0, price["pool"] or "")
 
 
+@router.get("/spending", tags=["jobs"], responses=documented(ok=Spending), response_model=None)
+async def get_spending(deps: Deps, caller: Caller) -> Spending:
+    """What jobs of your projects have cost, in dollars, by project and by who created them, most first: of the newest
+    `num_jobs`. `not_counted` older ones among the newest 200 are being added up: ask again. Nodes without a price are
+    in no sum of money."""
+    async with deps.database.read() as session:
+        bills, missing = await deps.ledger.newest(session, caller.projects())
+        persons = by_person(bills)
+        names = await people.names(session, [each.of for each in persons])
+    return {
+        "num_jobs": len(bills),
+        "not_counted": missing,
+        "by_project": [{"project": each.of, **_sums(each)} for each in by_project(bills)],
+        "by_person": [
+            {"person": each.of or None, "name": names.get(each.of, each.of), **_sums(each)} for each in persons
+        ],
+    }
+
+
+def _sums(spent: Spent) -> SpentSums:
+    return {
+        "num_jobs": spent.num_jobs,
+        "usd": spent.usd,
+        "usd_per_hour": spent.usd_per_hour,
+        "unpriced_node_hours": spent.unpriced_node_hours,
+    }
+
+
 @router.get("/drills", tags=["nodes"], responses=documented(ok=Page[Drill]))
 async def list_drills(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> Response:
     """Notices that users had given to nodes, and that still hold."""
@@ -148,3 +181,19 @@ async def list_drills(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> 
         rows = await clusters.all_clusters(session)
     found = [drills.resource(drill, row.id) for row in rows for drill in drills.current(row, now_s)]
     return page_after(found, lambda each: (each["cluster_id"], each["id"]), limit, cursor)
+
+
+@router.get("/drill-history", tags=["nodes"], responses=documented(ok=Page[KeptDrill]))
+async def list_all_drills(deps: Deps, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """All drills that were ever asked for, newest first: of which node, when, by whom, and whether its time has come.
+    What came of one stands in the journals of the jobs that had the node (`node_noticed`, `notice_ended`)."""
+    if cursor is not None and not cursor.startswith("drill_"):
+        raise BadInput("invalid_field", f"cursor = {cursor!r}: is not a cursor of this list", "cursor")
+    async with deps.database.read() as session:
+        found = await drills.newest(session, limit + 1, cursor)
+    shown, following = cut(found, limit, lambda row: row.id)
+
+    def rest(kept: int) -> dict[str, Any]:
+        return {"next_cursor": following if kept == len(shown) else shown[kept - 1].id}
+
+    return page([drills.kept_resource(row) for row in shown], rest)

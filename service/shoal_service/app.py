@@ -49,6 +49,7 @@ from shoal_service.database import Database
 from shoal_service.enforcement import Enforcement
 from shoal_service.errors import Problem
 from shoal_service.exposure import check_exposure
+from shoal_service.fleet_records import FleetRecords
 from shoal_service.followers import Followers
 from shoal_service.gate import Gate, authorize
 from shoal_service.given_tokens import given_principals
@@ -123,6 +124,7 @@ def create_app(settings: Settings) -> FastAPI:
         tails=Tails(database),
         histories=histories,
         ledger=Ledger(histories),
+        fleet_records=FleetRecords(histories),
         stores=StoreLooks(settings.store_check_s),
         enforcement=Enforcement(database, bell),
         renting=Renting(database, bell, patience_of(settings), settings.plan_time_limit_s),

@@ -47,14 +47,24 @@ class _Sum:
 _Key = tuple[str, str, str]
 
 
-def pools(nodes: Iterable[Mapping[str, Any]], histories: Iterable[tuple[Sequence[Event], float]]) -> tuple[Pool, ...]:
-    """`nodes` as REST lists them; `histories` of jobs with the moment (`_s`) until which each is told. The largest pool
-    first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a job tells of its nodes, by their pool: when one was interrupted, and from when until when it had each."""
+
+    interrupted: tuple[tuple[_Key, float], ...] = ()
+    held: tuple[tuple[_Key, float, float], ...] = ()
+
+
+def pools(nodes: Iterable[Mapping[str, Any]], records: Iterable[Record], since_s: float = 0.0) -> tuple[Pool, ...]:
+    """`nodes` as REST lists them; of `records` what was since then. The largest pool first."""
     sums: defaultdict[_Key, _Sum] = defaultdict(_Sum)
     for node in nodes:
         sums[_key(node)].nodes.append(node)
-    for events, end_at_s in histories:
-        _count(events, end_at_s, sums)
+    for record in records:
+        for key, at_s in record.interrupted:
+            sums[key].interruptions += at_s >= since_s
+        for key, from_s, until_s in record.held:
+            sums[key].held_s += max(0.0, until_s - max(from_s, since_s))
     found = (_pool(key, each) for key, each in sums.items())
     return tuple(sorted(found, key=lambda pool: (-pool.num_devices, pool.name, pool.market, pool.zone)))
 
@@ -64,17 +74,19 @@ def _key(node: Mapping[str, Any]) -> _Key:
     return f"{node['devices']} x {node['device']}", market, str(node.get("zone", ""))
 
 
-def _count(events: Sequence[Event], end_at_s: float, sums: defaultdict[_Key, _Sum]) -> None:
+def record_of(events: Sequence[Event], end_at_s: float) -> Record:
+    """Of a job's history, which is told until `end_at_s`."""
     known: dict[str, _Key] = {}
+    interrupted: list[tuple[_Key, float]] = []
     for event in events:
         if event.kind in (PlanAdopted.kind, WorkersStarted.kind):
             for node in event.payload["snapshot"]["nodes"]:
                 known[node["id"]] = _key(node)
         elif _is_interruption(event) and event.payload["node"] in known:
-            sums[known[event.payload["node"]]].interruptions += 1
-    for name, spans in node_spans(events, end_at_s).items():
-        if name in known:
-            sums[known[name]].held_s += sum(until_s - since_s for since_s, until_s, _, _ in spans)
+            interrupted.append((known[event.payload["node"]], event.at_s))
+    spans = ((name, each) for name, every in node_spans(events, end_at_s).items() for each in every if name in known)
+    held = tuple((known[name], from_s, until_s) for name, (from_s, until_s, _, _) in spans)
+    return Record(interrupted=tuple(interrupted), held=held)
 
 
 def _is_interruption(event: Event) -> bool:

@@ -18,7 +18,7 @@ from shoal_service.models import JobRow
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
     """Of these projects (None: of all), in one of these states (none: any), with `name` in their names, with all of
-    these labels (KEY=VALUE, or KEY for any value), created from `since_s` up to `until_s`."""
+    these labels (KEY=VALUE, or KEY for any value), created from `since_s` up to `until_s`, by this person."""
 
     projects: frozenset[str] | None = None
     states: tuple[JobState, ...] = ()
@@ -26,6 +26,7 @@ class JobFilter:
     labels: tuple[str, ...] = ()
     since_s: float | None = None
     until_s: float | None = None
+    created_by: str | None = None
 
     def conditions(self) -> Iterator[ColumnElement[bool]]:
         if self.projects is not None:
@@ -42,6 +43,8 @@ class JobFilter:
             yield JobRow.created_at_s >= self.since_s
         if self.until_s is not None:
             yield JobRow.created_at_s <= self.until_s
+        if self.created_by is not None:
+            yield JobRow.created_by == self.created_by
 
 
 def read_filter(**given: Any) -> JobFilter:

@@ -42,13 +42,15 @@ _STATUS_FIELDS = tuple(field.name for field in dataclasses.fields(Status))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A job that passed all checks. No `cluster_id` means that it waits for a cluster to connect."""
+    """A job that passed all checks. No `cluster_id` means that it waits for a cluster to connect. `created_by`: the
+    `owner` of whoever asked."""
 
     project: str
     spec: AnyJob
     body_hash: str
     idempotency_key: str | None
     cluster_id: str | None
+    created_by: str | None = None
 
 
 def body_hash(spec: AnyJob) -> str:
@@ -115,6 +117,7 @@ def create(session: AsyncSession, new: NewJob) -> JobRow:
         idempotency_key=stored_key(new.project, new.idempotency_key),
         body_hash=new.body_hash,
         saves=0,
+        created_by=new.created_by,
         created_at_s=now,
         updated_at_s=now,
         version=1,
@@ -343,6 +346,7 @@ def resource(row: JobRow) -> Job:
         "wish": row.wish,
         "cluster_id": row.cluster_id,
         "created_at": rfc3339(row.created_at_s),
+        "created_by": row.created_by,
         "updated_at": rfc3339(row.updated_at_s),
         "status": {
             "state": row.state,

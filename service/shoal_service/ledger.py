@@ -1,10 +1,10 @@
-"""What jobs have cost, summed up by project. What a job cost that has ended is computed once, and a page never computes
-more than a few anew: it says of how many jobs its sums are."""
+"""What jobs have cost, summed up by project and by person. What a job cost that has ended is computed once, and a page
+never computes more than a few anew: it says of how many jobs its sums are."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -30,13 +30,15 @@ class Bill:
     usd: float | None
     usd_per_hour: float
     unpriced_node_hours: float
+    created_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectSpending:
-    """Sums of the `num_jobs` that were looked at; `usd` without what nobody knows the price of."""
+class Spent:
+    """Sums of the `num_jobs` that were looked at of a project, or of a person (`admin`, or a user's id; empty: nobody
+    knows whose); `usd` without what nobody knows the price of."""
 
-    project: str
+    of: str
     num_jobs: int
     usd: float
     usd_per_hour: float
@@ -87,21 +89,31 @@ def bill_of(row: JobRow, spent: Spending) -> Bill:
         usd=spent.usd if spent.charges else 0.0,
         usd_per_hour=spent.usd_per_hour or 0.0,
         unpriced_node_hours=spent.unpriced_node_hours,
+        created_by=row.created_by,
     )
 
 
-def by_project(bills: Iterable[Bill]) -> tuple[ProjectSpending, ...]:
+def by_project(bills: Iterable[Bill]) -> tuple[Spent, ...]:
     """The one that has cost most first. Pure."""
+    return _sums(bills, lambda bill: bill.project)
+
+
+def by_person(bills: Iterable[Bill]) -> tuple[Spent, ...]:
+    """Likewise, of whoever created the jobs."""
+    return _sums(bills, lambda bill: bill.created_by or "")
+
+
+def _sums(bills: Iterable[Bill], whose: Callable[[Bill], str]) -> tuple[Spent, ...]:
     sums: defaultdict[str, list[Bill]] = defaultdict(list)
     for bill in bills:
-        sums[bill.project].append(bill)
-    found = [_sum(project, members) for project, members in sums.items()]
-    return tuple(sorted(found, key=lambda each: (-each.usd, each.project)))
+        sums[whose(bill)].append(bill)
+    found = [_sum(of, members) for of, members in sums.items()]
+    return tuple(sorted(found, key=lambda each: (-each.usd, each.of)))
 
 
-def _sum(project: str, bills: Sequence[Bill]) -> ProjectSpending:
-    return ProjectSpending(
-        project=project,
+def _sum(of: str, bills: Sequence[Bill]) -> Spent:
+    return Spent(
+        of=of,
         num_jobs=len(bills),
         usd=sum(bill.usd or 0.0 for bill in bills),
         usd_per_hour=sum(bill.usd_per_hour for bill in bills),

@@ -17,7 +17,7 @@ class Base(DeclarativeBase):
 
 class JobRow(Base):
     """One job: the user's wish, and what its journal says so far (`version` counts every change of the row, `saves` how
-    often a checkpoint was asked for)."""
+    often a checkpoint was asked for). `created_by`: `admin` or the id of a user (null: made before that was kept)."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -39,6 +39,7 @@ class JobRow(Base):
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
     body_hash: Mapped[str] = mapped_column(String(64))
     created_at_s: Mapped[float] = mapped_column(Float)
+    created_by: Mapped[str | None] = mapped_column(String(40))
     updated_at_s: Mapped[float] = mapped_column(Float)
     version: Mapped[int]
     state: Mapped[str] = mapped_column(String(20))

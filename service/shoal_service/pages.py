@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from shoal_service import api_jobs, api_limits, api_nodes, api_verbs
 from shoal_service.bodies import Preemption
 from shoal_service.errors import BadInput, Problem
+from shoal_service.gate import Caller
 from shoal_service.once import Repeatable
 from shoal_service.panels_limits import limits_of_form
 from shoal_service.rendering import rendered
@@ -59,7 +60,7 @@ async def limits_from_page(request: Request, deps: Deps, job_id: str) -> Respons
 
 @router.post("/nodes/{node_id}/preempt")
 async def preempt_from_page(
-    request: Request, deps: Deps, once: Repeatable, node_id: Annotated[str, Path(max_length=200)]
+    request: Request, deps: Deps, caller: Caller, once: Repeatable, node_id: Annotated[str, Path(max_length=200)]
 ) -> Response:
     """A drill, from the page of a job (`job`) or of all nodes."""
     form = await read_form(request)
@@ -68,7 +69,7 @@ async def preempt_from_page(
     except ValueError as error:
         problem = f"notice_s = {form.get('notice_s')!r}: must be seconds, from 0 to 86400"
         raise BadInput("invalid_field", problem, "notice_s") from error
-    await api_nodes.preempt_node(deps, once, node_id, wanted)
+    await api_nodes.preempt_node(deps, caller, once, node_id, wanted)
     job_id = form.get("job", "")
     back = f"/jobs/{job_id}#part-nodes" if job_id.isidentifier() else "/nodes"
     return RedirectResponse(back, status_code=303)

@@ -11,14 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
-from shoal_service import api_nodes, clusters, job_totals, jobs, shares, views
+from shoal_service import api_nodes, clusters, drills, job_totals, jobs, people, shares, views
 from shoal_service import pools as pools_of_clusters
 from shoal_service.access import Principal
 from shoal_service.fleet import pools
 from shoal_service.gate import Caller
 from shoal_service.job_filter import JobFilter
 from shoal_service.job_history import newest_steps_at_s
-from shoal_service.ledger import by_project
+from shoal_service.ledger import by_person, by_project
 from shoal_service.measured import in_short
 from shoal_service.models import JobRow
 from shoal_service.panels_alerts import Alert, alerts_of, by_job, standing_of
@@ -26,7 +26,6 @@ from shoal_service.rendering import rendered
 from shoal_service.services import Deps, Services
 from shoal_service.signs import sign_of
 from shoal_service.spending import spending_of
-from shoal_service.timeline import Event
 
 router = APIRouter()
 _LIST = 50
@@ -36,7 +35,8 @@ _ALERTS = 8
 _UNHEARD = 20
 _WATCHED = 200  # jobs that alerts are looked for in
 _LATELY_S = 86400.0
-_RECENT_JOBS = 20  # whose histories say how often nodes are lost, and what was spent
+_RECENT_JOBS = 20  # of which is told what each has cost
+_WINDOW_S = 30 * 86400.0  # in which interruptions are counted
 
 
 @router.get("/", response_class=HTMLResponse)
@@ -55,11 +55,13 @@ async def jobs_page(
         rows, following = await jobs.list_page(session, wanted, limit=_LIST, cursor=cursor)
         bills, _ = await deps.ledger.of(session, rows)
         problems = await clusters.silences(session, rows)
+        names = await people.names(session, {row.created_by for row in rows if row.created_by})
         counts = await _counts(session, caller)
         alerts = await _alerts(session, caller)
     values = {
         "jobs": [views.summary(row) for row in rows],
         "problems": problems,
+        "names": names,
         "bills": {bill.job_id: bill for bill in bills},
         "next_cursor": following,
         "first_page": cursor is None,
@@ -112,24 +114,34 @@ async def nodes_page(
     nodes.sort(key=lambda node: (node.get("reclaim_at_s") is None, node["connected"], node["cluster_id"], node["id"]))
     part = nodes[(page - 1) * _NODES : page * _NODES]
     shown = [{**node, "measured": in_short(node["measured"]), "sign": sign_of(node)} for node in part]
-    histories, spent = await _recent(deps, caller)
+    since_s = time.time() - _WINDOW_S
+    async with deps.database.read() as session:
+        records, not_read = await deps.fleet_records.since(session, caller.projects(), since_s)
+    spent = await _recent(deps, caller)
     async with deps.database.read() as session:
         bills, missing = await deps.ledger.newest(session, caller.projects())
+        persons = by_person(bills)
+        names = await people.names(session, [each.of for each in persons])
     async with deps.database.read() as session:
         fresh = filter(pools_of_clusters.is_fresh, await pools_of_clusters.every(session))
         rented = [pools_of_clusters.resource(row) for row in fresh]
+        drilled = [drills.kept_resource(row) for row in await drills.newest(session, _ASKED)]
         asked = await pools_of_clusters.newest_events(session, caller.projects(), _ASKED)
     values = {
         "now_s": time.time(),
         "rented": rented,
         "asked": asked,
+        "drilled": drilled,
         "by_project": by_project(bills),
+        "by_person": [(names.get(each.of, each.of), each) for each in persons],
         "num_billed": len(bills),
         "not_billed": missing,
         "nodes": shown,
         "clusters": known,
         "unheard": [(row.id, row.name, row.state, problem["reason"]) for row, problem in unheard],
-        "pools": pools(nodes, histories),
+        "pools": pools(nodes, records, since_s),
+        "num_records": len(records),
+        "not_read": not_read,
         "spent": spent,
         "page": page,
         "pages": -(-len(nodes) // _NODES),
@@ -138,18 +150,15 @@ async def nodes_page(
     return rendered(request, "nodes.html", values)
 
 
-async def _recent(
-    deps: Services, caller: Principal
-) -> tuple[list[tuple[tuple[Event, ...], float]], list[dict[str, Any]]]:
-    """Of the jobs that changed last: histories, each with the moment until which it is told, and what they cost."""
-    histories, spent = [], []
+async def _recent(deps: Services, caller: Principal) -> list[dict[str, Any]]:
+    """Of the jobs that changed last: what they cost."""
+    spent = []
     async with deps.database.read() as session:
         seen = JobFilter(projects=caller.projects()).conditions()
         query = select(JobRow).where(*seen).order_by(JobRow.updated_at_s.desc()).limit(_RECENT_JOBS)
         for row in (await session.scalars(query)).all():
             events = await deps.histories.of(session, row.id)
-            histories.append((events, row.since_at_s if jobs.ended(row) else time.time()))
             found = spending_of(row, events)
             if found.charges:
                 spent.append({"job": views.summary(row), "usd": found.usd, **views.spent_in_short(found)})
-    return histories, spent
+    return spent

@@ -121,7 +121,7 @@ async def projects_page(request: Request, deps: Deps, caller: Caller) -> Respons
         bills, missing = await deps.ledger.newest(session, caller.projects())
     values = {
         "projects": [people.project_resource(row, caller.role_in(row.id)) for row in rows],
-        "spent": {each.project: each for each in by_project(bills)},
+        "spent": {each.of: each for each in by_project(bills)},
         "num_billed": len(bills),
         "not_billed": missing,
     }

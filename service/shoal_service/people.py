@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -34,6 +34,13 @@ async def projects_page(
     query = query if ids is None else query.where(ProjectRow.id.in_(ids))
     rows = (await session.scalars(query if after is None else query.where(ProjectRow.id > after))).all()
     return cut(rows, limit, lambda row: row.id)
+
+
+async def names(session: AsyncSession, ids: Collection[str]) -> dict[str, str]:
+    """Of people, by id, as pages show them; `admin` holds the server's own token."""
+    rows = await session.scalars(select(UserRow).where(UserRow.id.in_(ids)))
+    found = {row.id: row.name or row.email or row.id for row in rows}
+    return {"admin": "administrator", "": "not known", **found}
 
 
 async def get_project(session: AsyncSession, project: str) -> ProjectRow:

@@ -68,8 +68,10 @@ RULES: Mapping[str, Rule] = {
     "GET /v1/clusters": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/clusters/{cluster_id}": Rule(scope=Scope.SOMEWHERE, connectors=True),
     "GET /v1/nodes": Rule(scope=Scope.SOMEWHERE),
+    "GET /v1/spending": _own(),
     "GET /v1/prices": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/drills": Rule(scope=Scope.SOMEWHERE),
+    "GET /v1/drill-history": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/pools": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/pool-events": Rule(scope=Scope.SOMEWHERE),
     # a node may have jobs of several projects

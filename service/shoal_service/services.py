@@ -12,6 +12,7 @@ from shoal_service.awake import Awake
 from shoal_service.bell import Bell
 from shoal_service.database import Database
 from shoal_service.enforcement import Enforcement
+from shoal_service.fleet_records import FleetRecords
 from shoal_service.followers import Followers
 from shoal_service.job_history import Histories
 from shoal_service.ledger import Ledger
@@ -43,6 +44,7 @@ class Services:
     tails: Tails
     histories: Histories
     ledger: Ledger
+    fleet_records: FleetRecords
     stores: StoreLooks
     renting: Renting
     scheduler: Scheduler

@@ -73,6 +73,14 @@ class Drill(TypedDict):
     ends_at: At
 
 
+class KeptDrill(Drill):
+    """One that was asked for, maybe long ago; `over`: its time has come."""
+
+    at: At
+    created_by: str
+    over: bool
+
+
 class Journaled(TypedDict):
     last_seq: Annotated[int, Field(description="The last entry that is recorded.")]
 

@@ -76,6 +76,7 @@ class Job(TypedDict):
     wish: Wish
     cluster_id: str | None
     created_at: At
+    created_by: Annotated[str | None, Field(description="`admin` or a user's id; null: of before that was kept.")]
     updated_at: At
     status: JobStatus
 
@@ -150,6 +151,33 @@ class Expected(TypedDict):
     usd_per_hour: float | None
     usd: float | None
     usd_per_million_tokens: float | None
+
+
+class SpentSums(TypedDict):
+    """Dollars so far and now, without nodes that nobody knows the price of."""
+
+    num_jobs: int
+    usd: float
+    usd_per_hour: float
+    unpriced_node_hours: float
+
+
+class SpentOfProject(SpentSums):
+    project: str
+
+
+class SpentOfPerson(SpentSums):
+    """`person` is `admin` or a user's id; null: of jobs that were made before that was kept."""
+
+    person: str | None
+    name: str
+
+
+class Spending(TypedDict):
+    num_jobs: int
+    not_counted: int
+    by_project: list[SpentOfProject]
+    by_person: list[SpentOfPerson]
 
 
 class Foretold(TypedDict):

@@ -41,6 +41,7 @@ def summary(row: JobRow) -> dict[str, Any]:
         "id": row.id,
         "name": row.name,
         "project": row.project_id,
+        "created_by": row.created_by,
         "state": row.state,
         "glyph": GLYPHS[row.state],
         "code": row.state_code,

@@ -73,6 +73,8 @@ def test_every_schema_is_one(document: dict[str, Any]) -> None:
         "/v1/nodes",
         "/v1/prices",
         "/v1/drills",
+        "/v1/drill-history",
+        "/v1/spending",
         "/v1/clusters",
         "/v1/clusters/{cluster_id}",
         "/v1/clusters/{cluster_id}/wishes",

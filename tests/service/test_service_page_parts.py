@@ -167,8 +167,8 @@ def test_bills_are_summed_by_project() -> None:
 
     bills = [bill("a", 1.0), bill("b", 2.0, 3.0), bill("a", 0.5, 1.0), bill("a", None, unpriced=4.0)]
     large, small = by_project(bills)
-    assert (large.project, large.usd, large.usd_per_hour, large.num_jobs) == ("b", 2.0, 3.0, 1)
-    assert (small.project, small.usd, small.unpriced_node_hours, small.num_jobs) == ("a", 1.5, 4.0, 3)
+    assert (large.of, large.usd, large.usd_per_hour, large.num_jobs) == ("b", 2.0, 3.0, 1)
+    assert (small.of, small.usd, small.unpriced_node_hours, small.num_jobs) == ("a", 1.5, 4.0, 3)
 
 
 def test_a_restored_job_begins_with_stored_weights() -> None:

@@ -20,7 +20,7 @@ from shoal_recovery.journal import (
     entry_to_mapping,
 )
 from shoal_service.continuity import Pair, Seam, continuity
-from shoal_service.fleet import pools
+from shoal_service.fleet import pools, record_of
 from shoal_service.goodput import PRODUCTIVE, REDONE, goodput, num_devices
 from shoal_service.jobs import rfc3339
 from shoal_service.panels_checkpoints import Standing, checkpoints
@@ -272,7 +272,7 @@ def test_checkpoints_stand_as_somebody_has_seen_them() -> None:
 
 def test_pools_count_interruptions_by_the_hours_that_jobs_had_nodes() -> None:
     nodes = [{**node, "jobs": ["job_1"]} for node in events()[1].payload["snapshot"]["nodes"]]
-    large, small = pools(nodes, [(events(), 1040.0)])
+    large, small = pools(nodes, [record_of(events(), 1040.0)])
     assert (large.name, large.market, large.num_devices, large.interruptions) == ("2 x A100-80G", "on demand", 4, 0)
     assert (small.name, small.interruptions, small.prices, small.usd_per_hour) == ("1 x T4", 1, (0.2,), 0.4)
     assert small.node_hours == pytest.approx((2 * 36.5 - 12) / 3600, rel=0.2)

@@ -150,6 +150,14 @@ def test_prices_and_drills_are_listed(api: httpx.Client, connector: Connector) -
     assert (found["T4"]["spot"], found["T4"]["zone"], found["T4"]["price_per_hour"]) == (True, "b", 0.2)
     drill = ok(api.post("/v1/nodes/spot-0/preempt", json={"notice_s": 300}))
     assert ok(api.get("/v1/drills"))["items"] == [drill]
+    later = ok(api.post("/v1/nodes/big-0/preempt", json={"notice_s": 1}))
+    first = ok(api.get("/v1/drill-history", params={"limit": 1}))
+    (newest,) = first["items"]
+    assert (newest["id"], newest["created_by"], newest["notice_s"]) == (later["id"], "admin", pytest.approx(1))
+    rest = ok(api.get("/v1/drill-history", params={"limit": 1, "cursor": first["next_cursor"]}))
+    assert [each["id"] for each in rest["items"]] == [drill["id"]] and rest["next_cursor"] is None
+    assert api.get("/v1/drill-history", params={"cursor": "x"}).json()["param"] == "cursor"
+    assert "Notice until" in api.get("/nodes", headers={"Accept": "text/html"}).text
 
 
 def test_the_command_line_has_them(
@@ -179,7 +187,14 @@ def test_the_command_line_has_them(
     assert json.loads(capsys.readouterr().out)["spec"]["train"]["steps"] == 61
     assert run(["list", "--label", "by=hand", "--name", "twi", "--since", "1h", "--json"]) == 0
     assert [each["name"] for each in json.loads(capsys.readouterr().out)["items"]] == ["twin"]
-    for command in (["attempts", job_id], ["logs", job_id, "--since", "10m"], ["prices"], ["drills"]):
+    for command in (
+        ["attempts", job_id],
+        ["logs", job_id, "--since", "10m"],
+        ["prices"],
+        ["spending"],
+        ["drills"],
+        ["drills", "--all"],
+    ):
         assert run(command) == 0
     assert "A100-80G" in capsys.readouterr().out
     assert run(["logs", job_id, "--since", "soon"]) == 2

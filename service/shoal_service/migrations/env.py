@@ -5,6 +5,7 @@ from __future__ import annotations
 from alembic import context
 
 from shoal_service import models_comparison as models_comparison  # tables of its own
+from shoal_service import models_drills as models_drills
 from shoal_service import models_people as models_people
 from shoal_service import models_pools as models_pools
 from shoal_service import models_watching as models_watching

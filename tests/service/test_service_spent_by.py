@@ -1,0 +1,51 @@
+"""Who created jobs, and what they have cost by project and by person."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+from control_plane import Connector, job_mapping, ok, story
+
+from shoal_service.ledger import Bill, by_person
+
+
+def test_bills_are_summed_by_person() -> None:
+    def bill(who: str | None, usd: float | None) -> Bill:
+        return Bill(job_id="job", project="p", usd=usd, usd_per_hour=1.0, unpriced_node_hours=0.0, created_by=who)
+
+    found = by_person([bill("user_1", 1.0), bill("admin", 0.5), bill("user_1", 2.0), bill(None, None)])
+    assert [(each.of, each.usd, each.num_jobs) for each in found] == [
+        ("user_1", 3.0, 2),
+        ("admin", 0.5, 1),
+        ("", 0.0, 1),
+    ]
+
+
+def test_jobs_and_money_are_told_by_who_created_them(api: httpx.Client, connector: Connector) -> None:
+    ok(connector.renew())
+    mine = ok(api.post("/v1/jobs", json=job_mapping(name="mine")))
+    assert mine["created_by"] == "admin"
+    invited = ok(api.post("/v1/projects/default/members", json={"email": "ada@example.org", "role": "member"}))
+    user = invited["user_id"]
+    token = ok(api.post("/v1/tokens", json={"name": "t", "role": "member", "project": "default"}))
+    with httpx.Client(base_url=api.base_url, headers={"Authorization": f"Bearer {token['secret']}"}) as holder:
+        theirs = ok(holder.post("/v1/jobs", json=job_mapping(name="theirs")))
+        assert theirs["created_by"] == "admin", "whose token it is"
+        clone = ok(holder.post(f"/v1/jobs/{mine['id']}/clone"))
+        assert clone["created_by"] == "admin"
+    ok(connector.send(mine["id"], story(job_mapping(), started_at_s=time.time() - 60).entries))
+
+    def listed(**params: Any) -> list[str]:
+        return [job["id"] for job in ok(api.get("/v1/jobs", params=params))["items"]]
+
+    assert listed(created_by="me") == listed(created_by="admin") == [clone["id"], theirs["id"], mine["id"]]
+    assert listed(created_by=user) == []
+    spent = ok(api.get("/v1/spending"))
+    (project,), (person,) = spent["by_project"], spent["by_person"]
+    assert (project["project"], person["person"], person["name"]) == ("default", "admin", "administrator")
+    assert person["usd"] == project["usd"] > 0 and person["num_jobs"] == spent["num_jobs"] == 3
+    nodes = api.get("/nodes", headers={"Accept": "text/html"}).text
+    assert "Who created the jobs" in nodes and "administrator" in nodes
+    assert "by administrator" in api.get("/", headers={"Accept": "text/html"}).text
