@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import StringConstraints
-from sqlalchemy.exc import IntegrityError
 from starlette.responses import JSONResponse, Response
 
 from shoal_planner.job import JobSpec
@@ -21,7 +20,7 @@ from shoal_service.bodies import Moment, read_body
 from shoal_service.cursors import OF_PAGE_BEFORE, described_text
 from shoal_service.documents import reference
 from shoal_service.dry_run import rehearse
-from shoal_service.errors import BadInput, Conflict
+from shoal_service.errors import BadInput, Conflict, Raced
 from shoal_service.gate import Caller, ChosenProject, did
 from shoal_service.job_filter import read_filter
 from shoal_service.jobs import NewJob
@@ -125,7 +124,7 @@ async def _create(
             row = jobs.create(session, new)
             if isinstance(spec, JobSpec):
                 trackers.create(session, row.id, spec)
-    except IntegrityError:
+    except Raced:
         # Another replica of this server created the job under the same key in between.
         known = await _known(deps, project, key, wanted_hash)
         if known is None:

@@ -6,6 +6,7 @@ Exception
     Forbidden        403, known, but may not
     NotFound         404
     Conflict         409, it contradicts what is recorded; `extra` says what is
+      Raced          somebody else wrote the same at the same moment, and was first
     Gone             410, it was there once
     Unavailable      503, something that this needs does not answer
       DatabaseAway   the database does not, or is too busy
@@ -85,6 +86,15 @@ class DatabaseAway(Unavailable):
     def __init__(self, why: str) -> None:
         detail = "the database does not answer at present; what was asked may be asked again"
         super().__init__("database_unavailable", detail)
+        self.why = why
+
+
+class Raced(Conflict):
+    """Nothing of what was asked was done. `why` is for the log alone."""
+
+    def __init__(self, why: str) -> None:
+        detail = "somebody else has created or removed the same at this moment: look what is there, and ask again"
+        super().__init__("created_meanwhile", detail)
         self.why = why
 
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from shoal_planner.errors import InvalidField
-from shoal_service.errors import BadInput, DatabaseAway, NotFound, Problem, Unavailable
+from shoal_service.errors import BadInput, DatabaseAway, NotFound, Problem, Raced, Unavailable
 from shoal_service.request_ids import HEADER, current_id
 
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
@@ -70,6 +70,8 @@ def install(app: FastAPI, answer: Answer) -> None:
         assert isinstance(error, Problem)
         if isinstance(error, DatabaseAway):
             _log.warning("database_unavailable", method=request.method, path=request.url.path, why=error.why)
+        if isinstance(error, Raced):
+            _log.info("created_meanwhile", method=request.method, path=request.url.path, why=error.why)
         return answer(request, error)
 
     async def on_invalid_request(request: Request, error: Exception) -> Response:
