@@ -196,7 +196,7 @@ async def cancel_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Respo
 
 async def cancel(deps: Services, job_id: str, if_match: str | None = None) -> JobRow:
     async with deps.database.write() as session:
-        preconditions.check(await jobs.get(session, job_id), if_match)
+        preconditions.check(await jobs.get(session, job_id, to_change=True), if_match)
         row = await deps.lost_clusters.end_cancelled(session, await jobs.cancel(session, job_id))
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
     return row
@@ -211,7 +211,7 @@ async def pause_job(deps: Deps, job_id: str, if_match: IfMatch = None) -> Respon
 
 async def pause(deps: Services, job_id: str, if_match: str | None = None) -> JobRow:
     async with deps.database.write() as session:
-        preconditions.check(await jobs.get(session, job_id), if_match)
+        preconditions.check(await jobs.get(session, job_id, to_change=True), if_match)
         row = await jobs.pause(session, job_id)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))
     return row
@@ -231,7 +231,7 @@ async def resume(deps: Services, job_id: str, if_match: str | None = None) -> Jo
     resting = row.state == JobState.PAUSED
     cluster_id = await _place_for(deps, row, candidates) if resting else row.cluster_id
     async with deps.database.write() as session:
-        preconditions.check(await jobs.get(session, job_id), if_match)
+        preconditions.check(await jobs.get(session, job_id, to_change=True), if_match)
         over, _ = await enforcement.standing(session, row)
         if over is not None and row.wish == jobs.WISH_PAUSED:
             raise Conflict(over.code, f"{job_id} cannot go on, {over.words}: change its limits first")

@@ -42,7 +42,7 @@ async def resize_job(deps: Deps, job_id: str, wanted: NewSize, if_match: IfMatch
 
 async def _changed(deps: Services, job_id: str, given: dict[str, Any], if_match: str | None) -> Response:
     async with deps.database.write() as session:
-        row = await jobs.get(session, job_id)
+        row = await jobs.get(session, job_id, to_change=True)
         preconditions.check(row, if_match)
         _check(row, given)
         priority = given.pop("priority", row.spec.get("priority", "normal"))

@@ -63,7 +63,7 @@ async def checkpoint_job(deps: Deps, once: Repeatable, job_id: str, if_match: If
     async with deps.database.write() as session:
         if (earlier := await once.begin(session)) is not None:
             return earlier
-        preconditions.check(await jobs.get(session, job_id), if_match)
+        preconditions.check(await jobs.get(session, job_id, to_change=True), if_match)
         row = await jobs.checkpoint(session, job_id)
         answer = await once.end(session, row.id, jobs.resource(row), 202)
     deps.bell.ring(CLUSTERS, JOBS, job_topic(job_id))

@@ -19,7 +19,6 @@ from shoal_recovery.journal import AT_REST
 from shoal_service import jobs, journal, outbox, shares
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
-from shoal_service.errors import Conflict
 from shoal_service.models import JobRow, ShareRow
 from shoal_service.outbox import Told
 from shoal_service.shares import Held
@@ -81,15 +80,13 @@ async def _keep(session: AsyncSession, row: JobRow) -> bool:
     over, warning = await standing(session, row)
     share = await shares.of_job(session, row.id)
     if over is not None:
-        log.warning("job is let rest", job=row.id, code=over.code)
-        share.warning = None
-        await session.flush()
-        try:
-            await jobs.let_rest(session, row, over)
-        except Conflict as error:  # it has changed meanwhile; the next look sees how
-            log.info("job not let rest yet", job=row.id, why=error.detail)
-            await session.rollback()
+        # What it has spent was summed up beside its journal, which goes on; from here on that waits.
+        row = await jobs.get(session, row.id, to_change=True)
+        if row.wish != jobs.WISH_RUN or row.state in _OPEN:
             return False
+        share.warning = None
+        await jobs.let_rest(session, row, over)
+        log.warning("job is let rest", job=row.id, code=over.code)
         await outbox.announce(session, row, _TOLD[over.code], once=_limit_of(row, over.code), reason=over.words)
         return True
     if warning is not None and warning != _UNPRICED:

@@ -184,7 +184,7 @@ async def pause(session: AsyncSession, job_id: str) -> JobRow:
 
 async def checkpoint(session: AsyncSession, job_id: str) -> JobRow:
     """Wishes the newest step into the object store. Raises Conflict where that is not possible."""
-    row = await get(session, job_id)
+    row = await get(session, job_id, to_change=True)
     status = status_of(row)
     _check_open(row, status, "checkpointed")
     if is_script(row):
