@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field, model_validator
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from shoal_service import audit, people, tokens
 from shoal_service.access import Role, default_project
 from shoal_service.bodies import Body, FromJson, Identifier
-from shoal_service.cursors import cut
+from shoal_service.cursors import NEXT, cursor_of, cut
 from shoal_service.gate import Caller, did
 from shoal_service.once import Repeatable
 from shoal_service.preconditions import IfMatch, tagged
@@ -26,12 +26,7 @@ PROJECT_ID = r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$"
 ProjectId = Annotated[str, Field(pattern=PROJECT_ID)]
 UserId = Annotated[str, Path(pattern=r"^user_[0-9A-Z]{26}$")]
 Limit = Annotated[int, Query(ge=1, le=200)]
-_NEXT = "`next_cursor` of the page before."
-ProjectCursor = Annotated[str | None, Query(pattern=PROJECT_ID, description=_NEXT)]
-
-
-def cursor_of(prefix: str) -> Any:
-    return Query(pattern=rf"^{prefix}_[0-9A-Z]{{26}}$", description=_NEXT)
+ProjectCursor = Annotated[str | None, Query(pattern=PROJECT_ID, description=NEXT)]
 
 
 class NewProject(Body):

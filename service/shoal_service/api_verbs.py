@@ -15,8 +15,7 @@ from shoal_service import api_jobs, clusters, drills, jobs, people, pools, preco
 from shoal_service.answers import page
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.bodies import Overrides
-from shoal_service.cursors import Cursor, Key, Limit, cut, page_after
-from shoal_service.errors import BadInput
+from shoal_service.cursors import Cursor, Key, Limit, cursor_of, cut, page_after
 from shoal_service.gate import Caller
 from shoal_service.ledger import Spent, by_person, by_project
 from shoal_service.models_pools import PoolRow
@@ -184,11 +183,11 @@ async def list_drills(deps: Deps, limit: Limit = 200, cursor: Cursor = None) -> 
 
 
 @router.get("/drill-history", tags=["nodes"], responses=documented(ok=Page[KeptDrill]))
-async def list_all_drills(deps: Deps, limit: Limit = 50, cursor: Cursor = None) -> Response:
+async def list_all_drills(
+    deps: Deps, limit: Limit = 50, cursor: Annotated[str | None, cursor_of("drill")] = None
+) -> Response:
     """All drills that were ever asked for, newest first: of which node, when, by whom, and whether its time has come.
     What came of one stands in the journals of the jobs that had the node (`node_noticed`, `notice_ended`)."""
-    if cursor is not None and not cursor.startswith("drill_"):
-        raise BadInput("invalid_field", f"cursor = {cursor!r}: is not a cursor of this list", "cursor")
     async with deps.database.read() as session:
         found = await drills.newest(session, limit + 1, cursor)
     shown, following = cut(found, limit, lambda row: row.id)

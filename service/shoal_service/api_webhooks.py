@@ -11,8 +11,9 @@ from starlette.responses import Response
 from shoal_planner.errors import InvalidField
 from shoal_service import webhooks
 from shoal_service.access import default_project
-from shoal_service.api_people import ProjectId, cursor_of
+from shoal_service.api_people import ProjectId
 from shoal_service.bodies import Body, FromJson
+from shoal_service.cursors import cursor_of
 from shoal_service.errors import invalid_field
 from shoal_service.gate import Caller, did
 from shoal_service.guarded_http import check_url

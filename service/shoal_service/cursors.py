@@ -19,7 +19,8 @@ from shoal_service.errors import BadInput
 T = TypeVar("T")
 Key = tuple[str | int | float, ...]
 Limit = Annotated[int, Query(ge=1, le=500)]
-OF_PAGE_BEFORE = Query(description="`next_cursor` of the page before.")
+NEXT = "`next_cursor` of the page before."
+OF_PAGE_BEFORE = Query(description=NEXT)
 
 
 def described_text(pattern: str, max_length: int) -> Any:
@@ -30,6 +31,11 @@ def described_text(pattern: str, max_length: int) -> Any:
 
 # JSON of a list that begins with a text or a number, as base64 writes it.
 Cursor = Annotated[Annotated[str, described_text("^W[yz][A-Za-z0-9_-]+$", 1000)] | None, OF_PAGE_BEFORE]
+
+
+def cursor_of(prefix: str) -> Any:
+    """Of lists that go by ids."""
+    return Query(pattern=rf"^{prefix}_[0-9A-Z]{{26}}$", description=NEXT)
 
 
 def cut(rows: Sequence[T], limit: int, key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:

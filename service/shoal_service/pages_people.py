@@ -15,6 +15,7 @@ from shoal_planner.errors import InvalidField
 from shoal_service import api_people, people, tokens
 from shoal_service.access import Principal, Role
 from shoal_service.api_people import NewMember, NewProject, NewRole, NewToken, UserId
+from shoal_service.cursors import cursor_of
 from shoal_service.errors import BadInput, Problem, invalid_field
 from shoal_service.gate import Caller
 from shoal_service.ledger import by_project
@@ -32,7 +33,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @router.get("/tokens", response_class=HTMLResponse)
 async def tokens_page(
-    request: Request, deps: Deps, caller: Caller, cursor: Annotated[str | None, api_people.cursor_of("tok")] = None
+    request: Request, deps: Deps, caller: Caller, cursor: Annotated[str | None, cursor_of("tok")] = None
 ) -> Response:
     """Those that the reader made, and those of projects that they administer."""
     return await _tokens(request, deps, caller, cursor=cursor)
