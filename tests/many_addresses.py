@@ -14,17 +14,18 @@ _numbers = itertools.count(1)
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
-    """The case itself stays as it is: it would be judged anew, without what all requests are given."""
     number = next(_numbers)
     address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
     phase = case.meta.phase.data if case.meta else None
     left_out = getattr(getattr(phase, "scenario", None), "name", None) == "MISSING_PARAMETER"
-    is_unsigned = left_out and phase.parameter == "Authorization"
+    if not left_out or phase.parameter != "Authorization":
+        case.headers = {**(case.headers or {}), "X-Forwarded-For": address}
+        return
 
-    def finish(request: Any) -> Any:
+    def without_token(request: Any) -> Any:
+        """The case itself stays as it is: changed, it would be judged as one that has what all are given."""
         request.headers["X-Forwarded-For"] = address
-        if is_unsigned:
-            request.headers.pop("Authorization", None)
+        request.headers.pop("Authorization", None)
         return request
 
-    kwargs["auth"] = finish
+    kwargs["auth"] = without_token
