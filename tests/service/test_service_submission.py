@@ -161,6 +161,21 @@ def test_json_that_is_too_long_is_not_read(api: httpx.Client) -> None:
     assert problem["code"] == "job_too_large"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "key"),
+    [
+        ("/v1/jobs", '{"name": "a", "model": {}, "name": "b"}', "name"),
+        ("/v1/jobs", '{"name": "a", "model": {"layers": 1, "layers": 2}}', "layers"),
+        ("/v1/plans", '{"job": {"name": "a", "name": "b"}}', "name"),
+        ("/v1/projects", '{"id": "one", "id": "two"}', "id"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_by_name(api: httpx.Client, path: str, body: str, key: str) -> None:
+    problem = refusal(api.post(path, content=body, headers={"Content-Type": "application/json"}), 400)
+    assert problem["code"] == "malformed_body"
+    assert problem["detail"] == f"body: the key {key!r} stands twice in one object"
+
+
 def test_a_job_may_name_a_part_of_itself_again(api: httpx.Client) -> None:
     text = yaml.safe_dump(job_mapping()) + "labels: {one: &a few words, other: *a}\n"
     answer = api.post("/v1/jobs", content=text, headers={"Content-Type": "application/yaml"})
