@@ -28,7 +28,7 @@ from shoal_service.checkpoint_facts import Facts, facts_of
 from shoal_service.cursors import described_text
 from shoal_service.curve import MOST_POINTS, curve
 from shoal_service.errors import BadInput, Conflict, DatabaseAway, NotFound, Unavailable
-from shoal_service.gate import Caller
+from shoal_service.gate import streamed
 from shoal_service.models import JournalRow
 from shoal_service.panels_comparison import Cost, on_demand_plan
 from shoal_service.problems import documented
@@ -67,7 +67,6 @@ _STREAMED: dict[int | str, dict[str, Any]] = {
 async def get_events(
     request: Request,
     deps: Deps,
-    caller: Caller,
     job_id: str,
     after: Annotated[int, Query(ge=0, le=_MOST_SEQ)] = 0,
     limit: Annotated[int, Query(ge=1, le=_PAGE)] = 200,
@@ -88,7 +87,7 @@ async def get_events(
         if not watch and "text/event-stream" not in request.headers.get("accept", ""):
             rows = await journal.entries_after(session, job_id, after, limit + 1, kinds)
             return _page(rows[:limit], after, row.last_seq, more=len(rows) > limit)
-    return deps.streams.response(caller.subject, _follow(deps, job_id, start, kinds))
+    return streamed(request, deps, _follow(deps, job_id, start, kinds))
 
 
 def _page(rows: Sequence[JournalRow], after: int, last_seq: int, *, more: bool) -> Response:

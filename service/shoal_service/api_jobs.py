@@ -64,7 +64,7 @@ async def submit_job(
     """Creates a job in `project` (by default the only one that you have a role in, or `default`) if every check holds.
     The same Idempotency-Key with the same job answers with the first one. With `dry_run=1` nothing is created: the
     answer (200) is the plan that it would run by, and what that would cost."""
-    body = await read_body(request, deps.settings.max_body_bytes)
+    body = await read_body(request)
     return await submitted(request, deps, chosen, body, idempotency_key, dry_run=dry_run)
 
 

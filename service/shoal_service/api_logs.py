@@ -17,8 +17,8 @@ from shoal_service import clusters, jobs, log_reading, log_store
 from shoal_service.bell import log_topic
 from shoal_service.bodies import LogBatch, Moment
 from shoal_service.cursors import OF_PAGE_BEFORE, described_text
-from shoal_service.errors import BadInput
-from shoal_service.gate import Caller
+from shoal_service.errors import BadInput, DatabaseAway
+from shoal_service.gate import streamed
 from shoal_service.log_chunks import Line, Wanted
 from shoal_service.log_store import Brought, Page
 from shoal_service.models import JobRow, LogRow
@@ -43,7 +43,6 @@ Level = Literal["debug", "info", "warning", "error"]
 async def get_logs(
     request: Request,
     deps: Deps,
-    caller: Caller,
     job_id: str,
     rank: Annotated[int | None, Query(ge=0, le=_LARGEST, description="Only of this rank.")] = None,
     node: Annotated[str | None, Query(max_length=200, description="Only of this node.")] = None,
@@ -83,7 +82,7 @@ async def get_logs(
         await log_reading.check_kept(session, row, wanted, start)
         if not streams:
             return JSONResponse(_resource(row, await log_reading.page(session, row, wanted, start, tail, limit)))
-    return deps.streams.response(caller.subject, _follow(deps, job_id, wanted, start, tail))
+    return streamed(request, deps, _follow(deps, job_id, wanted, start, tail))
 
 
 async def _around(
@@ -139,10 +138,14 @@ async def _follow(
     topic = log_topic(job_id)
     while not deps.bell.closed:
         count = deps.bell.count(topic)
-        async with deps.database.read() as session:
-            job = await jobs.get(session, job_id)
-            row = await log_store.get(session, job_id)
-            page = await log_reading.page(session, row, wanted, start, tail, _STREAMED_PAGE)
+        try:
+            async with deps.database.read() as session:
+                job = await jobs.get(session, job_id)
+                row = await log_store.get(session, job_id)
+                page = await log_reading.page(session, row, wanted, start, tail, _STREAMED_PAGE)
+        except DatabaseAway:  # the stream outlives that
+            await asyncio.sleep(deps.settings.poll_s)
+            continue
         for number, line in page.lines:
             yield ServerSentEvent(json.dumps(_item(number, line)), event="line", id=str(number), sep="\n")
         start, tail = page.next_line, None

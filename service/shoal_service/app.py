@@ -43,6 +43,7 @@ from shoal_service import (
 from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
+from shoal_service.bodies import distinct_keys
 from shoal_service.comparison import Comparisons
 from shoal_service.couriers import Couriers
 from shoal_service.database import Database
@@ -140,7 +141,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(authorize), Depends(known_parameters)],
+        dependencies=[Depends(authorize), Depends(known_parameters), Depends(distinct_keys)],
     )
     app.state.services = services
     app.state.trace_export = open_export(settings)

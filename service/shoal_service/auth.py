@@ -146,6 +146,14 @@ class Auth:
             raise Forbidden("csrf", "the page is out of date: reload it and try again")
         return Asker(principal=principal, session=session)
 
+    async def again(self, headers: Headers, known: Asker) -> Principal | None:
+        """Whoever was let through with these headers before, as they are now; None if they would not be any more. That
+        is no guess, and does not count as one."""
+        if known.session is None:
+            token = headers.get("authorization", "").partition(" ")[2].strip()
+            return await self.identity.again(token, known.principal)
+        return await self._signed_in(sha256(known.session))
+
     async def _of_token(self, token: str, address: str) -> Principal:
         hashed = sha256(token)
         held = self.guesses.held("token", address, hashed)
@@ -162,10 +170,7 @@ class Auth:
     async def _of_session(self, secret: str, address: str) -> Principal:
         hashed = sha256(secret)
         held = self.guesses.held(_SESSION, address, hashed)
-        async with self._database.read() as session:
-            row = await session.get(SecretRow, hashed)
-        is_there = row is not None and row.purpose == _SESSION and row.expires_at_s > time.time()
-        principal = await self.identity.of_subject(row.subject) if row is not None and is_there else None
+        principal = await self._signed_in(hashed)
         if principal is None and held is not None:
             raise held
         if principal is None:
@@ -173,6 +178,13 @@ class Auth:
             raise Unauthorized("your session has ended: sign in again")
         self.guesses.right(hashed)
         return principal
+
+    async def _signed_in(self, hashed: str) -> Principal | None:
+        async with self._database.read() as session:
+            row = await session.get(SecretRow, hashed)
+        if row is None or row.purpose != _SESSION or row.expires_at_s <= time.time():
+            return None
+        return await self.identity.of_subject(row.subject)
 
 
 def _cookie(headers: Headers) -> str | None:

@@ -5,21 +5,24 @@ in the table of rules is refused: no new one can forget to ask."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
 from sqlalchemy import select
+from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_service import access, audit
 from shoal_service.access import Principal, Rule, Target, default_project
-from shoal_service.errors import BadInput, Forbidden, Problem
+from shoal_service.auth import Asker
+from shoal_service.errors import BadInput, Forbidden, Problem, Unavailable
 from shoal_service.models import JobRow
 from shoal_service.models_people import ProjectRow
+from shoal_service.open_streams import while_allowed
 from shoal_service.rules import RULES
 from shoal_service.services import Deps, Services
 
@@ -176,6 +179,25 @@ async def check_form(request: Request, deps: Services) -> None:
         if (deed := getattr(request.state, "deed", None)) is not None:
             deed.code = problem.code
         raise
+
+
+def streamed(request: Request, deps: Services, events: AsyncIterator[ServerSentEvent]) -> Response:
+    """A stream for whoever asks, which ends soon after they may not have it any more: who asks again hears why."""
+    principal = _principal(request)
+    return deps.streams.response(principal.subject, while_allowed(events, lambda: _still_may(request, deps)))
+
+
+async def _still_may(request: Request, deps: Services) -> bool:
+    """Whether what was shown and the roles are still enough. A database or provider that is away revokes nothing."""
+    known = Asker(principal=_principal(request), session=request.state.session)
+    rule = RULES[f"{request.method} {request.scope['route'].path}"]
+    try:
+        principal = await deps.auth.again(request.headers, known)
+        if principal is None:
+            return False
+        return access.refusal(rule, principal, await _target(deps, rule, principal, request)) is None
+    except Unavailable:
+        return True
 
 
 async def _target(deps: Services, rule: Rule, principal: Principal, request: Request) -> Target:

@@ -88,6 +88,14 @@ class Identity:
                 return None if row is None else await _of_row(session, row, time.time())
             return await _of_user(session, subject)
 
+    async def again(self, secret: str, known: Principal) -> Principal | None:
+        """Whoever showed this token before, as they are now: of a provider's, nothing is written down once more."""
+        found = await self.of_token(secret, ask_provider=False)
+        if found is not None or known.kind is not Kind.USER or self.provider is None:
+            return found
+        person = await self.provider.of_access_token(secret)
+        return None if person is None else await self.of_subject(known.subject)
+
     async def _note(self, token_id: str, now_s: float) -> None:
         if now_s - self._noted_at_s.get(token_id, 0.0) < _NOTED_EVERY_S:
             return

@@ -3,8 +3,10 @@ each one takes memory, a connection and a look at the database now and then."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -15,6 +17,7 @@ from shoal_service.errors import Problem
 _PING_S = 15
 _SEND_S = 60.0  # a reader that takes nothing for so long is gone, or as good as that
 _RETRY_S = 30
+_LOOK_AGAIN_S = 5.0  # how long who may not read any more may do so
 
 
 class OpenStreams:
@@ -49,6 +52,33 @@ class OpenStreams:
     def response(self, subject: str, events: AsyncIterator[ServerSentEvent]) -> EventSourceResponse:
         """An answer that counts from its first byte until its reader has gone, in whatever way."""
         return _Counted(self, subject, events)
+
+
+async def while_allowed(
+    events: AsyncIterator[ServerSentEvent], may: Callable[[], Awaitable[bool]], every_s: float = _LOOK_AGAIN_S
+) -> AsyncIterator[ServerSentEvent]:
+    """The events, as long as `may` says yes: it is asked every so often, whether there are events or none."""
+    looked_s, coming = time.monotonic(), asyncio.ensure_future(_following(events))
+    try:
+        while True:
+            await asyncio.wait((coming,), timeout=max(0.0, looked_s + every_s - time.monotonic()))
+            if time.monotonic() - looked_s >= every_s:
+                if not await may():
+                    yield ServerSentEvent(comment="you may not read this any more", sep="\n")
+                    return
+                looked_s = time.monotonic()
+            if coming.done():
+                event = coming.result()
+                if event is None:
+                    return
+                yield event
+                coming = asyncio.ensure_future(_following(events))
+    finally:
+        coming.cancel()
+
+
+async def _following(events: AsyncIterator[ServerSentEvent]) -> ServerSentEvent | None:
+    return await anext(events, None)
 
 
 class _Counted(EventSourceResponse):

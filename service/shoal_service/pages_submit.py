@@ -15,7 +15,6 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping, snapshot_to_mapping
-from shoal_planner.documents import MalformedDocument, read_document
 from shoal_planner.job import JobSpec
 from shoal_planner.plan import plan_to_mapping
 from shoal_planner.profile import profile_from_mapping
@@ -23,6 +22,7 @@ from shoal_planner.script_spec import AnyJob
 from shoal_planner.search import PlanResult
 from shoal_service import api_jobs, clusters, jobs, rented_places, storages, views
 from shoal_service.access import default_project, job_not_found
+from shoal_service.bodies import read_yaml
 from shoal_service.dry_run import expected
 from shoal_service.errors import BadInput, Problem
 from shoal_service.foretold import foretold
@@ -98,7 +98,7 @@ async def submit_from_page(request: Request, deps: Deps, chosen: ChosenProject) 
     text, nonce = form.get("job", ""), form.get("nonce", "")
     key = f"page-{nonce[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     try:
-        row = await api_jobs.submit(request, deps, chosen, _document(text), key)
+        row = await api_jobs.submit(request, deps, chosen, await read_yaml(text, "job"), key)
     except Problem as problem:
         return _page(request, text, problem=problem, nonce=nonce)
     return RedirectResponse(f"/jobs/{row.id}", status_code=303)
@@ -116,13 +116,6 @@ def _page(
     return rendered(request, "new.html", values, problem.status if problem else 200)
 
 
-def _document(text: str) -> object:
-    try:
-        return read_document(text, "job")
-    except MalformedDocument as error:
-        raise BadInput("malformed_body", str(error), "job", status=400) from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
     cluster: ClusterRow
@@ -133,7 +126,7 @@ class _Planned:
 async def _preview(deps: Services, project: str, text: str) -> dict[str, Any]:
     """`plan` is None where none is made before the job runs, or `cluster_id` where no cluster is there. Raises
     BadInput."""
-    spec = await read_any_job(_document(text), deps.settings.store_check_s, deps.settings.places)
+    spec = await read_any_job(await read_yaml(text, "job"), deps.settings.store_check_s, deps.settings.places)
     async with deps.database.read() as session:
         accesses = await storages.for_job(session, project, spec)
     spec = await check_surroundings(spec, deps.settings, accesses)

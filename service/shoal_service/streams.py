@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sse_starlette import ServerSentEvent
@@ -16,7 +16,7 @@ from shoal_service import jobs
 from shoal_service.bell import CLUSTERS, JOBS, job_topic
 from shoal_service.curve import point
 from shoal_service.errors import DatabaseAway
-from shoal_service.gate import Caller
+from shoal_service.gate import streamed
 from shoal_service.job_history import mark
 from shoal_service.models import StepRow
 from shoal_service.services import Deps, Services
@@ -27,12 +27,12 @@ _MOST_POINTS = 500  # of which a stream tells at once; a page that missed more a
 
 
 @router.get("/jobs/{job_id}/stream")
-async def job_stream(deps: Deps, caller: Caller, job_id: str) -> Response:
+async def job_stream(request: Request, deps: Deps, job_id: str) -> Response:
     """`change`, with the job's version, at every change; `points`, with the steps that were done since; `history`, when
     anything but steps happened; `end`."""
     async with deps.database.read() as session:
         row = await jobs.get(session, job_id)
-    return deps.streams.response(caller.subject, _job_changes(deps, job_id, row.last_seq))
+    return streamed(request, deps, _job_changes(deps, job_id, row.last_seq))
 
 
 async def _job_changes(deps: Services, job_id: str, told_seq: int) -> AsyncIterator[ServerSentEvent]:
@@ -75,9 +75,9 @@ async def _points(session: AsyncSession, job_id: str, after_seq: int) -> list[St
 
 
 @router.get("/stream")
-async def list_stream(deps: Deps, caller: Caller) -> Response:
+async def list_stream(request: Request, deps: Deps) -> Response:
     """Tells when the list of jobs or of nodes may look different."""
-    return deps.streams.response(caller.subject, _list_changes(deps))
+    return streamed(request, deps, _list_changes(deps))
 
 
 async def _list_changes(deps: Services) -> AsyncIterator[ServerSentEvent]:

@@ -65,7 +65,11 @@ def check_size(value: object) -> None:
     """Jobs are kept, shown, and sent with every order to a rank: what belongs into files is not in them. Raises
     BadInput."""
     shown = unseen(value) if isinstance(value, Mapping) else value
-    size = len(json.dumps(shown, ensure_ascii=False, separators=(",", ":"), default=str).encode(errors="replace"))
+    try:
+        text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"), default=str)
+    except TypeError as error:  # YAML knows names that are dates or bytes
+        raise BadInput("invalid_field", f"the job has a name that is no text: {error}", "job") from error
+    size = len(text.encode(errors="replace"))
     if size > MOST_JOB_BYTES:
         detail = f"the job has {size} bytes as JSON; at most {MOST_JOB_BYTES} are taken: more belongs into files"
         raise BadInput("job_too_large", detail, status=413)

@@ -54,6 +54,7 @@ FOR_S = [pytest.param(0.0, id="short"), pytest.param(60.0, id="long", marks=pyte
 def test_a_database_that_is_away_comes_back(tmp_path: Path, own: RunningPostgres, away: Away, for_s: float) -> None:
     told = story(job_mapping(), started_at_s=time.time()).entries
     seen: list[int] = []
+    printed: list[str] = []
     with control_plane(tmp_path, database_url=own.new_database(), database_timeout_s="1") as plane:
         with httpx.Client(base_url=plane.url, headers=plane.headers, timeout=60) as http:
             job_id = str(ok(http.post("/v1/jobs", json=job_mapping()))["id"])
@@ -68,9 +69,23 @@ def test_a_database_that_is_away_comes_back(tmp_path: Path, own: RunningPostgres
                 ):
                     seen.extend(int(event.id) for event in source.iter_sse() if event.data and event.event != "end")
 
-            watcher = threading.Thread(target=watch)
+            def watch_logs() -> None:
+                with (
+                    httpx.Client(base_url=plane.url, headers=plane.headers, timeout=120) as watching,
+                    connect_sse(watching, "GET", f"/v1/jobs/{job_id}/logs", params={"watch": "1"}) as source,
+                ):
+                    printed.extend(event.json()["text"] for event in source.iter_sse() if event.event == "line")
+
+            def bring(number: int, text: str) -> None:
+                source = {"node": "big-0", "life": "1", "lines": [[number, time.time(), "info", 1, 0, text]]}
+                batch = {"cluster_id": "local", "holder": "connector-1", "sources": [source]}
+                ok(http.post(f"/v1/jobs/{job_id}/logs", json=batch))
+
+            watcher, reader = threading.Thread(target=watch), threading.Thread(target=watch_logs)
             watcher.start()
-            eventually(lambda: len(seen) == 20)
+            reader.start()
+            bring(1, "before")
+            eventually(lambda: len(seen) == 20 and printed == ["before"])
             with away(own):
                 began_s = time.monotonic()
                 asked = [
@@ -100,7 +115,10 @@ def test_a_database_that_is_away_comes_back(tmp_path: Path, own: RunningPostgres
             )
             assert sorted(job["id"] for job in ok(http.get("/v1/jobs"))["items"]) == sorted([job_id, first])
             ok(connector.renew(lease_s=300))
+            bring(2, "after")
             ok(connector.send(job_id, told))
+            reader.join(60)
+            assert not reader.is_alive() and printed == ["before", "after"]
             watcher.join(60)
             assert not watcher.is_alive() and seen == list(range(1, len(told) + 1))
             assert ok(http.get(f"/v1/jobs/{job_id}"))["status"]["state"] == "succeeded"

@@ -6,16 +6,20 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from control_plane import job_mapping, ok
+from control_plane import enter, job_mapping, ok
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from sse_starlette import ServerSentEvent
 
-from shoal_service.open_streams import OpenStreams
+from shoal_service.auth import COOKIE, csrf_token
+from shoal_service.open_streams import OpenStreams, while_allowed
 
 FEW = pytest.mark.parametrize("settings", [{"max_streams": 3, "max_streams_each": 2}], indirect=True)
 PATHS = ("/stream", "/jobs/{}/stream", "/v1/jobs/{}/events?watch=1", "/v1/jobs/{}/logs?watch=1")
@@ -105,3 +109,61 @@ def test_who_has_none_left_takes_no_memory() -> None:
         with streams.one_more(subject):
             assert len(streams) == 1
     assert not streams._of
+
+
+@contextlib.contextmanager
+def watched(api: httpx.Client, job: str, headers: dict[str, str]) -> Iterator[list[httpx.Response]]:
+    """All kinds of streams, open for whoever has these headers."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(streaming(api, path.format(job), headers)) for path in PATHS]
+
+
+def ended(streams: list[httpx.Response]) -> bool:
+    """All of them, each by saying why."""
+    until_s, told = time.monotonic() + 40, []
+    for stream in streams:
+        told.append("")
+        for part in stream.iter_text():  # signs of life come all the time
+            assert time.monotonic() < until_s, "a stream goes on"
+            told[-1] += part
+    return all(": you may not read this any more" in each for each in told)
+
+
+def test_streams_end_when_their_token_is_revoked(
+    api: httpx.Client, app: FastAPI, job: str, eventually: Callable[..., object]
+) -> None:
+    made = ok(api.post("/v1/tokens", json={"name": "watcher", "role": "viewer", "project": "default"}))
+    with watched(api, job, {"Authorization": f"Bearer {made['secret']}"}) as streams, streaming(api, "/stream"):
+        assert api.delete(f"/v1/tokens/{made['id']}").is_success
+        assert ended(streams)
+        eventually(lambda: counted(app) == 1, 20)  # and others go on
+
+
+def test_streams_end_when_their_token_expires(api: httpx.Client, job: str) -> None:
+    asked = {"name": "brief", "role": "viewer", "project": "default", "expires_in_s": 6}
+    with watched(api, job, {"Authorization": f"Bearer {ok(api.post('/v1/tokens', json=asked))['secret']}"}) as streams:
+        assert ended(streams)
+
+
+def test_streams_end_when_their_browser_signs_out(api: httpx.Client, job: str) -> None:
+    with httpx.Client(base_url=api.base_url, timeout=30) as browser:
+        enter(browser, ok(api.post("/v1/login-links"))["url"])
+        session = {"Cookie": f"{COOKIE}={browser.cookies[COOKIE]}"}
+        with watched(api, job, session) as streams:
+            out = browser.post("/sign-out", data={"csrf": csrf_token(browser.cookies[COOKIE])})
+            assert out.status_code in (200, 303), out.text
+            assert ended(streams)
+
+
+async def test_events_go_on_while_nothing_is_said_against_them_and_not_beyond() -> None:
+    answers = iter((True, True, False))
+
+    async def may() -> bool:
+        return next(answers)
+
+    async def events() -> AsyncIterator[ServerSentEvent]:
+        for number in count():
+            yield ServerSentEvent(str(number))
+
+    told = [event async for event in while_allowed(events(), may, every_s=0.0)]
+    assert [event.data for event in told] == ["0", "1", None]

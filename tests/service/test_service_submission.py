@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import os
@@ -120,6 +121,66 @@ def test_a_job_that_is_too_large_is_refused_wherever_it_is_given(api: httpx.Clie
     if way != "clone":
         assert problem["detail"].startswith(f"the job has {MOST_JOB_BYTES + 1} bytes as JSON")
         assert no_jobs(api)
+
+
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [
+        ("".join(f"k{n}: [1, 2, 3, abc, {{x: y}}]\n" for n in range(6000)), 400, ("line 1112", "10000 values")),
+        (BOMB, 400, ("line 5", "10000 values")),
+        (f"a: &a {'x' * 1000}\nb: [{', '.join(['*a'] * 400)}]", 400, ("line 2", "320000 characters")),
+        ("- 1\n- &a [*a]", 400, ("line 2", "*a stands inside of what it names")),
+        ("name: &a [*a]", 400, ("line 1", "*a stands inside of what it names")),
+        ("[" * 200 + "]" * 200, 400, ("line 1", "100 levels")),
+        ("name: 0x" + "f" * 10_000, 400, ("line 1", "10002 characters")),
+        ("name: 1" + ":01" * 1000 + ".5", 400, ("line 1",)),
+        ("#" * 262_145, 413, ("262145 bytes", "at most 262144")),
+        ("2020-01-01: x", 422, ("a name that is no text",)),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs?dry_run=1", "/new/preview"])
+def test_text_that_costs_more_to_read_than_to_send_is_refused(
+    api: httpx.Client, path: str, text: str, status: int, words: tuple[str, ...]
+) -> None:
+    if path.startswith("/v1"):
+        detail = refusal(api.post(path, content=text, headers={"Content-Type": "application/yaml"}), status)["detail"]
+    else:
+        answer = api.post(path, data={"job": text})
+        assert answer.status_code == status
+        detail = html.unescape(answer.text)
+    assert all(word in detail for word in words), detail[:1000]
+    assert no_jobs(api)
+
+
+def test_json_that_is_too_long_is_not_read(api: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    problem = refusal(api.post("/v1/jobs", content=b"[" + b" " * 262_144, headers=headers), 413)
+    assert problem["code"] == "job_too_large"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "key"),
+    [
+        ("/v1/jobs", '{"name": "a", "model": {}, "name": "b"}', "name"),
+        ("/v1/jobs", '{"name": "a", "model": {"layers": 1, "layers": 2}}', "layers"),
+        ("/v1/plans", '{"job": {"name": "a", "name": "b"}}', "name"),
+        ("/v1/projects", '{"id": "one", "id": "two"}', "id"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_by_name(api: httpx.Client, path: str, body: str, key: str) -> None:
+    problem = refusal(api.post(path, content=body, headers={"Content-Type": "application/json"}), 400)
+    assert problem["code"] == "malformed_body"
+    assert problem["detail"] == f"body: the key {key!r} stands twice in one object"
+
+
+def test_a_job_may_name_a_part_of_itself_again(api: httpx.Client) -> None:
+    text = yaml.safe_dump(job_mapping()) + "labels: {one: &a few words, other: *a}\n"
+    answer = api.post("/v1/jobs", content=text, headers={"Content-Type": "application/yaml"})
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["spec"]["labels"] == {"one": "few words", "other": "few words"}
 
 
 def test_a_job_that_is_just_as_large_as_it_may_be_is_looked_at(api: httpx.Client) -> None:
