@@ -93,7 +93,7 @@ class Scope(StrEnum):
     SOMEWHERE = "somewhere"
     """Any project."""
     CHOSEN = "chosen"
-    """The project that the request names (`?project=`), or the one that is meant without it."""
+    """The project that the request names (`?project=`, or `project` of a form), or the one that is meant without it."""
     PROJECT = "project"
     """The project in the path."""
     JOB = "job"

@@ -168,8 +168,7 @@ async def authorize(request: Request, deps: Deps) -> None:
 
 async def check_form(request: Request, deps: Services) -> None:
     """Raises Unauthorized or Forbidden where the CSRF token of a form post is not right."""
-    form = parse_qs((await request.body()).decode("utf-8", errors="replace"))
-    given = form.get("csrf", [""])[0]
+    given = await _form_field(request, "csrf")
     try:
         await deps.auth.check(request.method, request.headers, address_of(request), form_token=given)
     except Problem as problem:
@@ -178,8 +177,16 @@ async def check_form(request: Request, deps: Services) -> None:
         raise
 
 
+async def _form_field(request: Request, name: str) -> str:
+    form = parse_qs((await request.body()).decode("utf-8", errors="replace"))
+    return form.get(name, [""])[0]
+
+
 async def _target(deps: Services, rule: Rule, principal: Principal, request: Request) -> Target:
     path = request.path_params
+    in_form = ""
+    if rule.scope is access.Scope.CHOSEN and request.state.form:
+        in_form = await _form_field(request, "project")
     async with deps.database.read() as session:
         if "job_id" in path:
             query = select(JobRow.project_id, JobRow.cluster_id).where(JobRow.id == path["job_id"])
@@ -191,7 +198,7 @@ async def _target(deps: Services, rule: Rule, principal: Principal, request: Req
             return Target(cluster_id=path["cluster_id"])
         if rule.scope not in (access.Scope.PROJECT, access.Scope.CHOSEN):
             return Target()
-        named = path.get("project_id") or request.query_params.get("project") or default_project(principal)
+        named = path.get("project_id") or request.query_params.get("project") or in_form or default_project(principal)
         project = await session.get(ProjectRow, named) if _ID.fullmatch(named) else None
     return Target(project=None if project is None else project.id, named_project=named)
 

@@ -119,7 +119,7 @@ RULES: Mapping[str, Rule] = {
     "GET /jobs/{job_id}/panels/{name}": _read_job(),
     "GET /jobs/{job_id}/compare": _read_job(),
     "GET /new": Rule(scope=Scope.SOMEWHERE, role=_MEMBER),
-    "POST /new/preview": Rule(scope=Scope.SOMEWHERE, role=_MEMBER),
+    "POST /new/preview": Rule(scope=Scope.CHOSEN, role=_MEMBER),
     "POST /new": Rule(scope=Scope.CHOSEN, role=_MEMBER, action="job.create"),
     "POST /nodes/{node_id}/preempt": _server("node.preempt"),
     "POST /jobs/{job_id}/cancel": _change_job("job.cancel"),
