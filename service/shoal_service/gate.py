@@ -12,13 +12,15 @@ from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal_recovery.journal import ClusterEntered
 from shoal_service import access, audit
 from shoal_service.access import Principal, Rule, Target, default_project
 from shoal_service.errors import BadInput, Forbidden, Problem
-from shoal_service.models import JobRow
+from shoal_service.models import JobRow, JournalRow
 from shoal_service.models_people import ProjectRow
 from shoal_service.rules import RULES
 from shoal_service.services import Deps, Services
@@ -193,7 +195,11 @@ async def _target(deps: Services, rule: Rule, principal: Principal, request: Req
             row = (await session.execute(query)).one_or_none() if _ID.fullmatch(path["job_id"]) else None
             if row is None:
                 return Target(job_id=path["job_id"])
-            return Target(project=row.project_id, job_id=path["job_id"], cluster_id=row.cluster_id)
+            was_on = None
+            asking = principal.cluster_id
+            if rule.scope is access.Scope.JOBS_CLUSTERS and asking is not None and asking != row.cluster_id:
+                was_on = asking if await _entered(session, path["job_id"], asking) else None
+            return Target(project=row.project_id, job_id=path["job_id"], cluster_id=row.cluster_id, was_on=was_on)
         if "cluster_id" in path:
             return Target(cluster_id=path["cluster_id"])
         if rule.scope not in (access.Scope.PROJECT, access.Scope.CHOSEN):
@@ -201,6 +207,13 @@ async def _target(deps: Services, rule: Rule, principal: Principal, request: Req
         named = path.get("project_id") or request.query_params.get("project") or in_form or default_project(principal)
         project = await session.get(ProjectRow, named) if _ID.fullmatch(named) else None
     return Target(project=None if project is None else project.id, named_project=named)
+
+
+async def _entered(session: AsyncSession, job_id: str, cluster_id: str) -> bool:
+    """Whether the journal, as far as it is kept, says that the job began there."""
+    there = JournalRow.payload["cluster"].as_string() == cluster_id
+    query = select(JournalRow.seq).where(JournalRow.job_id == job_id, JournalRow.kind == ClusterEntered.kind, there)
+    return (await session.scalar(query.limit(1))) is not None
 
 
 def _principal(request: Request) -> Principal:

@@ -64,7 +64,7 @@ RULES: Mapping[str, Rule] = {
     "PUT /v1/clusters/{cluster_id}": Rule(scope=Scope.CLUSTER),
     "GET /v1/clusters/{cluster_id}/wishes": Rule(scope=Scope.CLUSTER),
     "POST /v1/jobs/{job_id}/journal": Rule(scope=Scope.JOBS_CLUSTER),
-    "POST /v1/jobs/{job_id}/logs": Rule(scope=Scope.JOBS_CLUSTER),
+    "POST /v1/jobs/{job_id}/logs": Rule(scope=Scope.JOBS_CLUSTERS),
     "GET /v1/clusters": Rule(scope=Scope.SOMEWHERE),
     "GET /v1/clusters/{cluster_id}": Rule(scope=Scope.SOMEWHERE, connectors=True),
     "GET /v1/nodes": Rule(scope=Scope.SOMEWHERE),
