@@ -51,7 +51,7 @@ from shoal_service.errors import Problem
 from shoal_service.exposure import check_exposure
 from shoal_service.fleet_records import FleetRecords
 from shoal_service.followers import Followers
-from shoal_service.gate import Gate, authorize
+from shoal_service.gate import Gate, authorize, refused
 from shoal_service.given_tokens import given_principals
 from shoal_service.heads import Heads
 from shoal_service.identity import Identity
@@ -224,6 +224,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _refuse(request: Request, problem: Problem) -> Response:
+    refused(request, problem)
     if request.url.path.startswith("/v1") or "text/html" not in request.headers.get("accept", ""):
         return problems.response(problem)
     if problem.status == 401:

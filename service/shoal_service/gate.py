@@ -123,6 +123,7 @@ async def _recorded(app: ASGIApp, scope: Scope, receive: Receive, send: Send) ->
     except Exception:  # whatever it was is a failure on the record; who answers 500 to it is further out
         deed: Deed | None = scope["state"].pop("deed", None)
         if deed is not None:
+            deed.code = "internal_error"
             await _write(scope["app"].state.services, deed, 500)
         raise
 
@@ -160,7 +161,6 @@ async def authorize(request: Request, deps: Deps) -> None:
             address=address_of(request),
             target="/".join(request.path_params[name] for name in _IDS if name in request.path_params) or None,
             project=target.project,
-            code=None if problem is None else problem.code,
         )
     if problem is not None:
         raise problem
@@ -171,12 +171,7 @@ async def authorize(request: Request, deps: Deps) -> None:
 async def check_form(request: Request, deps: Services) -> None:
     """Raises Unauthorized or Forbidden where the CSRF token of a form post is not right."""
     given = await _form_field(request, "csrf")
-    try:
-        await deps.auth.check(request.method, request.headers, address_of(request), form_token=given)
-    except Problem as problem:
-        if (deed := getattr(request.state, "deed", None)) is not None:
-            deed.code = problem.code
-        raise
+    await deps.auth.check(request.method, request.headers, address_of(request), form_token=given)
 
 
 async def _form_field(request: Request, name: str) -> str:
@@ -231,6 +226,13 @@ def _project(request: Request) -> str:
 Caller = Annotated[Principal, Depends(_principal)]
 ChosenProject = Annotated[str, Depends(_project)]
 """The project of whatever a route with the scope `chosen`, `project` or `job` is about."""
+
+
+def refused(request: Request, problem: Problem) -> None:
+    """Says why nothing came of a request, for the record."""
+    deed: Deed | None = getattr(request.state, "deed", None)
+    if deed is not None:
+        deed.code = problem.code
 
 
 def did(request: Request, target: str, project: str | None = None) -> None:

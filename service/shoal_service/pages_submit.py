@@ -27,7 +27,7 @@ from shoal_service.access import Principal, Role, default_project, job_not_found
 from shoal_service.dry_run import expected
 from shoal_service.errors import BadInput, Problem
 from shoal_service.foretold import foretold
-from shoal_service.gate import Caller, ChosenProject
+from shoal_service.gate import Caller, ChosenProject, refused
 from shoal_service.models import ClusterRow
 from shoal_service.models_people import ProjectRow
 from shoal_service.pages import read_form
@@ -112,6 +112,7 @@ async def submit_from_page(request: Request, deps: Deps, chosen: ChosenProject) 
     try:
         row = await api_jobs.submit(request, deps, chosen, _document(text), key)
     except Problem as problem:
+        refused(request, problem)
         return await _page(request, deps, _Form(text=text, project=chosen, nonce=nonce), problem=problem)
     return RedirectResponse(f"/jobs/{row.id}", status_code=303)
 
