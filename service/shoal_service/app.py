@@ -140,6 +140,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # such a redirect leads to whatever host the request names
         dependencies=[Depends(authorize), Depends(known_parameters)],
     )
     app.state.services = services
