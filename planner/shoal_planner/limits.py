@@ -45,6 +45,12 @@ def deadline_at_s(deadline: str) -> float:
     return moment.timestamp()
 
 
+def check_to_come(deadline: str | None, now_s: float) -> None:
+    """Of what is wanted now: a job that is stored may have one that has passed. Raises InvalidField."""
+    if deadline is not None and deadline_at_s(deadline) <= now_s:
+        raise InvalidField("limits.deadline", deadline, "has passed already: give a later one, or none (null)")
+
+
 def duration_s(duration: str) -> float:
     """The seconds of a duration as in 90m, 12h or 2d. Raises InvalidField."""
     if found := _DURATION.fullmatch(duration):

@@ -93,7 +93,7 @@ class Scope(StrEnum):
     SOMEWHERE = "somewhere"
     """Any project."""
     CHOSEN = "chosen"
-    """The project that the request names (`?project=`), or the one that is meant without it."""
+    """The project that the request names (`?project=`, or `project` of a form), or the one that is meant without it."""
     PROJECT = "project"
     """The project in the path."""
     JOB = "job"
@@ -104,6 +104,11 @@ class Scope(StrEnum):
     """The cluster in the path: its connector, and administrators."""
     JOBS_CLUSTER = "jobs_cluster"
     """The cluster that has the job in the path: its connector, and administrators."""
+    JOBS_CLUSTERS = "jobs_clusters"
+    """Every cluster that has it or had it before."""
+
+
+_OF_CLUSTERS = (Scope.CLUSTER, Scope.JOBS_CLUSTER, Scope.JOBS_CLUSTERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +126,14 @@ class Rule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What a request is about, as far as it is known: the ids that it names, the `project` to which that belongs (None
-    where there is no such thing), and the cluster in its path or that has the job."""
+    where there is no such thing), and the cluster in its path or that has the job. `was_on`: the cluster of the
+    connector that asks, where the job was on it before."""
 
     project: str | None = None
     named_project: str | None = None
     job_id: str | None = None
     cluster_id: str | None = None
+    was_on: str | None = None
 
 
 def refusal(rule: Rule, principal: Principal, target: Target) -> Problem | None:
@@ -142,7 +149,7 @@ def refusal(rule: Rule, principal: Principal, target: Target) -> Problem | None:
         case Scope.SOMEWHERE:
             found = principal.projects(rule.role)
             return None if found is None or found else _needs(rule.role, "some project", None)
-        case Scope.SERVER | Scope.CLUSTER | Scope.JOBS_CLUSTER:
+        case Scope.SERVER | Scope.CLUSTER | Scope.JOBS_CLUSTER | Scope.JOBS_CLUSTERS:
             return None if principal.server_admin else Forbidden("role", "needs an administrator of this server")
         case Scope.CHOSEN | Scope.PROJECT:
             return _in_project(rule.role, principal, target.project, project_not_found(target.named_project))
@@ -165,9 +172,11 @@ def _needs(needed: Role, where: str, role: Role | None) -> Forbidden:
 
 
 def _refuses_connector(rule: Rule, principal: Principal, target: Target) -> Problem | None:
-    if not rule.connectors and rule.scope not in (Scope.CLUSTER, Scope.JOBS_CLUSTER):
+    if not rule.connectors and rule.scope not in _OF_CLUSTERS:
         return Forbidden("role", f"{principal.subject} is the token of a connector: it may speak for its cluster alone")
     if rule.scope is Scope.SIGNED_IN or target.cluster_id == principal.cluster_id:
+        return None
+    if rule.scope is Scope.JOBS_CLUSTERS and target.was_on == principal.cluster_id:
         return None
     if target.job_id is None:
         return Forbidden("role", f"{principal.subject} is the token of cluster {principal.cluster_id} alone")

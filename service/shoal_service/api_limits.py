@@ -3,13 +3,14 @@ them."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from shoal_planner.errors import InvalidField
-from shoal_planner.limits import priority_of
+from shoal_planner.limits import check_to_come, priority_of
 from shoal_planner.script_spec import any_job_to_mapping, parse_any_job
 from shoal_recovery.journal import JobState
 from shoal_service import jobs, preconditions, shares
@@ -29,7 +30,7 @@ _WITHOUT_NODES = (JobState.QUEUED, JobState.PAUSED)
 @router.post("/{job_id}/limits", responses=documented(404, 409, 412, ok=Job))
 async def set_limits(deps: Deps, job_id: str, wanted: NewLimits, if_match: IfMatch = None) -> Response:
     """Changes what is given, null takes a limit away. A job that rests because of a limit goes on when it is resumed.
-    409 where it has ended."""
+    A `deadline` is to come. 409 where it has ended."""
     return await _changed(deps, job_id, wanted.model_dump(exclude_unset=True), if_match)
 
 
@@ -49,6 +50,8 @@ async def _changed(deps: Services, job_id: str, given: dict[str, Any], if_match:
         changed = {**row.spec, "limits": {**(row.spec.get("limits") or {}), **given}, "priority": priority}
         try:
             spec = parse_any_job(changed)
+            if spec.limits.deadline != (row.spec.get("limits") or {}).get("deadline"):
+                check_to_come(spec.limits.deadline, time.time())
         except InvalidField as error:
             raise invalid_field(error) from error
         mapping = {name: any_job_to_mapping(spec)[name] for name in ("limits", "priority")}

@@ -164,8 +164,8 @@ def _end(job: JobRow) -> dict[str, Any]:
 
 @router.post("", tags=["connectors"], responses=documented(404, 409, ok=Printed), response_model=None)
 async def bring_logs(deps: Deps, job_id: str, batch: LogBatch) -> Printed:
-    """Adds printed lines. Of each source those that are known are skipped; also a cluster that the job was taken from
-    may bring what was printed there."""
+    """Adds printed lines. Of each source those that are known are skipped; also a cluster that had the job before,
+    as its journal says, may bring what was printed there."""
     brought = [
         Brought(
             source=f"{source.node}@{source.life}",

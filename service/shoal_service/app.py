@@ -52,7 +52,7 @@ from shoal_service.errors import Problem
 from shoal_service.exposure import check_exposure
 from shoal_service.fleet_records import FleetRecords
 from shoal_service.followers import Followers
-from shoal_service.gate import Gate, authorize
+from shoal_service.gate import Gate, authorize, refused
 from shoal_service.given_tokens import given_principals
 from shoal_service.heads import Heads
 from shoal_service.identity import Identity
@@ -141,6 +141,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # such a redirect leads to whatever host the request names
         dependencies=[Depends(authorize), Depends(known_parameters), Depends(distinct_keys)],
     )
     app.state.services = services
@@ -225,6 +226,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _refuse(request: Request, problem: Problem) -> Response:
+    refused(request, problem)
     if request.url.path.startswith("/v1") or "text/html" not in request.headers.get("accept", ""):
         return problems.response(problem)
     if problem.status == 401:

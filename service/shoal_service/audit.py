@@ -37,7 +37,8 @@ def record(
             actor=principal and principal.subject,
             actor_name=principal and principal.name,
             action=action,
-            target=None if target is None else target[:_LONGEST_TARGET],
+            # No text of PostgreSQL's holds that character, and what was refused for it is recorded all the same.
+            target=None if target is None else target[:_LONGEST_TARGET].replace("\0", "?"),
             project_id=project,
             address=address,
             status=status,

@@ -105,8 +105,9 @@ class Gone(Problem):
 
 class TooManyGuesses(Problem):
     def __init__(self, wait_s: float) -> None:
-        detail = f"too many wrong secrets came from your address: ask again in {wait_s:.0f} s"
-        super().__init__(429, "too_many_guesses", detail, None, {"retry_after_s": math.ceil(wait_s)})
+        whole_s = math.ceil(wait_s)
+        detail = f"too many wrong secrets came from your address: ask again in {whole_s} s"
+        super().__init__(429, "too_many_guesses", detail, None, {"retry_after_s": whole_s})
 
 
 class BadInput(Problem):

@@ -12,15 +12,17 @@ from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal_recovery.journal import ClusterEntered
 from shoal_service import access, audit
 from shoal_service.access import Principal, Rule, Target, default_project
 from shoal_service.auth import Asker
 from shoal_service.errors import BadInput, Forbidden, Problem, Unavailable
-from shoal_service.models import JobRow
+from shoal_service.models import JobRow, JournalRow
 from shoal_service.models_people import ProjectRow
 from shoal_service.open_streams import while_allowed
 from shoal_service.rules import RULES
@@ -124,6 +126,7 @@ async def _recorded(app: ASGIApp, scope: Scope, receive: Receive, send: Send) ->
     except Exception:  # whatever it was is a failure on the record; who answers 500 to it is further out
         deed: Deed | None = scope["state"].pop("deed", None)
         if deed is not None:
+            deed.code = "internal_error"
             await _write(scope["app"].state.services, deed, 500)
         raise
 
@@ -161,7 +164,6 @@ async def authorize(request: Request, deps: Deps) -> None:
             address=address_of(request),
             target="/".join(request.path_params[name] for name in _IDS if name in request.path_params) or None,
             project=target.project,
-            code=None if problem is None else problem.code,
         )
     if problem is not None:
         raise problem
@@ -171,14 +173,13 @@ async def authorize(request: Request, deps: Deps) -> None:
 
 async def check_form(request: Request, deps: Services) -> None:
     """Raises Unauthorized or Forbidden where the CSRF token of a form post is not right."""
+    given = await _form_field(request, "csrf")
+    await deps.auth.check(request.method, request.headers, address_of(request), form_token=given)
+
+
+async def _form_field(request: Request, name: str) -> str:
     form = parse_qs((await request.body()).decode("utf-8", errors="replace"))
-    given = form.get("csrf", [""])[0]
-    try:
-        await deps.auth.check(request.method, request.headers, address_of(request), form_token=given)
-    except Problem as problem:
-        if (deed := getattr(request.state, "deed", None)) is not None:
-            deed.code = problem.code
-        raise
+    return form.get(name, [""])[0]
 
 
 def streamed(request: Request, deps: Services, events: AsyncIterator[ServerSentEvent]) -> Response:
@@ -202,20 +203,34 @@ async def _still_may(request: Request, deps: Services) -> bool:
 
 async def _target(deps: Services, rule: Rule, principal: Principal, request: Request) -> Target:
     path = request.path_params
+    in_form = ""
+    if rule.scope is access.Scope.CHOSEN and request.state.form:
+        in_form = await _form_field(request, "project")
     async with deps.database.read() as session:
         if "job_id" in path:
             query = select(JobRow.project_id, JobRow.cluster_id).where(JobRow.id == path["job_id"])
             row = (await session.execute(query)).one_or_none() if _ID.fullmatch(path["job_id"]) else None
             if row is None:
                 return Target(job_id=path["job_id"])
-            return Target(project=row.project_id, job_id=path["job_id"], cluster_id=row.cluster_id)
+            was_on = None
+            asking = principal.cluster_id
+            if rule.scope is access.Scope.JOBS_CLUSTERS and asking is not None and asking != row.cluster_id:
+                was_on = asking if await _entered(session, path["job_id"], asking) else None
+            return Target(project=row.project_id, job_id=path["job_id"], cluster_id=row.cluster_id, was_on=was_on)
         if "cluster_id" in path:
             return Target(cluster_id=path["cluster_id"])
         if rule.scope not in (access.Scope.PROJECT, access.Scope.CHOSEN):
             return Target()
-        named = path.get("project_id") or request.query_params.get("project") or default_project(principal)
+        named = path.get("project_id") or request.query_params.get("project") or in_form or default_project(principal)
         project = await session.get(ProjectRow, named) if _ID.fullmatch(named) else None
     return Target(project=None if project is None else project.id, named_project=named)
+
+
+async def _entered(session: AsyncSession, job_id: str, cluster_id: str) -> bool:
+    """Whether the journal, as far as it is kept, says that the job began there."""
+    there = JournalRow.payload["cluster"].as_string() == cluster_id
+    query = select(JournalRow.seq).where(JournalRow.job_id == job_id, JournalRow.kind == ClusterEntered.kind, there)
+    return (await session.scalar(query.limit(1))) is not None
 
 
 def _principal(request: Request) -> Principal:
@@ -233,6 +248,13 @@ def _project(request: Request) -> str:
 Caller = Annotated[Principal, Depends(_principal)]
 ChosenProject = Annotated[str, Depends(_project)]
 """The project of whatever a route with the scope `chosen`, `project` or `job` is about."""
+
+
+def refused(request: Request, problem: Problem) -> None:
+    """Says why nothing came of a request, for the record."""
+    deed: Deed | None = getattr(request.state, "deed", None)
+    if deed is not None:
+        deed.code = problem.code
 
 
 def did(request: Request, target: str, project: str | None = None) -> None:

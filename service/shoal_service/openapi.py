@@ -68,7 +68,7 @@ def _takes_etag(operation: dict[str, Any]) -> bool:
 
 
 def _complete_operation(path: str, method: str, operation: dict[str, Any]) -> None:
-    common = {*_OF_ALL, *((400,) if method in _HAS_BODY else ())}
+    common = {*_OF_ALL, *((400,) if method in _HAS_BODY else ()), *((415,) if "requestBody" in operation else ())}
     if is_open(path):
         operation["security"] = []
     else:

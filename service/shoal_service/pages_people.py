@@ -17,7 +17,7 @@ from shoal_service.access import Principal, Role
 from shoal_service.api_people import NewMember, NewProject, NewRole, NewToken, UserId
 from shoal_service.cursors import cursor_of
 from shoal_service.errors import BadInput, Problem, invalid_field
-from shoal_service.gate import Caller
+from shoal_service.gate import Caller, refused
 from shoal_service.ledger import by_project
 from shoal_service.once import Repeatable
 from shoal_service.pages import read_form
@@ -46,6 +46,7 @@ async def create_token_from_page(request: Request, deps: Deps, caller: Caller, o
     try:
         answer = await api_people.create_token(request, deps, caller, once, _new_token(form))
     except Problem as problem:
+        refused(request, problem)
         return await _tokens(request, deps, caller, form=form, problem=problem)
     return await _tokens(request, deps, caller, made=json.loads(bytes(answer.body)))
 

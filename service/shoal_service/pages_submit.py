@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import yaml
 from fastapi import APIRouter, Query, Request
+from sqlalchemy import select
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_from_mapping, snapshot_to_mapping
@@ -21,13 +22,14 @@ from shoal_planner.profile import profile_from_mapping
 from shoal_planner.script_spec import AnyJob
 from shoal_planner.search import PlanResult
 from shoal_service import api_jobs, clusters, jobs, rented_places, storages, views
-from shoal_service.access import default_project, job_not_found
+from shoal_service.access import Principal, Role, default_project, job_not_found
 from shoal_service.bodies import read_yaml
 from shoal_service.dry_run import expected
 from shoal_service.errors import BadInput, Problem
 from shoal_service.foretold import foretold
-from shoal_service.gate import Caller, ChosenProject
+from shoal_service.gate import Caller, ChosenProject, refused
 from shoal_service.models import ClusterRow
+from shoal_service.models_people import ProjectRow
 from shoal_service.pages import read_form
 from shoal_service.plan_map import plan_map
 from shoal_service.rendering import rendered
@@ -54,16 +56,18 @@ async def new_page(
     like: Annotated[str | None, Query(alias="from", max_length=80)] = None,
     step: Annotated[int | None, Query(ge=1, lt=2**53)] = None,
 ) -> Response:
-    """With a job to start from, its own document; and with a `step` of that, one that begins with its weights."""
-    text = EXAMPLE
+    """With a job to start from, its own document, in its project; and with a `step` of that, one that begins with its
+    weights."""
+    text, project = EXAMPLE, default_project(caller)
     if like is not None:
         async with deps.database.read() as session:
             row = await jobs.get(session, like)
         if caller.role_in(row.project_id) is None:
             raise job_not_found(like)
+        project = row.project_id
         spec = row.spec if step is None else beginning_at(row.spec, row.id, step)
         text = yaml.safe_dump(spec, sort_keys=False, width=110)
-    return _page(request, text)
+    return await _page(request, deps, _Form(text=text, project=project))
 
 
 def beginning_at(spec: Mapping[str, Any], job_id: str, step: int) -> dict[str, Any]:
@@ -75,20 +79,28 @@ def beginning_at(spec: Mapping[str, Any], job_id: str, step: int) -> dict[str, A
     return {**spec, "train": {**spec["train"], "init_from": f"{uri.rstrip('/')}/{job_id}", "init_step": step}}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """What the form carries: a job as `text`, and the project that it is for."""
+
+    text: str
+    project: str
+    nonce: str | None = None
+
+
 @router.post("/new/preview", response_class=HTMLResponse)
-async def preview(request: Request, deps: Deps, caller: Caller) -> Response:
+async def preview(request: Request, deps: Deps, chosen: ChosenProject) -> Response:
     """Checks a job and plans it, as submitting would; creates nothing."""
     form = await read_form(request)
     text, part = form.get("job", ""), "hx-request" in request.headers
-    project = default_project(caller)
-    project = project if caller.role_in(project) is not None else ""  # whose storages are nobody's business
     try:
-        found, problem = await _preview(deps, project, text), None
+        found, problem = await _preview(deps, chosen, text), None
     except Problem as error:
         found, problem = None, error
     if part:
         return rendered(request, "preview.html", {"preview": found, "problem": problem})
-    return _page(request, text, preview=found, problem=problem, nonce=form.get("nonce"))
+    shown = _Form(text=text, project=chosen, nonce=form.get("nonce"))
+    return await _page(request, deps, shown, preview=found, problem=problem)
 
 
 @router.post("/new")
@@ -100,20 +112,38 @@ async def submit_from_page(request: Request, deps: Deps, chosen: ChosenProject) 
     try:
         row = await api_jobs.submit(request, deps, chosen, await read_yaml(text, "job"), key)
     except Problem as problem:
-        return _page(request, text, problem=problem, nonce=nonce)
+        refused(request, problem)
+        return await _page(request, deps, _Form(text=text, project=chosen, nonce=nonce), problem=problem)
     return RedirectResponse(f"/jobs/{row.id}", status_code=303)
 
 
-def _page(
+async def _page(
     request: Request,
-    text: str,
+    deps: Services,
+    form: _Form,
     *,
     preview: dict[str, Any] | None = None,
     problem: Problem | None = None,
-    nonce: str | None = None,
 ) -> Response:
-    values = {"text": text, "nonce": nonce or secrets.token_urlsafe(12), "preview": preview, "problem": problem}
+    projects = await _projects(deps, request.state.principal)
+    values = {
+        "text": form.text,
+        "projects": projects,
+        "project": form.project if form.project in projects else next(iter(projects), form.project),
+        "nonce": form.nonce or secrets.token_urlsafe(12),
+        "preview": preview,
+        "problem": problem,
+    }
     return rendered(request, "new.html", values, problem.status if problem else 200)
+
+
+async def _projects(deps: Services, caller: Principal) -> list[str]:
+    """Those that the caller may submit jobs to, in order."""
+    mine = caller.projects(Role.MEMBER)
+    if mine is not None:
+        return sorted(mine)
+    async with deps.database.read() as session:
+        return list(await session.scalars(select(ProjectRow.id).order_by(ProjectRow.id)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

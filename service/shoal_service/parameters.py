@@ -1,5 +1,6 @@
 """Parameters of a query that a route does not have are refused, as unknown fields of a body are: a name that is spelt
-wrong must not pass for one that was left out."""
+wrong must not pass for one that was left out. So is the character NUL wherever it stands: no text of PostgreSQL's holds
+it, and what is kept where is nobody's business."""
 
 from __future__ import annotations
 
@@ -9,12 +10,16 @@ from collections.abc import Iterator
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
 
-from shoal_service.errors import BadInput
+from shoal_planner.errors import InvalidField
+from shoal_service.errors import BadInput, invalid_field
 
 
 async def known_parameters(request: Request) -> None:
-    """Runs before every route of the API. Raises BadInput, which names those that the route has."""
+    """Runs before every route. Raises BadInput; of what is no parameter of the API's, with those that the route has."""
     route = request.scope["route"]
+    for name, value in (*request.path_params.items(), *request.query_params.multi_items()):
+        if "\0" in name or "\0" in value:
+            raise invalid_field(InvalidField(name[:100], value[:100], "must not hold the character NUL"))
     if not request.query_params or not route.path.startswith("/v1/"):
         return
     known = sorted(set(_declared(route.dependant)))

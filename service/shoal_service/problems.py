@@ -76,12 +76,20 @@ def install(app: FastAPI, answer: Answer) -> None:
 
     async def on_invalid_request(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
+        if isinstance(error.body, bytes):  # as it came: only what is announced as JSON has been read
+            return answer(request, _not_json(request))
         return answer(request, _invalid_request(error))
 
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_error)
+
+
+def _not_json(request: Request) -> BadInput:
+    given = request.headers.get("content-type", "")[:100]
+    detail = f"Content-Type = {given!r}: send application/json"
+    return BadInput("unsupported_media_type", detail, "Content-Type", status=415)
 
 
 def _invalid_request(error: RequestValidationError) -> BadInput:

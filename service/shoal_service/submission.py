@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,6 +22,7 @@ from shoal_planner.code_spec import CodeSpec, check_no_secrets
 from shoal_planner.data_spec import BYTES, SourceSpec
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
+from shoal_planner.limits import check_to_come
 from shoal_planner.own_model import unseen
 from shoal_planner.script_spec import AnyJob, ScriptSpec, parse_any_job
 from shoal_planner.track_spec import MlflowSpec, TensorBoardSpec
@@ -108,11 +110,12 @@ async def read_job(value: object, store_check_s: float, places: Places) -> JobSp
 
 
 async def check_surroundings(job: AnyJob, settings: Settings, accesses: Accesses) -> AnyJob:
-    """Data readable and large enough, weights to begin with those of the model, the script there, checkpoint place
-    writable. The job, which knows from then on what its adapters are beside. `accesses` are those of the storage
-    profiles that it names. Raises BadInput."""
+    """Its deadline still to come, data readable and large enough, weights to begin with those of the model, the script
+    there, checkpoint place writable. The job, which knows from then on what its adapters are beside. `accesses` are
+    those of the storage profiles that it names. Raises BadInput."""
     store_check_s = settings.store_check_s
     try:
+        check_to_come(job.limits.deadline, time.time())
         if isinstance(job, ScriptSpec):
             await asyncio.to_thread(_check_script, job)
             await _check_store(job.checkpoint.uri, store_check_s)

@@ -20,6 +20,7 @@ from shoal_planner.cluster import (
 )
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits, NotADocument, PriceAboveLimit, ScheduleError
 from shoal_planner.job import ModelSpec, job_to_mapping, parse_job
+from shoal_planner.limits import check_to_come, deadline_at_s
 from shoal_planner.parameters import num_parameters, parameters
 from shoal_planner.plan import (
     Pipeline,
@@ -520,3 +521,11 @@ def test_parameters_of_a_model() -> None:
     assert num_parameters(tied) == 80 + 2 * block + 8
     untied = ModelSpec(layers=2, hidden=8, heads=2, kv_heads=1, ffn=16, vocab=10, tie_embeddings=False)
     assert num_parameters(untied) == num_parameters(tied) + 80
+
+
+def test_what_is_wanted_now_has_a_deadline_to_come() -> None:
+    deadline = "2027-01-31T18:00:00Z"
+    check_to_come(None, 0.0)
+    check_to_come(deadline, deadline_at_s(deadline) - 1)
+    with pytest.raises(InvalidField, match=f"limits.deadline = '{deadline}': has passed already"):
+        check_to_come(deadline, deadline_at_s(deadline))

@@ -147,5 +147,11 @@ def test_a_method_that_is_not_there_names_all_that_are(plane: ControlPlane, path
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs/", "/nodes/", "/static"])
+def test_nobody_is_sent_to_the_host_that_a_request_names(http: httpx.Client, path: str) -> None:
+    answer = http.get(path, headers={"Host": "elsewhere.example.org"})
+    assert answer.status_code == 404 and "location" not in answer.headers
+
+
 def test_it_goes_on(plane: ControlPlane) -> None:
     assert httpx.get(f"{plane.url}/v1/health").json() == {"status": "ok"}

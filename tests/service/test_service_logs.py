@@ -11,12 +11,15 @@ import httpx
 import pytest
 from control_plane import Connector, job_mapping, ok, story
 from httpx_sse import connect_sse
+from sqlalchemy import update
 
+from shoal_recovery.journal import ClusterEntered, Entry
 from shoal_service import log_store
 from shoal_service.database import Database
 from shoal_service.jobs import rfc3339
 from shoal_service.log_chunks import CHUNK_BYTES, Wanted
 from shoal_service.log_retention import forget_old
+from shoal_service.models import JobRow
 
 BASE_S = 1_800_000_000.0
 Row = list[Any]
@@ -198,3 +201,36 @@ def test_who_does_not_speak_for_a_cluster_brings_no_lines(api: httpx.Client, con
     assert bring(connector, job, [row(1, "no", at_s=1e300)]).status_code == 422
     assert bring(connector, job, [row(1, "no")], node="a\x00").status_code == 422
     assert texts(api, job) == []
+
+
+async def moved(database_url: str, job: str, cluster_id: str) -> None:
+    database = Database(database_url)
+    async with database.write() as session:
+        await session.execute(update(JobRow).where(JobRow.id == job).values(cluster_id=cluster_id))
+    await database.close()
+
+
+def test_a_cluster_that_had_the_job_brings_what_was_printed_there(
+    database_url: str, api: httpx.Client, connector: Connector, job: str
+) -> None:
+    connectors = {}
+    for cluster_id in ("local", "second", "third"):
+        wanted = {"name": cluster_id, "role": "connector", "cluster_id": cluster_id}
+        secret = ok(api.post("/v1/tokens", json=wanted))["secret"]
+        http = httpx.Client(base_url=api.base_url, headers={"Authorization": f"Bearer {secret}"})
+        connectors[cluster_id] = Connector(http=http, cluster_id=cluster_id, holder=f"of {cluster_id}")
+    connectors["local"].holder = connector.holder
+    for each in connectors.values():
+        ok(each.renew())
+    entered = ClusterEntered(cluster="local", incarnation="1")
+    ok(connectors["local"].send(job, [Entry(seq=1, at_s=BASE_S, event=entered)]))
+    asyncio.run(moved(database_url, job, "second"))
+    ok(bring(connectors["second"], job, [row(1, "here")], node="n-2"))
+    ok(bring(connectors["local"], job, [row(1, "there, before")]))
+    refused = bring(connectors["third"], job, [row(1, "never")], node="n-3")
+    assert (refused.status_code, refused.json()["code"]) == (409, "wrong_cluster")
+    late = connectors["local"].send(job, [Entry(seq=2, at_s=BASE_S, event=entered)])
+    assert (late.status_code, late.json()["code"]) == (409, "wrong_cluster")
+    assert texts(api, job) == ["here", "there, before"]
+    for each in connectors.values():
+        each.http.close()

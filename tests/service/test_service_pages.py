@@ -4,6 +4,7 @@ and what a job printed is found from what happened to it."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -98,6 +99,38 @@ def test_a_new_job_begins_with_what_another_has_stored(api: httpx.Client, job: s
     with browser(api) as client:
         found = client.get(f"/new?from={job}&step=39").text
     assert "init_step: 39" in found and f"/store/{job}" in found
+
+
+def test_a_clone_stays_in_the_project_of_its_source_unless_another_is_chosen(
+    api: httpx.Client, connector: Connector
+) -> None:
+    ok(connector.renew(lease_s=600))
+    for project in ("research", "teaching"):
+        ok(api.post("/v1/projects", json={"id": project}))
+    document = job_mapping()
+    stored = job_mapping(checkpoint={"storage": "ours", "uri": "s3://ours/runs"})
+    source = ok(api.post("/v1/jobs", params={"project": "research"}, json=document))["id"]
+    page = f"/new?from={source}"
+    with browser(api) as client:
+        shown = client.get(page).text
+        assert '<option value="research" selected>' in shown and '<option value="default">' in shown
+        assert '<option value="default" selected>' in client.get("/new").text
+        previewed = send(client, page, "/new/preview", job=json.dumps(document), project="research")
+        assert previewed.is_success and '<option value="research" selected>' in previewed.text
+        for project in ("research", "teaching"):  # each has storage profiles of its own, and none of these
+            refused = send(client, page, "/new/preview", job=json.dumps(stored), project=project)
+            assert refused.status_code == 422 and f"no storage of project {project}" in refused.text
+        fields = {"nonce": "one", "job": json.dumps(document), "project": "research"}
+        made = str(send(client, page, "/new", **fields).url).rpartition("/")[2]
+        assert ok(api.get(f"/v1/jobs/{made}"))["project"] == "research"
+        fields = {"nonce": "two", "job": json.dumps(job_mapping()), "project": "teaching"}
+        made = str(send(client, page, "/new", **fields).url).rpartition("/")[2]
+        assert ok(api.get(f"/v1/jobs/{made}"))["project"] == "teaching"
+        assert send(client, page, "/new", **{**fields, "project": "nowhere"}).status_code == 404
+    theirs = ok(api.post("/v1/tokens", json={"name": "theirs", "role": "member", "project": "research"}))
+    with browser(api, authorization=f"Bearer {theirs['secret']}") as client:
+        assert 'type="hidden" name="project" value="research"' in client.get(page).text
+        assert send(client, page, "/new", job=json.dumps(job_mapping()), project="teaching").status_code == 404
 
 
 def bring(connector: Connector, job: str, rows: list[list[Any]]) -> None:

@@ -51,6 +51,22 @@ def test_one_that_is_spelt_wrong_is_told_how_it_is_spelt(api: httpx.Client) -> N
     assert len(api.get("/v1/jobs", params={"x" * 5000: "1"}).json()["detail"]) < 1000
 
 
+def test_the_character_nul_is_refused_by_the_name_of_where_it_stands(api: httpx.Client) -> None:
+    for place, param in (
+        ("/v1/jobs?project=%00", "project"),
+        ("/v1/audit-events?action=a%00", "action"),
+        ("/v1/pool-events?job_id=%00", "job_id"),
+        ("/v1/clusters/%00", "cluster_id"),
+        ("/v1/jobs?label=a&label=b%00", "label"),
+    ):
+        refused = api.get(place)
+        assert (refused.status_code, refused.json()["param"]) == (422, param), place
+        assert refused.json()["detail"].startswith(f"{param} = ") and "NUL" in refused.json()["detail"], place
+    assert api.post("/v1/nodes/a%00b/preempt", json={}).json()["param"] == "node_id"
+    newest = ok(api.get("/v1/audit-events", params={"action": "node.preempt"}))["items"][0]
+    assert (newest["target"], newest["status"], newest["code"]) == ("a?b", 422, "invalid_field")
+
+
 def test_who_may_not_ask_learns_nothing_of_parameters(api: httpx.Client) -> None:
     answer = httpx.get(f"{api.base_url}/v1/jobs", params={"limt": "5"})
     assert answer.status_code == 401

@@ -192,6 +192,23 @@ def test_the_page_signs_in_with_a_token(api: httpx.Client, nobody: httpx.Client)
     assert actions[:2] == [("sign_in.token", "done"), ("sign_in.token", "refused")]
 
 
+def test_what_was_refused_is_recorded_with_its_code(api: httpx.Client) -> None:
+    members, as_json = "/v1/projects/default/members", {"Content-Type": "application/json"}
+    refusals: list[tuple[str, dict[str, Any], str, str]] = [
+        (members, {"json": {"email": "nobody", "role": "viewer"}}, "member.add", "invalid_field"),
+        (members, {"json": {"role": "king"}}, "member.add", "invalid_field"),
+        ("/v1/projects", {"json": {"id": "default"}}, "project.create", "project_exists"),
+        ("/v1/jobs", {"content": b"{", "headers": as_json}, "job.create", "malformed_body"),
+        ("/new", {"data": {"job": "["}}, "job.create", "malformed_body"),
+    ]
+    for path, sent, action, code in refusals:
+        refused = api.post(path, **sent)
+        newest = ok(api.get("/v1/audit-events"))["items"][0]
+        found = (newest["action"], newest["status"], newest["code"])
+        assert found == (action, refused.status_code, code), path
+        assert refused.is_client_error
+
+
 def test_guesses_are_slowed_down_and_others_are_not(api: httpx.Client, nobody: httpx.Client) -> None:
     known = bearer(make_token(api, project="default")["secret"])
     fresh = bearer(make_token(api, project="default")["secret"])
@@ -217,7 +234,11 @@ def test_guesses_are_counted_by_network_and_forgotten_with_time() -> None:
         guesses.check("token", "2001:db8::ffff", "h")
     guesses.check("token", "2001:db8:1::1", "h")
     guesses.check("login", "2001:db8::1", "h")
-    now_s += 3.1
+    now_s += 2.9
+    with pytest.raises(TooManyGuesses, match="ask again in 1 s") as soon:
+        guesses.check("token", "2001:db8::ffff", "h")
+    assert soon.value.extra == {"retry_after_s": 1}
+    now_s += 0.2
     guesses.check("token", "2001:db8::ffff", "h")
     guesses.right("mine")
     for _ in range(40):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from typing import Any
 import httpx
 from control_plane import Connector, ControlPlane, control_plane, job_mapping, ok, start_control_plane, story
 from httpx_sse import connect_sse
+from servers import free_ports
 
 from shoal import Client
 from shoal_recovery.journal import entry_to_mapping
@@ -22,6 +26,19 @@ def begin(http: httpx.Client, **changes: Any) -> tuple[str, Connector]:
     connector = Connector(http=http)
     ok(connector.renew(lease_s=300))
     return job_id, connector
+
+
+def test_arguments_start_no_server(tmp_path: Path) -> None:
+    environment = {**os.environ, "SHOAL_DATA_DIR": str(tmp_path / "data"), "SHOAL_PORT": str(free_ports(1)[0])}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "shoal_service", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    told, refused = run("--help"), run("serve")
+    assert told.returncode == 0 and "takes no arguments: SHOAL_ variables" in " ".join(told.stdout.split())
+    assert refused.returncode == 2 and "unrecognized arguments: serve" in refused.stderr
+    assert not (tmp_path / "data").exists()
 
 
 class Watched(httpx.HTTPTransport):

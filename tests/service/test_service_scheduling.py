@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from control_plane import Connector, ok
 from control_plane import job_mapping as any_job
 
 from shoal_planner.cluster import parse_cluster, snapshot_to_mapping
 from shoal_planner.job import parse_job
+from shoal_planner.limits import deadline_at_s
 from shoal_planner.plan import plan_to_mapping
 from shoal_planner.search import plan
 from shoal_recovery.journal import Entry, Event, PlanAdopted, StateChanged, StepDone
 from shoal_recovery.journal_shares import ShareChanged, ShareTaken
+from shoal_service.jobs import rfc3339
 
 NODES = {"nodes": [{"name": "n", "count": 4, "device": "T4", "price_per_hour": 1.0}]}
 
@@ -278,7 +281,8 @@ def test_a_deadline_that_passes(api: httpx.Client, tmp_path: Path, eventually: C
     ):
         refused = api.post(f"/v1/jobs/{job_id}/limits", json=wrong)
         assert refused.status_code == 422 and words in refused.json()["detail"], refused.json()
-    ok(api.post(f"/v1/jobs/{job_id}/limits", json={"deadline": "2001-01-31T18:00:00Z", "priority": "high"}))
+    soon = rfc3339(time.time() + 2)
+    ok(api.post(f"/v1/jobs/{job_id}/limits", json={"deadline": soon, "priority": "high"}))
 
     def status() -> dict[str, Any]:
         found: dict[str, Any] = ok(api.get(f"/v1/jobs/{job_id}"))
@@ -288,8 +292,42 @@ def test_a_deadline_that_passes(api: httpx.Client, tmp_path: Path, eventually: C
     assert status()["status"]["code"] == "deadline_passed"
     assert status()["share"]["priority"] == 100
     assert api.post(f"/v1/jobs/{job_id}/resume").json()["code"] == "deadline_passed"
+    # Other limits change beside a deadline that has passed, which a form sends back as it is.
+    assert ok(api.post(f"/v1/jobs/{job_id}/limits", json={"max_devices": 3}))["spec"]["limits"]["deadline"] == soon
+    ok(api.post(f"/v1/jobs/{job_id}/limits", json={"deadline": soon, "max_devices": None}))
+    cloned = api.post(f"/v1/jobs/{job_id}/clone", json={})
+    assert (cloned.status_code, cloned.json()["param"]) == (422, "limits.deadline")
+    assert f"limits.deadline = '{soon}': has passed already" in cloned.json()["detail"]
+    later = {"overrides": {"limits": {"deadline": "2999-01-31T18:00:00Z"}}}
+    assert api.post(f"/v1/jobs/{job_id}/clone", json=later).status_code == 201
     ok(api.post(f"/v1/jobs/{job_id}/limits", json={"deadline": None}))
     assert ok(api.post(f"/v1/jobs/{job_id}/resume"))["status"]["state"] == "queued"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_deadline_that_has_passed_is_refused(
+    api: httpx.Client, tmp_path: Path, eventually: Callable[..., object]
+) -> None:
+    past = "2001-01-31T18:00:00Z"
+    document = stored(tmp_path, limits={"deadline": past})
+    job_id = ok(api.post("/v1/jobs", json=stored(tmp_path)))["id"]
+    overrides = {"overrides": {"limits": {"deadline": past}}}
+    for path, body in (
+        ("/v1/jobs", document),
+        ("/v1/jobs?dry_run=1", document),
+        (f"/v1/jobs/{job_id}/clone", overrides),
+        (f"/v1/jobs/{job_id}/clone", {**overrides, "dry_run": True}),
+        (f"/v1/jobs/{job_id}/limits", {"deadline": past}),
+    ):
+        refused = api.post(path, json=body)
+        assert (refused.status_code, refused.json()["param"]) == (422, "limits.deadline"), path
+        assert f"limits.deadline = '{past}': has passed already" in refused.json()["detail"]
+    assert len(ok(api.get("/v1/jobs"))["items"]) == 1
+    # Whoever asks again under its key hears of the job that was made, whatever time it is.
+    soon = stored(tmp_path, limits={"deadline": rfc3339(time.time() + 1)})
+    first = ok(api.post("/v1/jobs", json=soon, headers={"Idempotency-Key": "once"}))
+    eventually(lambda: time.time() > deadline_at_s(soon["limits"]["deadline"]))
+    assert ok(api.post("/v1/jobs", json=soon, headers={"Idempotency-Key": "once"}))["id"] == first["id"]
 
 
 def test_a_job_that_runs_is_resized(api: httpx.Client, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_job_is_created_queued_and_waits_for_a_cluster(api: httpx.Client) -> N
     assert job["status"]["steps"] == 60
     shown = ok(api.get(f"/v1/jobs/{job['id']}"))
     assert shown.pop("share")["nodes"] == []
-    assert shown == {**job, "cluster": None, "trackers": []}
+    assert shown == {**job, "cluster": None, "problem": None, "trackers": []}
 
 
 def test_yaml_is_the_same_job(api: httpx.Client) -> None:

@@ -89,6 +89,18 @@ def test_a_clone_is_a_new_job_with_other_values(api: httpx.Client) -> None:
     assert planned["dry_run"] and len(listed(api)) == 3
 
 
+@pytest.mark.parametrize("content_type", ["text/plain", "application/yaml", "multipart/form-data; boundary=x"])
+def test_what_is_no_json_is_refused_for_its_type(api: httpx.Client, content_type: str) -> None:
+    path = f"/v1/jobs/{submit(api)['id']}"
+    for route in (f"{path}/clone", f"{path}/limits", "/v1/plans"):
+        refused = api.post(route, content=b"overrides: {}", headers={"Content-Type": content_type})
+        said = refused.json()
+        assert (refused.status_code, said["code"], said["param"]) == (415, "unsupported_media_type", "Content-Type")
+        assert said["detail"] == f"Content-Type = {content_type!r}: send application/json"
+    described = ok(api.get("/openapi.json"))["paths"]["/v1/jobs/{job_id}/clone"]["post"]["responses"]
+    assert "415" in described
+
+
 def test_jobs_are_listed_by_state_name_label_and_time(api: httpx.Client) -> None:
     one = submit(api, name="50% off", labels={"team": "search", "stage": "a/b"})
     submit(api, name="Another", labels={"team": "ads"})
