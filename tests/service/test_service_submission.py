@@ -331,7 +331,7 @@ def test_a_job_that_no_node_can_hold(api: httpx.Client, connector: Connector) ->
         ("#" * 17_000_000, "application/yaml", 413, "16777216"),
         ("[" * 100_000, "application/json", 400, "nested"),
         (f'{{"name": {"9" * 5000}}}', "application/json", 400, "digits"),
-        (f"name: {'9' * 5000}", "application/yaml", 400, "digits"),
+        (f"name: {'9' * 5000}", "application/yaml", 400, "characters"),
         ("", "application/yaml", 422, "job is empty"),
         ("null", "application/json", 422, "job is empty"),
     ],
