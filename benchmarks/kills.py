@@ -45,7 +45,7 @@ def _killed(url: str | None, kills: int, seed: int) -> dict[str, int]:
         campaign = Campaign(data_dir=Path(folder), settings=settings, seed=seed)
         try:
             campaign.run(kills)
-            assert campaign.complaints == []
+            assert campaign.complaints == [], campaign.complaints
             found: dict[str, int] = campaign.counts()
         finally:
             if campaign.plane is not None:

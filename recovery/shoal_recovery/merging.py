@@ -18,6 +18,8 @@ Array = npt.NDArray[np.float32]
 ReadWeights = Callable[[Parameter, int, int], Array]
 """Elements [first, last) of a flattened parameter."""
 
+_BLOCK = 1 << 16  # elements
+
 
 class MergedWeights:
     """`model` has the adapters whose masters are in `stored`; `base` reads what they are beside."""
@@ -42,7 +44,7 @@ class MergedWeights:
         columns, rank = parameter.shape[1], self._lora.rank
         low, high = first // columns, -(-last // columns)
         rows_R = self._matrix(cut, low * rank, high * rank)
-        added = rows_R @ self._turned(whole, columns) * np.float32(self._lora.scale)
+        added = _product(rows_R, self._turned(whole, columns)) * np.float32(self._lora.scale)
         return values + added.reshape(-1)[first - low * columns : last - low * columns]
 
     def _turned(self, fqn: str, columns: int) -> Array:
@@ -59,3 +61,18 @@ class MergedWeights:
     def _matrix(self, fqn: str, first: int, last: int) -> Array:
         flat = np.frombuffer(self._stored.read(fqn, first, last), dtype="<f4")
         return flat.reshape(-1, self._adapters[fqn].shape[1])
+
+
+def _product(left_IR: Array, right_RJ: Array) -> Array:
+    """Their matrix product, added up over R in order: each element has the same bits whatever interval it is read with
+    and on whatever machine. A BLAS takes other kernels for other shapes and processors, and replicas would begin apart.
+    """
+    total_IJ = np.zeros((left_IR.shape[0], right_RJ.shape[1]), dtype=np.float32)
+    step = max(1, _BLOCK // max(1, right_RJ.shape[1]))  # rows whose sums stay in a processor's cache
+    for first in range(0, len(total_IJ), step):
+        block, left = total_IJ[first : first + step], left_IR[first : first + step]
+        term = np.empty_like(block)
+        for index, row_J in enumerate(right_RJ):
+            np.multiply(left[:, index, None], row_J, out=term)
+            block += term
+    return total_IJ
