@@ -1,5 +1,5 @@
 """What is answered is for whoever asked, and is what it says that it is: no browser or proxy keeps it, and none guesses
-another type. Answers that say something of this themselves, and files that are the same for everybody, are left alone."""
+another type. Answers that say something of this themselves, and files that are the same for all, are left alone."""
 
 from __future__ import annotations
 
