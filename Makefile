@@ -30,6 +30,7 @@ TESTS := -m "not long" --reruns 1 -raR
 test: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
 	PYTHON=$(BIN)/python sh tests/helm/install.sh
+	PYTHON=$(BIN)/python sh tests/deploy/install.sh
 ifeq ($(TEST_ARGS),)
 	$(MAKE) --jobs=2 test-clusters test-computing
 else
@@ -45,6 +46,7 @@ test-computing:
 test-long: setup
 	PYTHON=$(BIN)/python sh tests/browser/install.sh
 	PYTHON=$(BIN)/python sh tests/helm/install.sh
+	PYTHON=$(BIN)/python sh tests/deploy/install.sh
 	$(BIN)/python -m pytest --within 70 $(TEST_ARGS) -m "long"
 
 check: setup

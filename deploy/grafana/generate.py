@@ -82,13 +82,13 @@ JOBS = (
         title="Seconds of a step, and predicted",
         queries=[
             (of_jobs("shoal_job_step_seconds"), "{{job_id}}"),
-            (of_jobs("shoal_job_predicted_step_seconds"), "{{job_id}} predicted"),
+            (of_jobs("shoal_plan_predicted_step_seconds"), "{{job_id}} predicted"),
         ],
         unit="s",
     ),
     Panel(
         title="Steps, 95 of 100 within",
-        queries=[(slowest("shoal_job_step_duration_seconds", "1h", "job_id"), "{{job_id}}")],
+        queries=[(slowest("shoal_step_duration_seconds", "1h", "job_id"), "{{job_id}}")],
         unit="s",
     ),
     Panel(
@@ -100,21 +100,26 @@ JOBS = (
     Panel(title="MFU", queries=[(of_jobs("shoal_job_mfu_ratio"), "{{job_id}}")], unit="percentunit"),
     Panel(
         title="Where time went",
-        queries=[(f"sum by (kind) ({of_jobs('shoal_job_time_seconds', 'kind')})", "{{kind}}")],
+        queries=[(f"sum by (kind) ({of_jobs('shoal_job_elapsed_seconds', 'kind')})", "{{kind}}")],
+        unit="s",
+    ),
+    Panel(
+        title="Time that was over in an hour",
+        queries=[(grown("shoal_job_time_seconds_total", "1h", "kind"), "{{kind}}")],
         unit="s",
     ),
     Panel(
         title="Recoveries in an hour",
-        queries=[(grown("shoal_job_recoveries_total", "1h", "cause", "outcome"), "{{cause}} {{outcome}}")],
+        queries=[(grown("shoal_recoveries_total", "1h", "cause", "outcome"), "{{cause}} {{outcome}}")],
     ),
     Panel(
         title="A recovery, 95 of 100 within",
-        queries=[(slowest("shoal_job_recovery_duration_seconds", "6h", "phase"), "{{phase}}")],
+        queries=[(slowest("shoal_recovery_duration_seconds", "6h", "phase"), "{{phase}}")],
         unit="s",
     ),
     Panel(
         title="Where state came from in an hour",
-        queries=[(grown("shoal_job_restored_bytes_total", "1h", "source", "tier"), "{{source}} ({{tier}})")],
+        queries=[(grown("shoal_recovery_bytes_total", "1h", "tier", "source"), "{{tier}} ({{source}})")],
         unit="bytes",
     ),
     Panel(
@@ -128,21 +133,21 @@ JOBS = (
     Panel(
         title="Nodes lost in an hour",
         queries=[
-            (grown("shoal_job_node_losses_total", "1h", "signal", more=("market", "device", "zone")), "{{signal}}")
+            (grown("shoal_node_preemptions_total", "1h", "signal", more=("market", "device", "zone")), "{{signal}}")
         ],
     ),
     Panel(
         title="Where nodes were lost in a day",
         queries=[
             (
-                grown("shoal_job_node_losses_total", "24h", "market", "device", "zone", more=("signal",)),
+                grown("shoal_node_preemptions_total", "24h", "market", "device", "zone", more=("signal",)),
                 "{{market}} {{device}} {{zone}}",
             )
         ],
     ),
     Panel(
         title="Told before nodes go, 95 of 100 within",
-        queries=[(slowest("shoal_job_preemption_notice_seconds", "24h", "job_id"), "{{job_id}}")],
+        queries=[(slowest("shoal_preemption_notice_seconds", "24h", "job_id"), "{{job_id}}")],
         unit="s",
     ),
     Panel(
@@ -155,7 +160,7 @@ JOBS = (
     ),
     Panel(
         title="Age of the newest checkpoint",
-        queries=[(of_jobs("shoal_job_checkpoint_age_seconds"), "{{job_id}}")],
+        queries=[(of_jobs("shoal_checkpoint_age_seconds"), "{{job_id}}")],
         unit="s",
     ),
     Panel(
@@ -167,7 +172,7 @@ JOBS = (
     ),
     Panel(
         title="Bringing a step to the store, 95 of 100 within",
-        queries=[(slowest("shoal_job_checkpoint_duration_seconds", "6h", "job_id"), "{{job_id}}")],
+        queries=[(slowest("shoal_checkpoint_duration_seconds", "6h", "job_id"), "{{job_id}}")],
         unit="s",
     ),
     Panel(
@@ -295,8 +300,8 @@ SERVICE = (
         title="What a node costs in an hour",
         queries=[
             (
-                "min by (cluster, node_type, zone, market) (shoal_node_price_dollars_per_hour)",
-                "{{cluster}} {{node_type}} {{zone}} {{market}}",
+                "min by (cluster, instance_type, zone, market) (shoal_instance_price_dollars_per_hour)",
+                "{{cluster}} {{instance_type}} {{zone}} {{market}}",
             ),
             ("min by (cluster, pool) (shoal_pool_price_dollars_per_hour)", "{{cluster}}: one more of {{pool}}"),
         ],
@@ -312,7 +317,7 @@ SERVICE = (
         queries=[
             ("min(shoal_database_up)", "answers"),
             ("sum(increase(shoal_database_failures_total[5m]))", "failures in 5 minutes"),
-            ("sum by (instance) (shoal_database_connections_in_use)", "connections of {{instance}}"),
+            ("sum by (instance) (shoal_db_pool_in_use)", "connections of {{instance}}"),
         ],
     ),
     Panel(

@@ -270,7 +270,7 @@ def _pace(plan: Plan, costs: CostModel, found: Bottleneck) -> str:
 
 def _room(memory: Memory) -> str:
     text = (
-        f"{memory.device} is the fullest device: {memory.used_bytes / GIB:.3g} of {memory.usable_bytes / GIB:.3g} GiB "
+        f"the fullest device is {memory.device}: {memory.used_bytes / GIB:.3g} of {memory.usable_bytes / GIB:.3g} GiB "
         f"that a plan may use ({memory.share:.0%})"
     )
     return text + (", so memory binds too" if memory.share > _NEARLY_FULL else ", so memory does not bind")

@@ -4,6 +4,7 @@ them, for commands that wait for a job, in `cli_state`."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import signal
 import sys
@@ -35,6 +36,7 @@ from shoal import (
     cli_watch,
     cli_webhooks,
 )
+from shoal.cli_again import Watched, show_list
 from shoal.cli_complete import JobId, complete_node
 from shoal.cli_input import BadUsage, read_submission
 from shoal.cli_nodes import show_nodes
@@ -143,6 +145,7 @@ def list_jobs(
     created_by: Annotated[
         str | None, typer.Option("--by", metavar="WHO", help="Only jobs that they created: me, admin, a user's id.")
     ] = None,
+    watch: Watched = False,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
@@ -153,11 +156,8 @@ def list_jobs(
             "created_until": until and cli_logs.moment("--until", until, now),
         }
         wanted = {"state": state, "name": name, "project": project, "created_by": created_by, **created}
-        found = list(client.list(**wanted, labels=label or (), limit=limit))
-    if as_json:
-        show_json({"items": found})
-    else:
-        show_jobs(found)
+        ask = functools.partial(client.list, **wanted, labels=label or (), limit=limit)
+        show_list(lambda: list(ask()), show_jobs, as_json=as_json, watch=watch)
 
 
 @app.command()
@@ -224,14 +224,10 @@ def resume(job_id: JobId, if_match: IfMatch = None, as_json: AsJson = False) -> 
 
 
 @app.command()
-def nodes(as_json: AsJson = False) -> None:
+def nodes(watch: Watched = False, as_json: AsJson = False) -> None:
     """List the nodes of all clusters that have connected."""
     with Client() as client:
-        found = client.nodes()
-    if as_json:
-        show_json({"items": found})
-    else:
-        show_nodes(found)
+        show_list(client.nodes, show_nodes, as_json=as_json, watch=watch)
 
 
 @app.command()

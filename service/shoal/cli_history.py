@@ -10,6 +10,7 @@ import typer
 from shoal.cli_complete import JobId
 from shoal.cli_plan import write
 from shoal.cli_show import show_json, show_plan, table
+from shoal.cli_sparks import show_curves
 from shoal.client import Client
 
 app = typer.Typer()
@@ -106,7 +107,7 @@ def metrics(
     to_step: Annotated[int | None, typer.Option(min=0, help="Only up to this step.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the loss curve of a job: what counts, without steps that were rolled back."""
+    """Print the loss curve of a job, as a table and in a line: what counts, without steps that were rolled back."""
     with Client() as client:
         found = client.metrics(job_id, max_points=max_points, from_step=from_step, to_step=to_step)
     if as_json:
@@ -115,5 +116,6 @@ def metrics(
     columns = ("step", "epoch", "at", "loss", "tokens_per_s", "lr", "grad_norm")
     there = [name for name in columns if any(name in point for point in found["points"])]
     table([name.upper() for name in there], ([point.get(name) for name in there] for point in found["points"]))
+    show_curves(found["points"], [name for name in ("loss", "grad_norm", "tokens_per_s") if name in there])
     for each in found["evaluations"]:
         print(f"evaluation at step {each['step']}: loss {each['loss']}")

@@ -43,7 +43,7 @@ from shoal_service import (
 from shoal_service.auth import Auth, admin_token
 from shoal_service.awake import Awake
 from shoal_service.bell import Bell
-from shoal_service.bodies import distinct_keys
+from shoal_service.bodies import distinct_keys, no_stray_body
 from shoal_service.comparison import Comparisons
 from shoal_service.couriers import Couriers
 from shoal_service.database import Database
@@ -82,6 +82,7 @@ from shoal_service.store_looks import StoreLooks
 from shoal_service.tails import Tails
 from shoal_service.takeover import Takeover
 from shoal_service.traces import Traces, open_export
+from shoal_service.unkept import Unkept
 
 _STATIC = Path(__file__).parent / "static"
 
@@ -142,7 +143,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # such a redirect leads to whatever host the request names
-        dependencies=[Depends(authorize), Depends(known_parameters), Depends(distinct_keys)],
+        dependencies=[Depends(authorize), Depends(known_parameters), Depends(distinct_keys), Depends(no_stray_body)],
     )
     app.state.services = services
     app.state.trace_export = open_export(settings)
@@ -162,6 +163,7 @@ def create_app(settings: Settings) -> FastAPI:
     openapi.describe(app)
     app.add_middleware(Gate, refuse=_refuse, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Heads)
+    app.add_middleware(Unkept)
     app.add_middleware(Metered, meters=meters)
     app.add_middleware(RequestIds)
     return app

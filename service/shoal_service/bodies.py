@@ -202,6 +202,17 @@ async def distinct_keys(request: Request) -> None:
         return
 
 
+async def no_stray_body(request: Request) -> None:
+    """Runs before every route. Raises BadInput for what is sent to a verb of the API's that takes nothing: whoever sent
+    it meant something. An empty object means nothing, and many clients send one."""
+    route: APIRoute = request.scope["route"]
+    takes_some = route.body_field or (route.openapi_extra or {}).get("requestBody")
+    if takes_some or request.method in ("GET", "HEAD") or not route.path.startswith("/v1/"):
+        return
+    if (await request.body()).strip() not in (b"", b"{}", b"null"):
+        raise BadInput("invalid_field", f"body: {request.method} {route.path} takes none", "body")
+
+
 def _read_json(text: str | bytes) -> object:
     found: object = json.loads(text, object_pairs_hook=_distinct)
     return found

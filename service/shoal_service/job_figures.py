@@ -33,6 +33,9 @@ from shoal_recovery.journal_scripts import CheckpointReported, ScriptReported, W
 from shoal_service.loss_watch import LossWatch, watched
 from shoal_service.presence import GONE, arrivals, departures
 
+# Sums that stand in `Figures.states`, as versions of before keep what they do not know there: of a `StepTime`. No state
+# has such a name.
+_FIRST, _AGAIN, _HELD_UP = "steps done first", "steps done again", "steps held up"
 STEP_KINDS = (StepDone.kind, ScriptReported.kind)
 PHASES = ("detect", "decide", "restore", "rebuild", "total")
 NOTICE, STORED = "notice", "stored"
@@ -63,9 +66,10 @@ class Histogram:
 class Figures:
     """`tokens` are those of all steps, done again ones included; `productive_s` of steps that count, but for
     `stalled_s` in which copies of state held them up; `redone_s` of the others. `states` are the seconds in states that
-    are over, `state` is the one since `state_at_s`. `recoveries` by cause and outcome, `losses` by signal (was there
-    a notice?), market, device and zone, as `counted_as` writes these; `restored_bytes` by source. `usd` by market
-    until `usd_at_s`, from when on the nodes cost `usd_per_hour`. `nodes` by market, `leaving` and `slow` among them.
+    are over (and three more sums, see `step_time`), `state` is the one since `state_at_s`. `recoveries` by
+    cause and outcome, `losses` by signal (was there a notice?), market, device and zone, as `counted_as` writes these;
+    `restored_bytes` by source. `usd` by market until `usd_at_s`, from when on the nodes cost `usd_per_hour`. `nodes` by
+    market, `leaving` and `slow` among them.
     `predicted` are step_s and mfu of the newest plan. `step_at_s`: when the newest step was done."""
 
     first_at_s: float
@@ -187,12 +191,46 @@ def advance(figures: Figures, kind: str, at_s: float, payload: Mapping[str, Any]
             return figures
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of all steps so far, none of which ever falls: of those done for the `first` time, of those that
+    made up for what was rolled back, and those in which copies of state held any of them up. That is where
+    `productive_s` and the like get to once all is made up for."""
+
+    first_s: float
+    again_s: float
+    held_up_s: float
+
+
+def step_time(figures: Figures) -> StepTime:
+    told = figures.states
+    return StepTime(
+        first_s=told.get(_FIRST, figures.productive_s),
+        again_s=told.get(_AGAIN, figures.redone_s),
+        held_up_s=told.get(_HELD_UP, figures.stalled_s),
+    )
+
+
+def _with_step_time(figures: Figures, worked_s: float, held_up_s: float) -> dict[str, float]:
+    """The `states` of figures whose `redone_s` may know of what this step is to make up for."""
+    before = step_time(figures)
+    held_up_in_redone_s = before.held_up_s - figures.stalled_s
+    again_s = min(worked_s, max(0.0, figures.redone_s - held_up_in_redone_s - before.again_s))
+    more = {
+        _FIRST: before.first_s + (worked_s - again_s),
+        _AGAIN: before.again_s + again_s,
+        _HELD_UP: before.held_up_s + held_up_s,
+    }
+    return {**figures.states, **more}
+
+
 def _stepped(figures: Figures, at_s: float, seconds: float, held_up_s: float, tokens: int) -> Figures:
     return replace(
         figures,
         tokens=figures.tokens + tokens,
         productive_s=figures.productive_s + seconds - held_up_s,
         stalled_s=figures.stalled_s + held_up_s,
+        states=_with_step_time(figures, seconds - held_up_s, held_up_s),
         histograms=_observed(figures.histograms, {"step": seconds}),
         step_at_s=at_s,
     )

@@ -11,7 +11,16 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from shoal_recovery.journal import JobState
-from shoal_service.job_figures import BOUNDS_S, NOTICE, PHASES, STORED, Figures, Histogram, labels_of
+from shoal_service.job_figures import (
+    BOUNDS_S,
+    NOTICE,
+    PHASES,
+    STORED,
+    Figures,
+    Histogram,
+    labels_of,
+    step_time,
+)
 
 _JOB = ("job_id", "project")  # `job` is Prometheus' own name of what is scraped, and would be renamed by it
 _WAITS = (JobState.QUEUED.value, JobState.WAITING.value)
@@ -79,13 +88,16 @@ _Counted = Sequence[tuple[WatchedJob, Figures]]
 
 def _training(jobs: _Counted) -> Iterable[Metric]:
     tokens = _counter("shoal_job_tokens", "Tokens of all steps, those that were done again included.")
-    times = _gauge("shoal_job_time_seconds", "Where the wall time of a job went.", ("kind",))
+    over = _counter("shoal_job_time_seconds", "Where time went that is over: steps done, states left.", ("kind",))
+    times = _gauge("shoal_job_elapsed_seconds", "Where the wall time of a job went until now.", ("kind",))
     ratio = _gauge("shoal_job_goodput_ratio", "Time in steps that count, by all time in which it was not paused.")
-    steps = _histogram("shoal_job_step_duration_seconds", "How long steps took.")
+    steps = _histogram("shoal_step_duration_seconds", "How long steps took.")
     mfu = _gauge("shoal_job_mfu_ratio", "Model FLOP/s by those of its devices, as the plan counts them.")
-    predicted = _gauge("shoal_job_predicted_step_seconds", "How long a step should take, as its plan predicts.")
+    predicted = _gauge("shoal_plan_predicted_step_seconds", "How long a step should take, as its plan predicts.")
     for job, found in jobs:
         name = [job.id, job.project]
+        for kind, seconds in time_over(found).items():
+            over.add_metric([*name, kind], seconds)
         parts = time_parts(found, job.at_s)
         for kind, seconds in parts.items():
             times.add_metric([*name, kind], seconds)
@@ -98,20 +110,19 @@ def _training(jobs: _Counted) -> Iterable[Metric]:
             predicted.add_metric(name, found.predicted["step_s"])
             if job.step_s and "mfu" in found.predicted:
                 mfu.add_metric(name, found.predicted["mfu"] * found.predicted["step_s"] / job.step_s)
-    return (tokens, times, ratio, steps, mfu, predicted)
+    return (tokens, over, times, ratio, steps, mfu, predicted)
 
 
 def time_parts(found: Figures, at_s: float) -> dict[str, float]:
     """Seconds, as goodput.py tells them apart, with all phases of recoveries as one."""
     states = {**found.states}
     states[found.state] = states.get(found.state, 0.0) + max(0.0, at_s - found.state_at_s)
-    whole, known = (sum(found.histograms[name].sum_s for name in names if name in found.histograms) for names in _SUMS)
     parts = {
         "productive": found.productive_s,
         "checkpoint": found.stalled_s,
         "redone": found.redone_s,
         "evaluation": found.evaluation_s,
-        "recovery": max(whole, known),
+        "recovery": _recovery_s(found),
         "starting": states.get(JobState.STARTING.value, 0.0),
         "waiting": sum(states.get(state, 0.0) for state in _WAITS),
         "paused": states.get(JobState.PAUSED.value, 0.0),
@@ -119,19 +130,40 @@ def time_parts(found: Figures, at_s: float) -> dict[str, float]:
     return parts | {"other": max(0.0, max(0.0, at_s - found.first_at_s) - sum(parts.values()))}
 
 
+def time_over(found: Figures) -> dict[str, float]:
+    """Seconds that are over and told: none of them ever falls, as what is rolled back does in `time_parts`. A step that
+    is done again counts as such when it is, not when the first one stops to count."""
+    steps = step_time(found)
+    return {
+        "productive": steps.first_s,
+        "checkpoint": steps.held_up_s,
+        "redone": steps.again_s,
+        "evaluation": found.evaluation_s,
+        "recovery": _recovery_s(found),
+        "startup": found.states.get(JobState.STARTING.value, 0.0),
+        "waiting": sum(found.states.get(state, 0.0) for state in _WAITS),
+        "paused": found.states.get(JobState.PAUSED.value, 0.0),
+    }
+
+
+def _recovery_s(found: Figures) -> float:
+    whole, known = (sum(found.histograms[name].sum_s for name in names if name in found.histograms) for names in _SUMS)
+    return max(whole, known)
+
+
 _SUMS = (("total",), tuple(phase for phase in PHASES if phase != "total"))
 
 
 _LOSS = ("signal", "market", "device", "zone")
-_TIERS = {"own": "local", "node": "local", "peer": "peer", "store": "object_store"}
+_SOURCES = {"own": "local", "node": "local", "peer": "peer", "store": "object_store"}
 
 
 def _recoveries(jobs: _Counted) -> Iterable[Metric]:
-    count = _counter("shoal_job_recoveries", "Changes of plan in flight, by what for.", ("cause", "outcome"))
-    phases = _histogram("shoal_job_recovery_duration_seconds", "How long the phases of recoveries took.", ("phase",))
-    restored = _counter("shoal_job_restored_bytes", "Where state came from in recoveries.", ("source", "tier"))
-    losses = _counter("shoal_job_node_losses", "Nodes that went away, with a notice or suddenly.", _LOSS)
-    notices = _histogram("shoal_job_preemption_notice_seconds", "How long before a node goes away the job was told.")
+    count = _counter("shoal_recoveries", "Changes of plan in flight, by what for.", ("cause", "outcome"))
+    phases = _histogram("shoal_recovery_duration_seconds", "How long the phases of recoveries took.", ("phase",))
+    restored = _counter("shoal_recovery_bytes", "Where state came from in recoveries.", ("source", "tier"))
+    losses = _counter("shoal_node_preemptions", "Nodes that went away, with a notice or suddenly.", _LOSS)
+    notices = _histogram("shoal_preemption_notice_seconds", "How long before a node goes away the job was told.")
     for job, found in jobs:
         name = [job.id, job.project]
         for counted, number in found.recoveries.items():
@@ -139,8 +171,8 @@ def _recoveries(jobs: _Counted) -> Iterable[Metric]:
             count.add_metric([*name, cause, outcome or "done"], number)
         for phase in PHASES:
             _put(phases, [*name, phase], phase, found.histograms)
-        for source, num_bytes in found.restored_bytes.items():
-            restored.add_metric([*name, source, _TIERS.get(source, source)], num_bytes)
+        for tier, num_bytes in found.restored_bytes.items():
+            restored.add_metric([*name, _SOURCES.get(tier, tier), tier], num_bytes)
         for counted, number in found.losses.items():
             losses.add_metric([*name, *labels_of(counted, len(_LOSS))], number)
         _put(notices, name, NOTICE, found.histograms)
@@ -150,14 +182,14 @@ def _recoveries(jobs: _Counted) -> Iterable[Metric]:
 def _stored(jobs: _Counted, now_s: float) -> Iterable[Metric]:
     count = _counter("shoal_job_checkpoints", "Steps that were brought to the object store, or failed.", ("outcome",))
     step = _gauge("shoal_job_checkpoint_step", "The newest step in the object store.")
-    age = _gauge("shoal_job_checkpoint_age_seconds", "How long ago that step was stored.")
+    age = _gauge("shoal_checkpoint_age_seconds", "How long ago that step was stored.")
     size = _gauge("shoal_job_checkpoint_bytes", "How large it is.")
-    took = _histogram("shoal_job_checkpoint_duration_seconds", "How long it took to bring steps to the object store.")
+    took = _histogram("shoal_checkpoint_duration_seconds", "How long it took to bring steps there.", ("tier",))
     for job, found in jobs:
         name = [job.id, job.project]
         count.add_metric([*name, "stored"], found.checkpoints)
         count.add_metric([*name, "failed"], found.checkpoints_failed)
-        _put(took, name, STORED, found.histograms)
+        _put(took, [*name, "store"], STORED, found.histograms)
         if found.stored_step is not None and found.stored_at_s is not None:
             step.add_metric(name, found.stored_step)
             age.add_metric(name, max(0.0, now_s - found.stored_at_s))

@@ -68,7 +68,7 @@ class Meters:
             "shoal_database_failures", "Times that the database did not answer, or was too busy.", registry=registry
         )
         self._connections = Gauge(
-            "shoal_database_connections_in_use", "Connections to the database that are in use.", registry=registry
+            "shoal_db_pool_in_use", "Connections to the database that are in use.", registry=registry
         )
 
     def watch(self, pool: Pool) -> None:

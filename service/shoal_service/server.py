@@ -12,7 +12,7 @@ import h11
 import structlog
 import uvicorn
 from fastapi import FastAPI
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shoal_service.app import create_app
@@ -111,7 +111,7 @@ def configure_logging(level: str) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+        foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder(), _without_colours],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             *_rendering(is_terminal),
@@ -122,6 +122,12 @@ def configure_logging(level: str) -> None:
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
+
+
+def _without_colours(_logger: object, _method: str, line: EventDict) -> EventDict:
+    """uvicorn sends each of its lines a second time, with the signs that make a terminal colour it."""
+    line.pop("color_message", None)
+    return line
 
 
 def _rendering(is_terminal: bool) -> tuple[Processor, ...]:

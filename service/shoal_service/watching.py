@@ -124,9 +124,9 @@ async def _clusters(session: AsyncSession) -> list[Metric]:
         "shoal_cluster_nodes", "Nodes of a cluster as last told.", labels=("cluster", "device", "market")
     )
     prices = GaugeMetricFamily(
-        "shoal_node_price_dollars_per_hour",
+        "shoal_instance_price_dollars_per_hour",
         "The lowest stated price of such a node of a cluster, as last told.",
-        labels=("cluster", "node_type", "zone", "market"),
+        labels=("cluster", "instance_type", "zone", "market"),
     )
     for row in await clusters.all_clusters(session):
         here.add_metric([row.id], int(clusters.connected(row)))

@@ -83,6 +83,26 @@ def test_no_page_has_a_finding(
                 page.screenshot(path=shot, full_page=True)
 
 
+def test_narrow_windows_show_what_matters(page: Page, plane: ControlPlane, job_id: str) -> None:
+    """Without being moved sideways: rows of long tables stand one value below the other there, each with its name."""
+    page.set_viewport_size({"width": 420, "height": 900})
+    shown = {
+        f"/jobs/{job_id}": ("#part-nodes .countdown", "#part-nodes .drill button", "#part-events td.told"),
+        "/": ('#part-jobs td[data-name="Cost"]', "#part-jobs progress"),
+        "/nodes": ('#part-nodes td[data-name="Works for"]', '#part-pools td[data-name="Interruptions"]'),
+    }
+    for path, places in shown.items():
+        page.goto(plane.url + path)
+        for place in places:
+            box = page.locator(place).first.bounding_box()
+            assert box is not None and box["width"] > 0 and box["x"] + box["width"] <= 420, (path, place, box)
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    name = page.locator('#part-nodes td[data-name="MFU"]').first
+    assert "MFU" in name.evaluate("cell => getComputedStyle(cell, '::before').content")
+    page.set_viewport_size({"width": 1180, "height": 900})
+    assert name.evaluate("cell => getComputedStyle(cell, '::before').content") == "none"
+
+
 def test_pages_are_small(page: Page, plane: ControlPlane, job_id: str) -> None:
     """With all that they load, as it crosses the network."""
     wire = page.context.new_cdp_session(page)

@@ -34,10 +34,11 @@ def metrics() -> dict[str, set[str]]:
     """Those of the handbook, which test_service_metrics compares with what a server tells; with their labels."""
     text = (ROOT / "docs/watching.md").read_text(encoding="utf-8")
     found: dict[str, set[str]] = {}
-    for names, labels in re.findall(r"^\| (`shoal_[^|]*)\|([^|]*)\|", text, flags=re.MULTILINE):
-        of_job = {"job_id", "project"} if "shoal_job_" in names else set()
-        for name in re.findall(r"`(shoal_\w+)`", names):
-            found[name] = set(re.findall(r"`(\w+)`", labels)) | of_job
+    of_all, of_jobs = text.split("All that follows has the labels `job_id` and `project`")
+    for part, common in ((of_all, set[str]()), (of_jobs, {"job_id", "project"})):
+        for names, labels in re.findall(r"^\| (`shoal_[^|]*)\|([^|]*)\|", part, flags=re.MULTILINE):
+            for name in re.findall(r"`(shoal_\w+)`", names):
+                found[name] = set(re.findall(r"`(\w+)`", labels)) | common
     return found
 
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SCRIPTS = sorted(path for folder in ("deploy", "tests", "helm") for path in (ROOT / folder).glob("**/*.sh"))
 
 
-def run(program: str, *arguments: str | Path) -> None:
-    beside = Path(sys.executable).with_name(program)
-    found = str(beside) if beside.exists() else shutil.which(program)
-    if found is None:
-        pytest.skip(f"{program} is not installed")
+def run(name: str, *arguments: str | Path) -> None:
     done = subprocess.run(
-        [found, *arguments],
+        [program(name), *arguments],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

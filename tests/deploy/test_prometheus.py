@@ -15,6 +15,7 @@ import httpx
 import pytest
 import yaml
 from control_plane import Connector, control_plane, job_mapping, ok, story
+from programs import program
 from servers import free_ports
 from waiting import eventually
 
@@ -39,9 +40,7 @@ def configuration(folder: Path, target: str, token: str) -> Path:
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, list[str]]]:
     """Prometheus, and the jobs that it should know: two that have been still for minutes."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("prometheus is not installed (Debian package prometheus)")
+    prometheus = program("prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
     with control_plane(folder / "plane", no_progress_s="1") as plane:
         with httpx.Client(base_url=plane.url, headers=plane.headers, timeout=30) as http:
@@ -63,7 +62,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Cl
             f"--web.listen-address=127.0.0.1:{port}",
         ]
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen([program, *options], stdout=log, stderr=log)
+            process = subprocess.Popen([prometheus, *options], stdout=log, stderr=log)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as asked:
                 yield asked, jobs

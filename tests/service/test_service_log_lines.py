@@ -38,6 +38,7 @@ def test_lines_carry_ids(tmp_path: Path) -> None:
     assert len({*ids}) == 4 and all(each.startswith("req_") for each in ids)
     lines = lines_of(tmp_path / "log")
     assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
+    assert "u001b" not in (tmp_path / "log").read_text(), "signs for a terminal"
     requests = {line["request_id"]: line for line in lines if line["event"] == "request"}
     assert requests["from-the-proxy.1"].items() >= {
         "method": "POST", "route": "/v1/jobs", "status": 201, "caller": "admin", "level": "info"
