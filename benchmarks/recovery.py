@@ -61,7 +61,7 @@ def main() -> None:
     steps_s = []
     for number in range(arguments.kills):
         with tempfile.TemporaryDirectory(prefix="shoal-recovery-") as folder, TrainingJob(Path(folder), number) as job:
-            _note(struck, "shoal", job.strike(everyone=False))
+            _note(struck, "shoal", job.strike(everyone=False, comes_back=True))
             _note(struck, "cloud_only", job.strike(everyone=True))
             steps_s.append(job.median_step_s())
         for side, everyone in (("part", False), ("part_cloud_only", True)):

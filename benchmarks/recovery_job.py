@@ -33,10 +33,10 @@ from shoal_recovery.shard_map import shard_map
 
 STORE_BYTES_PER_S = 400e6 / 8
 _STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
-_EVERY = 300  # steps, over nodes, between checkpoints: on many nodes of one machine steps are long
+_EVERY = 900  # steps, over nodes squared, between checkpoints: on many nodes of one machine steps are long
 _LIMIT_S = 180.0
 _MEMORY_DIR = Path("/dev/shm")
-_JOIN_S = 30.0
+_JOIN_S = 12.0  # that a plan with a node which has joined takes to begin, if it is better
 _PHASES = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
 # 13.7 million parameters: 164 MB of state in snapshots. Few tokens, so that a step of two survivors is short: what is
 # measured is what they wait for.
@@ -50,8 +50,8 @@ JOB: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """`missing_bytes` of state were on the nodes that died alone; `step_s` is the median of the survivors' steps, but
-    for the first one, of which `phases_s` tells."""
+    """`missing_bytes` of state were on the nodes that died alone; `step_s` is the median of the later half of the steps
+    that the survivors were watched for, as it is of peers; of the first step `phases_s` tells."""
 
     node: str
     step_s: float
@@ -86,7 +86,9 @@ class TrainingJob:
             options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
-            job = self._client.submit({**JOB, "checkpoint": {"uri": uri, "every_steps": _EVERY // len(self._nodes)}})
+            # With the number of copies that the planner finds, plans after a loss may do without: losses are rare.
+            stored = {"uri": uri, "every_steps": _EVERY // len(self._nodes) ** 2, "copies": 1}
+            job = self._client.submit({**JOB, "checkpoint": stored})
             self._id: str = job["id"]
             self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)
             self._until(lambda event: event["kind"] == "checkpoint_committed")
@@ -103,7 +105,7 @@ class TrainingJob:
         whole = {
             event["epoch"]
             for event in self._events
-            if event["kind"] == "plan_adopted" and _num_nodes(event) == len(self._nodes)
+            if event["kind"] == "plan_adopted" and len(_nodes(event)) == len(self._nodes)
         }
         return statistics.median(
             float(event["duration_s"])
@@ -111,11 +113,12 @@ class TrainingJob:
             if event["kind"] == "step_done" and event["epoch"] in whole
         )
 
-    def strike(self, *, everyone: bool, num_gone: int = 1) -> Blow:
-        """The next nodes die, and with `everyone` all that the other nodes remember. One that dies alone comes back; of
-        two, the second kept the copies of the first, and the job goes on without them."""
+    def strike(self, *, everyone: bool, num_gone: int = 1, comes_back: bool = False) -> Blow:
+        """The next nodes that compute die, and with `everyone` all that the other nodes remember. Of two, the second
+        kept the copies of the first. The job goes on without them, until one that `comes_back` does so."""
         self._rest()
-        gone = [next(self._victims) for _ in range(num_gone)]
+        computing = _nodes(self._adopted())
+        gone = list(itertools.islice(filter(computing.__contains__, self._victims), num_gone))
         epoch = self._epoch()
         missing_bytes = self._owned_bytes(gone[:-1])
         if everyone:
@@ -130,20 +133,19 @@ class TrainingJob:
         return Blow(
             node=" ".join(gone),
             missing_bytes=missing_bytes,
-            step_s=statistics.median(float(event["duration_s"]) for event in later),
+            step_s=statistics.median(float(event["duration_s"]) for event in later[len(later) // 2 :]),
             kill_to_commit_s=first["at_s"] - began_s,
             kill_to_ready_s=first["at_s"] - first["duration_s"] - began_s,
             lost_steps=recovery["lost_steps"],
             redone_steps=recovery["redone_steps"],
             store_bytes=recovery["num_bytes"].get("store", 0),
-            rejoin_s=self._rejoin_s(gone[0]) if num_gone == 1 else None,
+            rejoin_s=self._rejoin_s(gone[0]) if comes_back else None,
             phases_s={phase: recovery[phase] for phase in _PHASES} | {"first_step_s": float(first["duration_s"])},
         )
 
     def _owned_bytes(self, nodes: Sequence[str]) -> int:
         """Of the state in snapshots, what the plan has on these nodes."""
-        adopted = next(event for event in reversed(self._events) if event["kind"] == "plan_adopted")
-        ranks = shard_map(parse_plan(adopted["plan"]), parse_job(JOB).model).ranks
+        ranks = shard_map(parse_plan(self._adopted()["plan"]), parse_job(JOB).model).ranks
         spans = [span for state in ranks if state.device.node in nodes for span in state.vouches]
         return STATE_BYTES * sum(span.numel for span in spans)
 
@@ -190,6 +192,9 @@ class TrainingJob:
         for _ in range(_STEPS_BETWEEN):
             self._until(lambda event: event["kind"] == "step_done" and event["epoch"] >= epoch)
 
+    def _adopted(self) -> dict[str, Any]:
+        return next(event for event in reversed(self._events) if event["kind"] == "plan_adopted")
+
     def _epoch(self) -> int:
         return max(int(event["epoch"]) for event in self._events if event["kind"] == "plan_adopted")
 
@@ -218,9 +223,10 @@ def _recovered(wanted: Callable[[dict[str, Any]], bool]) -> Callable[[dict[str, 
     return lambda event: event["kind"] == "recovery_done" and wanted(event)
 
 
-def _num_nodes(adopted: Mapping[str, Any]) -> int:
+def _nodes(adopted: Mapping[str, Any]) -> frozenset[str]:
+    """Those that compute."""
     stages = [stage for pipeline in adopted["plan"]["pipelines"] for stage in pipeline["stages"]]
-    return len({replica["node"] for stage in stages for replica in stage["replicas"]})
+    return frozenset(replica["node"] for stage in stages for replica in stage["replicas"])
 
 
 def _store(stack: contextlib.ExitStack, folder: Path) -> str:

@@ -133,12 +133,17 @@ def _joined(node: str, event: Event) -> bool:
     return isinstance(event, NodeJoined) and event.node == node
 
 
+def _done(step: int, event: Event) -> bool:
+    return isinstance(event, StepDone) and event.step >= step
+
+
 def _vanish(told: _Told, network: _Cuttable, turn: int) -> Vanished:
     """When all nodes are there, and training has gone on for a while; at the end the network is whole again."""
     for node in _NODES if not turn else [told.victim]:
         told.until(partial(_joined, node), told.begun)
-    for _ in range(_STEPS_BETWEEN):
-        told.until(lambda event: isinstance(event, StepDone), len(told.entries))
+    stepped = told.until(lambda event: isinstance(event, StepDone), len(told.entries)).event
+    assert isinstance(stepped, StepDone)
+    told.until(partial(_done, stepped.step + _STEPS_BETWEEN), len(told.entries))
     adopted = [entry.event for entry in told.entries if isinstance(entry.event, PlanAdopted)][-1]
     computing = sorted({device.node for device in parse_plan(adopted.plan).devices()})
     node = told.victim = computing[turn % len(computing)]

@@ -40,6 +40,9 @@ _HEALTH = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
+# An elastic job first asks for as many workers as before, one of them on the node that is gone. By default it waits a
+# minute for that one.
+_START_TIMEOUT_S = 15
 _OBJECT_STORE_BYTES = 80_000_000
 
 
@@ -124,7 +127,7 @@ class Nodes:
 def main() -> None:
     elastic, folder = sys.argv[1] == "elastic", Path(sys.argv[2])
     job = yaml.safe_load(Path(sys.argv[3]).read_text())
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(_START_TIMEOUT_S)}
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray prints what it notices
     nodes = Nodes(NUM_WORKERS if elastic else NUM_WORKERS + 1)

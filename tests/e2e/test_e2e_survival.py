@@ -17,6 +17,7 @@ from shoal_planner.plan import parse_plan
 from shoal_recovery.placement import backups
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import ShardMap, Span
+from shoal_workers.allocator import ENVIRONMENT
 
 STEPS = 60
 
@@ -43,6 +44,7 @@ def test_a_killed_supervisor_is_replaced_while_ranks_step_on(running: Running) -
     running.until_step(job_id, 10)
     ranks = set(running.processes("ray::RankActor"))
     assert ranks
+    assert all(ENVIRONMENT.items() <= psutil.Process(pid).environ().items() for pid in ranks)
     old = running.processes("ray::SupervisorActor")
     for process in old.values():
         process.kill()

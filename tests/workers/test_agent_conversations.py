@@ -6,6 +6,7 @@ import json
 import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import safetensors.numpy
 from agents import RunningAgent, open_slots, running_agents, start_agent, write_snapshot
 
 from shoal_recovery.errors import StoreError, StoreUnreachable
-from shoal_recovery.journal import NodeLost
+from shoal_recovery.journal import NodeLost, StepDone
 from shoal_recovery.state import OWNED_KINDS, Kind, ShardKey
 from shoal_recovery.store import Store, open_store
 from shoal_workers import messages as m
@@ -30,6 +31,10 @@ NAME = "000001-0"
 def pair(tmp_path: Path) -> Iterator[tuple[RunningAgent, RunningAgent]]:
     with running_agents(tmp_path, "n0", "n1") as (first, second):
         yield first, second
+
+
+def step_done(step: int) -> StepDone:
+    return StepDone(epoch=1, step=step, loss=1.0, grad_norm=1.0, lr=0.1, tokens=1, duration_s=0.1, samples=())
 
 
 def seal(step: int) -> m.SealSnapshot:
@@ -247,6 +252,29 @@ def test_two_agents_keep_the_journal_and_a_third_takes_over(tmp_path: Path) -> N
         assert read_journals("job", addresses, ask) == keeper.entries()
         assert [entry.seq for entry in keeper.entries_after(1, 0.0)] == [2, 3]
         keeper.close()
+
+
+def test_short_steps_are_given_out_together_and_nothing_else_waits_for_them() -> None:
+    now_s, asked = [0.0], threading.Event()
+
+    def clock() -> float:
+        if now_s[0] < 0.0:
+            asked.set()
+        return now_s[0]
+
+    keeper = Keeper("job", wall_clock=lambda: 1.5, clock=clock)
+    keeper.append(step_done(1))
+    assert [entry.seq for entry in keeper.entries_after(0, 60.0)] == [1]  # nobody was told anything for long
+    keeper.append(step_done(2))
+    assert [entry.seq for entry in keeper.entries_after(1, 0.0)] == [2]  # nor does who would not wait
+    now_s[0] = -60.0  # a minute before the steps would be given out by themselves
+    keeper.append(step_done(3))
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(keeper.entries_after, 2, 60.0)
+        assert asked.wait(60.0)
+        keeper.append(step_done(4))
+        keeper.append(NodeLost(node="a", evidence="e", detect_s=0.0))
+        assert [entry.seq for entry in found.result(60.0)] == [3, 4, 5]
 
 
 def test_an_agent_that_cannot_write_is_no_keeper(tmp_path: Path, eventually: object) -> None:

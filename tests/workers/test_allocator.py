@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import subprocess
 import sys
+
+from shoal_workers.allocator import ENVIRONMENT, after_a_loss
 
 CODE = """
 import resource
@@ -24,9 +28,46 @@ print(first, again, afterwards, faults())
 """
 
 
+# Ray has threads before anybody is asked to keep memory, and others come later for each epoch.
+AMONG_THREADS = """
+import resource, threading
+import numpy as np
+from shoal_workers.allocator import keep_memory, return_memory
+
+def done_in_a_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+over = threading.Event()
+for _ in range(8):
+    threading.Thread(target=lambda: (bytearray(1 << 20), over.wait()), daemon=True).start()
+keep_memory()
+done_in_a_thread(lambda: return_memory(1 << 26))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+done_in_a_thread(lambda: [np.ones(1 << 20) for _ in range(6)])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_what_one_thread_makes_ready_another_one_gets() -> None:
+    command = [sys.executable, "-c", AMONG_THREADS]
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert int(done.stdout) < (6 << 23) / mmap.PAGESIZE / 10
+
+
 def test_memory_is_kept_until_it_is_returned() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     first, again, afterwards, ready = map(int, done.stdout.split())
     assert again < first / 10
     assert afterwards > again
     assert ready < first / 10, "it was made ready"
+
+
+def test_the_state_after_a_loss_takes_what_was_lost_too() -> None:
+    assert after_a_loss(60, None, 3) == 90
+    assert after_a_loss(60, 1000, 3) == 90
+    assert after_a_loss(60, 140, 3) == 80, "no more than there is"
+    assert after_a_loss(60, 100, 3) == 60
+    assert after_a_loss(60, None, 1) == 60, "nobody is left"

@@ -19,6 +19,11 @@ _MOST = 2**31 - 1
 _SPARE_BYTES = 1 << 26
 _PAGE_BYTES = mmap.PAGESIZE
 
+# What a process is started with that is to keep its memory. Where others have had threads before `keep_memory` is
+# called, each of these has an arena of its own, a new thread gets any of them, and all but the first arena give large
+# blocks back whatever they are told.
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
+
 
 def keep_memory() -> None:
     """For processes that step. Early: blocks that are mapped already are not moved. All threads share what there is: an
@@ -49,6 +54,14 @@ def return_memory(ready_bytes: int = 0) -> None:
             ctypes.CDLL(None).malloc_trim(0)
         if ready_bytes:
             np.empty(ready_bytes, dtype=np.uint8)[::_PAGE_BYTES] = 0  # and it is given back, but not to the kernel
+
+
+def after_a_loss(used_bytes: int, limit_bytes: int | None, num_nodes: int) -> int:
+    """What the state takes that a rank builds when one of so many nodes is lost and the others share its part, as far
+    as there is so much beside the state of now, which stays until then; never less than it takes now."""
+    more_bytes = used_bytes // (num_nodes - 1) if num_nodes > 1 else 0
+    room_bytes = used_bytes if limit_bytes is None else limit_bytes - 2 * used_bytes
+    return used_bytes + max(0, min(more_bytes, room_bytes))
 
 
 class _MallInfo(ctypes.Structure):

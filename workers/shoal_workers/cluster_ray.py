@@ -30,6 +30,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.rented_pools import pool_of
 from shoal_planner.strict import hints_of
 from shoal_recovery.tenure import Life
+from shoal_workers import allocator
 from shoal_workers.actor import AgentActor, RankActor
 from shoal_workers.code_ray import CodeRefused, environment_of
 from shoal_workers.greeting import job_pass
@@ -102,6 +103,7 @@ class RayCluster:
             environment = environment_of(self._code)
         except CodeRefused as error:
             raise NodeUnreachable(seen.node.id, f"{name} was not started: {error}") from error
+        environment["env_vars"] = allocator.ENVIRONMENT | environment.get("env_vars", {})
         token = job_pass(job).token
         return self._address(RankActor, name, seen, (self._cluster_id, seen.node.id, job, index, token), environment)
 

@@ -26,7 +26,7 @@ from shoal_recovery.state import RankState, ShardMap, Transfer
 from shoal_recovery.store import open_store
 from shoal_workers import devices
 from shoal_workers import messages as m
-from shoal_workers.allocator import return_memory
+from shoal_workers.allocator import after_a_loss, return_memory
 from shoal_workers.beside import beside
 from shoal_workers.data import samples_of
 from shoal_workers.data_cache import DataCache
@@ -410,9 +410,11 @@ class EpochRun:
         self._say(done)
 
     def _forget(self) -> None:
-        """And makes ready for a next state as large as this one, where that will lie in memory of the process."""
+        """And makes ready for the next state, where that will lie in memory of the process."""
         GlooExchange.forget()
-        return_memory(self._memory.used_bytes if self._computes_on.type == "cpu" else 0)
+        num_nodes = len({device.node for device in parse_plan(self._order.plan).devices()})
+        next_bytes = after_a_loss(self._memory.used_bytes, self._memory.limit_bytes, num_nodes)
+        return_memory(next_bytes if self._computes_on.type == "cpu" else 0)
         devices.return_memory(self._computes_on)
 
     def _report(self, report: StepReport) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import structlog
 
-from shoal_recovery.journal import Entry, Event, entry_from_mapping, entry_to_mapping
+from shoal_recovery.journal import Entry, Event, StepDone, entry_from_mapping, entry_to_mapping
 from shoal_workers import messages as m
 from shoal_workers.nodes import Cluster
 from shoal_workers.wire import Connection, ConnectionClosed, connect
@@ -23,12 +24,17 @@ log = structlog.get_logger()
 
 NUM_KEEPERS = 2
 _ANSWER_S = 10.0
+# Short steps are brought home together: each journey costs the connector, the control plane and its database more than
+# the supervisor spends on the step.
+_TOGETHER_S = 0.5
 
 
 class Keeper:
-    def __init__(self, job: str, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, job: str, wall_clock: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
         self._job = job
         self._wall_clock = wall_clock
+        self._clock = clock
+        self._told_s = -_TOGETHER_S  # when somebody was given entries
         self._entries: list[Entry] = []
         self._changed = threading.Condition()
         self._copies: dict[tuple[str, int], Copy] = {}
@@ -54,10 +60,19 @@ class Keeper:
             return tuple(self._entries)
 
     def entries_after(self, seq: int, wait_s: float) -> tuple[Entry, ...]:
-        """Those that are kept; waits up to `wait_s` for the first one. Any thread."""
+        """Those that are kept; waits up to `wait_s` for the first one, and within that time for more where there is
+        nothing but steps to tell and the last answer was just now. Any thread."""
+        ends_s = self._clock() + wait_s
         with self._changed:
             self._changed.wait_for(lambda: self._shown() > seq, wait_s)
-            return tuple(self._entries[seq : self._shown()])
+            together_s = min(ends_s, self._told_s + _TOGETHER_S) - self._clock()
+            self._changed.wait_for(lambda: self._more_than_steps(seq), max(0.0, together_s))
+            found = tuple(self._entries[seq : self._shown()])
+            self._told_s = self._clock() if found else self._told_s
+            return found
+
+    def _more_than_steps(self, seq: int) -> bool:
+        return not all(isinstance(entry.event, StepDone) for entry in self._entries[seq : self._shown()])
 
     def _shown(self) -> int:
         """Where there is no agent at all, there is nothing to wait for."""
