@@ -97,7 +97,7 @@ def test_narrow_windows_show_what_matters(page: Page, plane: ControlPlane, job_i
             box = page.locator(place).first.bounding_box()
             assert box is not None and box["width"] > 0 and box["x"] + box["width"] <= 420, (path, place, box)
     page.goto(f"{plane.url}/jobs/{job_id}")
-    name = page.locator('#part-nodes td[data-name="MFU"]').first
+    name = page.locator("#nodes-details tbody tr").first.locator("td").nth(5)
     assert "MFU" in name.evaluate("cell => getComputedStyle(cell, '::before').content")
     page.set_viewport_size({"width": 1180, "height": 900})
     assert name.evaluate("cell => getComputedStyle(cell, '::before').content") == "none"
