@@ -33,7 +33,7 @@ from shoal_recovery.shard_map import shard_map
 
 STORE_BYTES_PER_S = 400e6 / 8
 _STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
-_EVERY = 900  # steps, over nodes squared, between checkpoints: on many nodes of one machine steps are long
+_EVERY = 300  # steps, over nodes, between checkpoints: on many nodes of one machine steps are long
 _LIMIT_S = 180.0
 _MEMORY_DIR = Path("/dev/shm")
 _JOIN_S = 12.0  # that a plan with a node which has joined takes to begin, if it is better
@@ -87,7 +87,7 @@ class TrainingJob:
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
             # With the number of copies that the planner finds, plans after a loss may do without: losses are rare.
-            stored = {"uri": uri, "every_steps": _EVERY // len(self._nodes) ** 2, "copies": 1}
+            stored = {"uri": uri, "every_steps": _EVERY // len(self._nodes), "copies": 1}
             job = self._client.submit({**JOB, "checkpoint": stored})
             self._id: str = job["id"]
             self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)
