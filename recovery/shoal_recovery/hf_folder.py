@@ -23,7 +23,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.strict import read
 from shoal_recovery.errors import StoreError, StoreRefused, StoreUnreachable
-from shoal_recovery.hf_layout import Place, bare, model_of_config, place_of
+from shoal_recovery.hf_layout import Place, model_of_config, names_of, place_of
 from shoal_recovery.store import Store
 
 Array = npt.NDArray[np.float32]
@@ -111,8 +111,8 @@ class HfFolder:
         return np.frombuffer(data, dtype="<f4" if tensor.dtype == "F32" else "<f2").astype(np.float32)
 
     def _find(self, place: Place, parameter: Parameter) -> _Tensor:
-        tensor = self._tensors.get(place.name) or self._tensors.get(bare(place.name))
-        if tensor is None:
+        names = (name for name in names_of(place, parameter) if name in self._tensors)
+        if (tensor := next((self._tensors[name] for name in names), None)) is None:
             raise InvalidField(self._store.uri, place.name, "is a tensor that the folder does not have")
         shape = parameter.shape[::-1] if place.turned else parameter.shape
         shape = (*shape[:-1], shape[-1] * place.thirds)
