@@ -422,14 +422,17 @@ def test_old_files_of_gpt2_have_names_without_a_prefix_and_masks_beside(tmp_path
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 def test_a_tied_weight_may_be_there_as_the_head_alone(name: str, tmp_path: Path) -> None:
-    """As their loaders take it; where both are there it is the embedding."""
+    """As their loaders take it. Where both are there they must be the same: their loaders would not tie others."""
     _, start = read_in(save_family(name, tmp_path))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     embedding = "transformer.wte.weight" if name == "gpt2" else "model.embed_tokens.weight"
     tensors["lm_head.weight"] = tensors[embedding].clone()
-    save_file(tensors | {"lm_head.weight": tensors[embedding] + 1}, file)
+    save_file(tensors, file)
     assert_same_bits(read_in(tmp_path)[1], start)
+    save_file(tensors | {"lm_head.weight": tensors[embedding] + 1}, file)
+    with pytest.raises(InvalidField, match=r"lm_head.weight = \[256, 64\]: differs from the embedding, which config"):
+        read_in(tmp_path)
     del tensors[embedding]
     save_file(tensors, file)
     assert_same_bits(read_in(tmp_path)[1], start)
