@@ -23,7 +23,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.parameters import Parameter, parameters
 from shoal_planner.strict import read
 from shoal_recovery.errors import StoreError, StoreRefused, StoreUnreachable
-from shoal_recovery.hf_layout import Place, bare, model_of_config, place_of
+from shoal_recovery.hf_layout import Place, model_of_config, names_of, place_of
 from shoal_recovery.store import Store
 
 Array = npt.NDArray[np.float32]
@@ -59,9 +59,22 @@ class HfFolder:
         return read(ModelSpec, model_of_config(self._json(CONFIG)), CONFIG)
 
     def check(self, model: ModelSpec) -> None:
-        """That all tensors of this model are there in the right shapes; reads headers alone."""
+        """That all tensors of this model are there in the right shapes, and what is tied is not there as two; reads
+        headers, and samples of what is there twice."""
         for parameter in parameters(model):
-            self._find(place_of(model, parameter), parameter)
+            found = self._find(place_of(model, parameter), parameter)
+            for name in names_of(place_of(model, parameter), parameter):
+                other = self._tensors.get(name, found)
+                if other != found and not self._alike(found, other, parameter):
+                    problem = "differs from the embedding, which config.json says it is: set tie_word_embeddings there"
+                    raise InvalidField(f"{other.file}: {name}", list(other.shape), f"{problem} to false")
+
+    def _alike(self, one: _Tensor, other: _Tensor, parameter: Parameter) -> bool:
+        count = min(parameter.numel, _SAMPLE_BYTES)
+        starts = sorted({(parameter.numel - count) * number // (_SAMPLES - 1) for number in range(_SAMPLES)})
+        return (one.shape, one.dtype) == (other.shape, other.dtype) and all(
+            np.array_equal(self._elements(one, at, at + count), self._elements(other, at, at + count)) for at in starts
+        )
 
     def fingerprint(self) -> str:
         """Of the headers of all files of weights, and of samples of what comes after these: the same wherever the
@@ -111,8 +124,8 @@ class HfFolder:
         return np.frombuffer(data, dtype="<f4" if tensor.dtype == "F32" else "<f2").astype(np.float32)
 
     def _find(self, place: Place, parameter: Parameter) -> _Tensor:
-        tensor = self._tensors.get(place.name) or self._tensors.get(bare(place.name))
-        if tensor is None:
+        names = (name for name in names_of(place, parameter) if name in self._tensors)
+        if (tensor := next((self._tensors[name] for name in names), None)) is None:
             raise InvalidField(self._store.uri, place.name, "is a tensor that the folder does not have")
         shape = parameter.shape[::-1] if place.turned else parameter.shape
         shape = (*shape[:-1], shape[-1] * place.thirds)

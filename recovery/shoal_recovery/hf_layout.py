@@ -101,9 +101,12 @@ def also_named(model: ModelSpec, parameter: Parameter) -> tuple[str, ...]:
     return tuple(f"{shape.layers + 1}.{mine}" for mine, theirs in shape.tied if parameter.fqn == f"first.{theirs}")
 
 
-def bare(name: str) -> str:
-    """A name as files have it that were saved without a head."""
-    return name.removeprefix("model.").removeprefix("transformer.")
+def names_of(place: Place, parameter: Parameter) -> tuple[str, ...]:
+    """Under which names files may have it, their loaders' choice first: those saved without a head lack the prefix, and
+    some have a tied embedding as the head alone."""
+    bare = place.name.removeprefix("model.").removeprefix("transformer.")
+    tied = parameter.fqn == "embedding.weight" and len(parameter.units) > 1
+    return (place.name, bare, *(("lm_head.weight",) if tied else ()))
 
 
 def model_of_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -420,6 +420,35 @@ def test_old_files_of_gpt2_have_names_without_a_prefix_and_masks_beside(tmp_path
             assert values.tobytes() == expected.numpy().tobytes(), fqn
 
 
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_a_tied_weight_may_be_there_as_the_head_alone(name: str, tmp_path: Path) -> None:
+    """As their loaders take it. Where both are there they must be the same: their loaders would not tie others."""
+    _, start = read_in(save_family(name, tmp_path))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    embedding = "transformer.wte.weight" if name == "gpt2" else "model.embed_tokens.weight"
+    tensors["lm_head.weight"] = tensors[embedding].clone()
+    save_file(tensors, file)
+    assert_same_bits(read_in(tmp_path)[1], start)
+    save_file(tensors | {"lm_head.weight": tensors[embedding] + 1}, file)
+    with pytest.raises(InvalidField, match=r"lm_head.weight = \[256, 64\]: differs from the embedding, which config"):
+        read_in(tmp_path)
+    del tensors[embedding]
+    save_file(tensors, file)
+    assert_same_bits(read_in(tmp_path)[1], start)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert torch.equal(theirs.get_input_embeddings().weight, tensors["lm_head.weight"])
+
+
+def test_an_embedding_is_not_the_head_where_these_are_two(tmp_path: Path) -> None:
+    file = save_family("llama", tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.embed_tokens.weight"]
+    save_file(tensors, file)
+    with pytest.raises(InvalidField, match=r"'model.embed_tokens.weight': is a tensor that the folder does not have"):
+        read_in(tmp_path)
+
+
 @pytest.mark.parametrize("layout", ["3 stages beside 1", "tp 1 beside tp 2", "replicas of 3 and 1"])
 def test_layouts_equal_one_process(processes: Processes, saved: tuple[str, Path], layout: str) -> None:
     if saved[0] not in ("llama 3.1, biases", "qwen3, yarn", "gpt2"):
