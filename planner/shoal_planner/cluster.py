@@ -16,7 +16,7 @@ from shoal_planner.ranges import Range, check_range, check_ranges
 from shoal_planner.strict import check_document, check_known, number, read
 
 GIB = 1024**3
-MAX_NODES = 4096
+MAX_NODES = 16_384
 # Host memory of a node whose file does not state it: clouds give GPU nodes a few times what their devices have.
 _LEAST_HOST_GIB, _HOST_PER_DEVICE_MEMORY = 64.0, 4.0
 _DEVICES: Range = (1, 1024)
