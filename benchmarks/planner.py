@@ -3,8 +3,9 @@
     python -m benchmarks.planner [--json] [--only cases,cpu,...] [--cases PATH] [--repeat N]
 
 Parts: `peers` and `rescore` (the recorded settings, with everything and held to the plain model), `cases` (both, as a
-table), `families` (uniform, compute- and memory-proportional plans on mixed clusters), `cpu`, `replan`. A name of a
-setting or a size after a colon holds a part to it: `--only cases:sc-64,cpu:1024`.
+table), `families` (uniform, compute- and memory-proportional plans on mixed clusters), `cpu`, `replan`, and `variety`,
+which runs only if it is named (processor seconds over what is allowed, on clusters drawn by seed). A name of a setting
+or a size after a colon holds a part to it: `--only cases:sc-64,cpu:1024,variety:v25`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.baselines import FAMILIES, best
 from benchmarks.planner_cases import DEFAULT_PATH, Flavour, Setting, cluster, job, load, peer_plan
 from benchmarks.planner_child import Call, measured
 from benchmarks.planner_clusters import MIXED, SIZES
+from benchmarks.planner_variety import bar_s, num_devices, variety
 from benchmarks.reporting import answer
 from benchmarks.rescore import lower_bound_s, rescore
 from shoal_planner.cluster import parse_cluster
@@ -64,6 +66,7 @@ def main() -> None:
     families(report)
     cpu(report)
     replan(report)
+    various(report)
     if not report.table:
         answer("planner", report.results, report.runs)
 
@@ -79,8 +82,8 @@ def _arguments() -> Report:
     given = parser.parse_args()
     entries = frozenset(given.only.split(","))
     for entry in entries:
-        if entry.partition(":")[0] not in (*PARTS, "cases"):
-            parser.error(f"--only {entry}: known parts are cases, {', '.join(PARTS)}")
+        if entry.partition(":")[0] not in (*PARTS, "cases", "variety"):
+            parser.error(f"--only {entry}: known parts are cases, variety, {', '.join(PARTS)}")
     table = any(entry.partition(":")[0] == "cases" for entry in entries)
     for part in ("peers", "rescore"):
         entries |= {part + entry.removeprefix("cases") for entry in entries if entry.partition(":")[0] == "cases"}
@@ -230,6 +233,29 @@ def replan(report: Report) -> None:
         ]
         _put_cpu(report, f"replan_cpu_s.{ground.name}", calls)
         report.runs[f"replan_cpu_s.{ground.name}.before"] = {**_notes(before), "plan": None, "lost": lost}
+
+
+def various(report: Report) -> None:
+    """Processor seconds of a first call on clusters of every usual make, over what is allowed: the median and the
+    worst, of all and by number of devices."""
+    over: dict[int, list[float]] = {}
+    for ground in variety():
+        if not report.wanted("variety", ground.name):
+            continue
+        call, devices = measured(ground.job, ground.cluster), num_devices(ground)
+        over.setdefault(devices, []).append(call.cpu_s / bar_s(devices))
+        report.runs[f"variety.{ground.name}"] = {
+            **_notes(call),
+            "plan": None,
+            "devices": devices,
+            "step_s": step_s(call),
+        }
+        _say(report, f"{ground.name:6s} {devices:5d} {call.cpu_s:8.2f} {over[devices][-1]:6.2f}  {brief(call)}")
+    every = [ratio for ratios in over.values() for ratio in ratios]
+    for name, ratios in (("", every), *((f"{devices}.", over[devices]) for devices in sorted(over))):
+        if ratios:
+            report.results[f"cpu_s.variety.{name}median_over_bar"] = statistics.median(ratios)
+            report.results[f"cpu_s.variety.{name}worst_over_bar"] = max(ratios)
 
 
 def _call(setting: Setting, flavour: Flavour) -> Call:

@@ -30,7 +30,7 @@ _MODELS: Mapping[str, Document] = {
     "70b": {"layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 32000},
 }
 # Device of the catalogue: links in the node, one interface, interfaces, host memory.
-_MACHINES: Mapping[str, tuple[float, float, int, float]] = {
+MACHINES: Mapping[str, tuple[float, float, int, float]] = {
     "A100-80G": (300, 200, 4, 1024),
     "A100-40G": (300, 100, 4, 1024),
     "H100-80G": (450, 400, 8, 2048),
@@ -45,7 +45,7 @@ _MACHINES: Mapping[str, tuple[float, float, int, float]] = {
 
 
 def _nodes(device: str, count: int, devices: int = 8, zone: str = "a") -> Document:
-    intra, inter, nics, host_gib = _MACHINES[device]
+    intra, inter, nics, host_gib = MACHINES[device]
     return {
         "name": f"{device.lower()}-{zone}{devices}",
         "device": device,
@@ -88,6 +88,7 @@ SIZES: tuple[Ground, ...] = (
         links=_BETWEEN_ZONES,
     ),
     _ground("10000", "70b", 4096, _nodes("A100-80G", 600), _nodes("H800-80G", 300), _nodes("H20-96G", 350)),
+    _ground("10000x1", "7b", 16384, _nodes("A100-80G", 5000, 1), _nodes("L4", 5000, 1)),
 )
 # What is won over the plans that people make without a planner.
 MIXED: tuple[Ground, ...] = (

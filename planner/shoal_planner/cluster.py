@@ -16,7 +16,7 @@ from shoal_planner.ranges import Range, check_range, check_ranges
 from shoal_planner.strict import check_document, check_known, number, read
 
 GIB = 1024**3
-MAX_NODES = 4096
+MAX_NODES = 16_384
 # Host memory of a node whose file does not state it: clouds give GPU nodes a few times what their devices have.
 _LEAST_HOST_GIB, _HOST_PER_DEVICE_MEMORY = 64.0, 4.0
 _DEVICES: Range = (1, 1024)
@@ -299,6 +299,7 @@ def parse_cluster(value: object) -> ClusterSnapshot:
             raise InvalidField(f"nodes[{index}].{error.field}", error.value, error.problem) from error
     links = _links(() if value.get("links") is None else value["links"])
     _check_zones(links, nodes)
+    _check_overrides(overrides, nodes)
     return ClusterSnapshot(nodes=tuple(nodes), overrides=overrides, links=links)
 
 
@@ -357,6 +358,17 @@ def _check_zones(links: tuple[Link, ...], nodes: Iterable[Node]) -> None:
                 near = difflib.get_close_matches(zone, zones, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"the nodes are in {_some(zones)}"
                 raise InvalidField(f"links[{index}].{field}", zone, f"is not the zone of any node; {hint}")
+
+
+def _check_overrides(overrides: Iterable[DeviceOverride], nodes: Iterable[Node]) -> None:
+    """An entry may stand there for a type that no node has; but where it is nearly the name of one that has no entry,
+    it is taken for a slip: its figures would be left out of account unseen."""
+    named = {override.name for override in overrides}
+    used = {node.device for node in nodes}
+    for name in sorted(named - used - DATASHEETS.keys()):
+        near = difflib.get_close_matches(name, sorted(used - named), n=1, cutoff=0.8)
+        if near:
+            raise InvalidField(f"devices.{name}", name, f"is not the device of any node; did you mean {near[0]!r}?")
 
 
 def _some(names: list[str]) -> str:

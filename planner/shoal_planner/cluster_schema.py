@@ -11,13 +11,12 @@ from shoal_planner.cluster import (
     ENTRY_RANGES,
     INCAST_RANGES,
     LINK_ENTRY_RANGES,
-    MAX_NODES,
     DeviceEntry,
     NodeEntry,
 )
 from shoal_planner.cluster_words import DEVICES, DOCUMENT, LINKS, NODES
 from shoal_planner.datasheets import DATASHEETS
-from shoal_planner.market import AVAILABLE, OFFERED_PRICE
+from shoal_planner.market import AVAILABLE, MAX_RENTED, OFFERED_PRICE
 from shoal_planner.ranges import Range
 from shoal_planner.rented_pools import POOL_NAME
 from shoal_planner.value_schema import DIALECT, Shaper
@@ -56,7 +55,7 @@ def pool_schema() -> dict[str, Any]:
     for name in ("name", "available"):
         del node["properties"][name]
         node["required"].remove(name)
-    count = {"type": "integer", "minimum": 0, "maximum": MAX_NODES}
+    count = {"type": "integer", "minimum": 0, "maximum": MAX_RENTED}
     return {
         "title": "Shoal pool",
         "type": "object",

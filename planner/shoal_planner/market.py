@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_planner.catalogue import device_type
-from shoal_planner.cluster import MAX_NODES, ClusterSnapshot, DeviceOverride, Link, Node, parse_cluster
+from shoal_planner.cluster import ClusterSnapshot, DeviceOverride, Link, Node, parse_cluster
 from shoal_planner.errors import InvalidField
 from shoal_planner.ranges import Range, check_range
 from shoal_planner.strict import check_document, check_known, number, read
 
 _KEYS = ("offers", "devices", "links")
 OFFERED_PRICE: Range = (1e-9, 1e6)  # dollars an hour: what is offered for nothing cannot be weighed
-AVAILABLE: Range = (0, MAX_NODES)
+MAX_RENTED = 4096  # nodes, of one offer and together: mixes of them are searched
+AVAILABLE: Range = (0, MAX_RENTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal_planner.appraise import Appraisal, Appraiser, Counts
-from shoal_planner.cluster import MAX_NODES
 from shoal_planner.knapsack import USD, Template, compose
+from shoal_planner.market import MAX_RENTED
 from shoal_planner.rent_templates import Offered
 
 # Exchanges tried around the best fleet before it counts as the best.
@@ -71,7 +71,7 @@ class _Purse:
 
     def allows(self, counts: Counts) -> bool:
         within = all(0 <= count <= most for count, most in zip(counts, self.most, strict=True))
-        return within and 0 < sum(counts) <= MAX_NODES and self.left(counts) >= 0
+        return within and 0 < sum(counts) <= MAX_RENTED and self.left(counts) >= 0
 
     def filled(self, counts: Counts, power: tuple[float, ...], part: float = 1.0) -> Counts:
         """With more nodes for what is left, the best value for money first."""

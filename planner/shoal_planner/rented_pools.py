@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_planner.cluster import MAX_NODES, Node
+from shoal_planner.cluster import Node
 from shoal_planner.errors import InvalidField
-from shoal_planner.market import Offer, parse_market
+from shoal_planner.market import MAX_RENTED, Offer, parse_market
 from shoal_planner.ranges import check_range
 from shoal_planner.strict import read
 
@@ -51,8 +51,8 @@ class _Entry:
         if not POOL_NAME.fullmatch(self.name):
             problem = "must be 1 to 40 lower-case letters, digits or '-', with a letter or digit at both ends"
             raise InvalidField("name", self.name, problem)
-        check_range("max", self.max, 1, MAX_NODES)
-        check_range("min", self.min, 0, MAX_NODES)
+        check_range("max", self.max, 1, MAX_RENTED)
+        check_range("min", self.min, 0, MAX_RENTED)
         if self.min > self.max:
             raise InvalidField("min", self.min, f"must be at most max ({self.max})")
         for field in ("name", "count", "available"):

@@ -226,7 +226,7 @@ def test_host_memory_that_is_not_stated_follows_the_devices(node: dict[str, Any]
         ("nodes.0.inter_gbit_per_s", 1e-300, "nodes[0].inter_gbit_per_s = 1e-300: must be at least 1e-09"),
         ("nodes.0.devices", 10**30, "must fit into 64 bits"),
         ("nodes.0.devices", 10**6, "nodes[0].devices = 1000000: must be at most 1024"),
-        ("nodes.0.count", 10**9, "nodes[0].count = 1000000000: must be at most 4096"),
+        ("nodes.0.count", 10**9, "nodes[0].count = 1000000000: must be at most 16384"),
         ("nodes.1.group_gb_per_s", -1, "nodes[1].group_gb_per_s = -1.0: must be more than zero"),
         ("nodes.1.device_group", 5, "nodes[1].device_group = 5: must be at most devices (4)"),
         ("devices.A100-80G.memory_gib", math.inf, "devices.A100-80G.memory_gib = inf: must be a finite number"),
@@ -529,3 +529,10 @@ def test_what_is_wanted_now_has_a_deadline_to_come() -> None:
     check_to_come(deadline, deadline_at_s(deadline) - 1)
     with pytest.raises(InvalidField, match=f"limits.deadline = '{deadline}': has passed already"):
         check_to_come(deadline, deadline_at_s(deadline))
+
+
+def test_ten_thousand_machines_are_a_cluster() -> None:
+    cluster = parse_cluster({"nodes": [{"name": "a", "count": 10_000, "device": "A100-80G", "devices": 1}]})
+    assert cluster.num_devices == 10_000
+    with pytest.raises(InvalidField, match="nodes = 20000: must be at most 16384 nodes"):
+        parse_cluster({"nodes": [{"name": name, "count": 10_000, "device": "L4", "devices": 1} for name in "ab"]})
