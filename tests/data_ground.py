@@ -139,13 +139,17 @@ def write_wide_tokens(folder: Path, texts: Sequence[str]) -> DataSpec:
 
 def write_megatron(folder: Path, texts: Sequence[str]) -> DataSpec:
     folder.mkdir(parents=True)
-    lengths = [len(text.encode()) + 1 for text in texts]
     np.array(ids(texts), dtype=np.uint16).tofile(folder / "a.bin")
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) * 2
-    head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, len(texts), len(texts) + 1)
-    parts = (np.array(lengths, np.int32), starts.astype(np.int64), np.arange(len(texts) + 1, dtype=np.int64))
-    (folder / "a.idx").write_bytes(head + b"".join(part.tobytes() for part in parts))
+    write_index(folder / "a.idx", [len(text.encode()) + 1 for text in texts])
     return DataSpec(uri=(folder / "a").as_uri(), format="megatron")
+
+
+def write_index(path: Path, lengths: Sequence[int]) -> None:
+    """Of a file of uint16 with documents of so many tokens."""
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) * 2
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, len(lengths), len(lengths) + 1)
+    parts = (np.array(lengths, np.int32), starts.astype(np.int64), np.arange(len(lengths) + 1, dtype=np.int64))
+    path.write_bytes(head + b"".join(part.tobytes() for part in parts))
 
 
 WRITERS: dict[str, Callable[[Path, Sequence[str]], DataSpec]] = {

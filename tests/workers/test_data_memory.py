@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_ground import documents, job, write_tokenizer
+from data_ground import documents, job, write_index, write_tokenizer
 
 from shoal_planner.data_spec import DataSpec, Format
 from shoal_workers.data import training_samples
@@ -115,26 +115,44 @@ def test_any_shape_of_files_is_read_with_less_than_300_mb(tmp_path: Path, shape:
     assert most_bytes(data, 4, tmp_path / "cache", batch)["read"] < _LIMIT_BYTES
 
 
+def write_ids(path: Path, num_bytes: int) -> None:
+    block = np.random.default_rng(1).integers(0, 60_000, 2**22).astype(np.uint16).tobytes()
+    with path.open("wb") as file:
+        for _ in range(num_bytes // len(block) + 1):
+            file.write(block)
+
+
+def write_collected(path: Path, num_bytes: int) -> None:
+    """With documents of 1,024 tokens."""
+    write_ids(path, num_bytes)
+    write_index(path.with_suffix(".idx"), [1024] * (path.stat().st_size // 2048))
+
+
+# By format: the file that is written, what a job names, and who writes.
+FORMATS: dict[Format, tuple[str, str, Callable[[Path, int], None]]] = {
+    "jsonl": ("a.jsonl", "a.jsonl", write_lines),
+    "text": ("a.text", "a.text", write_lines),
+    "parquet": ("a.parquet", "a.parquet", lambda path, num_bytes: write_groups(path, _pages(), num_bytes, 2500)),
+    "arrow": ("a.arrow", "a.arrow", lambda path, num_bytes: write_batches(path, _pages(), num_bytes, 2500)),
+    "tokens": ("a.bin", "a.bin", write_ids),
+    "megatron": ("a.bin", "a", write_collected),
+}
+
+
+def _pages() -> list[str]:
+    return ["\n".join(documents(200, seed)) for seed in range(5000)]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("form", ["jsonl", "text", "parquet", "tokens"])
-def test_five_gigabytes_are_read_with_less_than_300_mb(tmp_path: Path, form: str) -> None:
-    path, num_bytes = tmp_path / ("a.bin" if form == "tokens" else f"a.{form}"), 5 * 10**9
-    tokenizer = "bytes" if form == "tokens" else str(write_tokenizer(tmp_path / "tokenizer"))
-    match form:
-        case "tokens":
-            block = np.random.default_rng(1).integers(0, 60_000, 2**22).astype(np.uint16).tobytes()
-            with path.open("wb") as file:
-                for _ in range(num_bytes // len(block) + 1):
-                    file.write(block)
-        case "parquet":
-            table = pa.table({"text": ["\n".join(documents(200, seed)) for seed in range(5000)]})
-            with pq.ParquetWriter(path, table.schema, compression="none", use_dictionary=False) as writer:
-                for _ in range(num_bytes // table.nbytes + 1):
-                    writer.write_table(table, row_group_size=2500)
-        case _:
-            write_lines(path, num_bytes)
-    assert path.stat().st_size >= num_bytes
-    data = DataSpec(uri=path.as_uri(), format=form, tokenizer=tokenizer)  # type: ignore[arg-type]
+@pytest.mark.parametrize("form", FORMATS)
+def test_five_gigabytes_are_read_with_less_than_300_mb(tmp_path: Path, form: Format) -> None:
+    file, named, write = FORMATS[form]
+    num_bytes = 5 * 10**9
+    write(tmp_path / file, num_bytes)
+    assert (tmp_path / file).stat().st_size >= num_bytes
+    has_ids = form in ("tokens", "megatron")
+    tokenizer = "bytes" if has_ids else str(write_tokenizer(tmp_path / "tokenizer"))
+    data = DataSpec(uri=(tmp_path / named).as_uri(), format=form, tokenizer=tokenizer)
     took = most_bytes(data, 300, tmp_path / "cache")
     assert took["read"] < _LIMIT_BYTES
