@@ -88,7 +88,7 @@ SIZES: tuple[Ground, ...] = (
         links=_BETWEEN_ZONES,
     ),
     _ground("10000", "70b", 4096, _nodes("A100-80G", 600), _nodes("H800-80G", 300), _nodes("H20-96G", 350)),
-    _ground("10000x1", "7b", 16384, _nodes("A100-80G", 5000, 1), _nodes("L4", 5000, 1)),
+    _ground("10000x1", "7b", 4096, _nodes("A100-80G", 5000, 1), _nodes("L4", 5000, 1)),
 )
 # What is won over the plans that people make without a planner.
 MIXED: tuple[Ground, ...] = (

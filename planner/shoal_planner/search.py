@@ -37,10 +37,7 @@ from shoal_planner.rescue import RoomyCosts
 _MUCH_SLOWER, _FEW = 5, 8
 # So far above the least possible, plainer clusters are searched, too: that takes as long again, twice or three times.
 _FARTHER = 2.25
-_FINALISTS = 5  # plans that are shown
-# Plans that are looked at more closely, more where exchanges may overlap: what that gains turns their order around. A
-# look takes the longer the more devices there are, so that there are fewer on many.
-_CLOSER, _CLOSER_DEVICES = (5, 24), 1536
+_FINALISTS = 5  # plans that are shown, and looked at more closely
 # Other schedules keep more in memory, so for them plans are tried, too, that need so much of it under 1F1B.
 _LESS_ROOM = (0.85, 0.7, 0.5)
 
@@ -143,13 +140,12 @@ def _searched(
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
     search.look(thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
-    is_whole = previous is not None or is_proven(costs) or search.is_spoilt_by_copies()
-    for others, closely in () if is_whole else _simpler(costs, search):
+    for others, closely in _simpler(costs, search) if previous is None and not is_proven(costs) else ():
         if search.scored and late():
             search.truncated = True
             break
         fewer = min(copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
-        simple = Search(CostModel(costs.job, others, costs.profile), fewer, late, search.known)
+        simple = Search(CostModel(costs.job, others, costs.profile), fewer, late)
         simple.look(thorough=thorough and closely)
         search.truncated = search.truncated or simple.truncated
         here = [dataclasses.replace(found, copies=copies) for found in simple.best(len(simple.scored))]
@@ -226,10 +222,9 @@ def _closer(scored: list[Plan], search: Search, costs: CostModel, overlap: Overl
             return overlapping(grouped, costs, overlap)
         return with_like_overlap(grouped, costs, overlap) if search.mended else with_overlap(grouped, costs)
 
-    least, most = _CLOSER
-    several = costs.job.train.overlap != "none"
-    number = max(least, min(most, _CLOSER_DEVICES // costs.snapshot.num_devices)) if several else least
-    closer = search.finalists | {found.plan_id for found in scored[:number]} | ({running.plan_id} if running else set())
+    closer = (
+        search.finalists | {found.plan_id for found in scored[:_FINALISTS]} | ({running.plan_id} if running else set())
+    )
     changed = {found.plan_id: change(found) for found in scored if found.plan_id in closer}
     scored = sorted((changed.get(found.plan_id, found) for found in scored), key=by_step)
     return scored, running and changed.get(running.plan_id, running)
