@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from networks import missing
 from rendered_pods import CLUSTER_ID, HEAD, RenderedPods
@@ -75,6 +76,8 @@ def test_a_job_leaves_a_deleted_pod_and_survives_the_loss_of_a_machine(pods: Ren
     assert {name: node["device"] for name, node in seen.items()} == {n: types[pool] for n, pool in WORKERS.items()}
     assert {name: node["spot"] for name, node in seen.items()} == {n: pool == "small" for n, pool in WORKERS.items()}
     assert len({pods.network.host(name) for name in (HEAD, *WORKERS)}) == 5
+    for name in (HEAD, *WORKERS):
+        check_probe(pods.network.host(name))
 
     job = client.submit(job_mapping(STEPS))["id"]
     until(pods, job, lambda events: steps(events) >= 10)
@@ -95,6 +98,13 @@ def test_a_job_leaves_a_deleted_pod_and_survives_the_loss_of_a_machine(pods: Ren
     ended = client.wait(job, timeout_s=LIMIT_S)
     assert ended["status"]["state"] == "succeeded", ended["status"]
     check_history(list(client.events(job)), STEPS)
+
+
+def check_probe(host: str) -> None:
+    """What KubeRay has the kubelet ask from outside the pod, without the token: unanswered, the pod is ended."""
+    agent = f"http://{host}:52365"
+    assert httpx.get(f"{agent}/api/healthz", timeout=10).is_success
+    assert httpx.get(f"{agent}/api/job_agent/jobs/none/logs", timeout=10).status_code == 401, "all else needs the token"
 
 
 def groups(pods: RenderedPods) -> list[dict[str, Any]]:
