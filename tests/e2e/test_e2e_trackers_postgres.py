@@ -18,7 +18,7 @@ from waiting import eventually
 
 from shoal.client import Client
 
-STEPS = 40
+STEPS = 200  # the control plane hears of short steps half a second later; there must be some left to lose a node in
 
 
 @pytest.mark.long
