@@ -44,7 +44,7 @@ MACHINES: Mapping[str, tuple[float, float, int, float]] = {
 }
 
 
-def _nodes(device: str, count: int, devices: int = 8, zone: str = "a") -> Document:
+def machines(device: str, count: int, devices: int = 8, zone: str = "a") -> Document:
     intra, inter, nics, host_gib = MACHINES[device]
     return {
         "name": f"{device.lower()}-{zone}{devices}",
@@ -73,30 +73,30 @@ def _ground(name: str, model: str, global_batch: int, *nodes: Document, **others
 _BETWEEN_ZONES = [{"from": "a", "to": "b", "gbit_per_s": 50, "latency_ms": 2}]
 # How long a first call takes: by number of devices.
 SIZES: tuple[Ground, ...] = (
-    _ground("16", "7b", 512, _nodes("A100-80G", 1), _nodes("H100-80G", 1, 4), _nodes("L4", 1, 4)),
-    _ground("64", "7b", 512, _nodes("A100-80G", 4), _nodes("H100-80G", 2), _nodes("A10G", 4, 4)),
-    _ground("256", "13b", 1024, _nodes("A100-80G", 16), _nodes("H100-80G", 8), _nodes("L40S", 8)),
-    _ground("1024", "70b", 2048, _nodes("A100-80G", 64), _nodes("H800-80G", 32), _nodes("H20-96G", 32)),
+    _ground("16", "7b", 512, machines("A100-80G", 1), machines("H100-80G", 1, 4), machines("L4", 1, 4)),
+    _ground("64", "7b", 512, machines("A100-80G", 4), machines("H100-80G", 2), machines("A10G", 4, 4)),
+    _ground("256", "13b", 1024, machines("A100-80G", 16), machines("H100-80G", 8), machines("L40S", 8)),
+    _ground("1024", "70b", 2048, machines("A100-80G", 64), machines("H800-80G", 32), machines("H20-96G", 32)),
     _ground(
         "1024x2zones",
         "70b",
         2048,
-        _nodes("A100-80G", 48),
-        _nodes("H100-80G", 32),
-        _nodes("H20-96G", 32, zone="b"),
-        _nodes("L40S", 16, zone="b"),
+        machines("A100-80G", 48),
+        machines("H100-80G", 32),
+        machines("H20-96G", 32, zone="b"),
+        machines("L40S", 16, zone="b"),
         links=_BETWEEN_ZONES,
     ),
-    _ground("10000", "70b", 4096, _nodes("A100-80G", 600), _nodes("H800-80G", 300), _nodes("H20-96G", 350)),
-    _ground("10000x1", "7b", 4096, _nodes("A100-80G", 5000, 1), _nodes("L4", 5000, 1)),
+    _ground("10000", "70b", 4096, machines("A100-80G", 600), machines("H800-80G", 300), machines("H20-96G", 350)),
+    _ground("10000x1", "7b", 4096, machines("A100-80G", 5000, 1), machines("L4", 5000, 1)),
 )
 # What is won over the plans that people make without a planner.
 MIXED: tuple[Ground, ...] = (
-    _ground("a100+v100", "7b", 256, _nodes("A100-80G", 1), _nodes("V100-32G", 1)),
-    _ground("h100+a100", "13b", 512, _nodes("H100-80G", 1), _nodes("A100-80G", 2)),
-    _ground("a10g+l4", "3b", 128, _nodes("A10G", 4, 4), _nodes("L4", 4, 4)),
-    _ground("h100+l40s+a100-40", "13b", 512, _nodes("H100-80G", 1), _nodes("L40S", 2), _nodes("A100-40G", 1)),
-    _ground("uneven", "7b", 256, _nodes("A100-80G", 1, 4), _nodes("H100-80G", 1, 2), _nodes("L4", 1)),
-    _ground("h800+h20", "13b", 512, _nodes("H800-80G", 1), _nodes("H20-96G", 2)),
-    _ground("a100+rtx4090", "7b", 256, _nodes("A100-40G", 1), _nodes("RTX4090", 2)),
+    _ground("a100+v100", "7b", 256, machines("A100-80G", 1), machines("V100-32G", 1)),
+    _ground("h100+a100", "13b", 512, machines("H100-80G", 1), machines("A100-80G", 2)),
+    _ground("a10g+l4", "3b", 128, machines("A10G", 4, 4), machines("L4", 4, 4)),
+    _ground("h100+l40s+a100-40", "13b", 512, machines("H100-80G", 1), machines("L40S", 2), machines("A100-40G", 1)),
+    _ground("uneven", "7b", 256, machines("A100-80G", 1, 4), machines("H100-80G", 1, 2), machines("L4", 1)),
+    _ground("h800+h20", "13b", 512, machines("H800-80G", 1), machines("H20-96G", 2)),
+    _ground("a100+rtx4090", "7b", 256, machines("A100-40G", 1), machines("RTX4090", 2)),
 )

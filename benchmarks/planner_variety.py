@@ -12,9 +12,8 @@ import itertools
 import math
 import random
 from collections.abc import Mapping
-from typing import Any
 
-from benchmarks.planner_clusters import MACHINES, Document, Ground
+from benchmarks.planner_clusters import MACHINES, Document, Ground, machines
 
 # Devices, and the seconds that are allowed for so many; between them, as a straight line of logarithms.
 BAR_S = ((16, 0.2), (64, 0.5), (256, 1.5), (1024, 5.0), (10000, 60.0))
@@ -82,18 +81,6 @@ def _cluster(rng: random.Random, devices: int) -> Document:
     return cluster
 
 
-def _nodes(rng: random.Random, device: str, count: int, devices: int, zone: str) -> dict[str, Any]:
-    intra, inter, nics, host_gib = MACHINES[device]
-    return {
-        "name": f"{device.lower()}-{devices}",
-        "device": device,
-        "count": count,
-        "devices": devices,
-        "zone": zone,
-        "intra_gb_per_s": intra,
-        "inter_gbit_per_s": inter,
-        "nics": min(nics, devices),
-        "host_memory_gib": host_gib,
-        "spot": rng.random() < 0.5,
-        "price_per_hour": round(devices * rng.uniform(0.5, 4), 2),
-    }
+def _nodes(rng: random.Random, device: str, count: int, devices: int, zone: str) -> Document:
+    market = {"spot": rng.random() < 0.5, "price_per_hour": round(devices * rng.uniform(0.5, 4), 2)}
+    return machines(device, count, devices, zone) | market
