@@ -46,9 +46,16 @@ class Histories:
 
 async def newest_seq(session: AsyncSession, job_id: str) -> int:
     """The number of the newest entry that panels show; 0: there is none."""
-    kinds = (*KINDS, CheckpointCommitted.kind)
-    found = select(func.max(JournalRow.seq)).where(JournalRow.job_id == job_id, JournalRow.kind.in_(kinds))
-    return await session.scalar(found) or 0
+    return (await newest_seqs(session, [job_id])).get(job_id, 0)
+
+
+async def newest_seqs(session: AsyncSession, job_ids: Sequence[str]) -> dict[str, int]:
+    """The same by job, of those that have such an entry."""
+    newest = select(func.max(JournalRow.seq)).where(
+        JournalRow.job_id == JobRow.id, JournalRow.kind.in_((*KINDS, CheckpointCommitted.kind))
+    )
+    query = select(JobRow.id, newest.correlate(JobRow).scalar_subquery()).where(JobRow.id.in_(job_ids))
+    return {job_id: seq for job_id, seq in (await session.execute(query)).all() if seq is not None}
 
 
 async def mark(session: AsyncSession, row: JobRow) -> str:

@@ -277,6 +277,12 @@ def is_script(row: JobRow) -> bool:
     return kind_of(row.spec) == "ray_train"
 
 
+async def scripts_among(session: AsyncSession, job_ids: Sequence[str]) -> frozenset[str]:
+    """Which of these jobs are scripts; no row is read for it."""
+    kind = JobRow.spec["kind"].as_string()
+    return frozenset(await session.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids), kind == "ray_train")))
+
+
 def num_steps(row: JobRow) -> int | None:
     """None where nobody but the job's script knows."""
     return None if is_script(row) else int(row.spec["train"]["steps"])

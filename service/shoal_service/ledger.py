@@ -1,8 +1,11 @@
-"""What jobs have cost, summed up by project and by person. What a job cost that has ended is computed once, and a page
-never computes more than a few anew: it says of how many jobs its sums are."""
+"""What jobs have cost, summed up by project and by person. What a job cost that has ended is computed once, that of
+others whenever something happens to them, and a page never computes more than a few anew of those that have ended: it
+says of how many jobs its sums are."""
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,13 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_service import jobs, journal
 from shoal_service.job_filter import JobFilter
-from shoal_service.job_history import Histories
+from shoal_service.job_history import Histories, newest_seqs
 from shoal_service.models import JobRow
-from shoal_service.spending import Spending, spending_of
+from shoal_service.spending import Spending, spending, spending_of
 
 MAX_JOBS = 200  # the newest
 _NEW_AT_ONCE = 40
 _KEPT = 5000
+_HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +49,31 @@ class Spent:
     unpriced_node_hours: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """The bill of a job that goes on, as it was at `at_s` after the entry `seq`. Until the next one it grows by what the
+    job's nodes cost, and by the hours of those without a price: so many are there."""
+
+    seq: int
+    at_s: float
+    bill: Bill
+    unpriced_nodes: int
+
+    def until(self, now_s: float) -> Bill:
+        hours = max(0.0, now_s - self.at_s) / _HOUR_S
+        bill = self.bill
+        usd = None if bill.usd is None else bill.usd + bill.usd_per_hour * hours
+        unpriced_node_hours = bill.unpriced_node_hours + self.unpriced_nodes * hours
+        return dataclasses.replace(bill, usd=usd, unpriced_node_hours=unpriced_node_hours)
+
+
 class Ledger:
     """Use from one event loop."""
 
     def __init__(self, histories: Histories) -> None:
         self._histories = histories
         self._kept: OrderedDict[str, Bill] = OrderedDict()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
 
     async def newest(self, session: AsyncSession, projects: frozenset[str] | None) -> tuple[tuple[Bill, ...], int]:
         """Of the MAX_JOBS newest jobs of these projects (None: all), and how many of them are not in it: the next look
@@ -62,9 +85,10 @@ class Ledger:
     async def of(self, session: AsyncSession, rows: Sequence[JobRow]) -> tuple[tuple[Bill, ...], int]:
         """Of these jobs, likewise."""
         left, found, missing = _NEW_AT_ONCE, [], 0
+        newest = await newest_seqs(session, [row.id for row in rows if not jobs.ended(row)])
         for row in rows:
             if not jobs.ended(row):
-                found.append(bill_of(row, spending_of(row, await self._histories.of(session, row.id))))
+                found.append(await self._so_far(session, row, newest.get(row.id, 0)))
             elif row.id in self._kept:
                 self._kept.move_to_end(row.id)
                 found.append(self._kept[row.id])
@@ -74,6 +98,19 @@ class Ledger:
             else:
                 missing += 1
         return tuple(found), missing
+
+    async def _so_far(self, session: AsyncSession, row: JobRow, seq: int) -> Bill:
+        """Of a job that goes on, whose newest entry but for steps is this."""
+        now_s, known = time.time(), self._open.get(row.id)
+        if known is None or known.seq != seq:
+            events = await self._histories.of(session, row.id)
+            spent = spending(events, end_at_s=now_s, ended=False, tokens=jobs.num_tokens(row))
+            known = _Open(seq=seq, at_s=now_s, bill=bill_of(row, spent), unpriced_nodes=spent.unpriced_nodes_now)
+        self._open[row.id] = known
+        self._open.move_to_end(row.id)
+        while len(self._open) > _KEPT:
+            self._open.popitem(last=False)
+        return known.until(now_s)
 
     async def _keep(self, session: AsyncSession, row: JobRow) -> Bill:
         bill = self._kept[row.id] = bill_of(row, spending_of(row, await journal.history(session, row.id)))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
 from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
@@ -88,16 +89,25 @@ async def _alerts(session: AsyncSession, caller: Principal) -> list[tuple[str, s
     goes_on = JobRow.state.in_([state.value for state in JobState if state not in TERMINAL])
     failed = and_(JobRow.state == JobState.FAILED.value, JobRow.since_at_s > now_s - _LATELY_S)
     seen = (*JobFilter(projects=caller.projects()).conditions(), or_(goes_on, failed))
-    rows = (await session.scalars(select(JobRow).where(*seen).order_by(JobRow.id.desc()).limit(_WATCHED))).all()
+    # Without what is large and says nothing here: of so many rows to read that takes longer than all the rest.
+    brief = select(JobRow).options(*(defer(column, raiseload=True) for column in (JobRow.spec, JobRow.exchanges)))
+    rows = (await session.scalars(brief.where(*seen).order_by(JobRow.id.desc()).limit(_WATCHED))).all()
     names = {row.id: row.name for row in rows}
+    scripts = await jobs.scripts_among(session, [row.id for row in rows if row.loss is None])
     every, stepped = await shares.of_jobs(session, list(names)), await newest_steps_at_s(session, list(names))
     odd = await job_totals.odd_losses(session, list(names))
     silent = await clusters.silences(session, rows)
     found = {}
     for row in rows:
         silence = silent[row.id]["reason"] if row.id in silent else None
-        seen_s, odd_loss = stepped.get(row.id), odd.get(row.id, "")
-        standing = standing_of(row, every.get(row.id), stepped_at_s=seen_s, silence=silence, odd_loss=odd_loss)
+        standing = standing_of(
+            row,
+            every.get(row.id),
+            is_script=row.id in scripts,
+            stepped_at_s=stepped.get(row.id),
+            silence=silence,
+            odd_loss=odd.get(row.id, ""),
+        )
         found[row.id] = alerts_of(standing, now_s)
     return [(job_id, names[job_id], alert) for job_id, alert in by_job(found)]
 

@@ -107,7 +107,14 @@ async def _head(look: Look) -> View:
     cluster = await clusters.of_job(look.session, look.row)
     silence = None if cluster is None else cluster["problem"]
     odd = (await job_totals.odd_losses(look.session, [look.row.id])).get(look.row.id, "")
-    standing = standing_of(look.row, share, stepped_at_s=stepped.get(look.row.id), silence=silence, odd_loss=odd)
+    standing = standing_of(
+        look.row,
+        share,
+        is_script=jobs.is_script(look.row),
+        stepped_at_s=stepped.get(look.row.id),
+        silence=silence,
+        odd_loss=odd,
+    )
     rate = mfu_per_rate(look.plans).get(look.row.epoch)
     return {
         "cluster": cluster,

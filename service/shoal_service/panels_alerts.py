@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal_recovery.journal import AT_REST, TERMINAL, JobState
-from shoal_service import jobs
 from shoal_service.enforcement import BUDGET_SPENT, DEADLINE_PASSED
 from shoal_service.models import JobRow, ShareRow
 from shoal_service.timeline import duration
@@ -83,10 +82,16 @@ def _found(job: Standing, now_s: float) -> Iterator[Alert]:
 
 
 def standing_of(
-    row: JobRow, share: ShareRow | None, *, stepped_at_s: float | None, silence: str | None, odd_loss: str = ""
+    row: JobRow,
+    share: ShareRow | None,
+    *,
+    is_script: bool,
+    stepped_at_s: float | None,
+    silence: str | None,
+    odd_loss: str = "",
 ) -> Standing:
     """`odd_loss` as LossWatch says it."""
-    is_number = row.loss is not None or row.step == 0 or jobs.is_script(row)
+    is_number = row.loss is not None or row.step == 0 or is_script
     return Standing(
         state=JobState(row.state),
         reason=row.reason,

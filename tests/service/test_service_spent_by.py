@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 from control_plane import Connector, job_mapping, ok, story
 
 from shoal_service.ledger import Bill, by_person
@@ -49,3 +50,20 @@ def test_jobs_and_money_are_told_by_who_created_them(api: httpx.Client, connecto
     nodes = api.get("/nodes", headers={"Accept": "text/html"}).text
     assert "Who created the jobs" in nodes and "administrator" in nodes
     assert "by administrator" in api.get("/", headers={"Accept": "text/html"}).text
+
+
+def test_what_jobs_cost_that_go_on_grows_as_their_own_pages_say(api: httpx.Client, connector: Connector) -> None:
+    """Sums are carried on between entries of the journal; the job's own answer adds all of it up anew."""
+    ok(connector.renew())
+    job = ok(api.post("/v1/jobs", json=job_mapping()))
+    entries = story(job_mapping(), started_at_s=time.time() - 7200).entries
+    kinds = [entry.event.kind for entry in entries]
+    plan, lost = kinds.index("plan_adopted"), kinds.index("node_lost")
+    for told in (entries[: plan + 2], entries[plan + 2 : lost + 1]):
+        ok(connector.send(job["id"], told))
+        for _ in range(2):
+            (project,) = ok(api.get("/v1/spending"))["by_project"]
+            alone = ok(api.get(f"/v1/jobs/{job['id']}/cost"))
+            assert project["usd"] == pytest.approx(alone["usd"], rel=1e-4) and project["usd"] > 0
+            assert project["usd_per_hour"] == pytest.approx(alone["usd_per_hour"])
+            time.sleep(0.2)
