@@ -51,8 +51,8 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
-    """The bill of a job that goes on, as it was at `at_s` after the entry `seq`. Until the next one it grows by what the
-    job's nodes cost, and by the hours of those without a price: so many are there."""
+    """The bill of a job that goes on, as it was at `at_s` after the entry `seq`. Until the next one it grows by what
+    nodes of the job cost, and by the hours of those without a price: so many are there."""
 
     seq: int
     at_s: float
