@@ -64,12 +64,7 @@ def main() -> None:
             _note(struck, "shoal", job.strike(everyone=False, comes_back=True))
             _note(struck, "cloud_only", job.strike(everyone=True))
             steps_s.append(job.median_step_s())
-        for side, everyone in (("part", False), ("part_cloud_only", True)):
-            with (
-                tempfile.TemporaryDirectory(prefix="shoal-part-") as folder,
-                TrainingJob(Path(folder), number, 6) as job,
-            ):
-                _note(struck, side, job.strike(everyone=everyone, num_gone=2))
+        _strike_parts(struck, number)
         if not arguments.without_peers:
             _strike_peers(struck, problems)
     found = ((f"{figure}.{side}", _median(blows, figure)) for side, blows in struck.items() for figure in _FIGURES)
@@ -87,6 +82,17 @@ def _note(struck: defaultdict[str, list[Blow | PeerBlow]], side: str, blow: Blow
     """All of it takes the better part of an hour: each blow is told as it falls."""
     struck[side].append(blow)
     print(side, json.dumps(asdict(blow)), file=sys.stderr, flush=True)
+
+
+def _strike_parts(struck: defaultdict[str, list[Blow | PeerBlow]], number: int) -> None:
+    """Both on one cluster where the nodes of the first blow come back to compute, else on a new one."""
+    with tempfile.TemporaryDirectory(prefix="shoal-part-") as folder, TrainingJob(Path(folder), number, 6) as job:
+        _note(struck, "part", job.strike(everyone=False, num_gone=2, comes_back=True))
+        if job.is_whole():
+            _note(struck, "part_cloud_only", job.strike(everyone=True, num_gone=2))
+            return
+    with tempfile.TemporaryDirectory(prefix="shoal-part-") as folder, TrainingJob(Path(folder), number, 6) as job:
+        _note(struck, "part_cloud_only", job.strike(everyone=True, num_gone=2))
 
 
 def _strike_peers(struck: defaultdict[str, list[Blow | PeerBlow]], problems: dict[str, str]) -> None:

@@ -115,7 +115,7 @@ class TrainingJob:
 
     def strike(self, *, everyone: bool, num_gone: int = 1, comes_back: bool = False) -> Blow:
         """The next nodes that compute die, and with `everyone` all that the other nodes remember. Of two, the second
-        kept the copies of the first. The job goes on without them, until one that `comes_back` does so."""
+        kept the copies of the first. The job goes on without them, until those that `comes_back` says come back."""
         self._rest()
         computing = _nodes(self._adopted())
         gone = list(itertools.islice(filter(computing.__contains__, self._victims), num_gone))
@@ -139,7 +139,7 @@ class TrainingJob:
             lost_steps=recovery["lost_steps"],
             redone_steps=recovery["redone_steps"],
             store_bytes=recovery["num_bytes"].get("store", 0),
-            rejoin_s=self._rejoin_s(gone[0]) if comes_back else None,
+            rejoin_s=self._rejoin_s(gone) if comes_back else None,
             phases_s={phase: recovery[phase] for phase in _PHASES} | {"first_step_s": float(first["duration_s"])},
         )
 
@@ -167,13 +167,22 @@ class TrainingJob:
                 shutil.rmtree(folder / CLUSTER_ID / name)
         return blow_s
 
-    def _rejoin_s(self, node: str) -> float | None:
-        """Brings a node back; how long the others stand still for it. None where they go on without it, because steps
-        would not be faster."""
+    def _rejoin_s(self, nodes: Sequence[str]) -> float | None:
+        """Brings nodes back, one after the other; how long those that compute stand still for the last. None where they
+        go on without it, because steps would not be faster."""
+        joined = None
+        for node in nodes:
+            joined = self._joined(node)
+        return None if joined is None else self._pause_s(joined["epoch"])
+
+    def _joined(self, node: str) -> dict[str, Any] | None:
         self._shoal.add(node)
         self._until(lambda event: event["kind"] == "node_joined" and event["node"] == node)
-        joined = self._within(_JOIN_S, _recovered(lambda event: node in event["nodes_joined"]))
-        return None if joined is None else self._pause_s(joined["epoch"])
+        return self._within(_JOIN_S, _recovered(lambda event: node in event["nodes_joined"]))
+
+    def is_whole(self) -> bool:
+        """Whether all nodes compute."""
+        return _nodes(self._adopted()) == frozenset(self._nodes)
 
     def _pause_s(self, epoch: int) -> float:
         """How much longer than a step it took from the last step before this epoch to its first."""
