@@ -51,6 +51,8 @@ def is_proven(costs: CostModel) -> bool:
     """Whether `search_exactly` proves the best plan of one replica per stage."""
     model, train = costs.job.model, costs.job.train
     few = num_devices(costs) <= MOST_DEVICES and model.layers <= MOST_LAYERS and train.global_batch <= MOST_BATCH
+    if costs.has_machines:  # whose parts are all told apart: too many orders
+        return False
     strict = model.layers <= STRICT_LAYERS and train.global_batch <= STRICT_BATCH
     most = MOST_ORDERED if strict else MOST_ORDERED_BEYOND
     return few and _num_orders(costs) * model.layers * train.global_batch <= most

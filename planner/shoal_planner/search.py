@@ -7,6 +7,7 @@ Owns which clusters are searched, and the choice from what is found there; how o
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reas
 from shoal_planner.group_choice import with_groups
 from shoal_planner.job import JobSpec
 from shoal_planner.lasting import Expected, Losses
+from shoal_planner.machines import exchange_parts
 from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import usable_nodes
 from shoal_planner.overlap import NOTHING, Overlap
@@ -143,7 +145,8 @@ def _searched(
     search = Search(costs, copies, late)
     search.look(thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
     is_whole = previous is not None or is_proven(costs) or search.is_spoilt_by_copies()
-    for others, closely in () if is_whole else _simpler(costs, search):
+    simpler = () if is_whole else _simpler(costs, search)
+    for others, closely in itertools.chain(_apart(costs) if previous is None else (), simpler):
         if search.scored and late():
             search.truncated = True
             break
@@ -155,6 +158,9 @@ def _searched(
         for found in here:  # what is not there to tempt the search does it no harm
             search.consider(found)
         search.finalists.update(found.plan_id for found in here[:_FINALISTS])
+    if costs.has_machines and previous is None:
+        for found in search.best(_FINALISTS):
+            exchange_parts(found, step_s(found), costs, search.consider)
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
@@ -176,6 +182,13 @@ def _scheduled(search: Search) -> list[Plan]:
     if not made:
         raise search.refusal or NoPlanFits(f"no plan that was found fits with train.schedule {wanted}")
     return sorted(made.values(), key=by_step)
+
+
+def _apart(costs: CostModel) -> Iterator[tuple[ClusterSnapshot, bool]]:
+    """Without machines of several nodes, which tell equal nodes apart: with them a plan only gets faster."""
+    if costs.has_machines:
+        nodes = tuple(dataclasses.replace(node, host=None) for node in costs.snapshot.nodes)
+        yield dataclasses.replace(costs.snapshot, nodes=nodes), True
 
 
 def _simpler(costs: CostModel, search: Search) -> Iterator[tuple[ClusterSnapshot, bool]]:
