@@ -291,7 +291,9 @@ def parse_cluster(value: object) -> ClusterSnapshot:
     value = check_document(value, "cluster")
     check_known(value, ("nodes", "devices", "links"))
     overrides = _overrides({} if value.get("devices") is None else value["devices"])
-    entries = value.get("nodes")
+    if "nodes" not in value:
+        raise InvalidField("nodes", None, "is required: a list of at least one node")
+    entries = value["nodes"]
     if not isinstance(entries, list | tuple) or not entries:
         raise InvalidField("nodes", entries, "must be a list of at least one node")
     nodes: list[Node] = []
@@ -371,12 +373,18 @@ def _check_hosts(nodes: Iterable[Node]) -> None:
 def _check_zones(links: tuple[Link, ...], nodes: Iterable[Node]) -> None:
     """Here, and not in the snapshot, because a running cluster may lose the last node of a zone and keep its links."""
     zones = sorted({node.zone for node in nodes})
+    seen: dict[frozenset[str], int] = {}
     for index, link in enumerate(links):
         for field, zone in (("from", link.from_zone), ("to", link.to_zone)):
             if zone not in zones:
                 near = difflib.get_close_matches(zone, zones, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"the nodes are in {_some(zones)}"
                 raise InvalidField(f"links[{index}].{field}", zone, f"is not the zone of any node; {hint}")
+        before = seen.setdefault(frozenset((link.from_zone, link.to_zone)), index)
+        other = links[before]
+        if dataclasses.replace(other, from_zone=link.from_zone, to_zone=link.to_zone) != link:
+            pair = f"{link.from_zone} - {link.to_zone}"
+            raise InvalidField(f"links[{index}]", pair, f"contradicts links[{before}]: a link is for both directions")
 
 
 def _check_overrides(overrides: Iterable[DeviceOverride], nodes: Iterable[Node]) -> None:
