@@ -403,8 +403,13 @@ def _some(names: list[str]) -> str:
 
 
 def snapshot_to_mapping(snapshot: ClusterSnapshot) -> dict[str, object]:
-    """Plain JSON values; the inverse of `snapshot_from_mapping`."""
-    return dataclasses.asdict(snapshot)
+    """Plain JSON values; the inverse of `snapshot_from_mapping`. Versions of before know no `host`, so that it is there
+    only where there is one."""
+    found = dataclasses.asdict(snapshot)
+    for node in found["nodes"]:
+        if node["host"] is None:
+            del node["host"]
+    return found
 
 
 def snapshot_from_mapping(value: object) -> ClusterSnapshot:

@@ -124,10 +124,8 @@ def test_a_snapshot_with_machines_comes_back_as_it_was() -> None:
     cluster = boxes()
     assert [node.host for node in cluster.nodes] == ["box-0", "box-1", "box-0", "box-1"]
     assert snapshot_from_mapping(snapshot_to_mapping(cluster)) == cluster
-    before = snapshot_to_mapping(cluster)
-    for node in before["nodes"]:  # type: ignore[attr-defined]
-        del node["host"]
-    assert snapshot_from_mapping(before) == boxes(host=None)
+    assert "host" not in str(snapshot_to_mapping(boxes(host=None))).replace("host_memory", "")
+    assert snapshot_from_mapping(snapshot_to_mapping(boxes(host=None))) == boxes(host=None)
 
 
 def test_what_cannot_be_one_machine_is_refused() -> None:
