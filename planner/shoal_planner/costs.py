@@ -24,7 +24,7 @@ from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES
 from shoal_planner.node_kinds import node_kinds, parts_of_machines
 from shoal_planner.placement import backups
 from shoal_planner.plan import Recompute
-from shoal_planner.profile import Part, Profile, measured
+from shoal_planner.profile import LayerTime, Part, Profile, measured
 
 T = TypeVar("T")
 # Bytes that the optimizer moves per element: gradient, three states in and out, the weight out.
@@ -220,31 +220,47 @@ class CostModel:
         device = self.device(node_id)
         tensor = self._tensor(part, node_id, tp, samples)
 
+        points = self.profile.points(part, device.name, train.precision, model, train.seq_len)
+        apart = all(point.tp == 1 or not point.exchanges for point in points)
+        if not apart:
+            points = tuple(self._with_exchange(point, node_id) for point in points)
+
         def analytic(other_tp: int, other_samples: int) -> tuple[float, float]:
-            exchange = self._tensor(part, node_id, other_tp, other_samples)
+            exchange = PartTime() if apart else self._tensor(part, node_id, other_tp, other_samples)
             forward_s = forward_seconds(device, model, part, train.precision, train.seq_len, other_tp, other_samples)
             return (
                 forward_s + exchange.tensor_forward_s,
                 forward_s * backward_factor(model, part, train.seq_len) + exchange.tensor_backward_s,
             )
 
-        points = self.profile.points(part, device.name, train.precision, model, train.seq_len)
         forward_s, backward_s = measured(points, tp, samples, analytic) or analytic(tp, samples)
         if points and self.profile.calibration is not None:
             forward_s *= self.profile.calibration.parts
             backward_s *= self.profile.calibration.parts
-        # A measurement contains the exchange, so the exchange is its part of it, as far as it fits.
-        tensor_forward_s = min(tensor.tensor_forward_s, forward_s / 2)
-        tensor_backward_s = min(tensor.tensor_backward_s, backward_s / 2)
-        if not points:
-            tensor_forward_s, tensor_backward_s = tensor.tensor_forward_s, tensor.tensor_backward_s
+        tensor_forward_s, tensor_backward_s = tensor.tensor_forward_s, tensor.tensor_backward_s
+        if not apart:  # a measurement contains the exchange, so the exchange is its part of it, as far as it fits
+            tensor_forward_s, tensor_backward_s = (
+                min(tensor_forward_s, forward_s / 2),
+                min(tensor_backward_s, backward_s / 2),
+            )
+            forward_s, backward_s = forward_s - tensor_forward_s, backward_s - tensor_backward_s
         return PartTime(
-            forward_s=forward_s - tensor_forward_s,
-            backward_s=backward_s - tensor_backward_s,
+            forward_s=forward_s,
+            backward_s=backward_s,
             tensor_forward_s=tensor_forward_s,
             tensor_backward_s=tensor_backward_s,
-            weight_s=(backward_s - tensor_backward_s) * weight_share(model, part, train.seq_len),
+            weight_s=backward_s * weight_share(model, part, train.seq_len),
         )
+
+    def _with_exchange(self, point: LayerTime, node_id: str) -> LayerTime:
+        if point.exchanges:
+            return point
+        exchange = self._tensor(point.part, node_id, point.tp, point.micro_batch)
+        forward_s, backward_s = (
+            point.forward_s + exchange.tensor_forward_s,
+            point.backward_s + exchange.tensor_backward_s,
+        )
+        return dataclasses.replace(point, forward_s=forward_s, backward_s=backward_s, exchanges=True)
 
     def _tensor(self, part: Part, node_id: str, tp: int, samples: int) -> PartTime:
         """All-reduces of a block: two forward, two backward. The ends: one forward, and the head one backward."""
