@@ -95,8 +95,9 @@ class Node:
 
     `device_group` devices share links of `group_bytes_per_s`; devices of one node talk at `intra_bytes_per_s`;
     each of `nics` network interfaces carries `inter_bytes_per_s`. `preemptions_per_hour` is how often one such spot
-    node is lost, None if nobody said. `speed` is the share of what such devices compute elsewhere that those of this
-    node are found to compute: less than 1 on a straggler.
+    node is lost, None if nobody said. Nodes with one `host` are parts of one machine, each with devices of its own
+    type: they talk at `intra_bytes_per_s`, and fail together. `speed` is the share of what such devices compute
+    elsewhere that those of this node are found to compute: less than 1 on a straggler.
     """
 
     id: str
@@ -110,6 +111,7 @@ class Node:
     group_bytes_per_s: float | None = None
     nics: int = 1
     zone: str = "default"
+    host: str | None = None
     spot: bool = False
     price_per_hour: float = 0.0
     preemptions_per_hour: float | None = None
@@ -117,10 +119,10 @@ class Node:
     speed: float = 1.0
 
     def __post_init__(self) -> None:
-        if not NODE_ID.fullmatch(self.id):
-            raise InvalidField(
-                "id", self.id, "must be 1 to 63 letters, digits, '.', '_' or '-', with a letter or digit at both ends"
-            )
+        for field, name in (("id", self.id), ("host", self.host)):
+            if name is not None and not NODE_ID.fullmatch(name):
+                problem = "must be 1 to 63 letters, digits, '.', '_' or '-', with a letter or digit at both ends"
+                raise InvalidField(field, name, problem)
         check_ranges(self, NODE_RANGES)
         if self.device_group > self.devices:
             raise InvalidField("device_group", self.device_group, f"must be at most devices ({self.devices})")
@@ -214,6 +216,7 @@ class NodeEntry:
     intra_gb_per_s: float = 10.0
     inter_gbit_per_s: float = 10.0
     zone: str = "default"
+    host: str | None = None
     spot: bool = False
     price_per_hour: float = 0.0
     preemptions_per_hour: float | None = None
@@ -245,6 +248,7 @@ class NodeEntry:
                 group_bytes_per_s=None if self.group_gb_per_s is None else self.group_gb_per_s * 1e9,
                 nics=self.nics,
                 zone=self.zone,
+                host=None if self.host is None else f"{self.host}-{index}",
                 spot=self.spot,
                 price_per_hour=self.price_per_hour,
                 preemptions_per_hour=self.preemptions_per_hour,
@@ -287,7 +291,9 @@ def parse_cluster(value: object) -> ClusterSnapshot:
     value = check_document(value, "cluster")
     check_known(value, ("nodes", "devices", "links"))
     overrides = _overrides({} if value.get("devices") is None else value["devices"])
-    entries = value.get("nodes")
+    if "nodes" not in value:
+        raise InvalidField("nodes", None, "is required: a list of at least one node")
+    entries = value["nodes"]
     if not isinstance(entries, list | tuple) or not entries:
         raise InvalidField("nodes", entries, "must be a list of at least one node")
     nodes: list[Node] = []
@@ -298,6 +304,7 @@ def parse_cluster(value: object) -> ClusterSnapshot:
         except InvalidField as error:
             raise InvalidField(f"nodes[{index}].{error.field}", error.value, error.problem) from error
     links = _links(() if value.get("links") is None else value["links"])
+    _check_hosts(nodes)
     _check_zones(links, nodes)
     _check_overrides(overrides, nodes)
     return ClusterSnapshot(nodes=tuple(nodes), overrides=overrides, links=links)
@@ -349,15 +356,35 @@ def _link(entry: object, path: str) -> Link:
     )
 
 
+def _check_hosts(nodes: Iterable[Node]) -> None:
+    """Parts of a machine are in one place, and come and go together."""
+    first: dict[str, Node] = {}
+    for node in nodes:
+        if node.host is not None:
+            other = first.setdefault(node.host, node)
+            for field in ("zone", "spot"):
+                if getattr(node, field) != getattr(other, field):
+                    problem = (
+                        f"is {getattr(other, field)!r} of {other.id}, which is a part of the same host {node.host}"
+                    )
+                    raise InvalidField(f"nodes ({node.id}).{field}", getattr(node, field), problem)
+
+
 def _check_zones(links: tuple[Link, ...], nodes: Iterable[Node]) -> None:
     """Here, and not in the snapshot, because a running cluster may lose the last node of a zone and keep its links."""
     zones = sorted({node.zone for node in nodes})
+    seen: dict[frozenset[str], int] = {}
     for index, link in enumerate(links):
         for field, zone in (("from", link.from_zone), ("to", link.to_zone)):
             if zone not in zones:
                 near = difflib.get_close_matches(zone, zones, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"the nodes are in {_some(zones)}"
                 raise InvalidField(f"links[{index}].{field}", zone, f"is not the zone of any node; {hint}")
+        before = seen.setdefault(frozenset((link.from_zone, link.to_zone)), index)
+        other = links[before]
+        if dataclasses.replace(other, from_zone=link.from_zone, to_zone=link.to_zone) != link:
+            pair = f"{link.from_zone} - {link.to_zone}"
+            raise InvalidField(f"links[{index}]", pair, f"contradicts links[{before}]: a link is for both directions")
 
 
 def _check_overrides(overrides: Iterable[DeviceOverride], nodes: Iterable[Node]) -> None:
@@ -376,8 +403,13 @@ def _some(names: list[str]) -> str:
 
 
 def snapshot_to_mapping(snapshot: ClusterSnapshot) -> dict[str, object]:
-    """Plain JSON values; the inverse of `snapshot_from_mapping`."""
-    return dataclasses.asdict(snapshot)
+    """Plain JSON values; the inverse of `snapshot_from_mapping`. Versions of before know no `host`, so that it is there
+    only where there is one."""
+    found = dataclasses.asdict(snapshot)
+    for node in found["nodes"]:
+        if node["host"] is None:
+            del node["host"]
+    return found
 
 
 def snapshot_from_mapping(value: object) -> ClusterSnapshot:

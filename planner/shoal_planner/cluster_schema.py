@@ -41,7 +41,8 @@ def market_schema() -> dict[str, Any]:
 
 def _offer() -> dict[str, Any]:
     offer = _node()
-    del offer["properties"]["count"]
+    for name in ("count", "host"):
+        del offer["properties"][name]
     price = _number(OFFERED_PRICE) | {"description": DOCUMENT["offered_price"]}
     available = _number(AVAILABLE) | {"type": "integer", "description": DOCUMENT["available"]}
     offer["properties"] |= {"price_per_hour": price, "available": available}

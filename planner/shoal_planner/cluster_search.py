@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, InvalidField, NoPlanFits
-from shoal_planner.exact import is_proven, num_devices, search_exactly
+from shoal_planner.exact import MOST_DEVICES, is_proven, num_devices, search_exactly
 from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.halving import halve
 from shoal_planner.improve import Improver
 from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.parts import least_s
+from shoal_planner.plainer import ever_fewer, plainer
 from shoal_planner.plan import Plan
 from shoal_planner.replan import mend_plan
 from shoal_planner.rescue import is_pressed, rescue, unburden
@@ -33,12 +34,16 @@ from shoal_planner.ways import ground_of, ways_of
 
 # Where the best so far takes so many times the least possible, so many sets of pipelines are tried step by step, on up
 # to so many devices.
-_TRIES, _TRIED_ON = ((1.6, 300), (1.35, 100)), 80
+_TRIES, _TRIED_ON = ((1.6, 300), (1.25, 100)), 80
+_FEWEST_TRIES, _TRIES_DEVICES = 100, 7200  # fewer where each takes longer
 _PATIENCE = 80  # of these tries in a row without success
 _QUICKLY = 5  # so many times fewer where plans are merely compared
 # From so far on, what is found on parts of the cluster is a start, too: no node must hide what the others can do.
-_FAR, _MOST_KINDS = 1.6, 12
+_FAR, _RATHER_FAR, _MOST_KINDS = 1.6, 1.5, 12
 _BEYOND = 1.15  # unless what such a part could do at best is not so far below what is known
+_FEW_DEVICES = 16  # on no more than these a round is soon followed by steps that find the same
+# So many devices such parts may have together, and plainer clusters: that bounds how long it takes to look at them.
+_PARTS_DEVICES, _PLAINER_DEVICES = 96, 112
 # On more devices than these a proof may take seconds: too long for a part, or for a job that waits.
 _AGAIN = 6
 _TEAMS_AGAIN = 256  # to try teams beside what was made of a running plan takes too long on more
@@ -51,8 +56,12 @@ _KEPT_BRIEFLY = (1, 1)  # where what is found has to bound a proof, or is one of
 class Search:
     """Collects scored plans. `late` tells whether the time is over."""
 
-    def __init__(self, costs: CostModel, copies: int, late: Callable[[], bool]) -> None:
+    def __init__(
+        self, costs: CostModel, copies: int, late: Callable[[], bool], known: dict[object, list[Plan]] | None = None
+    ) -> None:
+        """`known`: what was found on parts of clusters, of this job, by those who look at such parts, too."""
         self.costs = costs
+        self.known = {} if known is None else known
         self.copies = copies
         self.late = late
         self.truncated = False
@@ -64,6 +73,7 @@ class Search:
         self.finalists: set[str] = set()  # plans that are looked at more closely, whatever else is found
         self._finisher = Finisher(costs, copies)
         self._seen: set[tuple[object, ...]] = set()
+        self._least_s = 0.0  # the least possible, once it was asked for
 
     def look(self, *, thorough: bool = True, previous: Plan | None = None) -> None:
         """Everything; what takes long and rarely wins, if `thorough`. A plan that runs is mended first, and nothing is
@@ -76,8 +86,12 @@ class Search:
             self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN)
             self.scored = mended | self.scored
         fits = bool(self.scored)
+        if self.is_spoilt_by_copies():
+            return
         if not self.mended or num_devices(self.costs) <= _TEAMS_AGAIN:
             try_teams(self.costs, self.copies, self.best_s(), self.consider)
+        if thorough and fits and previous is None and not is_proven(self.costs) and self.is_far(_RATHER_FAR):
+            self._try_teams_on_plainer()
         if not fits:
             refusal = self.refusal
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
@@ -91,17 +105,31 @@ class Search:
         else:
             unburden(self.costs, self.best()[0], self.consider)
 
+    def is_spoilt_by_copies(self) -> bool:
+        """Whether nothing fits, hosts lack room, and there may be fewer copies of the state: then these are what to try
+        next, rather than whatever takes long. On few devices all is tried: the best plan with copies is proven."""
+        may_be_fewer = self.copies > 0 and self.costs.job.checkpoint.copies == "auto"
+        lacking = not self.scored and isinstance(self.refusal, HostTooSmall)
+        return may_be_fewer and lacking and num_devices(self.costs) > MOST_DEVICES
+
     def run(self, *, thorough: bool = True) -> None:
         """All rounds are scouted, fewer explored, and the best ones followed to plans; those are bettered step by step,
         or what is best on a small cluster is proven."""
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
         # Other schedules are tried on what was found, so for them one good plan is not enough.
         to_prove = thorough and is_proven(self.costs) and self.costs.job.train.schedule == "1f1b"
-        self._follow(nodes, briefly=to_prove)
+        followed = self.known.get((self.costs.snapshot, self.copies, False))
+        if followed and not to_prove:
+            self.scored |= {found.plan_id: found for found in followed}
+        else:
+            self._follow(nodes, briefly=to_prove)
         if self.truncated:
             return
         if not is_proven(self.costs):
-            if thorough and self.is_far():
+            if thorough:
+                self._try_plainer()
+                self._try_fewer()
+            if thorough and self.is_far() and not self.is_spoilt_by_copies():
                 self._try_parts(nodes)
             self._improve(nodes, 1 if thorough else _QUICKLY)
         elif thorough and self.scored and self.late():
@@ -141,32 +169,76 @@ class Search:
 
     def _over(self) -> float:
         """How many times the least possible the best so far takes."""
-        nodes = usable_nodes(self.costs.job, self.costs.snapshot)
-        return self.best_s() / least_s(nodes, self.costs, self._finisher.sizes)
+        if not self._least_s:
+            nodes = usable_nodes(self.costs.job, self.costs.snapshot)
+            self._least_s = least_s(nodes, self.costs, self._finisher.sizes)
+        return self.best_s() / self._least_s
 
     def _try_parts(self, nodes: tuple[Node, ...]) -> None:
         """What is found on parts of the cluster."""
-        for others in self._parts(nodes):
+        left = _PARTS_DEVICES
+        for others in sorted(self._parts(nodes), key=lambda part: part.num_devices):
             least_others_s = least_s(usable_nodes(self.costs.job, others), self.costs, self._finisher.sizes)
             if least_others_s * _BEYOND > self.best_s():
                 continue
-            if self.late():
-                self.truncated = True
+            left -= others.num_devices
+            if left < 0 or self._ends():
                 return
-            copies = min(self.copies, len(others.nodes) - 1)  # nodes that are left out may hold them
+            self._take(others)
+
+    def _try_plainer(self) -> None:
+        """As long as there is something to win, also what is found on plainer clusters."""
+        left, enough = _PLAINER_DEVICES, _RATHER_FAR if num_devices(self.costs) > _FEW_DEVICES else _FAR
+        for others in plainer(self.costs) if self.scored else ():
+            left -= others.num_devices
+            if left < 0 or not self.is_far(enough) or self._ends():
+                return
+            self._take(others, briefly=False)
+
+    def _try_teams_on_plainer(self) -> None:
+        """Teams take all nodes, so those of fewer kinds are looked for where there are fewer."""
+
+        def consider(found: Plan) -> float:
+            return self.consider(dataclasses.replace(found, copies=self.copies))
+
+        for others in plainer(self.costs):
+            copies = min(self.copies, len(others.nodes) - 1)
+            try_teams(CostModel(self.costs.job, others, self.costs.profile), copies, self.best_s(), consider)
+
+    def _ends(self) -> bool:
+        """Whether the time is over; what is not looked at any more is told."""
+        self.truncated = self.truncated or self.late()
+        return self.truncated
+
+    def _try_fewer(self) -> None:
+        """Where nothing fits, what is found on ever fewer kinds of nodes, until something does."""
+        for others in ever_fewer(self.costs):
+            if self.scored or num_devices(self.costs) > _TRIED_ON:
+                return
+            self._take(others, briefly=False)
+
+    def _take(self, others: ClusterSnapshot, *, briefly: bool = True) -> None:
+        """What is found on a part of the cluster; that is looked for once, whichever cluster it is a part of."""
+        copies = min(self.copies, len(others.nodes) - 1)  # nodes that are left out may hold them
+        key = (others, copies, briefly)
+        if key not in self.known:
             fewer = Search(CostModel(self.costs.job, others, self.costs.profile), copies, self.late)
             if is_proven(fewer.costs) and num_devices(fewer.costs) <= _AGAIN:
                 fewer.run()
             else:
-                fewer._follow(usable_nodes(self.costs.job, others), briefly=True)
+                fewer._follow(usable_nodes(self.costs.job, others), briefly=briefly)
             self.truncated = self.truncated or fewer.truncated
-            for found in fewer.scored.values():
-                self.consider(dataclasses.replace(found, copies=self.copies))
+            self.known[key] = list(fewer.scored.values())
+        for found in self.known[key]:
+            self.consider(dataclasses.replace(found, copies=self.copies))
 
     def _improve(self, nodes: tuple[Node, ...], part: int) -> None:
         """Step by step from the best plans so far, if there is something to win."""
+        if num_devices(self.costs) > _TRIED_ON:
+            return
         tries = next((tries // part for least, tries in _TRIES if self._over() > least), 0)
-        if tries and num_devices(self.costs) <= _TRIED_ON:
+        tries = min(tries, max(_FEWEST_TRIES, _TRIES_DEVICES // num_devices(self.costs)))
+        if tries:
             starts = [ways_of(tuple(map(word_of, found.pipelines))) for found in self.best(len(self.scored))]
             Improver(ground_of(nodes, self.costs), self._judged, tries, _PATIENCE).run(starts)
 

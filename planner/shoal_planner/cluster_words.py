@@ -13,6 +13,7 @@ NODES: Mapping[str, str] = {
     "intra_gb_per_s": "Gigabytes per second between devices of one node.",
     "inter_gbit_per_s": "Gigabits per second of each network interface.",
     "zone": "Nodes of one zone may fail together.",
+    "host": "Shapes with one host are parts of the same machines, HOST-0, HOST-1 and so on, each with its own devices.",
     "spot": "Whether the cloud may take the node away.",
     "price_per_hour": "Dollars an hour for one node; 0: nobody stated it.",
     "preemptions_per_hour": "How often one such node is lost in an hour; only with spot: true.",

@@ -21,10 +21,10 @@ from shoal_planner.compute import matmul_flops as matmul_flops
 from shoal_planner.compute import model_flops as model_flops
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES
-from shoal_planner.node_kinds import node_kinds
+from shoal_planner.node_kinds import node_kinds, parts_of_machines
 from shoal_planner.placement import backups
 from shoal_planner.plan import Recompute
-from shoal_planner.profile import Part, Profile, measured
+from shoal_planner.profile import LayerTime, Part, Profile, measured
 
 T = TypeVar("T")
 # Bytes that the optimizer moves per element: gradient, three states in and out, the weight out.
@@ -104,6 +104,7 @@ class CostModel:
         self._zone_links = calibrated.links
         self._nodes = {node.id: node for node in calibrated.nodes}
         self._kinds = node_kinds(snapshot, profile)
+        self._machines = parts_of_machines(snapshot.nodes)
         self._devices: dict[str, DeviceType] = {}
         self._parts: dict[tuple[Part, int, int, int, Recompute, int], PartTime] = {}
         self._links: dict[tuple[int, int, bool], LinkCost] = {}
@@ -219,31 +220,47 @@ class CostModel:
         device = self.device(node_id)
         tensor = self._tensor(part, node_id, tp, samples)
 
+        points = self.profile.points(part, device.name, train.precision, model, train.seq_len)
+        apart = all(point.tp == 1 or not point.exchanges for point in points)
+        if not apart:
+            points = tuple(self._with_exchange(point, node_id) for point in points)
+
         def analytic(other_tp: int, other_samples: int) -> tuple[float, float]:
-            exchange = self._tensor(part, node_id, other_tp, other_samples)
+            exchange = PartTime() if apart else self._tensor(part, node_id, other_tp, other_samples)
             forward_s = forward_seconds(device, model, part, train.precision, train.seq_len, other_tp, other_samples)
             return (
                 forward_s + exchange.tensor_forward_s,
                 forward_s * backward_factor(model, part, train.seq_len) + exchange.tensor_backward_s,
             )
 
-        points = self.profile.points(part, device.name, train.precision, model, train.seq_len)
         forward_s, backward_s = measured(points, tp, samples, analytic) or analytic(tp, samples)
         if points and self.profile.calibration is not None:
             forward_s *= self.profile.calibration.parts
             backward_s *= self.profile.calibration.parts
-        # A measurement contains the exchange, so the exchange is its part of it, as far as it fits.
-        tensor_forward_s = min(tensor.tensor_forward_s, forward_s / 2)
-        tensor_backward_s = min(tensor.tensor_backward_s, backward_s / 2)
-        if not points:
-            tensor_forward_s, tensor_backward_s = tensor.tensor_forward_s, tensor.tensor_backward_s
+        tensor_forward_s, tensor_backward_s = tensor.tensor_forward_s, tensor.tensor_backward_s
+        if not apart:  # a measurement contains the exchange, so the exchange is its part of it, as far as it fits
+            tensor_forward_s, tensor_backward_s = (
+                min(tensor_forward_s, forward_s / 2),
+                min(tensor_backward_s, backward_s / 2),
+            )
+            forward_s, backward_s = forward_s - tensor_forward_s, backward_s - tensor_backward_s
         return PartTime(
-            forward_s=forward_s - tensor_forward_s,
-            backward_s=backward_s - tensor_backward_s,
+            forward_s=forward_s,
+            backward_s=backward_s,
             tensor_forward_s=tensor_forward_s,
             tensor_backward_s=tensor_backward_s,
-            weight_s=(backward_s - tensor_backward_s) * weight_share(model, part, train.seq_len),
+            weight_s=backward_s * weight_share(model, part, train.seq_len),
         )
+
+    def _with_exchange(self, point: LayerTime, node_id: str) -> LayerTime:
+        if point.exchanges:
+            return point
+        exchange = self._tensor(point.part, node_id, point.tp, point.micro_batch)
+        forward_s, backward_s = (
+            point.forward_s + exchange.tensor_forward_s,
+            point.backward_s + exchange.tensor_backward_s,
+        )
+        return dataclasses.replace(point, forward_s=forward_s, backward_s=backward_s, exchanges=True)
 
     def _tensor(self, part: Part, node_id: str, tp: int, samples: int) -> PartTime:
         """All-reduces of a block: two forward, two backward. The ends: one forward, and the head one backward."""
@@ -264,6 +281,15 @@ class CostModel:
             rate = max(rate, node.group_bytes_per_s)
         return 2 * (tp - 1) * (link.latency_s + num_bytes / tp / rate)
 
+    @property
+    def has_machines(self) -> bool:
+        """Whether there are nodes that are parts of one machine, and looked at as such."""
+        return bool(self._machines)
+
+    def are_one_machine(self, here: str, there: str) -> bool:
+        """Whether these are one node, or parts of one machine: what passes between them goes over no network."""
+        return here == there or (here in self._machines and self._machines[here] == self._machines.get(there))
+
     def link(self, from_node: str, to_node: str) -> LinkCost:
         """What connects devices of these nodes, one flow at a time."""
         key = (self._kinds[from_node], self._kinds[to_node], from_node == to_node)
@@ -274,20 +300,21 @@ class CostModel:
     def _link(self, from_node: str, to_node: str) -> LinkCost:
         here, there = self._nodes[from_node], self._nodes[to_node]
         between = [link for link in self._zone_links if {link.from_zone, link.to_zone} == {here.zone, there.zone}]
-        crowded = max((link for link in between if from_node != to_node), key=lambda link: link.incast, default=None)
+        inside = self.are_one_machine(from_node, to_node)
+        crowded = max((link for link in between if not inside), key=lambda link: link.incast, default=None)
         incast, fan_in = (0.0, 2) if crowded is None else (crowded.incast, crowded.fan_in)
         figure = self.profile.link(from_node, to_node)
         if figure is not None:
             return LinkCost(latency_s=figure.latency_s, bytes_per_s=figure.bytes_per_s, incast=incast, fan_in=fan_in)
         gpu = self.device(from_node).threads is None and self.device(to_node).threads is None
-        own = from_node == to_node
-        if own:
-            rate, latency_s = here.intra_bytes_per_s, GPU_INTRA_LATENCY_S if gpu else CPU_INTRA_LATENCY_S
+        if inside:
+            rate = min(here.intra_bytes_per_s, there.intra_bytes_per_s)
+            latency_s = GPU_INTRA_LATENCY_S if gpu else CPU_INTRA_LATENCY_S
         else:
             rate = min(here.inter_bytes_per_s, there.inter_bytes_per_s)
             latency_s = GPU_INTER_LATENCY_S if gpu else CPU_INTER_LATENCY_S
         for link in between:  # one from a zone to itself is about nodes of that zone
-            if own:  # within a node a message is no slower to start than between nodes
+            if inside:  # there a message is no slower to start than between nodes
                 latency_s = min(latency_s, link.latency_s)
             else:
                 rate, latency_s = min(rate, link.bytes_per_s), link.latency_s
@@ -335,7 +362,7 @@ class CostModel:
                 if here == there and len(members) > 1:
                     continue
                 link = self.link(here, there)
-                lanes = tp if here == there else min(tp, self._nodes[here].nics)
+                lanes = tp if self.are_one_machine(here, there) else min(tp, self._nodes[here].nics)
                 rate, latency_s = min(rate, link.bytes_per_s * lanes), max(latency_s, link.latency_s)
                 crowding = max(crowding, link.crowding(count))
         return rate, latency_s, crowding

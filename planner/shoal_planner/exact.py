@@ -35,8 +35,10 @@ from shoal_planner.shapes import Bounds, Chain, Frame, Rooms, Slots, chains, fra
 
 # Up to these, with one replica per stage; one device more than the clusters for which strictness is promised.
 MOST_DEVICES, MOST_LAYERS, MOST_BATCH = 9, 32, 64
-# Eight nodes of one device that all differ, 16 layers and 24 samples are within this: orders, layers and samples.
-MOST_ORDERED = 16_000_000
+# Orders of units times layers and samples. For up to so many layers and samples, eight nodes of one device that all
+# differ are within this; where there are more, a proof may take seconds, and rounds find the same in most cases.
+MOST_ORDERED, STRICT_LAYERS, STRICT_BATCH = 16_000_000, 16, 24
+MOST_ORDERED_BEYOND = 100_000
 # Up to these, with several; of more devices, so many in every choice of them.
 SHARED_DEVICES, SHARED_LAYERS, SHARED_BATCH = 4, 8, 16
 # The shares of layers whose optimizer state may be on hosts.
@@ -49,7 +51,11 @@ def is_proven(costs: CostModel) -> bool:
     """Whether `search_exactly` proves the best plan of one replica per stage."""
     model, train = costs.job.model, costs.job.train
     few = num_devices(costs) <= MOST_DEVICES and model.layers <= MOST_LAYERS and train.global_batch <= MOST_BATCH
-    return few and _num_orders(costs) * model.layers * train.global_batch <= MOST_ORDERED
+    if costs.has_machines:  # whose parts are all told apart: too many orders
+        return False
+    strict = model.layers <= STRICT_LAYERS and train.global_batch <= STRICT_BATCH
+    most = MOST_ORDERED if strict else MOST_ORDERED_BEYOND
+    return few and _num_orders(costs) * model.layers * train.global_batch <= most
 
 
 def _num_orders(costs: CostModel) -> int:

@@ -134,8 +134,15 @@ def _inside(sites: list[_Site], lanes: int, memory: float, costs: CostModel) -> 
 def _between(pairs: list[tuple[_Site, _Site]], memory: float, costs: CostModel) -> _Level:
     links = [costs.link(here.node, there.node) for here, there in pairs]
     both = tuple(zip(links, pairs, strict=True))
-    joint = min(link.bytes_per_s * min(here.lanes, there.lanes) for link, (here, there) in both)
-    alone = min(link.bytes_per_s * min(here.least_lanes, there.least_lanes) for link, (here, there) in both)
+    # Between parts of one machine nothing goes over an interface: each flow is on its own.
+    wide = [
+        1 if costs.are_one_machine(here.node, there.node) else min(here.lanes, there.lanes) for here, there in pairs
+    ]
+    joint = min(link.bytes_per_s * lanes for link, lanes in zip(links, wide, strict=True))
+    alone = min(
+        link.bytes_per_s * min(lanes, here.least_lanes, there.least_lanes)
+        for (link, (here, there)), lanes in zip(both, wide, strict=True)
+    )
     return _Level(joint=_fabric(links, joint, memory), alone=_fabric(links, alone, memory), spread=1.0)
 
 

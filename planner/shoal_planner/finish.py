@@ -113,6 +113,7 @@ class Finisher:
         self.num_layers = costs.job.model.layers
         self.sizes = tuple(sizes_of(self.batch))
         self._stages: dict[tuple[object, ...], _Stage] = {}  # with no way to reach others
+        self._reaching: dict[tuple[tuple[object, ...], float], _Stage] = {}
         self._splits: dict[tuple[Key, int, int, Common], Split | None] = {}
 
     def draft(self, words: tuple[Word, ...]) -> Draft | None:
@@ -251,10 +252,12 @@ class Finisher:
         holders, kind = common.holders, self.costs.kind(unit.node)
         reach_s = max(common.reach_s, dict(common.crowds).get(kind, 0.0))
         known = (kind, unit.tp, size, ends, in_flight, onward, holders)
-        if known not in self._stages:
-            hop_s = 0.0 if ends[1] else 2 * self.costs.send_s(unit.node, word[s + 1].node, size)
-            self._stages[known] = self._figures(unit, size, ends, in_flight, hop_s, holders)
-        return dataclasses.replace(self._stages[known], reach_s=reach_s)
+        if (known, reach_s) not in self._reaching:
+            if known not in self._stages:
+                hop_s = 0.0 if ends[1] else 2 * self.costs.send_s(unit.node, word[s + 1].node, size)
+                self._stages[known] = self._figures(unit, size, ends, in_flight, hop_s, holders)
+            self._reaching[known, reach_s] = dataclasses.replace(self._stages[known], reach_s=reach_s)
+        return self._reaching[known, reach_s]
 
     def _figures(
         self, unit: Unit, size: int, ends: tuple[bool, bool], in_flight: int, hop_s: float, holders: int
@@ -305,22 +308,18 @@ def split_layers(stages: list[_Stage], num_layers: int, number: int, most_sync_s
     bound the cheapest layers are taken. Bounds from the least possible one upwards are tried, as a higher one pays only
     by what the sum gains. No stage gets more layers than it exchanges in `most_sync_s`."""
     times = np.maximum.accumulate(np.stack([stage.seconds for stage in stages]), axis=1)  # [P, L+1]
-    sync = np.stack([stage.sync_s for stage in stages])
+    each_s = np.array([stage.reach_s + stage.update_s for stage in stages])
+    sync = np.stack([stage.exchanged for stage in stages]) * each_s[:, None]
     times = np.where(sync <= most_sync_s * (1 + 1e-9), times, np.inf)
-    least = np.array([stage.least for stage in stages])
-    bounds = distinct(times[np.isfinite(times)])
-    low, high = 0, len(bounds)
-    while low < high:
-        middle = (low + high) // 2
-        if _enough(times, bounds[middle], least, num_layers):
-            high = middle
-        else:
-            low = middle + 1
-    if low == len(bounds):
+    least, rows = np.array([stage.least for stage in stages]), np.arange(len(stages))
+    # With so many of all times within a bound, the stages together hold enough layers.
+    enough = num_layers + len(stages)
+    values = np.sort(times, axis=None)
+    lowest_s = max(values[enough - 1], times[rows, least].max()) if enough <= len(values) else np.inf
+    if not lowest_s < np.inf:
         return None
-    rows = np.arange(len(stages))
-    tried = bounds[low : low + _BOUNDS] if number > 1 else bounds[-1:]
-    limits = np.stack([(times <= bound).sum(axis=1) - 1 for bound in tried])  # [K, P]
+    tried = _bounds(values, lowest_s) if number > 1 else values[values < np.inf][-1:]
+    limits = (times <= tried[:, None, None]).sum(axis=2) - 1  # [K, P]
     layers = _cheapest(times, limits, least, num_layers)
     if not len(layers):
         return None
@@ -335,9 +334,14 @@ def split_layers(stages: list[_Stage], num_layers: int, number: int, most_sync_s
     )
 
 
-def _enough(times: Floats, bound: float, least: Ints, num_layers: int) -> bool:
-    limits = (times <= bound).sum(axis=1) - 1
-    return bool((limits >= least).all() and limits.sum() >= num_layers)
+def _bounds(values: Floats, lowest_s: float) -> Floats:
+    """The first distinct ones from the lowest on, of sorted values."""
+    first, most = int(np.searchsorted(values, lowest_s)), _BOUNDS
+    while True:
+        found = distinct(values[first : first + most])
+        if len(found) >= _BOUNDS or first + most >= len(values):
+            return found[found < np.inf][:_BOUNDS]
+        most *= 2
 
 
 def _cheapest(times: Floats, limits: Ints, least: Ints, num_layers: int) -> Ints:
@@ -353,9 +357,8 @@ def _cheapest(times: Floats, limits: Ints, least: Ints, num_layers: int) -> Ints
     stage, place = np.divmod(np.argsort(steps, axis=None, kind="stable"), max(1, most))
     free = (place >= least[stage]) & (place < limits[:, stage])
     taken = free & (np.cumsum(free, axis=1) <= left)
-    layers = np.zeros(limits.shape, dtype=np.int64)
-    for number in range(len(times)):
-        layers[:, number] = least[number] + taken[:, stage == number].sum(axis=1)
+    of_stage = stage[:, None] == np.arange(len(times))
+    layers: Ints = least + (taken.astype(np.float64) @ of_stage.astype(np.float64)).astype(np.int64)
     return layers
 
 

@@ -93,7 +93,7 @@ def _additions(costs: CostModel) -> Iterator[tuple[str, Node]]:
             singles.add((first.device, first.zone, first.spot))
             yield first.id, _one_device(first, name)
     for nodes in ordered:
-        yield nodes[0].id, dataclasses.replace(nodes[0], id=name, reclaim_at_s=None)
+        yield nodes[0].id, dataclasses.replace(nodes[0], id=name, host=None, reclaim_at_s=None)
 
 
 def _one_device(like: Node, name: str) -> Node:
@@ -101,6 +101,7 @@ def _one_device(like: Node, name: str) -> Node:
     return dataclasses.replace(
         like,
         id=name,
+        host=None,
         devices=1,
         device_group=1,
         nics=1,

@@ -113,6 +113,10 @@ def _figures(entry: object, path: str) -> _Availability:
         raise InvalidField(path, entry, "must be a mapping of fields to values")
     if "count" in entry:
         raise InvalidField(f"{path}.count", entry["count"], "is not a field of an offer; did you mean 'available'?")
+    if "host" in entry:
+        raise InvalidField(
+            f"{path}.host", entry["host"], "is not a field of an offer: what is rented is whole machines"
+        )
     if "price_per_hour" not in entry:
         raise InvalidField(f"{path}.price_per_hour", None, "is required")
     check_range(f"{path}.price_per_hour", number(entry["price_per_hour"], f"{path}.price_per_hour"), *OFFERED_PRICE)

@@ -17,6 +17,7 @@ from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import ELEMENT_BYTES, StageBytes, snapshot_bytes, stage_bytes, unit_elements, usable_bytes
+from shoal_planner.parameters import degrees_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -74,8 +75,7 @@ def group_kinds(nodes: tuple[Node, ...], costs: CostModel) -> tuple[Kind, ...]:
 
 def tp_degrees(costs: CostModel, most: int) -> tuple[int, ...]:
     """The degrees of tensor parallelism that divide the heads and the key heads, up to `most`."""
-    model = costs.job.model
-    return tuple(tp for tp in range(1, most + 1) if model.heads % tp == 0 and model.num_kv_heads % tp == 0)
+    return degrees_of(costs.job.model, most)
 
 
 def options_of(kinds: tuple[Kind, ...], costs: CostModel) -> tuple[Option, ...]:

@@ -186,3 +186,8 @@ def chunk_units(plan: Plan, pipeline: int, stage: int) -> tuple[tuple[int, ...],
     if stage == len(stages) - 1:
         chunks[-1].append(plan.num_layers + 1)
     return tuple(map(tuple, chunks))
+
+
+def degrees_of(model: ModelSpec, most: int) -> tuple[int, ...]:
+    """The degrees of tensor parallelism that divide the heads and the key heads, up to `most`."""
+    return tuple(tp for tp in range(1, most + 1) if model.heads % tp == 0 and model.num_kv_heads % tp == 0)

@@ -26,7 +26,7 @@ def backups(nodes: tuple[Node, ...], copies: int) -> Mapping[str, tuple[str, ...
 
     A zone that has no copy yet goes before one that has, because zones fail as a whole, unless hosts there are far too
     small; then the node with the most host memory for each copy that it would keep; then the next one in the order of
-    ids, counted round from the node itself.
+    ids, counted round from the node itself. Parts of the machine that has the state already go last: they fail with it.
     """
     ring = _Ring(tuple(sorted(nodes, key=lambda node: node.id)))
     # One copy of every node before the second of any: so the evenness of first choices does not hang on later ones.
@@ -90,7 +90,11 @@ class Placement:
     def _suits(self, home: str, chosen: list[str], place: int, owner: str) -> bool:
         instead = [*chosen[:place], owner, *chosen[place + 1 :]]
         room = self._nodes[owner].host_memory_bytes * _MUCH_SMALLER >= self._nodes[chosen[place]].host_memory_bytes
-        return room and self._zones(home, instead) >= self._zones(home, chosen)
+        apart = self._machines(home, instead) >= self._machines(home, chosen)
+        return room and apart and self._zones(home, instead) >= self._zones(home, chosen)
+
+    def _machines(self, home: str, chosen: list[str]) -> int:
+        return len({self._nodes[node].host or node for node in (home, *chosen)})
 
     def _zones(self, home: str, chosen: list[str]) -> int:
         return len({self._nodes[node].zone for node in (home, *chosen)})
@@ -107,6 +111,9 @@ class _Ring:
         numbers = {zone: number for number, zone in enumerate(sorted({node.zone for node in nodes}))}
         self._zone = np.array([numbers[node.zone] for node in nodes], dtype=np.int64)
         self._num_zones = len(numbers)
+        machines = {name: number for number, name in enumerate(dict.fromkeys(node.host or node.id for node in nodes))}
+        self._machine = np.array([machines[node.host or node.id] for node in nodes], dtype=np.int64)
+        self._num_machines = len(machines)
 
     def choose(self, place: int) -> None:
         backup = self._best(place)
@@ -117,6 +124,9 @@ class _Ring:
         taken = [place, *self.chosen[place]]
         crowded = (self._load + 1) / self._host
         crowded[taken] = np.inf
+        if self._num_machines < len(self.nodes):
+            elsewhere = np.where(np.isin(self._machine, self._machine[taken]), np.inf, crowded)
+            crowded = elsewhere if np.isfinite(elsewhere).any() else crowded
         reached = np.unique(self._zone[taken])
         if len(reached) < self._num_zones:
             fresh = ~np.isin(self._zone, reached) & (crowded <= _MUCH_SMALLER * crowded.min())

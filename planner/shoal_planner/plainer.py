@@ -26,24 +26,37 @@ _PART, _MOST = 1 / 4, 2
 def plainer(costs: CostModel) -> Iterator[ClusterSnapshot]:
     """With nodes made equal that differ in one figure alone; then without the kind of node that is worth least, and
     without the next one, too; then the kind alone that is worth most, if that is most of all."""
-
-    def worth(kind: Kind) -> float:
-        return kind.devices / costs.part("block", kind.node.id, 1, 1).total_s
-
     levelled = level(usable_nodes(costs.job, costs.snapshot))
     if levelled:
         nodes = tuple(levelled.get(node.id, node) for node in costs.snapshot.nodes)
         yield dataclasses.replace(costs.snapshot, nodes=nodes)
-    kinds = sorted(group_kinds(usable_nodes(costs.job, costs.snapshot), costs), key=worth)
-    left, part = costs.snapshot, _PART * sum(map(worth, kinds))
+    kinds = _by_worth(costs)
+    left, part = costs.snapshot, _PART * sum(_worth(kind, costs) for kind in kinds)
     for number, kind in enumerate(kinds[:-1]):
-        part -= worth(kind)
+        part -= _worth(kind, costs)
         if part < 0:
             return
         left = left.without(kind.nodes)
         # A kind more, which is worth little, must not put what is found without all of these out of reach.
         if number < _MOST or number == len(kinds) - 2:
             yield left
+
+
+def ever_fewer(costs: CostModel) -> Iterator[ClusterSnapshot]:
+    """Without the kind of node that is worth least, without the next one, too, until one kind is left."""
+    left = costs.snapshot
+    for kind in _by_worth(costs)[:-1]:
+        left = left.without(kind.nodes)
+        yield left
+
+
+def _by_worth(costs: CostModel) -> list[Kind]:
+    kinds = group_kinds(usable_nodes(costs.job, costs.snapshot), costs)
+    return sorted(kinds, key=lambda kind: _worth(kind, costs))
+
+
+def _worth(kind: Kind, costs: CostModel) -> float:
+    return kind.devices / costs.part("block", kind.node.id, 1, 1).total_s
 
 
 def level(nodes: tuple[Node, ...]) -> dict[str, Node]:

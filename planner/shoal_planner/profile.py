@@ -33,7 +33,8 @@ def _seconds(name: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """Seconds of one part of the model on `tp` devices, with their exchange: a block, the embedding, or norm + head."""
+    """Seconds of one part of the model on `tp` devices: a block, the embedding, or norm + head. They contain what the
+    devices exchange, unless `exchanges` is false: then one of them was timed by itself, on its share of the part."""
 
     device: str
     tp: int
@@ -52,6 +53,7 @@ class LayerTime:
     head_dim: int = 0
     block_options: str = ""
     trains: str = ""
+    exchanges: bool = True
 
     def __post_init__(self) -> None:
         if not self.head_dim and self.heads:
@@ -225,8 +227,13 @@ def _linear(samples: list[tuple[int, float]], at: int) -> float:
 
 
 def profile_to_mapping(profile: Profile) -> dict[str, object]:
-    """Plain JSON values; the inverse of `profile_from_mapping`."""
-    return dataclasses.asdict(profile)
+    """Plain JSON values; the inverse of `profile_from_mapping`. Versions of before know no `exchanges`, so that it is
+    there only where it is false."""
+    found = dataclasses.asdict(profile)
+    for layer in found["layers"]:
+        if layer["exchanges"]:
+            del layer["exchanges"]
+    return found
 
 
 def profile_from_mapping(value: object) -> Profile:

@@ -7,6 +7,7 @@ Owns which clusters are searched, and the choice from what is found there; how o
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from shoal_planner.explain import describe, no_plan_fits, plain_constraint, reas
 from shoal_planner.group_choice import with_groups
 from shoal_planner.job import JobSpec
 from shoal_planner.lasting import Expected, Losses
+from shoal_planner.machines import exchange_parts
 from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import usable_nodes
 from shoal_planner.overlap import NOTHING, Overlap
@@ -38,6 +40,8 @@ _MUCH_SLOWER, _FEW = 5, 8
 # So far above the least possible, plainer clusters are searched, too: that takes as long again, twice or three times.
 _FARTHER = 2.25
 _FINALISTS = 5  # plans that are shown, and looked at more closely
+# So many more are looked at that would be first if all that may overlap were hidden, fewer where each takes longer.
+_PROMISING, _PROMISING_DEVICES = 16, 1024
 # Other schedules keep more in memory, so for them plans are tried, too, that need so much of it under 1F1B.
 _LESS_ROOM = (0.85, 0.7, 0.5)
 
@@ -140,18 +144,23 @@ def _searched(
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
     search.look(thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
-    for others, closely in _simpler(costs, search) if previous is None and not is_proven(costs) else ():
+    is_whole = previous is not None or is_proven(costs) or search.is_spoilt_by_copies()
+    simpler = () if is_whole else _simpler(costs, search)
+    for others, closely in itertools.chain(_apart(costs) if previous is None else (), simpler):
         if search.scored and late():
             search.truncated = True
             break
         fewer = min(copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
-        simple = Search(CostModel(costs.job, others, costs.profile), fewer, late)
+        simple = Search(CostModel(costs.job, others, costs.profile), fewer, late, search.known)
         simple.look(thorough=thorough and closely)
         search.truncated = search.truncated or simple.truncated
         here = [dataclasses.replace(found, copies=copies) for found in simple.best(len(simple.scored))]
         for found in here:  # what is not there to tempt the search does it no harm
             search.consider(found)
         search.finalists.update(found.plan_id for found in here[:_FINALISTS])
+    if costs.has_machines and previous is None:
+        for found in search.best(_FINALISTS):
+            exchange_parts(found, step_s(found), costs, search.consider)
     if not search.scored:
         raise no_plan_fits(costs, search.refusal)
     return search
@@ -173,6 +182,13 @@ def _scheduled(search: Search) -> list[Plan]:
     if not made:
         raise search.refusal or NoPlanFits(f"no plan that was found fits with train.schedule {wanted}")
     return sorted(made.values(), key=by_step)
+
+
+def _apart(costs: CostModel) -> Iterator[tuple[ClusterSnapshot, bool]]:
+    """Without machines of several nodes, which tell equal nodes apart: with them a plan only gets faster."""
+    if costs.has_machines:
+        nodes = tuple(dataclasses.replace(node, host=None) for node in costs.snapshot.nodes)
+        yield dataclasses.replace(costs.snapshot, nodes=nodes), True
 
 
 def _simpler(costs: CostModel, search: Search) -> Iterator[tuple[ClusterSnapshot, bool]]:
@@ -222,12 +238,25 @@ def _closer(scored: list[Plan], search: Search, costs: CostModel, overlap: Overl
             return overlapping(grouped, costs, overlap)
         return with_like_overlap(grouped, costs, overlap) if search.mended else with_overlap(grouped, costs)
 
-    closer = (
-        search.finalists | {found.plan_id for found in scored[:_FINALISTS]} | ({running.plan_id} if running else set())
-    )
+    first = [*scored[:_FINALISTS], *_promising(scored, costs), *([running] if running else ())]
+    closer = search.finalists.union(found.plan_id for found in first)
     changed = {found.plan_id: change(found) for found in scored if found.plan_id in closer}
     scored = sorted((changed.get(found.plan_id, found) for found in scored), key=by_step)
     return scored, running and changed.get(running.plan_id, running)
+
+
+def _promising(scored: list[Plan], costs: CostModel) -> list[Plan]:
+    """What overlaps turns the order of plans around: those that are the fastest but for what they exchange."""
+
+    def alone_s(found: Plan) -> float:
+        assert found.prediction is not None
+        terms = found.prediction.terms
+        return step_s(found) - terms.tensor_s - terms.pipeline_s - terms.gradient_s
+
+    if costs.job.train.overlap == "none":
+        return []
+    number = min(_PROMISING, _PROMISING_DEVICES // costs.snapshot.num_devices)
+    return sorted(scored, key=lambda found: (alone_s(found), found.plan_id))[:number]
 
 
 def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:

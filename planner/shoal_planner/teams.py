@@ -30,6 +30,7 @@ from shoal_planner.slices import most_slices
 # On fewer, all that shares nothing is searched exactly. On more devices than the second of these numbers all nodes are
 # not one team too, as it takes long to add up what so many share; and on more than the third there are no teams.
 LEAST_DEVICES, _ONE_TEAM, MOST_DEVICES = 9, 256, 2048
+_FEW_NODES = 8  # so many are one team without one of them, too: what all add up between them may take longer
 _AS_MUCH = 1.15
 _MOST_SAMPLES = 16  # of a micro-batch, of one replica
 _SCORED, _OF_EACH = 3, 2  # ways in all, and of each kind of sharing
@@ -63,6 +64,10 @@ class _Way:
     samples: tuple[int, ...]
     sizes: tuple[int, ...]
 
+    @property
+    def nodes(self) -> int:
+        return len({replica.node for team in self.teams for replica in team})
+
 
 def try_teams(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> None:
     """Offers `consider` the few that may be faster than `best_s`, where that is far from what the devices can do;
@@ -79,10 +84,10 @@ def try_teams(costs: CostModel, copies: int, best_s: float, consider: Callable[[
     found += [other for way in found[:_SCORED] for other in teams.in_slices(way)]
     found.sort(key=lambda way: way.seconds)
     # What nodes add up between them is not in these seconds, and hangs on what each of them shares.
-    by_sharding = [
-        [way for way in found if way.sharding == sharding] for sharding in {way.sharding: 0 for way in found}
-    ]
-    best = [*found[:_SCORED], *itertools.chain(*(ways[:_OF_EACH] for ways in by_sharding))]
+    alike: dict[object, list[_Way]] = {}
+    for way in found:
+        alike.setdefault((way.sharding, way.nodes if len(nodes) <= _FEW_NODES else 0), []).append(way)
+    best = [*found[:_SCORED], *itertools.chain(*(ways[:_OF_EACH] for ways in alike.values()))]
     for way in {id(way): way for way in best}.values():
         made = teams.plan(way, copies)
         for tried in dict.fromkeys((made, _without_idle(made))):
@@ -169,8 +174,10 @@ class _Teams:
                 fewer = -(-self.batch // max(way.samples))
                 if fewer < len(nodes):
                     yield from self._shared(tuple(nodes[:fewer]), "node", 0.0)
-            if 1 < len(nodes) and sum(map(len, nodes)) <= _ONE_TEAM:
-                yield from self._shared((tuple(itertools.chain(*nodes)),), "cluster", 0.0)
+            if sum(map(len, nodes)) <= _ONE_TEAM:
+                for together in (nodes, nodes[:-1] if len(nodes) <= _FEW_NODES else []):
+                    if len(together) > 1:
+                        yield from self._shared((tuple(itertools.chain(*together)),), "cluster", 0.0)
 
     def _between_s(self, kinds: tuple[Kind, ...]) -> float:
         """The least that nodes of these kinds need to add up gradients and to gather weights: all of them cross."""

@@ -174,7 +174,7 @@ def test_ranks_with_state_on_the_host_exchange(processes: Processes) -> None:
 
 
 def test_layers_and_updates_are_timed_on_the_device() -> None:
-    assert all(forward_s > 0 and backward_s > 0 for _, _, forward_s, backward_s in time_parts(job(), 1, GPU))
+    assert all(forward_s > 0 and backward_s > 0 for _, _, forward_s, backward_s, _ in time_parts(job(), 1, GPU))
     assert time_update(job(), 1, GPU) > 0
 
 

@@ -1,4 +1,5 @@
-"""Entries of `devices` in a cluster file that no node uses: slips are refused, additions are taken."""
+"""Entries of `devices` in a cluster file that no node uses: slips are refused, additions are taken; and links that are
+told twice."""
 
 from __future__ import annotations
 
@@ -22,3 +23,12 @@ def test_a_slip_in_the_name_of_an_override_is_refused_with_the_nearest_name() ->
 def test_what_only_adds_a_type_is_taken(names: tuple[str, ...]) -> None:
     found = parse_cluster(_cluster(*names))
     assert {override.name for override in found.overrides} == set(names)
+
+
+def test_a_link_told_twice_must_be_told_alike() -> None:
+    nodes = [{"name": zone, "device": "L4", "zone": zone} for zone in ("east", "west")]
+    there = {"from": "east", "to": "west", "gbit_per_s": 5, "latency_ms": 10}
+    back = there | {"from": "west", "to": "east"}
+    assert len(parse_cluster({"nodes": nodes, "links": [there, back]}).links) == 2
+    with pytest.raises(InvalidField, match=r"^links\[1\] = 'west - east': contradicts links\[0\]"):
+        parse_cluster({"nodes": nodes, "links": [there, back | {"gbit_per_s": 1}]})

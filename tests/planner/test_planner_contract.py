@@ -209,7 +209,7 @@ def test_host_memory_that_is_not_stated_follows_the_devices(node: dict[str, Any]
     ("path", "value", "message"),
     [
         ("nodes", [], "nodes = []: must be a list of at least one node"),
-        ("nodes", ..., "nodes = None: must be a list of at least one node"),
+        ("nodes", ..., "nodes = None: is required: a list of at least one node"),
         ("node", [], "node = []: is not a known field; did you mean 'nodes'?"),
         ("nodes.0.device", ..., "nodes[0].device = None: is required"),
         ("nodes.0.intra_gb", 3, "nodes[0].intra_gb = 3: is not a known field; did you mean 'intra_gb_per_s'"),

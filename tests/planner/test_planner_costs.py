@@ -170,6 +170,29 @@ def test_a_single_point_scales_the_analytic_seconds() -> None:
     assert measured.part("block", "c-0", 1, 3).forward_s == pytest.approx(3 * plain)
 
 
+def test_a_share_that_was_timed_by_itself_has_its_exchange_added() -> None:
+    """Of 2 devices one was timed; what both exchange is that of the links, however slow the devices are."""
+    shares = tuple(point(samples, 0.001 * samples, device="A100-80G", tp=2, exchanges=False) for samples in (1, 4))
+    whole = (point(1, 0.004, device="A100-80G"), point(4, 0.016, device="A100-80G"))
+    plain = make_costs().part("block", "g-0", 2, 2)
+    found = make_costs(profile=Profile(layers=(*whole, *shares))).part("block", "g-0", 2, 2)
+    assert (found.forward_s, found.backward_s) == pytest.approx((0.002, 0.004))
+    assert found.tensor_forward_s == plain.tensor_forward_s > 0
+    assert found.tensor_backward_s == plain.tensor_backward_s
+    one = make_costs(profile=Profile(layers=(*whole, *shares))).part("block", "g-0", 1, 2)
+    assert (one.forward_s, one.tensor_forward_s) == (pytest.approx(0.008), 0)
+
+
+def test_shares_and_what_was_timed_together_are_told_apart() -> None:
+    """Where another figure contains the exchange, it is taken as its part, of both."""
+    together = point(1, 0.01, device="A100-80G", tp=4)
+    share = point(1, 0.001, device="A100-80G", tp=2, exchanges=False)
+    costs = make_costs(profile=Profile(layers=(together, share)))
+    found, plain = costs.part("block", "g-0", 2, 1), make_costs().part("block", "g-0", 2, 1)
+    exchange_s = plain.tensor_forward_s
+    assert found.forward_s + found.tensor_forward_s == pytest.approx(0.001 + exchange_s)
+
+
 def test_another_tp_takes_over_the_speed_of_the_device() -> None:
     profile = Profile(layers=(point(1, 0.010, device="A100-80G"), point(4, 0.016, device="A100-80G")))
     plain, scaled = make_costs().part("block", "g-0", 2, 4), make_costs(profile=profile).part("block", "g-0", 2, 4)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from random_clusters import draw_large
 
+from shoal_planner.cluster import parse_cluster
 from shoal_planner.costs import CostModel
 from shoal_planner.finish import Word
 from shoal_planner.improve import Improver, simple
+from shoal_planner.job import parse_job
 from shoal_planner.options import usable_nodes
 from shoal_planner.parts import fastest_s, least_s
 from shoal_planner.profile import Profile
@@ -66,3 +68,18 @@ def test_the_quick_bound_is_no_less_than_the_bound(seed: int) -> None:
     costs = CostModel(instance.job, instance.cluster, Profile())
     nodes = instance.cluster.nodes
     assert least_s(nodes, costs, (1, 2)) >= fastest_s(nodes, costs) * (1 - 1e-9) or instance.job.train.global_batch < 2
+
+
+def test_the_quick_bound_knows_of_pipelines_that_fill_and_of_copies_that_exchange() -> None:
+    """One sample cannot be computed by two devices at once, nor do copies of the weights come for nothing."""
+
+    def least(count: int, batch: int, gbit_per_s: float) -> float:
+        document = {"device": "A100-80G", "count": count, "devices": 1, "name": "n", "inter_gbit_per_s": gbit_per_s}
+        train = {"global_batch": batch, "seq_len": 1024, "steps": 10, "precision": "bf16"}
+        job = parse_job({"name": "j", "model": {"preset": "gpt2"}, "data": {"uri": "stdlib:"}, "train": train})
+        cluster = parse_cluster({"nodes": [document]})
+        return least_s(cluster.nodes, CostModel(job, cluster, Profile()), (1,))
+
+    assert least(8, 1, 1e6) == pytest.approx(least(1, 1, 1e6), rel=1e-6)
+    assert least(8, 8, 1e6) == pytest.approx(least(1, 1, 1e6), rel=1e-3)
+    assert least(8, 8, 1.0) > 1.5 * least(8, 8, 1e6)

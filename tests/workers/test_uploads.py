@@ -163,11 +163,14 @@ def kept(scene: Scene) -> list[tuple[str, int]]:
     return sorted((one.name, one.step) for one in found)
 
 
-def test_the_newest_two_steps_of_what_was_brought_stay_on_disk(scene: Scene) -> None:
+def test_of_what_was_brought_the_step_that_is_whole_stays_on_disk_and_later_ones(scene: Scene) -> None:
     events = scene.uploads.watch("j")
     for step in (10, 20, 30):
         scene.add(step, "quick:")
     assert results(events, 3) == {10: None, 20: None, 30: None}
+    assert kept(scene) == [("000001-0", 10), ("000001-0", 20), ("000001-0", 30)], "any of them may be whole next"
+    scene.stored.is_whole("j", 20)
+    scene.stored.is_whole("j", 10)  # told again, late
     assert kept(scene) == [("000001-0", 20), ("000001-0", 30)]
     assert scene.stored.epoch("j") == 1
     again = StoredCopies(scene.folder.parent / "stored", lambda num_bytes: True)
@@ -181,13 +184,31 @@ def test_the_newest_two_steps_of_what_was_brought_stay_on_disk(scene: Scene) -> 
         again.ranges("j", "000001-0", 10, [(piece.offset, piece.num_bytes)])
 
 
+def test_where_other_nodes_lag_behind_all_keep_the_same_steps(scene: Scene) -> None:
+    """Of one that is whole no file goes, whatever is brought after it; of the others those with many factors of two."""
+    events = scene.uploads.watch("j")
+    scene.add(10, "quick:")
+    assert results(events, 1) == {10: None}
+    scene.stored.is_whole("j", 10)
+    for step in range(20, 100, 10):
+        scene.add(step, "quick:")
+        assert results(events, 1) == {step: None}
+    assert [step for _, step in kept(scene)] == [10, 20, 40, 80, 90]
+    scene.stored.is_whole("j", 40)
+    assert [step for _, step in kept(scene)] == [40, 80, 90]
+    scene.uploads.forget("j")
+    scene.add(10, "quick:")
+    results(events, 1)
+    assert [step for _, step in kept(scene)] == [10], "a job of this name begins anew"
+
+
 def test_steps_that_are_done_again_take_the_place_of_what_was_kept_of_them(scene: Scene) -> None:
     events = scene.uploads.watch("j")
     for step, epoch in ((10, 1), (20, 1), (30, 1), (20, 2)):
         scene.add(step, "quick:", epoch=epoch)
     results(events, 3)  # the second of step 20 is the fourth
     events.get(timeout=10.0)
-    assert kept(scene) == [("000002-0", 20)]
+    assert kept(scene) == [("000001-0", 10), ("000002-0", 20)]
 
 
 def test_what_is_kept_makes_way(scene: Scene) -> None:

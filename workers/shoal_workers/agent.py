@@ -377,6 +377,8 @@ class Agent:
                         self._beats.hearing.attend(connection, peers)
                     case m.AlsoUpload():
                         self._also(message)
+                    case m.StoreHolds():
+                        self._stored.is_whole(message.job, message.step)
                     case _:
                         log.warning("unexpected message of a watcher", message=str(message))
         except (ConnectionClosed, m.ProtocolError):

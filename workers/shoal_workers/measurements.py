@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator
 from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import DeviceOverride, Node
 from shoal_planner.job import JobSpec, job_to_mapping
+from shoal_planner.parameters import degrees_of
 from shoal_planner.profile import LayerTime, Part, Profile, UpdateRate
 from shoal_workers.messages import Measure, Measured
+
+_MOST_DEGREES = 3  # of tensor parallelism that are timed, as the job waits for it
 
 
 def untimed(spec: JobSpec, profile: Profile, nodes: Iterable[Node]) -> Iterator[Node]:
@@ -26,16 +29,26 @@ def is_timed(spec: JobSpec, profile: Profile, device: str) -> bool:
 
 def order(spec: JobSpec, node: Node, overrides: tuple[DeviceOverride, ...]) -> Measure:
     """What to ask of a device of this node."""
-    return Measure(spec=job_to_mapping(spec), num_threads=device_type(node.device, overrides).threads)
+    degrees = [tp for tp in degrees_of(spec.model, node.devices) if tp > 1]
+    threads = device_type(node.device, overrides).threads
+    return Measure(spec=job_to_mapping(spec), num_threads=threads, degrees=_spread(degrees))
+
+
+def _spread(degrees: list[int]) -> list[int]:
+    """Of many the ends and what is in between: for the others the nearest of them stands."""
+    if len(degrees) <= _MOST_DEGREES:
+        return degrees
+    return sorted({degrees[place * (len(degrees) - 1) // (_MOST_DEGREES - 1)] for place in range(_MOST_DEGREES)})
 
 
 def figures(spec: JobSpec, device: str, answer: Measured, source: str) -> Profile:
     """`source` says when and where it was measured."""
 
-    def layer(part: Part, samples: int, forward_s: float, backward_s: float) -> LayerTime:
+    def layer(part: Part, samples: int, forward_s: float, backward_s: float, tp: int) -> LayerTime:
         return LayerTime(
             device=device,
-            tp=1,
+            tp=tp,
+            exchanges=tp == 1,
             micro_batch=samples,
             seq_len=spec.train.seq_len,
             hidden=spec.model.hidden,

@@ -29,6 +29,7 @@ from shoal_workers.rank_messages import StopAfter as StopAfter
 from shoal_workers.rank_messages import Trouble as Trouble
 from shoal_workers.rows import Row
 from shoal_workers.save_messages import AlsoUpload as AlsoUpload
+from shoal_workers.save_messages import StoreHolds as StoreHolds
 
 M = TypeVar("M")
 
@@ -350,7 +351,7 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
-        *(MakeReady, ReadLogs, LogsAre, AlsoUpload),
+        *(MakeReady, ReadLogs, LogsAre, AlsoUpload, StoreHolds),
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
         *(
             Heard,

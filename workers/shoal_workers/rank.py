@@ -192,7 +192,7 @@ class Rank:
         job, rows = parse_job(order.spec), []
         try:
             with current(device):
-                for row in time_parts(job, threads, device):
+                for row in time_parts(job, threads, device, order.degrees):
                     rows.append(row)
                     self._say(m.Progress(epoch=self._epoch))
                 self._say(m.Measured(rows=rows, updates_per_s=time_update(job, threads, device)))

@@ -109,8 +109,9 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Rows of (part of the model, samples, forward and backward seconds) of one device; elements that it updates. Or
-    the `problem` for which nothing could be measured: an error in modules of the user's own."""
+    """Rows of (part of the model, samples, forward and backward seconds, degree of tensor parallelism of which it did
+    its share) of one device; elements that it updates. Or the `problem` for which nothing could be measured: an error
+    in modules of the user's own."""
 
     rows: list[Row]
     updates_per_s: float
@@ -178,7 +179,9 @@ class StopAfter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """Time the parts of this job's model on this device; answered by Measured. `num_threads`: None unless a CPU."""
+    """Time the parts of this job's model on this device, and its share of a block at these `degrees` of tensor
+    parallelism; answered by Measured. `num_threads`: None unless a CPU."""
 
     spec: dict[str, Any]
     num_threads: int | None
+    degrees: list[int]

@@ -23,7 +23,8 @@ from shoal_workers.shards import epoch_of
 
 log = structlog.get_logger()
 
-_KEPT_STEPS = 2  # of a job: the newest may not be whole in the store yet
+# Of a job, of those that are newer than what is known to be whole in the store: any of them may be whole next.
+_KEPT_STEPS = 4
 
 
 class StoredCopies:
@@ -35,12 +36,21 @@ class StoredCopies:
         self._lock = threading.Lock()
         self._numbers = itertools.count(time.time_ns())  # an agent before this one may have left files
         self._files: list[ShardFile] = []
+        self._whole: dict[str, int] = {}
 
     def start(self) -> None:
         """Takes over what an agent of the node before this one had."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._lock:
             self._files += left_behind(self._folder)
+
+    def is_whole(self, job: str, step: int) -> None:
+        """The store has all of this step: nobody goes back behind it, and all other nodes' part of it lies there, too,
+        so it stays until a newer one is whole."""
+        with self._lock:
+            if step > self._whole.get(job, 0):
+                self._whole[job] = step
+                self._drop([one for one in self._files if one.job == job and one.snapshot.step < step])
 
     def keep(self, stored: ShardFile) -> None:
         """Instead of what is older, and of what was done again since. Where there is no room it is removed."""
@@ -85,6 +95,7 @@ class StoredCopies:
 
     def forget(self, job: str) -> None:
         with self._lock:
+            self._whole.pop(job, None)
             self._drop([one for one in self._files if one.job == job])
 
     def epoch(self, job: str) -> int:
@@ -124,12 +135,23 @@ class StoredCopies:
         """Drops what this snapshot outdates; whether it may lie there. The caller has the lock."""
         mine, epoch = [one for one in self._files if one.job == job], epoch_of(snapshot.name)
         again = [one for one in mine if one.snapshot.step >= snapshot.step and one.epoch < epoch]
-        steps = sorted({snapshot.step, *(one.snapshot.step for one in mine if one not in again)}, reverse=True)
-        self._drop([one for one in mine if one in again or one.snapshot.step not in steps[:_KEPT_STEPS]])
-        return self._fits(num_bytes + sum(one.num_bytes for one in self._files))
+        steps = _kept(
+            {snapshot.step, *(one.snapshot.step for one in mine if one not in again)}, self._whole.get(job, 0)
+        )
+        self._drop([one for one in mine if one in again or one.snapshot.step not in steps])
+        return snapshot.step in steps and self._fits(num_bytes + sum(one.num_bytes for one in self._files))
 
     def _drop(self, files: Collection[ShardFile]) -> None:
         """The caller has the lock."""
         self._files = [one for one in self._files if one not in files]
         for file in files:
             file.remove()
+
+
+def _kept(steps: Collection[int], whole: int) -> frozenset[int]:
+    """Where the store is slow, nodes are slow in different ways: of the steps that may be whole next, each keeps those
+    that all others keep, too, as with what is on its way there (`Uploads`)."""
+    later = sorted(step for step in steps if step > whole)
+    while len(later) > _KEPT_STEPS:
+        later.remove(min(later[1:-1], key=lambda step: (step & -step, step)))
+    return frozenset((whole, *later))

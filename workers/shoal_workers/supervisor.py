@@ -40,6 +40,7 @@ from shoal_workers.settings import WorkerSettings
 from shoal_workers.share import Share, ToldShare
 from shoal_workers.stalls import Stalls
 from shoal_workers.stragglers import Stragglers
+from shoal_workers.whole_steps import WholeSteps
 from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
@@ -89,6 +90,7 @@ class Supervisor:
         self._share = Share(self._record.append, share)
         self._pausing = Pausing(spec, self._record, self._commits, clock, paused)
         self._save_now = SaveNow(job, spec, self._record, clock)
+        self._whole_steps = WholeSteps(job, self._record)
         self._last_step = LastStep(spec, self._record, self._commits, clock, settings.last_step_wait_s)
         self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
         self._stragglers = Stragglers(spec, self._record, clock)
@@ -173,6 +175,7 @@ class Supervisor:
         self._heed_share()
         self._heed_notices()
         self._save_now.look(self._changer.epoch, self._roster.agents)
+        self._whole_steps.look(self._changer.epoch, self._roster.agents)
         seen = self._observe()
         patience_s = self._rules.out_of_sight_s if may_be_cut_off(seen.sight, self._rules) else self._rules.silence_s
         if dropped := self._roster.drop(self._vital(), self._clock(), patience_s):

@@ -1,9 +1,10 @@
-"""What a rank times of a job before it begins: each part of its model on this device, at a few micro-batch sizes, and
-the update."""
+"""What a rank times of a job before it begins: each part of its model on this device, at a few micro-batch sizes, its
+share of a block under tensor parallelism, and the update."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -17,14 +18,16 @@ _REPEATS = 5
 _PARTS = {"block": measure_block, "embedding": measure_embedding, "head": measure_head}
 
 
-def time_parts(job: JobSpec, threads: int, device: torch.device = CPU) -> Iterator[Row]:
-    """Rows of (part, samples, forward seconds, backward seconds), without tensor parallelism."""
-    counts = sorted({min(samples, job.train.global_batch) for samples in _SAMPLES})
+def time_parts(job: JobSpec, threads: int, device: torch.device = CPU, degrees: Sequence[int] = ()) -> Iterator[Row]:
+    """Rows of (part, samples, forward seconds, backward seconds, tp): all parts without tensor parallelism, and what
+    one of `tp` devices does of a block, without the others and without what they exchange."""
+    train = job.train
+    counts = sorted({min(samples, train.global_batch) for samples in _SAMPLES})
     for part, measure in _PARTS.items():
-        for samples in counts:
-            train = job.train
-            times = measure(job.model, train.seq_len, 1, samples, threads, train.precision, _REPEATS, device)
-            yield [part, samples, *times]
+        for tp, samples in itertools.product((1, *degrees) if part == "block" else (1,), counts):
+            if tp == 1 or samples in (counts[0], counts[-1]):
+                times = measure(job.model, train.seq_len, tp, samples, threads, train.precision, _REPEATS, device)
+                yield [part, samples, *times, tp]
 
 
 def time_update(job: JobSpec, threads: int, device: torch.device = CPU) -> float:
