@@ -15,7 +15,14 @@ from shoal_workers.timing import time_parts
 
 
 def make_job(heads: int = 4, kv_heads: int = 2, batch: int = 3) -> JobSpec:
-    model: dict[str, Any] = {"layers": 2, "hidden": 16 * heads, "heads": heads, "kv_heads": kv_heads, "ffn": 96, "vocab": 256}
+    model: dict[str, Any] = {
+        "layers": 2,
+        "hidden": 16 * heads,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": 96,
+        "vocab": 256,
+    }
     train = {"global_batch": batch, "seq_len": 16, "steps": 1}
     return parse_job({"name": "timed", "model": model, "data": {"uri": "stdlib:"}, "train": train})
 
