@@ -34,7 +34,8 @@ from shoal_planner.ways import ground_of, ways_of
 
 # Where the best so far takes so many times the least possible, so many sets of pipelines are tried step by step, on up
 # to so many devices.
-_TRIES, _TRIED_ON = ((1.6, 300), (1.25, 100)), 80
+_TRIES, _TRIED_ON = ((1.6, 300), (1.35, 100)), 80
+_NEAR, _NEAR_TRIES, _NEAR_ON = 1.25, 100, 48  # where it takes less, so many on up to so many devices
 _FEWEST_TRIES, _TRIES_DEVICES = 100, 7200  # fewer where each takes longer
 _PATIENCE = 80  # of these tries in a row without success
 _QUICKLY = 5  # so many times fewer where plans are merely compared
@@ -236,7 +237,8 @@ class Search:
         """Step by step from the best plans so far, if there is something to win."""
         if num_devices(self.costs) > _TRIED_ON:
             return
-        tries = next((tries // part for least, tries in _TRIES if self._over() > least), 0)
+        near = [(_NEAR, _NEAR_TRIES)] if num_devices(self.costs) <= _NEAR_ON else []
+        tries = next((tries // part for least, tries in (*_TRIES, *near) if self._over() > least), 0)
         tries = min(tries, max(_FEWEST_TRIES, _TRIES_DEVICES // num_devices(self.costs)))
         if tries:
             starts = [ways_of(tuple(map(word_of, found.pipelines))) for found in self.best(len(self.scored))]

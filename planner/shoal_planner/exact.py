@@ -38,7 +38,7 @@ MOST_DEVICES, MOST_LAYERS, MOST_BATCH = 9, 32, 64
 # Orders of units times layers and samples. For up to so many layers and samples, eight nodes of one device that all
 # differ are within this; where there are more, a proof may take seconds, and rounds find the same in most cases.
 MOST_ORDERED, STRICT_LAYERS, STRICT_BATCH = 16_000_000, 16, 24
-MOST_ORDERED_BEYOND = 100_000
+MOST_ORDERED_BEYOND = 50_000
 # Up to these, with several; of more devices, so many in every choice of them.
 SHARED_DEVICES, SHARED_LAYERS, SHARED_BATCH = 4, 8, 16
 # The shares of layers whose optimizer state may be on hosts.
