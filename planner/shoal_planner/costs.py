@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES
 from shoal_planner.node_kinds import node_kinds, parts_of_machines
 from shoal_planner.placement import backups
 from shoal_planner.plan import Recompute
-from shoal_planner.profile import LayerTime, Part, Profile, measured
+from shoal_planner.profile import KindLink, LayerTime, Part, Profile, measured
 
 T = TypeVar("T")
 # Bytes that the optimizer moves per element: gradient, three states in and out, the weight out.
@@ -290,6 +290,11 @@ class CostModel:
         """Whether these are one node, or parts of one machine: what passes between them goes over no network."""
         return here == there or (here in self._machines and self._machines[here] == self._machines.get(there))
 
+    def are_apart(self, nodes: Collection[str]) -> bool:
+        """Whether any of these are on different machines: then what they exchange goes over their interfaces."""
+        first = next(iter(nodes), None)
+        return first is not None and any(not self.are_one_machine(first, other) for other in nodes)
+
     def link(self, from_node: str, to_node: str) -> LinkCost:
         """What connects devices of these nodes, one flow at a time."""
         key = (self._kinds[from_node], self._kinds[to_node], from_node == to_node)
@@ -304,11 +309,16 @@ class CostModel:
         crowded = max((link for link in between if not inside), key=lambda link: link.incast, default=None)
         incast, fan_in = (0.0, 2) if crowded is None else (crowded.incast, crowded.fan_in)
         figure = self.profile.link(from_node, to_node)
+        if inside and from_node != to_node and isinstance(figure, KindLink):
+            figure = None  # that is about nodes on different machines
         if figure is not None:
             return LinkCost(latency_s=figure.latency_s, bytes_per_s=figure.bytes_per_s, incast=incast, fan_in=fan_in)
         gpu = self.device(from_node).threads is None and self.device(to_node).threads is None
         if inside:
+            # Nobody takes the slower way.
             rate = min(here.intra_bytes_per_s, there.intra_bytes_per_s)
+            if from_node != to_node:
+                rate = max(rate, min(here.inter_bytes_per_s, there.inter_bytes_per_s))
             latency_s = GPU_INTRA_LATENCY_S if gpu else CPU_INTRA_LATENCY_S
         else:
             rate = min(here.inter_bytes_per_s, there.inter_bytes_per_s)

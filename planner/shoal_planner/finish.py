@@ -194,7 +194,7 @@ class Finisher:
     def _crowds(self, words: tuple[Word, ...]) -> tuple[tuple[int, float], ...]:
         """As in `Common`. Slices of a node that hold the same layers leave it once."""
         ways = Counter(tuple(unit.node for unit in word) for word in words)
-        if len(ways) < 2:
+        if len(ways) < 2 or not self.costs.are_apart([node_id for way in ways for node_id in way]):
             return ()
         slices = min(ways.values())
         units = Counter(node_id for way, count in ways.items() for node_id in way for _ in range(count))

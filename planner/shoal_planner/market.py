@@ -39,7 +39,7 @@ class Offer:
         return self.node.price_per_hour
 
     def nodes(self, count: int) -> tuple[Node, ...]:
-        return tuple(dataclasses.replace(self.node, id=f"{self.name}-{index}") for index in range(count))
+        return tuple(dataclasses.replace(self.node, id=f"{self.name}-{index}", host=None) for index in range(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ ALIKE = 2.0
 NOISE_S = 2e-3
 # Parts of machines are told apart, and a search takes the longer the more kinds of nodes there are. Of more parts than
 # these nobody looks at which belong together: what passes between them counts as if it went over their interfaces.
-MOST_PARTS = 64
+MOST_PARTS = 16
 Shape = tuple[object, ...]
 
 

@@ -167,7 +167,7 @@ class Figures:
             half_s = costs.half_exchange_s(frozenset((node_id, 1) for node_id in nodes), self.holders, num_bytes)
             moved = num_bytes * (1 - 1 / self.holders)
             crowd_s = [moved * option.per_node / costs.node_rate(option.kind.node.id) for option in self.options]
-            halves = np.maximum(half_s, np.array(crowd_s) if len(nodes) > 1 else 0.0)
+            halves = np.maximum(half_s, np.array(crowd_s) if costs.are_apart(nodes) else 0.0)
         total: Floats = 2 * halves + self.update_s
         return total
 

@@ -94,10 +94,15 @@ class Placement:
         return room and apart and self._zones(home, instead) >= self._zones(home, chosen)
 
     def _machines(self, home: str, chosen: list[str]) -> int:
-        return len({self._nodes[node].host or node for node in (home, *chosen)})
+        return len({_machine(self._nodes[node]) for node in (home, *chosen)})
 
     def _zones(self, home: str, chosen: list[str]) -> int:
         return len({self._nodes[node].zone for node in (home, *chosen)})
+
+
+def _machine(node: Node) -> tuple[bool, str]:
+    """The same for nodes that fail together; hosts and nodes may have one name."""
+    return (False, node.id) if node.host is None else (True, node.host)
 
 
 class _Ring:
@@ -111,8 +116,8 @@ class _Ring:
         numbers = {zone: number for number, zone in enumerate(sorted({node.zone for node in nodes}))}
         self._zone = np.array([numbers[node.zone] for node in nodes], dtype=np.int64)
         self._num_zones = len(numbers)
-        machines = {name: number for number, name in enumerate(dict.fromkeys(node.host or node.id for node in nodes))}
-        self._machine = np.array([machines[node.host or node.id] for node in nodes], dtype=np.int64)
+        machines = {machine: number for number, machine in enumerate(dict.fromkeys(map(_machine, nodes)))}
+        self._machine = np.array([machines[_machine(node)] for node in nodes], dtype=np.int64)
         self._num_machines = len(machines)
 
     def choose(self, place: int) -> None:
@@ -126,7 +131,7 @@ class _Ring:
         crowded[taken] = np.inf
         if self._num_machines < len(self.nodes):
             elsewhere = np.where(np.isin(self._machine, self._machine[taken]), np.inf, crowded)
-            crowded = elsewhere if np.isfinite(elsewhere).any() else crowded
+            crowded = elsewhere if elsewhere.min() <= _MUCH_SMALLER * crowded.min() else crowded
         reached = np.unique(self._zone[taken])
         if len(reached) < self._num_zones:
             fresh = ~np.isin(self._zone, reached) & (crowded <= _MUCH_SMALLER * crowded.min())

@@ -229,7 +229,7 @@ def _network_s(plan: Plan, costs: CostModel) -> float:
             for i, source in enumerate(here.replicas):
                 for j, target in enumerate(there.replicas):
                     low, high = _overlap(here.sample_range(i), there.sample_range(j))
-                    if low < high and source.node != target.node:
+                    if low < high and not costs.are_one_machine(source.node, target.node):
                         moved = costs.activation_bytes(high - low) * pipeline.micro_batches
                         carried[source.node] += moved
                         carried[target.node] += moved
@@ -300,7 +300,7 @@ def unit_exchange(part: Segment, costs: CostModel, split: Split | None = None) -
     num_bytes = unit_bytes(part, costs)
     seconds = costs.half_exchange_s(_members(part, costs), count, num_bytes)
     nodes = sorted({holder.node for holder in part.holders})
-    if len(nodes) < 2:
+    if not costs.are_apart(nodes):
         return Exchange(seconds=seconds, network_s=())
     # Round the ring of a node's replicas the bytes leave the node once.
     moved = num_bytes * (1 - 1 / count)
@@ -318,7 +318,7 @@ def _split_exchange(part: Segment, costs: CostModel, split: Split) -> Exchange:
     on_node: dict[str, float] = defaultdict(float)
     for place, holder in zip(places, part.holders, strict=True):
         on_node[holder.node] += split.part[place]
-    if len(on_node) < 2:
+    if not costs.are_apart(on_node):
         return Exchange(seconds=seconds, network_s=())
     moved = num_bytes * (1 - 1 / count)  # of the parts that a node keeps, each leaves it once
     network = ((node_id, min(1.0, its) * moved / costs.node_rate(node_id)) for node_id, its in sorted(on_node.items()))
@@ -340,7 +340,7 @@ def _named_exchange(part: Segment, costs: CostModel) -> Exchange:
         raise InvalidField("groups", error.value, error.problem) from error
     left = place.node_bytes(found, by_levels=is_tree(part.collective)) / 2
     nodes = sorted({holder.node for holder in part.holders})
-    network = tuple((node_id, left / costs.node_rate(node_id)) for node_id in nodes) if len(nodes) > 1 else ()
+    network = tuple((node_id, left / costs.node_rate(node_id)) for node_id in nodes) if costs.are_apart(nodes) else ()
     return Exchange(seconds=found.seconds / 2, network_s=network)
 
 

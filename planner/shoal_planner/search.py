@@ -7,7 +7,6 @@ Owns which clusters are searched, and the choice from what is found there; how o
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -143,21 +142,15 @@ def _searched(
     """A search that found something, with so many copies of the state. Raises NoPlanFits."""
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
+    for others in _apart(costs) if previous is None else ():
+        _look_at(others, search, thorough=thorough)
     search.look(thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
     is_whole = previous is not None or is_proven(costs) or search.is_spoilt_by_copies()
-    simpler = () if is_whole else _simpler(costs, search)
-    for others, closely in itertools.chain(_apart(costs) if previous is None else (), simpler):
+    for others, closely in () if is_whole else _simpler(costs, search):
         if search.scored and late():
             search.truncated = True
             break
-        fewer = min(copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
-        simple = Search(CostModel(costs.job, others, costs.profile), fewer, late, search.known)
-        simple.look(thorough=thorough and closely)
-        search.truncated = search.truncated or simple.truncated
-        here = [dataclasses.replace(found, copies=copies) for found in simple.best(len(simple.scored))]
-        for found in here:  # what is not there to tempt the search does it no harm
-            search.consider(found)
-        search.finalists.update(found.plan_id for found in here[:_FINALISTS])
+        _look_at(others, search, thorough=thorough and closely)
     if costs.has_machines and previous is None:
         for found in search.best(_FINALISTS):
             exchange_parts(found, step_s(found), costs, search.consider)
@@ -184,11 +177,24 @@ def _scheduled(search: Search) -> list[Plan]:
     return sorted(made.values(), key=by_step)
 
 
-def _apart(costs: CostModel) -> Iterator[tuple[ClusterSnapshot, bool]]:
+def _look_at(others: ClusterSnapshot, search: Search, *, thorough: bool) -> None:
+    """What is not there to tempt the search does it no harm."""
+    fewer = min(search.copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
+    costs = search.costs
+    simple = Search(CostModel(costs.job, others, costs.profile), fewer, search.late, search.known)
+    simple.look(thorough=thorough)
+    search.truncated = search.truncated or simple.truncated
+    here = [dataclasses.replace(found, copies=search.copies) for found in simple.best(len(simple.scored))]
+    for found in here:
+        search.consider(found)
+    search.finalists.update(found.plan_id for found in here[:_FINALISTS])
+
+
+def _apart(costs: CostModel) -> Iterator[ClusterSnapshot]:
     """Without machines of several nodes, which tell equal nodes apart: with them a plan only gets faster."""
     if costs.has_machines:
         nodes = tuple(dataclasses.replace(node, host=None) for node in costs.snapshot.nodes)
-        yield dataclasses.replace(costs.snapshot, nodes=nodes), True
+        yield dataclasses.replace(costs.snapshot, nodes=nodes)
 
 
 def _simpler(costs: CostModel, search: Search) -> Iterator[tuple[ClusterSnapshot, bool]]:

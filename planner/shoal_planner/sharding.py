@@ -188,7 +188,7 @@ def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
                 elements = sum(count * times for _, count, times in _counted(passed, costs))
                 for circle in circles_of(stage, one.level, costs):
                     nodes = {stage.replicas[member].node for member in circle.members}
-                    if len(nodes) > 1:
+                    if costs.are_apart(nodes):
                         kept = 1 / len(nodes) if one.hops else min(circle.parts)
                         moved = pipeline.micro_batches * elements * one.element_bytes * (1 - kept)
                         found.update({node: moved for node in nodes})

@@ -181,6 +181,8 @@ class _Teams:
 
     def _between_s(self, kinds: tuple[Kind, ...]) -> float:
         """The least that nodes of these kinds need to add up gradients and to gather weights: all of them cross."""
+        if not self.costs.are_apart([node for kind in kinds for node in kind.nodes]):
+            return 0.0
         count = sum(len(kind.nodes) for kind in kinds)
         model, size = self.costs.job.model, ELEMENT_BYTES[self.costs.job.train.precision]
         num_bytes = held_elements(model, 1, model.layers, embedding=True, head=True) * size

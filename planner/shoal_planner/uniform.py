@@ -83,7 +83,9 @@ class _Fleets:
         ends_s: float,
     ) -> None:
         self._job = job
-        self._node = dataclasses.replace(node, spot=False, reclaim_at_s=None, speed=1.0, preemptions_per_hour=None)
+        self._node = dataclasses.replace(
+            node, host=None, spot=False, reclaim_at_s=None, speed=1.0, preemptions_per_hour=None
+        )
         self._tokens_per_s = tokens_per_s
         self._beside = beside
         self._profile = profile

@@ -68,7 +68,7 @@ def offers_of(rows: Sequence[ClusterRow], rented: Iterable[tuple[Node, str]]) ->
             continue
         known = found.get((node.device, node.devices))
         if known is None or node.price_per_hour < known.node.price_per_hour:
-            alike = dataclasses.replace(node, id="n", reclaim_at_s=None, speed=1.0)
+            alike = dataclasses.replace(node, id="n", host=None, reclaim_at_s=None, speed=1.0)
             found[node.device, node.devices] = Offer(node=alike, source=source)
     return tuple(sorted(found.values(), key=lambda each: (each.node.price_per_hour / each.node.devices, each.source)))
 

@@ -18,7 +18,7 @@ from shoal_planner.market import parse_market
 from shoal_planner.node_kinds import MOST_PARTS
 from shoal_planner.placement import Placement, backups
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_planner.profile import Profile
+from shoal_planner.profile import KindLink, LinkFigure, Profile, link_kind
 from shoal_planner.score import score, score_with
 from shoal_planner.search import plan, step_s
 
@@ -95,6 +95,36 @@ def test_that_nodes_are_one_machine_is_never_a_loss(seed: int) -> None:
     assert together <= apart * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("intra_gb_per_s", [2, 25])
+def test_one_machine_alone_plans_as_if_it_had_no_network(intra_gb_per_s: int) -> None:
+    job = make_job(batch=32)
+    slow, fast = (
+        plan(job, boxes(1, network_gbit_per_s=rate, intra_gb_per_s=intra_gb_per_s)).plan for rate in (0.1, 10)
+    )
+    assert step_s(slow) == step_s(fast)
+    assert slow.plan_id == fast.plan_id
+
+
+def test_an_interface_that_is_faster_than_the_machine_is_no_loss() -> None:
+    job, shape = make_job(batch=32), {"intra_gb_per_s": 2, "network_gbit_per_s": 100.0}
+    apart, together = (step_s(plan(job, boxes(host=host, **shape)).plan) for host in (None, "box"))
+    assert together <= apart * (1 + 1e-9)
+
+
+def test_figures_of_links_between_machines_do_not_count_within_one() -> None:
+    cluster = boxes(network_gbit_per_s=1.0)
+    by_id = {node.id: node for node in cluster.nodes}
+    between = KindLink(
+        from_kind=link_kind(by_id["a-0"]), to_kind=link_kind(by_id["b-0"]), latency_s=1e-3, bytes_per_s=1e8, source="x"
+    )
+    costs = CostModel(make_job(), cluster, Profile(kind_links=(between,)).on(cluster.nodes))
+    assert costs.link("a-0", "b-1").bytes_per_s == 1e8
+    assert costs.link("a-0", "b-0").bytes_per_s == 25e9
+    own = LinkFigure(from_node="a-0", to_node="b-0", latency_s=1e-6, bytes_per_s=9e9, source="x")
+    costs = CostModel(make_job(), cluster, Profile(links=(own,), kind_links=(between,)).on(cluster.nodes))
+    assert costs.link("b-0", "a-0").bytes_per_s == 9e9
+
+
 def test_copies_stand_on_other_machines() -> None:
     nodes = boxes(3).nodes
     host = {node.id: node.host for node in nodes}
@@ -102,6 +132,13 @@ def test_copies_stand_on_other_machines() -> None:
         assert len({host[home], *(host[node] for node in chosen)}) == 3
     alone = boxes(1).nodes  # where there is one machine alone, its other part is better than nothing
     assert dict(backups(alone, 1)) == {"a-0": ("b-0",), "b-0": ("a-0",)}
+    tiny = dataclasses.replace(alone[0], id="c-0", host=None, host_memory_bytes=2**30)  # far too small for a copy
+    assert {backups((*alone, tiny), 1)[home] for home in ("a-0", "b-0")} == {("b-0",), ("a-0",)}
+
+
+def test_a_node_with_the_name_of_a_machine_is_not_a_part_of_it() -> None:
+    nodes = (*boxes(1).nodes, dataclasses.replace(boxes(1).nodes[0], id="box-0", host=None))
+    assert backups(nodes, 1)["a-0"] == ("box-0",)
 
 
 def test_who_owns_the_same_state_on_the_same_machine_does_not_stand_for_a_copy() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from agents import running_agents
@@ -120,6 +121,26 @@ def test_few_pairs_stand_for_their_kinds() -> None:
     assert len(wires.asked) == found.num_pairs <= len(sites) + len(pairs)
     assert len(found.profile.kind_links) == 10
     assert not found.profile.links
+
+
+def test_parts_of_one_machine_say_nothing_of_the_network() -> None:
+    def part(name: str, device: str, machine: str) -> Site:
+        made = site(name, device=device)
+        return replace(made, node=replace(made.node, host=machine))
+
+    boxes = [part(f"{kind}-{number}", kind, f"box-{number}") for kind in ("T4", "L4") for number in range(3)]
+    pairs = {frozenset(pair) for pair in named(representatives(boxes, Profile()))}
+    assert pairs == {
+        frozenset(pair)
+        for pair in (
+            *(("T4-0", "T4-1"), ("T4-2", "T4-1")),
+            *(("L4-0", "L4-1"), ("L4-2", "L4-1")),
+            *(("L4-0", "T4-1"), ("L4-2", "T4-1")),
+        )
+    }
+    alone = boxes[::3]
+    assert representatives(alone, Profile()) == neighbours(alone) == ()
+    assert all(pair.here.node.host != pair.there.node.host for pair in neighbours(boxes))
 
 
 def test_two_nodes_and_one() -> None:

@@ -202,6 +202,22 @@ def test_where_other_nodes_lag_behind_all_keep_the_same_steps(scene: Scene) -> N
     assert [step for _, step in kept(scene)] == [10], "a job of this name begins anew"
 
 
+def test_where_the_disk_is_small_there_are_as_many_as_fit(scene: Scene) -> None:
+    """Each step is whole when the next one has come."""
+    events = scene.uploads.watch("j")
+    scene.room_bytes = 2 * len(CONTENT) + 10
+    for step in (10, 20, 30, 40, 50):
+        scene.add(step, "quick:")
+        assert results(events, 1) == {step: None}
+        assert [each for _, each in kept(scene)] == [step - 10, step][step == 10 :]
+        scene.stored.is_whole("j", step - 10)
+    scene.room_bytes = 3 * len(CONTENT) + 10
+    for step in (60, 70):  # others lag behind
+        scene.add(step, "quick:")
+        assert results(events, 1) == {step: None}
+    assert [each for _, each in kept(scene)] == [40, 50, 70]
+
+
 def test_steps_that_are_done_again_take_the_place_of_what_was_kept_of_them(scene: Scene) -> None:
     events = scene.uploads.watch("j")
     for step, epoch in ((10, 1), (20, 1), (30, 1), (20, 2)):

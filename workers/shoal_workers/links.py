@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -52,6 +52,11 @@ class Pair:
         return self.here.node.id == self.there.node.id
 
     @property
+    def on_one_machine(self) -> bool:
+        """Two nodes that are parts of one machine: they say nothing of others, which are linked by the network."""
+        return not self.within and self.here.node.host is not None and self.here.node.host == self.there.node.host
+
+    @property
     def between(self) -> tuple[bool, frozenset[str]]:
         return self.within, frozenset((link_kind(self.here.node), link_kind(self.there.node)))
 
@@ -90,11 +95,11 @@ def representatives(sites: Iterable[Site], known: Profile) -> tuple[Pair, ...]:
 
 
 def neighbours(sites: Iterable[Site]) -> tuple[Pair, ...]:
-    """Each site and the next one, in the order of ids, round to the first."""
+    """Each site and the next one, in the order of ids, round to the first, unless both are on one machine."""
     ordered = sorted(sites, key=lambda site: site.node.id)
-    if len(ordered) < 3:
-        return tuple(Pair(here=here, there=there) for here, there in itertools.pairwise(ordered))
-    return tuple(Pair(here=here, there=there) for here, there in zip(ordered, ordered[1:] + ordered[:1], strict=True))
+    others = ordered[1:] + ordered[:1] if len(ordered) > 2 else ordered[1:]
+    pairs = (Pair(here=here, there=there) for here, there in zip(ordered, others, strict=False))
+    return tuple(pair for pair in pairs if not pair.on_one_machine)
 
 
 def survey(
@@ -149,13 +154,20 @@ class _Probing:
 
 
 def _few(here: list[Site], there: list[Site], same: bool) -> list[Pair]:
-    """The first with the first and the last with the last; within a kind, each with its neighbour."""
+    """The first with the first and the last with the last; within a kind, each with its neighbour. Of nodes on one
+    machine the nearest to that which are not."""
+
+    def apart(one: Site, others: Sequence[Site]) -> list[Pair]:
+        pairs = (Pair(here=one, there=other) for other in others)
+        return list(itertools.islice((pair for pair in pairs if not pair.on_one_machine), 1))
+
     if same:
-        pairs = list(itertools.pairwise(here))
-        chosen = [pairs[index] for index in sorted({0, len(pairs) - 1})] if pairs else []
+        chosen = [*apart(here[0], here[1:]), *apart(here[-1], here[-2::-1])] if len(here) > 1 else []
     else:
-        chosen = [(here[0], there[0]), (here[-1], there[-1])]
-    found = {_ids(pair): pair for pair in (Pair(here=one, there=other) for one, other in chosen)}
+        chosen = [*apart(here[0], there), *apart(here[-1], there[::-1])]
+    found: dict[object, Pair] = {}
+    for pair in chosen:
+        found.setdefault(_ids(pair), pair)
     return list(found.values())[:_PAIRS_PER_KINDS]
 
 

@@ -15,9 +15,9 @@ _MOST_DEGREES = 3  # of tensor parallelism that are timed, as the job waits for 
 
 
 def untimed(spec: JobSpec, profile: Profile, nodes: Iterable[Node]) -> Iterator[Node]:
-    """One node of every device type on which no block of this job was timed."""
+    """Of every device type on which no block of this job was timed, the node with the most devices."""
     asked: set[str] = set()
-    for node in nodes:
+    for node in sorted(nodes, key=lambda node: -node.devices):
         if node.device not in asked and not is_timed(spec, profile, node.device):
             asked.add(node.device)
             yield node
@@ -44,7 +44,7 @@ def _spread(degrees: list[int]) -> list[int]:
 def figures(spec: JobSpec, device: str, answer: Measured, source: str) -> Profile:
     """`source` says when and where it was measured."""
 
-    def layer(part: Part, samples: int, forward_s: float, backward_s: float, tp: int) -> LayerTime:
+    def layer(part: Part, samples: int, forward_s: float, backward_s: float, tp: int = 1) -> LayerTime:
         return LayerTime(
             device=device,
             tp=tp,

@@ -184,4 +184,4 @@ class Measure:
 
     spec: dict[str, Any]
     num_threads: int | None
-    degrees: list[int]
+    degrees: list[int] = field(default_factory=list)

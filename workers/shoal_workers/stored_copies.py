@@ -135,11 +135,14 @@ class StoredCopies:
         """Drops what this snapshot outdates; whether it may lie there. The caller has the lock."""
         mine, epoch = [one for one in self._files if one.job == job], epoch_of(snapshot.name)
         again = [one for one in mine if one.snapshot.step >= snapshot.step and one.epoch < epoch]
-        steps = _kept(
-            {snapshot.step, *(one.snapshot.step for one in mine if one not in again)}, self._whole.get(job, 0)
-        )
-        self._drop([one for one in mine if one in again or one.snapshot.step not in steps])
-        return snapshot.step in steps and self._fits(num_bytes + sum(one.num_bytes for one in self._files))
+        self._drop(again)
+        mine = [one for one in mine if one not in again]
+        for steps in _kept({snapshot.step, *(one.snapshot.step for one in mine)}, self._whole.get(job, 0)):
+            self._drop([one for one in mine if one.snapshot.step not in steps])
+            mine = [one for one in mine if one.snapshot.step in steps]
+            if self._fits(num_bytes + sum(one.num_bytes for one in self._files)):
+                return snapshot.step in steps
+        return False
 
     def _drop(self, files: Collection[ShardFile]) -> None:
         """The caller has the lock."""
@@ -148,10 +151,14 @@ class StoredCopies:
             file.remove()
 
 
-def _kept(steps: Collection[int], whole: int) -> frozenset[int]:
-    """Where the store is slow, nodes are slow in different ways: of the steps that may be whole next, each keeps those
-    that all others keep, too, as with what is on its way there (`Uploads`)."""
+def _kept(steps: Collection[int], whole: int) -> Iterator[frozenset[int]]:
+    """What to keep of these, and what instead where the disk is too small for that, each a part of the one before.
+    Where the store is slow, nodes are slow in different ways: of the steps that may be whole next, each keeps those
+    that all others keep, too, as with what is on its way there (`Uploads`). With little room what is whole makes way at
+    last: the step after it mostly is whole soon."""
     later = sorted(step for step in steps if step > whole)
-    while len(later) > _KEPT_STEPS:
-        later.remove(min(later[1:-1], key=lambda step: (step & -step, step)))
-    return frozenset((whole, *later))
+    for most in range(_KEPT_STEPS, 1, -1):
+        while len(later) > most:
+            later.remove(min(later[1:-1], key=lambda step: (step & -step, step)))
+        yield frozenset((whole, *later))
+    yield frozenset(later)
