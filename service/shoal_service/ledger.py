@@ -50,7 +50,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Open:
+class OpenBill:
     """The bill of a job that goes on, as it was at `at_s` after the entry `seq`. Until the next one it grows by what
     nodes of the job cost, and by the hours of those without a price: so many are there."""
 
@@ -73,7 +73,7 @@ class Ledger:
     def __init__(self, histories: Histories) -> None:
         self._histories = histories
         self._kept: OrderedDict[str, Bill] = OrderedDict()
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._open: OrderedDict[str, OpenBill] = OrderedDict()
 
     async def newest(self, session: AsyncSession, projects: frozenset[str] | None) -> tuple[tuple[Bill, ...], int]:
         """Of the MAX_JOBS newest jobs of these projects (None: all), and how many of them are not in it: the next look
@@ -105,7 +105,7 @@ class Ledger:
         if known is None or known.seq != seq:
             events = await self._histories.of(session, row.id)
             spent = spending(events, end_at_s=now_s, ended=False, tokens=jobs.num_tokens(row))
-            known = _Open(seq=seq, at_s=now_s, bill=bill_of(row, spent), unpriced_nodes=spent.unpriced_nodes_now)
+            known = OpenBill(seq=seq, at_s=now_s, bill=bill_of(row, spent), unpriced_nodes=spent.unpriced_nodes_now)
         self._open[row.id] = known
         self._open.move_to_end(row.id)
         while len(self._open) > _KEPT:

@@ -9,7 +9,10 @@ import httpx
 import pytest
 from control_plane import Connector, job_mapping, ok, story
 
-from shoal_service.ledger import Bill, by_person
+from shoal_recovery.journal import entry_to_mapping
+from shoal_service.ledger import Bill, OpenBill, by_person
+from shoal_service.spending import spending
+from shoal_service.timeline import Event
 
 
 def test_bills_are_summed_by_person() -> None:
@@ -66,4 +69,37 @@ def test_what_jobs_cost_that_go_on_grows_as_their_own_pages_say(api: httpx.Clien
             alone = ok(api.get(f"/v1/jobs/{job['id']}/cost"))
             assert project["usd"] == pytest.approx(alone["usd"], rel=1e-4) and project["usd"] > 0
             assert project["usd_per_hour"] == pytest.approx(alone["usd_per_hour"])
-            time.sleep(0.2)
+
+
+@pytest.mark.parametrize("is_priced", [True, False])
+def test_a_bill_that_is_carried_on_is_that_of_the_whole_journal(is_priced: bool) -> None:
+    entries = story(job_mapping(), started_at_s=1000.0).entries
+    before = entries[: [entry.event.kind for entry in entries].index("node_lost")]
+    told = [entry_to_mapping(entry) for entry in before]
+    events = [Event(seq=each["seq"], at_s=each["at_s"], kind=each["kind"], payload=each) for each in told]
+    if not is_priced:
+        for event in events:
+            for node in event.payload.get("snapshot", {}).get("nodes", ()):
+                node["price_per_hour"] = 0.0
+
+    def bill(at_s: float) -> tuple[Bill, int]:
+        spent = spending(events, end_at_s=at_s, ended=False, tokens=1)
+        made = Bill(
+            job_id="j",
+            project="p",
+            usd=spent.usd,
+            usd_per_hour=spent.usd_per_hour or 0.0,
+            unpriced_node_hours=spent.unpriced_node_hours,
+        )
+        return made, spent.unpriced_nodes_now
+
+    now_s = events[-1].at_s + 60
+    first, unpriced = bill(now_s)
+    carried = OpenBill(seq=1, at_s=now_s, bill=first, unpriced_nodes=unpriced).until(now_s + 1800)
+    later, _ = bill(now_s + 1800)
+    assert (carried.usd is None) == (later.usd is None) == (not is_priced)
+    if is_priced:
+        assert carried.usd == pytest.approx(later.usd) and later.usd > 2 * (first.usd or 0)
+    else:
+        assert carried.unpriced_node_hours == pytest.approx(later.unpriced_node_hours)
+        assert later.unpriced_node_hours > first.unpriced_node_hours
