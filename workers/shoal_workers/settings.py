@@ -17,8 +17,9 @@ class WorkerSettings(BaseSettings):
     memory_dir: Path = Path("/dev/shm/shoal")
     """Snapshots live here, one folder per cluster and node. Must be memory (tmpfs)."""
     disk_dir: Path = Path("/var/tmp/shoal")
-    """Journals, state on its way to the object store and of the last two steps that it has, one folder per cluster and
-    node; and snapshots for which there is no room in memory. In `data`, what jobs read from object stores."""
+    """Journals, state on its way to the object store, of the newest step that is whole there and of up to four
+    later ones, one folder per cluster and node; and snapshots for which there is no room in memory. In `data`, what
+    jobs read from object stores."""
     disk_limit_bytes: int = 64 * 2**30
     """How much of the disk snapshots, and then state that the object store has, may take; 0: neither lies there."""
     data_cache_bytes: int = 16 * 2**30
