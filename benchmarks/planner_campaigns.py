@@ -8,8 +8,8 @@ within one per cent) make each cluster better and want no worse plan; `slow` add
 clusters. The judgements are those of tests/planner/campaign.py, which repeats a seed by itself.
 
 All of it is hours of processor time. What is done is noted in the state's file, a line for each part, and is not done
-again for the same planner; `--first` judges so many seeds of each campaign alone. `failed.*` counts seeds; `runs` names
-them.
+again for the same planner; the file is kept with the sources, so that a campaign goes on on another machine. `--first`
+judges so many seeds of each campaign alone. `failed.*` counts seeds; `runs` names them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.reporting import answer
 
 ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
 # Seeds of each campaign, and of a part of it.
 SEEDS = {
     "oracle": (500, 25),
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default=",".join(SEEDS), help="campaigns, separated by commas")
     parser.add_argument("--first", type=int, default=10_000, help="so many seeds of each at most")
-    parser.add_argument("--state", type=Path, default=Path("build/planner_campaigns.jsonl"))
+    parser.add_argument("--state", type=Path, default=RESULTS / "planner_campaigns.jsonl")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
