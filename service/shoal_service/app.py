@@ -120,7 +120,7 @@ def create_app(settings: Settings) -> FastAPI:
         planner=planner,
         awake=awake,
         moving=Moving(database, bell, settings.plan_time_limit_s),
-        takeover=Takeover(database, planner, bell, settings.cluster_lost_s, awake),
+        takeover=Takeover(database, planner, bell, settings.cluster_lost_s, settings.standing_cluster_lost_s, awake),
         lost_clusters=LostClusters(database, bell, settings.cluster_lost_s, awake),
         followers=Followers(database, bell, settings),
         tails=Tails(database),

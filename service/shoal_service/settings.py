@@ -51,6 +51,11 @@ class Settings(BaseSettings):
         ge=0,
         description="How long a cluster may be late with its lease before jobs that can leave it go to others.",
     )
+    standing_cluster_lost_s: float = Field(
+        default=600.0,
+        ge=0,
+        description="The same where the cluster's head may die and come back while jobs step on.",
+    )
     max_wait_s: float = Field(default=60.0, gt=0, description="Longest time that a long poll is held open.")
     poll_s: float = Field(
         default=1.0, gt=0, description="How often waiting requests look for what other replicas of this server wrote."

@@ -3,7 +3,8 @@
 A cluster that does not renew its lease may train on all the same; nobody can tell from here. So a job is taken from it
 only where nothing is lost by that: it has not begun, or a step of it stands in its object store. There the cluster that
 goes on with it says first that the other one's time is over (`shoal_recovery.tenure`). A job whose state is nowhere
-else waits for the cluster that has it.
+else waits for the cluster that has it. Where what a head knows outlasts it, jobs step on without it for as long as they
+may (`orphaned_s` of the workers), and those steps would have to be done again: there the wait is as long.
 
 Silence says something only of a time in which somebody listened. A control plane that was away, or had no turn, begins
 to count anew: every cluster that is there has renewed its lease before a job of it is given away.
@@ -45,13 +46,17 @@ _LEAVE = tuple(state.value for state in JobState if state not in (*AT_REST, JobS
 
 
 class Takeover:
-    """`lost_s` is how long a cluster may be late with its lease before its jobs go elsewhere."""
+    """`lost_s` is how long a cluster may be late with its lease before its jobs go elsewhere, `standing_s` how long one
+    may whose head is fault tolerant."""
 
-    def __init__(self, database: Database, planner: Planner, bell: Bell, lost_s: float, awake: Awake) -> None:
+    def __init__(
+        self, database: Database, planner: Planner, bell: Bell, lost_s: float, standing_s: float, awake: Awake
+    ) -> None:
         self._database = database
         self._planner = planner
         self._bell = bell
         self._lost_s = lost_s
+        self._standing_s = max(lost_s, standing_s)
         self._awake = awake
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._no_plan: set[tuple[str, str, str]] = set()
@@ -90,7 +95,9 @@ class Takeover:
             return await duties.claim(session, f"takeover {cluster_id}", self._holder, _LEASE_S)
 
     def _gone(self) -> ColumnElement[bool]:
-        return lost_clusters.lost(self._lost_s, self._awake)
+        stands = ClusterRow.fault_tolerant_head.is_(True)
+        soon, late = (lost_clusters.lost(wait_s, self._awake) for wait_s in (self._lost_s, self._standing_s))
+        return (soon & ~stands) | late
 
     async def _fits(self, row: JobRow, cluster: ClusterRow) -> bool:
         """Where no plan of the job fits now none will be searched for again until the cluster is another one."""

@@ -96,16 +96,17 @@ def test_a_host_that_vanishes_is_missed_by_two_and_ends_itself(network: Network,
 class Bystander:
     """Stands on a node that is cut off, and notes when its rank says that a step is done."""
 
-    def __init__(self, namespace: str, address: tuple[str, int]) -> None:
+    def __init__(self, namespace: str, address: tuple[str, int], job: str) -> None:
         self.steps: list[tuple[int, float]] = []
         self._namespace = namespace
+        self._job = job
         self._address = address
         threading.Thread(target=self._listen, name="bystander", daemon=True).start()
 
     def _listen(self) -> None:
         enter(self._namespace)
         connection = connect(self._address)
-        connection.send(m.encode(m.Watch(job="alone", after_step=0)))
+        connection.send(m.encode(m.Watch(job=self._job, after_step=0)))
         try:
             while True:
                 message = m.decode(connection.receive()[0])
@@ -130,7 +131,7 @@ def test_an_epoch_out_of_sight_has_stopped_before_the_next_begins(network: Netwo
             begins(running, 20)
             assert running.devices() == {"a"}
             (address,) = [each for each in cluster.addresses("alone") if each[0] == network.host("a")]
-            bystander = Bystander(network.namespace("a"), address)
+            bystander = Bystander(network.namespace("a"), address, "alone")
             running.eventually(lambda: bystander.steps)
             cut_s = time.time()
             network.cut("a")
@@ -150,6 +151,45 @@ def test_an_epoch_out_of_sight_has_stopped_before_the_next_begins(network: Netwo
             epochs = [event.epoch for event in running.events(StepDone)]
             assert epochs == sorted(epochs)
             assert {epoch for epoch, at_s in bystander.steps if at_s > second} <= set(epochs) - {1}
+    finally:
+        cluster.close()
+
+
+@pytest.mark.long
+def test_an_epoch_out_of_sight_ends_though_its_supervisor_died_before(
+    network: Network, text: str, tmp_path: Path
+) -> None:
+    """Nobody was told that nobody hears it: the connection closed, and only then the network fell apart."""
+    shapes = {"a": ("cpu-2t", 1), "b": ("cpu-2t", 1), "c": ("cpu-1t", 1)}
+    orphaned = QUICK.model_copy(update={"orphaned_s": 30.0})
+    cluster = ProcessCluster(tmp_path / "nodes", shapes, network=network, settings=orphaned)
+    spec = dataclasses.replace(tiny_job(text, steps=100_000), limits=LimitsSpec(device_types=("cpu-2t",)))
+    checkpoint = CheckpointSpec(uri=(tmp_path / "store").as_uri(), every_steps=5, copies=0)
+    spec = dataclasses.replace(spec, checkpoint=checkpoint)
+    cluster.kill_node("b")
+    try:
+        with supervised(cluster, "orphans", spec, settings=orphaned) as running:
+            begins(running, 10)
+            assert running.devices() == {"a"}
+            (address,) = [each for each in cluster.addresses("orphans") if each[0] == network.host("a")]
+            bystander = Bystander(network.namespace("a"), address, "orphans")
+            running.eventually(lambda: bystander.steps)
+            history = running.supervisor.entries_after(0, 0.0)
+            running.vanish()
+            gone_s = time.time()
+            network.cut("a")
+            cluster.bring_back("b")
+            later = Supervised(cluster, "orphans", spec, restarted=True, history=history, settings=orphaned)
+            try:
+                later.eventually(lambda: len(_plans(later)) == 2, 180.0)
+                second = _plans(later)[1]
+                assert second > gone_s + 30.0
+                assert gone_s + 10.0 < bystander.steps[-1][1] < second
+                later.steps_on(20)
+                assert bystander.steps[-1][1] < second
+            finally:
+                later.supervisor.cancel()
+                later.supervisor.ended.wait(20.0)
     finally:
         cluster.close()
 

@@ -81,6 +81,7 @@ def test_settings_are_documented_and_few(monkeypatch: pytest.MonkeyPatch) -> Non
         "public_url",
         "session_s",
         "smtp_url",
+        "standing_cluster_lost_s",
         "store_check_s",
         "tls_cert",
         "tls_key",

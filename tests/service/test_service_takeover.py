@@ -156,6 +156,25 @@ class ComesBack:
         self.asked = True
 
 
+def test_where_jobs_step_on_without_a_head_they_are_taken_later(
+    app: FastAPI, api: httpx.Client, connector: Connector, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    takeover = app.state.services.takeover
+    job_id = submit_and_store(api, connector, (tmp_path / "store").as_uri())
+    body = {"holder": connector.holder, "lease_s": 1e-6, "fault_tolerant_head": True, "snapshot": {"nodes": []}}
+    ok(api.put(f"/v1/clusters/{connector.cluster_id}", json=body))
+    other = Connector(http=api, cluster_id="other", holder="h")
+
+    def looks() -> list[str]:
+        ok(other.renew())
+        eventually(lambda: takeover._looking["other"].done())
+        return [job["id"] for job in other.wishes()["jobs"]]
+
+    assert [looks() for _ in range(3)] == [[], [], []]
+    takeover._standing_s = 0.0
+    assert eventually(looks, 30) == [job_id]
+
+
 @pytest.mark.parametrize(("jump_s", "awake_s"), [(4.0, 8.0), (6.0, 0.0), (-1.0, 0.0)])
 def test_who_had_no_turn_was_not_awake(jump_s: float, awake_s: float) -> None:
     """Nor does the time before count where the clock was set."""

@@ -56,7 +56,9 @@ class AgentActor:
             host=settings.bind_host,
             heartbeat_s=settings.heartbeat_s,
             open_store=open_store,
-            lifeline=Lifeline(cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s),
+            lifeline=Lifeline(
+                cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s, orphaned_s=settings.orphaned_s
+            ),
             log_limit_bytes=settings.log_limit_bytes,
         )
         self._agent.start()

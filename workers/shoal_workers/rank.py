@@ -46,7 +46,9 @@ class Rank:
         self._node = node
         self._settings = settings
         self._output = output
-        self.lifeline = Lifeline(cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s)
+        self.lifeline = Lifeline(
+            cut_off_s=settings.cut_off_s, ends_itself_s=settings.ends_itself_s, orphaned_s=settings.orphaned_s
+        )
         self._cuda_devices = _shown(settings)
         self._epoch = 0
         self._run: EpochRun | None = None

@@ -40,6 +40,9 @@ class WorkerSettings(BaseSettings):
     """Who was not answered for so long votes no more; a supervisor that sees no rank of its job waits for this."""
     ends_itself_s: float = 60.0
     """After so long without an answer agents and ranks end, to be started anew once they can be reached again."""
+    orphaned_s: float = 600.0
+    """How long ranks step on after the process of their supervisor has ended. A supervisor that comes after it, and
+    reaches no rank of the job, waits for this before it takes them for lost."""
     group_timeout_s: float = 60.0
     """The last net under every wait of a collective; death is noticed long before."""
     stalled_s: float = 600.0

@@ -453,9 +453,13 @@ class Supervisor:
         return frozenset() if self._changer.epoch is None else self._changer.epoch.vital
 
     def _never_reached(self, now_s: float) -> tuple[Member, ...]:
-        """Nodes of an adopted epoch that this supervisor could not reach in a generous time."""
-        adopted = self._adopted is not None and self._adopted is self._changer.epoch and not self._changer.interrupted
-        if not adopted or now_s - self._began_s < _ADOPT_WAIT_S:
+        """Nodes of an adopted epoch that this supervisor could not reach in a generous time. Where it has reached no
+        rank, which it could stop the epoch by, they may step on somewhere until they give up waiting for it."""
+        epoch = self._changer.epoch
+        if epoch is None or self._adopted is not epoch or self._changer.interrupted:
+            return ()
+        orphaned_s = self._settings.orphaned_s + self._settings.silence_s
+        if now_s - self._began_s < (_ADOPT_WAIT_S if self._roster.ranks(epoch.computing) else orphaned_s):
             return ()
         missing = self._vital() - {contact.node for contact in self._roster.contacts()}
         return tuple(Member(node=node, name=f"node {node}", connected=False, silent_s=0.0) for node in sorted(missing))
