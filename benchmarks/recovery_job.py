@@ -50,7 +50,8 @@ JOB: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """`missing_bytes` of state were on the nodes that died alone; `step_s` is the median of the later half of the steps
+    """Of the `redone_steps`, done steps that were done again, the `lost_steps` had been said to be safe.
+    `missing_bytes` of state were on the nodes that died alone; `step_s` is the median of the later half of the steps
     that the survivors were watched for, as it is of peers; of the first step `phases_s` tells."""
 
     node: str
@@ -137,7 +138,7 @@ class TrainingJob:
             kill_to_commit_s=first["at_s"] - began_s,
             kill_to_ready_s=first["at_s"] - first["duration_s"] - began_s,
             lost_steps=recovery["lost_steps"],
-            redone_steps=recovery["redone_steps"],
+            redone_steps=recovery["lost_steps"] + recovery["redone_steps"],
             store_bytes=recovery["num_bytes"].get("store", 0),
             rejoin_s=self._rejoin_s(gone) if comes_back else None,
             phases_s={phase: recovery[phase] for phase in _PHASES} | {"first_step_s": float(first["duration_s"])},

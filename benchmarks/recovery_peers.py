@@ -39,7 +39,8 @@ _POLL_S = 0.05  # of files that others write: nothing to wait on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerBlow:
-    """`kill_to_new_s` ends with the first step that had never been done; steps that are done again are not new."""
+    """`kill_to_new_s` ends with the first step that had never been done; steps that are done again are not new. Peers
+    do not tell safe steps from others: all that were done and are done again are lost."""
 
     kill_to_commit_s: float
     kill_to_ready_s: float
