@@ -105,13 +105,13 @@ class Alternating:
         self.stall_s: dict[int, float] = {}
         self.beside_cpu_s: dict[int, float] = {}  # when a step began, since the process did
 
-    def begin(self, step: int, live: LiveState) -> None:
+    def begin(self, step: int, live: LiveState, *, always: bool = False) -> None:
         """The state of a step is copied while the next one is computed."""
         self.stall_s[step + 1] = 0.0
         self.beside_cpu_s[step + 1] = time.process_time() - time.thread_time()
         if is_protected(step + 1):
             began_s = time.perf_counter()
-            self._inner.begin(step, live)
+            self._inner.begin(step, live, always=always)
             self.stall_s[step + 1] = time.perf_counter() - began_s
 
     def wait_safe(self, step: int) -> None:

@@ -40,7 +40,7 @@ TRAIN_RANGES: dict[str, Range] = {
     "eval_every": (1, _MANY),
     "eval_batches": (1, _MANY),
 }
-CHECKPOINT_RANGES: dict[str, Range] = {"every_steps": (1, _MANY), "keep": (1, _MANY)}
+CHECKPOINT_RANGES: dict[str, Range] = {name: (1, _MANY) for name in ("every_steps", "keep", "protect_every")}
 
 
 # In which order a stage does its forwards and backwards (`orders`).
@@ -170,8 +170,6 @@ class CheckpointSpec:
             for name, default in (("every_steps", EVERY_STEPS), ("keep", KEEP)):
                 if getattr(self, name) != default:
                     raise InvalidField(name, getattr(self, name), "needs a checkpoint.uri: no state is stored without")
-        if self.protect_every != 1:
-            raise InvalidField("protect_every", self.protect_every, "only 1 is supported yet")
         if self.copies != "auto":
             check_range("copies", int(self.copies), 0, _MANY)
 

@@ -131,7 +131,7 @@ _TRAINED: Mapping[str, str] = {
     "checkpoint.storage": "The project's storage profile that says how the bucket is reached.",
     "checkpoint.every_steps": "How often a whole state goes there, beside the last one.",
     "checkpoint.keep": "How many are kept.",
-    "checkpoint.protect_every": "Every step is brought to safety.",
+    "checkpoint.protect_every": "How often a step is brought to safety: so many may have to be done again.",
     "checkpoint.copies": "On how many other nodes each state stands.",
     "code": "The code of a model of your own, and what it needs.",
     **{f"code.{name}": text for name, text in _CODE.items()},

@@ -19,6 +19,7 @@ from shoal_recovery.checkpoints import list_manifests, load_manifest, put_shard
 from shoal_recovery.decide import ChangePlan
 from shoal_recovery.hf_beside import ends_of, kept_beside
 from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
+from shoal_recovery.protection import Protection
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot
 from shoal_recovery.store import Data, DirectoryStore
@@ -58,9 +59,10 @@ def job(uri: str) -> JobSpec:
 # --- a change that is under way ---
 
 
-def pending(**fields: int) -> PendingChange:
-    given = {"done_step": 7, "safe_step": 6, **fields}
+def pending(every: int = 1, **fields: int) -> PendingChange:
+    given = {"done_step": 7, "safe_step": 6, "since": 0, **fields}
     return PendingChange(
+        protection=Protection(every=every, stored_every=None, last_step=100),
         cause="node_joined",
         reason="Taking in c.",
         blow_s=10.0,
@@ -122,6 +124,15 @@ def test_an_interrupted_attempt_leaves_its_cause_but_none_of_its_figures() -> No
     assert (done.cause, done.reason) == ("node_lost", "Taking in c. Lost c.")
     assert (done.epoch, done.step, done.redone_steps, done.lost_steps) == (5, 7, 1, 0)
     assert (done.nodes_joined, done.nodes_lost, done.restore_s) == ((), ("c",), 0.1)
+
+
+def test_steps_that_were_not_brought_to_safety_are_not_lost() -> None:
+    """Every fourth is, and the one with which an epoch begins."""
+    change = pending(every=4, since=5, safe_step=5)
+    change.halted(11)
+    change.adopted(3, 8, frozenset({"a"}), "new", 11.0)
+    done = change.done(13.0)
+    assert (done.step, done.redone_steps, done.lost_steps) == (8, 3, 0)
 
 
 def test_a_safe_step_that_is_done_again_is_lost() -> None:

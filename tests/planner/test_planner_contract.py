@@ -165,7 +165,7 @@ def test_a_job_survives_a_round_trip() -> None:
         ("priority", "urgent", "priority = 'urgent': must be a whole number or low or normal or high"),
         ("checkpoint.uri", "ftp://x", "must begin with file:// or s3://"),
         ("checkpoint.every_steps", 0, "must be at least 1"),
-        ("checkpoint.protect_every", 2, "only 1"),
+        ("checkpoint.protect_every", 0, "must be at least 1"),
         ("checkpoint.copies", -1, "must be at least 0"),
         ("checkpoint.copies", "many", "checkpoint.copies = 'many': must be a whole number or auto"),
         ("name", "", "must be 1 to 100 printable"),

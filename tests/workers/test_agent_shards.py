@@ -49,6 +49,18 @@ def test_even_and_odd_steps_stand_side_by_side(tmp_path: Path) -> None:
         store.sealed("job", NAME, 2)
 
 
+@pytest.mark.parametrize("steps", [(0, 14, 28, 42, 45), (3, 5, 7, 9), (2, 3, 13, 23)])
+def test_the_two_newest_steps_stand_side_by_side_whatever_lies_between(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    store = ShardStore(Rooms(tmp_path), "n0")
+    for number, step in enumerate(steps):
+        write(store, step)
+        assert held(store) == [(NAME, one) for one in steps[max(0, number - 1) : number + 1]]
+        store = ShardStore(Rooms(tmp_path), "n0")  # who comes after it knows which is which
+        store.open("job", NAME, LAYOUT)
+        store.begin("job", NAME, step + 1)  # and never gets so far
+        assert held(store) == [(NAME, step)]
+
+
 def test_a_slot_holds_nothing_from_the_moment_that_its_writing_begins(tmp_path: Path) -> None:
     store = ShardStore(Rooms(tmp_path), "n0")
     write(store, 1)

@@ -62,6 +62,7 @@ def test_copies_lie_where_others_lay_once_nobody_writes_them(store: ShardStore) 
     before = inodes(store.open("job", FIRST, LAYOUT)[0])
     store.retire("job", 2)
     assert inodes(store.open("job", SECOND, LAYOUT)[0]) == before
+    store.begin("job", SECOND, 0)
     with store.used("job", SECOND), store.slot("job", SECOND, 0):
         store.retire("job", 3)
         assert inodes(store.open("job", THIRD, LAYOUT)[0]) != before

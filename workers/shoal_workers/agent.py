@@ -170,8 +170,8 @@ class Agent:
             case m.OpenSlots():
                 connection.send(m.encode(self._open(request)))
             case m.BeginSnapshot():
-                self._shards.begin(request.job, request.name, request.step)
-                connection.send(m.encode(m.Done()))
+                slot = self._shards.begin(request.job, request.name, request.step)
+                connection.send(m.encode(m.SlotFree(slot=slot)))
             case m.SealSnapshot():
                 connection.send(m.encode(self._seal(request)))
             case m.PutSnapshot():

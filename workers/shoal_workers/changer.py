@@ -23,6 +23,7 @@ from shoal_recovery.decide import ChangePlan, Drain
 from shoal_recovery.errors import StateLost, StoreError, StoreUnreachable
 from shoal_recovery.journal import AT_REST, JobState, NodeLost
 from shoal_recovery.placement import network_bytes_per_parameter, place_copies, told
+from shoal_recovery.protection import Protection
 from shoal_recovery.shard_map import shard_map
 from shoal_workers import messages as m
 from shoal_workers.change import (
@@ -216,13 +217,16 @@ class Changer:
         if self._pending is None:
             done_step = self._record.done_step
             drained = self.epoch is not None and self.epoch.ended is not None
+            since, protection = 0 if self.epoch is None else self.epoch.step, Protection.of(self._spec)
             self._pending = PendingChange(
                 cause=decision.cause,
                 reason=decision.reason,
                 blow_s=blow_s,
                 noticed_s=now_s,
                 done_step=done_step,
-                safe_step=done_step if drained else max(0, done_step - 1),
+                safe_step=done_step if drained else protection.newest(max(0, done_step - 1), since),
+                since=since,
+                protection=protection,
                 vital_before=frozenset() if self.epoch is None else self.epoch.vital,
                 plan_before=self._record.plan_id,
             )

@@ -180,7 +180,7 @@ class Engine:
         return Finished(step=step)
 
     def _protect(self, step: int) -> None:
-        self._snapshots.begin(step, self._live)
+        self._snapshots.begin(step, self._live, always=True)
         self._snapshots.wait_safe(step)
 
     def _evaluate(self, step: int) -> float:

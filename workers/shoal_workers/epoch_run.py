@@ -21,6 +21,7 @@ import structlog
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, parse_plan
 from shoal_recovery.journal import EvaluationDone
+from shoal_recovery.protection import Protection
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import RankState, ShardMap, Transfer
 from shoal_recovery.store import open_store
@@ -362,7 +363,8 @@ class EpochRun:
         connection = connect(self._agent(), shown=self._pass)
         self._on_abandon(connection.close)  # before the first question: an agent that is stopped does not answer
         wanted = slots_of(self._order, state, job, self._maps.left)
-        snapshots = AgentSnapshots(connection, wanted, self._computes_on, self._maps, self._lifeline)
+        is_due = Protection.of(job).is_due
+        snapshots = AgentSnapshots(connection, wanted, self._computes_on, self._maps, self._lifeline, is_due)
         self._snapshots = snapshots
         self._on_abandon(snapshots.abandon)
         return snapshots

@@ -62,7 +62,7 @@ class OpenSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginSnapshot:
-    """The rank is about to overwrite the slot of this step; answered by Done once nothing needs the old content."""
+    """The rank is about to write the snapshot of this step; answered by SlotFree once nothing needs the old content."""
 
     job: str
     name: str
@@ -253,6 +253,13 @@ class SlotsOpen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotFree:
+    """Which of the slots the rank may write."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryIs:
     """Only shards that are as they were sealed, as far as was looked; `spoilt` are rows of (snapshot, step, the shard's
     four fields, what is wrong with it) of those that are not."""
@@ -352,7 +359,8 @@ _KINDS: dict[str, type[Any]] = {
     for kind in (
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
         *(MakeReady, ReadLogs, LogsAre, AlsoUpload, StoreHolds),
-        *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, InventoryIs, Fetched, JournalIs, KeyIs),
+        *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, SlotFree, InventoryIs, Fetched),
+        *(JournalIs, KeyIs),
         *(
             Heard,
             Attend,

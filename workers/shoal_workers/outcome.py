@@ -12,19 +12,20 @@ from shoal_workers.traffic import Link, Moved, Wait
 
 
 class SnapshotSink(Protocol):
-    """Where the engine brings the state of each done step to safety."""
+    """Where the engine brings the state of done steps to safety: of each, unless the job allows for less."""
 
-    def begin(self, step: int, live: LiveState) -> None:
-        """Begins to copy the owned state of `step` out; it may change when `wait_safe` has returned for it."""
+    def begin(self, step: int, live: LiveState, *, always: bool = False) -> None:
+        """Begins to copy the owned state of `step` out if that is due, or is wanted `always`; it may change when
+        `wait_safe` has returned."""
 
     def wait_safe(self, step: int) -> None:
-        """Returns when the state of `step`, begun before, would survive this node. May raise EpochAbandoned."""
+        """Returns when all that was begun up to `step` would survive this node. May raise EpochAbandoned."""
 
 
 class NoSnapshots:
     """For runs whose state nobody needs to survive."""
 
-    def begin(self, step: int, live: LiveState) -> None:
+    def begin(self, step: int, live: LiveState, *, always: bool = False) -> None:
         pass
 
     def wait_safe(self, step: int) -> None:

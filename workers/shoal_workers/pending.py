@@ -10,6 +10,7 @@ from shoal_planner.cluster import DeviceRef
 from shoal_recovery.decide import ChangePlan
 from shoal_recovery.faults import Fault
 from shoal_recovery.journal import RecoveryDone, ShardBrought, SourceFailed
+from shoal_recovery.protection import Protection
 from shoal_recovery.state import Tier
 from shoal_workers.messages import Ready
 
@@ -19,9 +20,9 @@ _TOLD_SHARDS = 32
 @dataclass(slots=True, kw_only=True)
 class PendingChange:
     """`blow_s` is the last sign of life of what was lost (or when the change was wanted), `noticed_s` when it was
-    noticed; `done_step` the last step done before, `safe_step` the last that stood on another node; `vital_before`
-    the nodes of the plan before, `doomed` those of all that are to go away. It goes on over attempts that are
-    interrupted; `faults` are those of its sources of state, over all of them."""
+    noticed; `done_step` the last step done before, `safe_step` the last that stood on another node, in an epoch that
+    began `since` a step; `vital_before` the nodes of the plan before, `doomed` those of all that are to go away. It
+    goes on over attempts that are interrupted; `faults` are those of its sources of state, over all of them."""
 
     cause: str
     reason: str
@@ -29,6 +30,8 @@ class PendingChange:
     noticed_s: float
     done_step: int
     safe_step: int
+    since: int
+    protection: Protection
     vital_before: frozenset[str]
     plan_before: str = ""
     plan_after: str = ""
@@ -58,7 +61,8 @@ class PendingChange:
     def halted(self, done_step: int) -> None:
         """No rank steps any more, and this is the last step that any of them has done."""
         if done_step > self.done_step:
-            self.done_step, self.safe_step = done_step, max(self.safe_step, done_step - 1)
+            self.done_step = done_step
+            self.safe_step = max(self.safe_step, self.protection.newest(done_step - 1, self.since))
 
     def adopted(self, epoch: int, step: int, vital: frozenset[str], plan_id: str, now_s: float) -> None:
         """What was measured of an attempt before this one did not lead anywhere."""

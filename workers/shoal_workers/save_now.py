@@ -64,7 +64,9 @@ class SaveNow:
         recent = sorted(self._record.recent_steps_s)
         step_s = recent[len(recent) // 2] if recent else _AHEAD_S
         ahead = 2 + math.ceil(_AHEAD_S / max(step_s, 1e-3))
-        return min(max(epoch.last_step, epoch.step) + ahead, self._spec.train.steps)
+        every = self._spec.checkpoint.protect_every  # of other steps there are no snapshots
+        step = -(-(max(epoch.last_step, epoch.step) + ahead) // every) * every
+        return min(step, self._spec.train.steps)
 
     def _order(self, epoch: EpochView, step: int, agents: Callable[[frozenset[str]], Iterable[_Agent]]) -> None:
         self._ordered, self._ordered_s = (epoch.number, step), self._clock()

@@ -1,9 +1,9 @@
 """The shard store of one node: snapshots in memory-mapped files that outlive ranks, epochs and the agent itself.
 
-A snapshot file has two slots, one for even and one for odd steps. A slot counts only while its seal stands beside it:
-the seal is removed before the first byte changes and written, with the checksum of every piece, after the last.
-Files are plain files in folders of the node: they go with nobody's death. Thread-safe. Owns no sockets; in which
-folder a file lies, `rooms` decides.
+A snapshot file has two slots, and the older of two steps makes way for the next. A slot counts only while its seal
+stands beside it: the seal is removed before the first byte changes and written, with the checksum of every piece, after
+the last. Files are plain files in folders of the node: they go with nobody's death. Thread-safe. Owns no sockets; in
+which folder a file lies, `rooms` decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import shutil
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -31,6 +31,7 @@ log = structlog.get_logger()
 
 
 _MIRROR = "-mirror"
+_NO_STEP = -1
 
 
 def snapshot_name(epoch: int, rank: int, *, mirror: bool = False) -> str:
@@ -49,7 +50,8 @@ def epoch_of(name: str) -> int:
 
 @dataclass(slots=True)
 class _File:
-    """`num_users`: how many conversations write into the slots, or read what must not change, at this moment."""
+    """`num_users`: how many conversations write into the slots, or read what must not change, at this moment. `steps`
+    are those that were begun last, by slot."""
 
     layout: tuple[ShardKey, ...]
     layout_sum: str
@@ -57,10 +59,24 @@ class _File:
     num_bytes: int
     slots: SlotFiles
     num_users: int = 0
+    steps: list[int] = field(default_factory=lambda: [_NO_STEP] * NUM_SLOTS)
 
     @property
     def folder(self) -> Path:
         return self.slots.stem.parent
+
+    def slot_of(self, step: int) -> int:
+        """Raises KeyError."""
+        if step not in self.steps:
+            raise KeyError(f"step {step}")
+        return self.steps.index(step)
+
+    def next_slot(self, step: int) -> int:
+        """In place of what is not whole, or else of the older; even steps lie in the first where there is a choice."""
+        free = [slot for slot in range(NUM_SLOTS) if not self.seal_path(slot).exists()]
+        if not free:
+            return self.steps.index(min(self.steps))
+        return step % NUM_SLOTS if step % NUM_SLOTS in free else free[0]
 
     def seal_path(self, slot: int) -> Path:
         return self.slots.stem.with_name(f"{self.slots.stem.name}.seal{slot}")
@@ -119,7 +135,9 @@ class ShardStore:
                 layout = keys_from_rows(json.loads(layout_path.read_text()))
                 slots = map_slots(layout_path.with_suffix(""), _size(layout))
                 # Perhaps a rank has them mapped.
-                self._files[job, name] = _file_of(layout, replace(slots, writer=name))
+                file = self._files[job, name] = _file_of(layout, replace(slots, writer=name))
+                seals = (self._read_seal(file, job, name, slot) for slot in range(NUM_SLOTS))
+                file.steps = [_NO_STEP if seal is None else seal[0] for seal in seals]
             except (ValueError, TypeError, AssertionError) as error:
                 log.warning("layout of a snapshot cannot be read", job=job, name=name, error=str(error))
             except OSError as error:  # the agent before this one died while it made them
@@ -189,22 +207,28 @@ class ShardStore:
             with self._lock:
                 file.num_users -= 1
 
-    def begin(self, job: str, name: str, step: int) -> None:
-        """From now on the slot of this step holds nothing. Raises KeyError when the snapshot was never opened."""
+    def begin(self, job: str, name: str, step: int) -> int:
+        """From now on the slot of this step, which is answered, holds nothing: that of the older step, unless this one
+        was begun before. Raises KeyError when the snapshot was never opened."""
         with self._lock:
-            self._file(job, name).seal_path(step % NUM_SLOTS).unlink(missing_ok=True)
+            file = self._file(job, name)
+            slot = file.slot_of(step) if step in file.steps else file.next_slot(step)
+            file.steps[slot] = step
+            file.seal_path(slot).unlink(missing_ok=True)
+            return slot
 
     def seal(self, job: str, name: str, step: int, expected: list[str] | None = None) -> list[str]:
         """The slot of this step is whole; answers the checksums. Raises ValueError if others were expected."""
         with self._lock:
             file = self._file(job, name)
-        found = file.checksums(step % NUM_SLOTS)
+            slot = file.slot_of(step)
+        found = file.checksums(slot)
         if expected is not None and found != expected:
             raise ValueError(f"the copy of {name} at step {step} does not match its checksums")
         with self._lock:
             if (job, name) in self._files:
                 seal = {"step": step, "checksums": found, "sum": file.sum_of_seal(step, found)}
-                _write_whole(file.seal_path(step % NUM_SLOTS), json.dumps(seal))
+                _write_whole(file.seal_path(slot), json.dumps(seal))
         return found
 
     def layout(self, job: str, name: str) -> tuple[ShardKey, ...]:
@@ -214,15 +238,17 @@ class ShardStore:
     def slot(self, job: str, name: str, step: int) -> memoryview:
         """The bytes of the slot of this step, sealed or not. Raises OSError if they are not all there any more."""
         with self._lock:
-            return self._file(job, name).view(step % NUM_SLOTS)
+            file = self._file(job, name)
+            return file.view(file.slot_of(step))
 
     def ranges(self, job: str, name: str, step: int, wanted: Iterable[tuple[int, int]]) -> Surrounded:
         """Of a sealed snapshot (see `surrounded`). Raises KeyError, ValueError, OSError."""
         self.sealed(job, name, step)
         with self._lock:
             file = self._file(job, name)
+            slot = file.slot_of(step)
         shards = [(offset, key.numel * ELEMENT_BYTES) for offset, key in zip(file.offsets, file.layout, strict=True)]
-        return surrounded(file.view(step % NUM_SLOTS), shards, wanted)
+        return surrounded(file.view(slot), shards, wanted)
 
     def is_sealed(self, job: str, name: str, step: int) -> bool:
         try:
@@ -235,7 +261,7 @@ class ShardStore:
         """Raises KeyError when the node does not hold this snapshot whole."""
         with self._lock:
             file = self._file(job, name)
-            seal = self._read_seal(file, job, name, step % NUM_SLOTS)
+            seal = self._read_seal(file, job, name, file.slot_of(step)) if step in file.steps else None
         if seal is None or seal[0] != step:
             raise KeyError(f"{name} of step {step}")
         return Snapshot(node=self._node, name=name, step=step, pieces=file.pieces(seal[1]))

@@ -20,18 +20,18 @@ from shoal_workers.errors import EpochAbandoned, PeerLost
 from shoal_workers.greeting import Pass
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.live import LiveState
-from shoal_workers.shards import NUM_SLOTS
 from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.slots import Slots
 from shoal_workers.wire import Connection, ConnectionClosed, connect
 
 _HAND_OVER_S = 5.0
 _TOO_LATE = "it took too long"
+_NO_ANSWER = "the agent of this node does not answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mapped:
-    """A snapshot that the rank takes in every step: one fp32 tensor per key in each slot."""
+    """A snapshot that the rank takes again and again: one fp32 tensor per key in each slot."""
 
     job: str
     name: str
@@ -44,7 +44,7 @@ _LOOK_S = 0.02  # whether somebody has answered meanwhile
 
 class AgentSnapshots:
     """The engine's SnapshotSink over a new connection to the agent of the node. One epoch of one rank; `wanted` are all
-    of one job, `maps` those of its process.
+    of one job, `maps` those of its process; `is_due` says of which steps, beside the first.
 
     Raises ConnectionClosed, also when somebody else closes the connection meanwhile.
     """
@@ -56,9 +56,11 @@ class AgentSnapshots:
         device: torch.device,
         maps: SlotMaps,
         lifeline: Lifeline,
+        is_due: Callable[[int], bool] = lambda step: True,
     ) -> None:
         self._epoch = wanted[0].opened.epoch
         self._lifeline = lifeline
+        self._is_due = is_due
         self._connection = connection
         self._snapshots = tuple(_opened(connection, slots, maps) for slots in wanted)
         self._downloads = Downloads(device)
@@ -82,30 +84,33 @@ class AgentSnapshots:
         with self._changed:
             return not self._num_writing
 
-    def begin(self, step: int, live: LiveState) -> None:
-        """Copies the owned state of `step` out, beside the caller: until the step is safe nobody may write it."""
-        if step == self._begun_step:
+    def begin(self, step: int, live: LiveState, *, always: bool = False) -> None:
+        """Copies the owned state of `step` out, beside the caller: until the step is safe nobody may write it. The
+        first step of an epoch is always due: nothing has been kept of it by this epoch's owners."""
+        if step == self._begun_step or not (always or self._begun_step < 0 or self._is_due(step)):
             return
-        self._problem = _begin(self._connection, self._snapshots, step)
+        self._begun_step = step
+        slots, self._problem = _begin(self._connection, self._snapshots, step)
         if self._problem:
             return  # nothing makes this step safe now; waiting for it will say so
         with self._changed:
             self._num_writing += 1
-        finish = self._copy(step, live)
-        self._begun_step = step
+        finish = self._copy(slots, live)
         self._sealing = threading.Thread(target=self._seal, args=(step, finish), name="seal", daemon=True)
         self._sealing.start()
 
     def wait_safe(self, step: int) -> None:
-        """Returns when the snapshots of `step` stand in the agent and on their backups, and whoever gives orders is
-        known to be there: else others may be about to do the next step, too. Raises EpochAbandoned, and PeerLost when
-        they cannot be brought there: nobody may go on without, and whoever decides must know of it."""
+        """Returns when the newest snapshots that were begun stand in the agent and on their backups, and whoever gives
+        orders is known to be there: else others may be about to do the next step, too. Raises EpochAbandoned, and
+        PeerLost when they cannot be brought there: nobody may go on without, and whoever decides must know of it."""
+        begun = self._begun_step
+        assert begun <= step
         with self._changed:
-            self._changed.wait_for(lambda: self._abandoned or self._safe_step >= step or self._problem)
+            self._changed.wait_for(lambda: self._abandoned or self._safe_step >= begun or self._problem)
             if self._abandoned:
-                raise EpochAbandoned(f"epoch {self._epoch} was abandoned while step {step} was brought to safety")
-            if self._safe_step < step:
-                raise PeerLost(self._epoch, f"bringing step {step} to safety", str(self._problem))
+                raise EpochAbandoned(f"epoch {self._epoch} was abandoned while step {begun} was brought to safety")
+            if self._safe_step < begun:
+                raise PeerLost(self._epoch, f"bringing step {begun} to safety", str(self._problem))
             while not self._lifeline.holds(self._epoch):
                 if self._changed.wait_for(lambda: self._abandoned, _LOOK_S):
                     raise EpochAbandoned(f"epoch {self._epoch} was abandoned while this rank was cut off")
@@ -134,16 +139,17 @@ class AgentSnapshots:
             if self._copied_step != step:
                 if not self.at_rest:
                     return _TOO_LATE  # and a second copy into the same memory would not be better
-                if problem := _begin(connection, self._snapshots, step) or self._copy_last(step, live):
+                slots, problem = _begin(connection, self._snapshots, step)
+                if problem := problem or self._copy_last(slots, live):
                     return problem
             return _seal(connection, self._snapshots, step, here=True)
         finally:
             connection.close()
 
-    def _copy_last(self, step: int, live: LiveState) -> str | None:
+    def _copy_last(self, slots: Sequence[int], live: LiveState) -> str | None:
         with self._changed:
             self._num_writing += 1
-        self._copy(step, live)()
+        self._copy(slots, live)()
         with self._changed:
             self._num_writing -= 1
             return _TOO_LATE if self._too_late else None
@@ -153,12 +159,12 @@ class AgentSnapshots:
         with self._changed:
             self._too_late = True
 
-    def _copy(self, step: int, live: LiveState) -> Callable[[], None]:
-        """Begins to; it is done when what this returns has returned."""
+    def _copy(self, slots: Sequence[int], live: LiveState) -> Callable[[], None]:
+        """Begins to; it is done when what this returns has returned. A slot for each snapshot."""
         pairs = (
             (target, live.view(key))
-            for snapshot in self._snapshots
-            for target, key in zip(snapshot.slots[step % NUM_SLOTS], snapshot.keys, strict=True)
+            for snapshot, slot in zip(self._snapshots, slots, strict=True)
+            for target, key in zip(snapshot.slots[slot], snapshot.keys, strict=True)
         )
         return self._downloads.begin(pairs)
 
@@ -185,9 +191,19 @@ def _opened(connection: Connection, slots: Slots, maps: SlotMaps) -> _Mapped:
     return _Mapped(job=slots.opened.job, name=answer.name, keys=slots.keys, slots=mapped)
 
 
-def _begin(connection: Connection, snapshots: Iterable[_Mapped], step: int) -> str | None:
-    asked = (m.BeginSnapshot(job=one.job, name=one.name, step=step) for one in snapshots)
-    return next(filter(None, (_ask(connection, request) for request in asked)), None)
+def _begin(connection: Connection, snapshots: Iterable[_Mapped], step: int) -> tuple[tuple[int, ...], str | None]:
+    """The slot into which each of them goes, and what is wrong."""
+    slots = []
+    for one in snapshots:
+        request = m.BeginSnapshot(job=one.job, name=one.name, step=step)
+        try:
+            answer = m.decode(connection.request(m.encode(request)))
+        except (ConnectionClosed, m.ProtocolError) as error:
+            return (), f"{_NO_ANSWER}: {error}"
+        if not isinstance(answer, m.SlotFree):
+            return (), f"the agent of this node refused {one.name} of step {step}: {answer}"
+        slots.append(answer.slot)
+    return tuple(slots), None
 
 
 def _seal(connection: Connection, snapshots: Iterable[_Mapped], step: int, *, here: bool = False) -> str | None:
@@ -195,11 +211,11 @@ def _seal(connection: Connection, snapshots: Iterable[_Mapped], step: int, *, he
     return next(filter(None, (_ask(connection, request) for request in asked)), None)
 
 
-def _ask(connection: Connection, request: m.BeginSnapshot | m.SealSnapshot) -> str | None:
+def _ask(connection: Connection, request: m.SealSnapshot) -> str | None:
     try:
         return m.decode_as(m.Done, connection.request(m.encode(request))).problem
     except (ConnectionClosed, m.ProtocolError) as error:
-        return f"the agent of this node does not answer: {error}"
+        return f"{_NO_ANSWER}: {error}"
 
 
 def _tensors(slot: mmap.mmap, keys: Iterable[ShardKey]) -> list[torch.Tensor]:
