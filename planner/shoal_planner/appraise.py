@@ -187,7 +187,7 @@ class Appraiser:
                 scored = score(dataclasses.replace(found, copies=goodput.copies), self.job, snapshot, profile)
             except (InvalidField, NoPlanFits):
                 continue
-            return self._appraised(scored, goodput, choice.reason, snapshot)
+            return self._appraised(scored, goodput, choice.reason_of(goodput), snapshot)
         return None
 
     def _appraised(self, scored: Plan, goodput: Goodput, copies_reason: str, snapshot: ClusterSnapshot) -> Appraisal:

@@ -97,6 +97,14 @@ class CopiesChoice:
         others = (option for option in self.options if option is not self.best)
         return self.best, *sorted(others, key=lambda option: (not option.copies, -option.tokens_per_s))
 
+    def reason_of(self, option: Goodput) -> str:
+        """For the best, or for what is left where those before it do not fit."""
+        if option is self.best:
+            return self.reason
+        what = f"with {_name(option.copies)}" if option.copies else "without copies"
+        why = f"as hosts have no room for {_name(self.best.copies)} beside what else the plan keeps there"
+        return f"{what}, {why}, {_left(option)}"
+
 
 def steps_per_s(step_s: float, interruptions_per_s: float, recovery_s: float, redone_steps: float) -> float:
     """The formula on top of this file."""
@@ -285,6 +293,10 @@ class _Fleet:
         return interval_s * steps_per_s(interval_s, rollbacks_per_h / HOUR_S, restart_s, 0.0)
 
 
+def _left(option: Goodput) -> str:
+    return f"{option.interruptions_per_h:.3g} interruptions an hour leave {option.share:.1%} of the throughput"
+
+
 def _reason(best: Goodput, options: tuple[Goodput, ...], plain_step_s: float, lacking: str) -> str:
     """`lacking`: why there is no copy, where there was to be one."""
     losses = f"{best.interruptions_per_h:.3g} interruptions an hour"
@@ -297,7 +309,7 @@ def _reason(best: Goodput, options: tuple[Goodput, ...], plain_step_s: float, la
         cost = f"cost{'' if several else 's'} no network, as the plan keeps the state live on other nodes,"
     text = f"{name} {cost} and, with {losses}, keep{'' if several else 's'} {best.share:.1%} of the throughput"
     if best.copies == 0:
-        text = f"without copies, {f'{lacking}, ' if lacking else ''}{losses} leave {best.share:.1%} of the throughput"
+        text = f"without copies, {f'{lacking}, ' if lacking else ''}{_left(best)}"
     others = [f"{option.share:.1%} with {_name(option.copies)}" for option in options if option is not best]
     text = f"{text}; it would be {', '.join(others)}" if others else text
     if best.copies and max(options, key=lambda option: option.tokens_per_s).copies == 0:

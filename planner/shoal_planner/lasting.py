@@ -103,7 +103,7 @@ class Losses:
                 made = score_with(dataclasses.replace(plan, copies=option.copies), self.costs)
             except (InvalidField, NoPlanFits):  # what a plan keeps on hosts besides snapshots may want the room
                 continue
-            return made, self._expected(option, choice.options, choice.reason if option is choice.best else "")
+            return made, self._expected(option, choice.options, choice.reason_of(option))
         return None
 
     def _unsplit(self, plan: Plan) -> Iterator[tuple[Plan, str]]:
