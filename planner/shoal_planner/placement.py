@@ -118,7 +118,7 @@ def placements(nodes: tuple[Node, ...], copies: int, *, shared: bool) -> Iterato
     there is room for the last one of all."""
     even = backups(nodes, copies, apart=False)
     for by_owners in (True, False) if shared else (True,):
-        for apart in (True, False) if backups(nodes, copies) != even else (False,):
+        for apart in (True, False) if backups(nodes, copies, apart=True) != even else (False,):
             yield Placement(nodes, copies, by_owners=by_owners, apart=apart)
 
 
