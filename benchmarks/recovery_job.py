@@ -87,7 +87,7 @@ class TrainingJob:
             options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
-            # With the number of copies that the planner finds, plans after a loss may do without: losses are rare.
+            # Stated, as losses that the job suffers may make the planner keep more: then nothing is missing.
             stored = {"uri": uri, "every_steps": _EVERY // len(self._nodes), "copies": 1}
             job = self._client.submit({**JOB, "checkpoint": stored})
             self._id: str = job["id"]

@@ -50,9 +50,10 @@ class World:
     manifests: tuple[Manifest, ...]
     files: Files = field(repr=False)
     precision: Precision = "fp32"
+    zones: dict[str, str] = field(default_factory=dict)
 
     def restore(self) -> RecoveryPlan:
-        return plan_restore(self.wanted, self.inventory, self.manifests, self.model, self.precision)
+        return plan_restore(self.wanted, self.inventory, self.manifests, self.model, self.precision, self.zones)
 
 
 @st.composite
@@ -83,6 +84,7 @@ def worlds(draw: st.DrawFn) -> World:
         manifests=tuple(draw(_manifests(model, step, files)) for step in sorted(stored)),
         files=files,
         precision=draw(st.sampled_from(("fp32", "bf16"))),
+        zones=draw(st.dictionaries(st.sampled_from(layouts.NODES), st.sampled_from("xyz"))),  # of some, or of none
     )
 
 
@@ -307,10 +309,28 @@ def check_state(world: World, plan: RecoveryPlan, held: World | None = None) -> 
             assert np.isnan(memory[state.rank][address][~mask]).all(), "more was brought than is needed"
 
 
+def check_zones(world: World, plan: RecoveryPlan) -> None:
+    """What another node sends crosses zones only where nobody in the reader's zone has it: element by element."""
+    found = reach(world, plan.step)
+    for transfer in plan.transfers:
+        if transfer.tier is Tier.PEER:
+            key = transfer.source_key
+            here = world.wanted.ranks[transfer.rank].device.node
+            is_near = _alike(world, str(transfer.node), here)
+            for node, masks in found.near.items():
+                has = masks[key.fqn, key.kind][key.first : key.last]
+                assert is_near or not (_alike(world, node, here) and has.any()), (transfer, node, world.zones)
+
+
+def _alike(world: World, one: str, other: str) -> bool:
+    """Nodes of one zone; those of which no zone is known are in one, too."""
+    return world.zones.get(one, "unknown") == world.zones.get(other, "unknown")
+
+
 def check_load(world: World, plan: RecoveryPlan) -> None:
-    """No transfer could be sent by another node that even then would have less to send than this one has. And no node
-    sends much more than it must, if parts could be cut at any element: of each set of nodes, what only these have,
-    divided by their number."""
+    """No transfer could be sent by another node as near that even then would have less to send than this one has. And
+    no node sends much more than it must, if parts could be cut at any element: of each set of nodes, what only these
+    have as near, divided by their number."""
     load: Counter[str] = Counter()
     only: Counter[frozenset[str]] = Counter()
     found = reach(world, plan.step)
@@ -318,7 +338,7 @@ def check_load(world: World, plan: RecoveryPlan) -> None:
     for transfer in sent:
         load[str(transfer.node)] += transfer.num_bytes
     for transfer in sent:
-        holders = _holders(found, transfer)
+        holders = _holders(world, found, transfer)
         only.update(holders)
         for other in frozenset.intersection(*holders) - {transfer.node}:
             assert load[other] + transfer.num_bytes >= load[str(transfer.node)], (transfer, load)
@@ -329,15 +349,17 @@ def check_load(world: World, plan: RecoveryPlan) -> None:
     assert max(load.values(), default=0) <= 1.2 * least + largest, (load, least, largest)
 
 
-def _holders(found: Reach, transfer: Transfer) -> dict[frozenset[str], int]:
-    """How many of the bytes each set of nodes has."""
+def _holders(world: World, found: Reach, transfer: Transfer) -> dict[frozenset[str], int]:
+    """How many of the bytes each set of nodes has, where those in the reader's zone count alone if there are any."""
+    here = world.wanted.ranks[transfer.rank].device.node
     key = transfer.key
     has: defaultdict[bytes, int] = defaultdict(int)
     names = sorted(found.near)
     rows = np.array([found.near[node][key.fqn, transfer.source_kind][key.first : key.last] for node in names])
     for column in rows.T:
         has[column.tobytes()] += 4
-    return {
-        frozenset(name for name, held in zip(names, np.frombuffer(column, dtype=bool), strict=True) if held): num_bytes
-        for column, num_bytes in has.items()
-    }
+    sets: Counter[frozenset[str]] = Counter()
+    for column, num_bytes in has.items():
+        some = [name for name, held in zip(names, np.frombuffer(column, dtype=bool), strict=True) if held]
+        sets[frozenset(name for name in some if _alike(world, name, here)) or frozenset(some)] += num_bytes
+    return sets

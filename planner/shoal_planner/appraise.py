@@ -169,25 +169,35 @@ class Appraiser:
         used = {ref.node for ref in found.devices()}
         whole = self.snapshot(counts)
         for snapshot in (whole.without(node.id for node in whole.nodes if node.id not in used), whole):
-            made = self._kept(found, snapshot)
+            made = self._kept(found, snapshot, fewer=snapshot is whole)
             if made is not None:
                 return made
         raise AssertionError("a plan that was found for a cluster fits it")
 
-    def _kept(self, found: Plan, snapshot: ClusterSnapshot) -> Appraisal | None:
+    def _kept(self, found: Plan, snapshot: ClusterSnapshot, *, fewer: bool) -> Appraisal | None:
+        """With the best number of copies; with another one only if it may be `fewer`, where hosts have no room for more
+        beside what else a plan keeps there."""
+        profile = self._profile.on(snapshot.nodes)
         try:
             choice = choose_copies(found, self.job, snapshot, self._pools(snapshot), figures=self.figures)
-            profile = self._profile.on(snapshot.nodes)
-            scored = score(dataclasses.replace(found, copies=choice.best.copies), self.job, snapshot, profile)
-        except (InvalidField, NoPlanFits):
+        except InvalidField:  # too few nodes for the copies
             return None
+        for goodput in choice.ranked() if fewer else (choice.best,):
+            try:
+                scored = score(dataclasses.replace(found, copies=goodput.copies), self.job, snapshot, profile)
+            except (InvalidField, NoPlanFits):
+                continue
+            return self._appraised(scored, goodput, choice.reason_of(goodput), snapshot)
+        return None
+
+    def _appraised(self, scored: Plan, goodput: Goodput, copies_reason: str, snapshot: ClusterSnapshot) -> Appraisal:
         counted = Counter(self._offer(node) for node in snapshot.nodes)
         return Appraisal(
             counts=tuple(counted[offer.name] for offer in self.market.offers),
             snapshot=snapshot,
             plan=scored,
-            goodput=choice.best,
-            copies_reason=choice.reason,
+            goodput=goodput,
+            copies_reason=copies_reason,
             price_per_hour=self.market.price_per_hour(counted),
             job_tokens=self.tokens_left,
             rates=pool_rates(self._pools(snapshot)),

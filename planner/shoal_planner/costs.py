@@ -145,9 +145,9 @@ class CostModel:
         return self.device(node_id).threads is None
 
     def backups(self, copies: int) -> Mapping[str, tuple[str, ...]]:
-        """By node, those that keep its snapshots too."""
+        """By node, those that keep its snapshots too where hosts have no room for a better choice."""
         if copies not in self._backups:
-            self._backups[copies] = backups(self.snapshot.nodes, copies)
+            self._backups[copies] = backups(self.snapshot.nodes, copies, apart=False)
         return self._backups[copies]
 
     def part(

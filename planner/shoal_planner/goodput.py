@@ -85,11 +85,25 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesChoice:
-    """`options` are all numbers of copies that were compared, fewest first."""
+    """`options` are all numbers of copies that were compared, fewest first; what protects less than may be chosen is
+    among them to be told."""
 
     best: Goodput
     options: tuple[Goodput, ...]
     reason: str
+
+    def ranked(self) -> tuple[Goodput, ...]:
+        """The best, then what else there is, for where it does not fit after all: without any copy comes last."""
+        others = (option for option in self.options if option is not self.best)
+        return self.best, *sorted(others, key=lambda option: (not option.copies, -option.tokens_per_s))
+
+    def reason_of(self, option: Goodput) -> str:
+        """For the best, or for what is left where those before it do not fit."""
+        if option is self.best:
+            return self.reason
+        what = f"with {_name(option.copies)}" if option.copies else "without copies"
+        why = f"as hosts have no room for {_name(self.best.copies)} beside what else the plan keeps there"
+        return f"{what}, {why}, {_left(option)}"
 
 
 def steps_per_s(step_s: float, interruptions_per_s: float, recovery_s: float, redone_steps: float) -> float:
@@ -126,7 +140,8 @@ def choose_copies(
     *,
     figures: RecoveryFigures = DEFAULT_FIGURES,
 ) -> CopiesChoice:
-    """The number of copies with the highest expected goodput, of those that the hosts have room for.
+    """The number of copies with the highest expected goodput, of those that the hosts have room for: at least one where
+    nodes can be lost, as a safe step is not given up for speed unless the user says so.
 
     Where the job states a number, it is the only one compared. Raises InvalidField as `expected_goodput` does.
     """
@@ -134,11 +149,17 @@ def choose_copies(
     asked = job.checkpoint.copies
     wanted = range(min(MOST_COPIES, len(fleet.nodes) - 1) + 1) if asked == "auto" else (asked,)
     options = tuple(fleet.goodput(copies) for copies in wanted if copies == min(wanted) or fleet.fits(copies))
-    most = max(option.tokens_per_s for option in options)
-    near = [option for option in options if option.tokens_per_s >= most * (1 - COPIES_SHARE)]
+    can_be_lost = options[0].interruptions_per_h > 0
+    allowed = [option for option in options if option.copies or not can_be_lost] or options
+    most = max(option.tokens_per_s for option in allowed)
+    near = [option for option in allowed if option.tokens_per_s >= most * (1 - COPIES_SHARE)]
     usual = job.checkpoint.num_copies
     best = min(near, key=lambda option: (abs(option.copies - usual), option.copies))
-    return CopiesChoice(best=best, options=options, reason=_reason(best, options, fleet.prediction.step_s))
+    lacking = ""
+    if asked == "auto" and can_be_lost and not best.copies:
+        lacking = "as there is no other node for one" if len(fleet.nodes) == 1 else "as hosts have no room for one"
+    reason = _reason(best, options, fleet.prediction.step_s, lacking)
+    return CopiesChoice(best=best, options=options, reason=reason)
 
 
 class _Fleet:
@@ -272,7 +293,12 @@ class _Fleet:
         return interval_s * steps_per_s(interval_s, rollbacks_per_h / HOUR_S, restart_s, 0.0)
 
 
-def _reason(best: Goodput, options: tuple[Goodput, ...], plain_step_s: float) -> str:
+def _left(option: Goodput) -> str:
+    return f"{option.interruptions_per_h:.3g} interruptions an hour leave {option.share:.1%} of the throughput"
+
+
+def _reason(best: Goodput, options: tuple[Goodput, ...], plain_step_s: float, lacking: str) -> str:
+    """`lacking`: why there is no copy, where there was to be one."""
     losses = f"{best.interruptions_per_h:.3g} interruptions an hour"
     slower = best.step_s / plain_step_s - 1
     name, several = _name(best.copies), best.copies > 1
@@ -283,9 +309,12 @@ def _reason(best: Goodput, options: tuple[Goodput, ...], plain_step_s: float) ->
         cost = f"cost{'' if several else 's'} no network, as the plan keeps the state live on other nodes,"
     text = f"{name} {cost} and, with {losses}, keep{'' if several else 's'} {best.share:.1%} of the throughput"
     if best.copies == 0:
-        text = f"without copies, {losses} leave {best.share:.1%} of the throughput"
+        text = f"without copies, {f'{lacking}, ' if lacking else ''}{_left(best)}"
     others = [f"{option.share:.1%} with {_name(option.copies)}" for option in options if option is not best]
-    return f"{text}; it would be {', '.join(others)}" if others else text
+    text = f"{text}; it would be {', '.join(others)}" if others else text
+    if best.copies and max(options, key=lambda option: option.tokens_per_s).copies == 0:
+        text = f"{text}; no copy, which would keep no step safe, is planned only where checkpoint.copies is 0"
+    return text
 
 
 def _name(copies: int) -> str:

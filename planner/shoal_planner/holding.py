@@ -7,14 +7,14 @@ device's memory (`memory`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal_planner.cluster import Node
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import snapshot_bytes
 from shoal_planner.parameters import parameters, stage_units
-from shoal_planner.placement import Placement
+from shoal_planner.placement import Placement, placements
 from shoal_planner.plan import Plan
 
 Units = tuple[int, ...]
@@ -44,15 +44,14 @@ class Keeping:
         return self.vouched + self.mirrored + self.received
 
 
-def placed(held: Iterable[Held], nodes: tuple[Node, ...], copies: int) -> tuple[Placement, dict[str, Keeping]]:
-    """Where copies of this state stand, and what each node keeps then: with owners wherever they can be, if all hosts
-    have room for that, else with backups."""
-    found = Placement(nodes, copies)
-    kept = keeping(held, found)
-    if all(snapshot_bytes(kept[node.id].kept) <= node.host_memory_bytes for node in nodes if node.id in kept):
-        return found, kept
-    found = Placement(nodes, copies, by_owners=False)
-    return found, keeping(held, found)
+def placed(held: Sequence[Held], nodes: tuple[Node, ...], copies: int) -> tuple[Placement, dict[str, Keeping]]:
+    """Where copies of this state stand, and what each node keeps then: the best placement that all hosts have room
+    for."""
+    for found in placements(nodes, copies, shared=any(some.owners for some in held)):
+        kept = keeping(held, found)
+        if all(snapshot_bytes(kept[node.id].kept) <= node.host_memory_bytes for node in nodes if node.id in kept):
+            break
+    return found, kept
 
 
 def keeping(some: Iterable[Held], placement: Placement) -> dict[str, Keeping]:

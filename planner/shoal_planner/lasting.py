@@ -87,7 +87,7 @@ class Losses:
             return plan, None
         for unsplit, what in () if runs else self._unsplit(plan):
             other = self._with_copies(unsplit)
-            if other is None:
+            if other is None or other[0].copies < min(1, found[0].copies):  # no protection is given up for speed
                 continue
             split, whole = found[1].goodput, other[1].goodput
             if whole.tokens_per_s > split.tokens_per_s * (1 + COPIES_SHARE):
@@ -98,12 +98,12 @@ class Losses:
     def _with_copies(self, plan: Plan) -> tuple[Plan, Expected] | None:
         """None where nothing fits."""
         choice = self._choice(plan)
-        for option in (choice.best, *sorted(choice.options, key=lambda option: -option.tokens_per_s)):
+        for option in choice.ranked():
             try:
                 made = score_with(dataclasses.replace(plan, copies=option.copies), self.costs)
             except (InvalidField, NoPlanFits):  # what a plan keeps on hosts besides snapshots may want the room
                 continue
-            return made, self._expected(option, choice.options, choice.reason if option is choice.best else "")
+            return made, self._expected(option, choice.options, choice.reason_of(option))
         return None
 
     def _unsplit(self, plan: Plan) -> Iterator[tuple[Plan, str]]:

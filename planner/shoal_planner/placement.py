@@ -7,28 +7,36 @@ Here, and not where state is moved, because a plan must know whether the hosts h
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from shoal_planner.cluster import Node
+from shoal_planner.pools import pool_name
 
 # So many times less host memory per copy than elsewhere, and another zone is no reason any more.
 _MUCH_SMALLER = 64
+# The same of another pool: what a node receives in each step may take the time of a step, so load stays near to even.
+_SMALLER = 2
 
 
 @functools.lru_cache(maxsize=256)  # the goodput of every plan asks for the same few
-def backups(nodes: tuple[Node, ...], copies: int) -> Mapping[str, tuple[str, ...]]:
+def backups(nodes: tuple[Node, ...], copies: int, *, apart: bool = True) -> Mapping[str, tuple[str, ...]]:
     """For each of `nodes` (those that own state), `copies` others that keep its snapshots too, the first choice first;
     fewer where there are not enough others.
 
     A zone that has no copy yet goes before one that has, because zones fail as a whole, unless hosts there are far too
     small; then the node with the most host memory for each copy that it would keep; then the next one in the order of
     ids, counted round from the node itself. Parts of the machine that has the state already go last: they fail with it.
+
+    Of nodes that keep as few copies for their host memory, those of a pool that has no copy yet go first, as spot nodes
+    of one pool are taken together; then those on demand, which are not taken at all. `apart`: also of nodes that keep
+    up to twice as many as the fewest. Without it copies are spread as evenly as zones let them, for where hosts have no
+    room for more.
     """
-    ring = _Ring(tuple(sorted(nodes, key=lambda node: node.id)))
+    ring = _Ring(tuple(sorted(nodes, key=lambda node: node.id)), apart=apart)
     # One copy of every node before the second of any: so the evenness of first choices does not hang on later ones.
     for _ in range(min(copies, len(nodes) - 1)):
         for place in range(len(nodes)):
@@ -53,12 +61,12 @@ class Placement:
     """Where the copies of state on these nodes stand, one rule for those who plan and those who send.
 
     `by_owners`: nodes whose ranks own the same state take the place of backups that would have to be sent it, as long
-    as copies stand in as many zones with them, unless their hosts are far smaller; without it they count only where
-    they are backups anyway.
+    as copies stand in as many zones with them, unless their hosts are far smaller; those in other pools first. Without
+    it they count only where they are backups anyway. `apart` as in `backups`.
     """
 
-    def __init__(self, nodes: tuple[Node, ...], copies: int, *, by_owners: bool = True) -> None:
-        self._backups = backups(nodes, copies)
+    def __init__(self, nodes: tuple[Node, ...], copies: int, *, by_owners: bool = True, apart: bool = True) -> None:
+        self._backups = backups(nodes, copies, apart=apart)
         self._nodes = {node.id: node for node in nodes}
         self._by_owners = by_owners
         self._found: dict[tuple[str, frozenset[str]], Copies] = {}
@@ -78,7 +86,8 @@ class Placement:
         chosen = list(self._backups[home])
         if not self._by_owners or owners.issuperset(chosen):
             return chosen
-        left = sorted(owners.difference(chosen, (home,)), key=lambda node: (node < home, node))
+        same_pool = {node: self._pool(node) == self._pool(home) for node in owners}
+        left = sorted(owners.difference(chosen, (home,)), key=lambda node: (same_pool[node], node < home, node))
         for place, backup in enumerate(chosen):
             suiting = (owner for owner in left if backup not in owners and self._suits(home, chosen, place, owner))
             owner = next(suiting, None)
@@ -99,6 +108,19 @@ class Placement:
     def _zones(self, home: str, chosen: list[str]) -> int:
         return len({self._nodes[node].zone for node in (home, *chosen)})
 
+    def _pool(self, node: str) -> str:
+        return pool_name(self._nodes[node])
+
+
+def placements(nodes: tuple[Node, ...], copies: int, *, shared: bool) -> Iterator[Placement]:
+    """Those to try until hosts have room for one, best first, the last as it is: with owners, which are sent nothing,
+    before backups, where nodes have any state in common (`shared`); and apart before merely even. A plan fits where
+    there is room for the last one of all."""
+    even = backups(nodes, copies, apart=False)
+    for by_owners in (True, False) if shared else (True,):
+        for apart in (True, False) if backups(nodes, copies, apart=True) != even else (False,):
+            yield Placement(nodes, copies, by_owners=by_owners, apart=apart)
+
 
 def _machine(node: Node) -> tuple[bool, str]:
     """The same for nodes that fail together; hosts and nodes may have one name."""
@@ -108,7 +130,7 @@ def _machine(node: Node) -> tuple[bool, str]:
 class _Ring:
     """Nodes by place in the order of ids: what each has chosen, and how many copies each keeps."""
 
-    def __init__(self, nodes: tuple[Node, ...]) -> None:
+    def __init__(self, nodes: tuple[Node, ...], *, apart: bool) -> None:
         self.nodes = nodes
         self.chosen: list[list[int]] = [[] for _ in nodes]
         self._load = np.zeros(len(nodes))
@@ -119,6 +141,11 @@ class _Ring:
         machines = {machine: number for number, machine in enumerate(dict.fromkeys(map(_machine, nodes)))}
         self._machine = np.array([machines[_machine(node)] for node in nodes], dtype=np.int64)
         self._num_machines = len(machines)
+        pools = {pool: number for number, pool in enumerate(dict.fromkeys(map(pool_name, nodes)))}
+        self._pool = np.array([pools[pool_name(node)] for node in nodes], dtype=np.int64)
+        self._on_demand = np.array([not node.spot for node in nodes], dtype=np.bool_)
+        self._num_pools = len(pools)
+        self._slack = _SMALLER if apart else 1
 
     def choose(self, place: int) -> None:
         backup = self._best(place)
@@ -136,6 +163,11 @@ class _Ring:
         if len(reached) < self._num_zones:
             fresh = ~np.isin(self._zone, reached) & (crowded <= _MUCH_SMALLER * crowded.min())
             crowded = np.where(fresh, crowded, np.inf) if fresh.any() else crowded
+        if self._num_pools > 1:
+            near = crowded <= self._slack * crowded.min()
+            for liked in (~np.isin(self._pool, self._pool[taken]), self._on_demand):
+                near = near & liked if (near & liked).any() else near
+            crowded = np.where(near, crowded, np.inf)
         least = np.flatnonzero(crowded <= crowded.min())
         after = least[least > place]
         return int(after[0] if len(after) else least[0])

@@ -118,6 +118,8 @@ def plan(
     text = reason(chosen, costs, compared) + why
     if expected is not None and expected.reason:
         text += f" With preemptions, {expected.reason}."
+    elif job.checkpoint.copies == "auto" and len(snapshot.nodes) == 1:
+        text += " Its state has no copies, as there is no other node."
     if change is not None:
         change = explained(dataclasses.replace(change, plan=chosen), text)
     return PlanResult(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.memory import GENERATIONS, STATE_BYTES, snapshot_bytes
-from shoal_planner.placement import Placement, backups
+from shoal_planner.placement import Placement, backups, placements
 from shoal_recovery.intervals import Interval, merge
 from shoal_recovery.state import RankState, ShardMap, Span, common, without
 
@@ -88,10 +88,8 @@ def told(shards: ShardMap, found: tuple[RankCopies, ...]) -> str:
 
 
 def _placement(shards: ShardMap, nodes: tuple[Node, ...], copies: int) -> Placement:
-    found = Placement(nodes, copies)
-    if _several_own(shards) and not _has_room(shards, _placed(shards, found), nodes):
-        return Placement(nodes, copies, by_owners=False)
-    return found
+    *better, last = placements(nodes, copies, shared=_several_own(shards))
+    return next((found for found in better if _has_room(shards, _placed(shards, found), nodes)), last)
 
 
 def _placed(shards: ShardMap, placement: Placement) -> tuple[RankCopies, ...]:

@@ -1,7 +1,8 @@
 """plan_restore: from what survivors hold and the store has, how every rank of a new plan gets its state.
 
 Pure. Owns the choice of the step (the newest that is whole) and of the source of every byte (nearest first: own memory,
-the node's agent, another node's agent, the store; peers evenly loaded). Does not move bytes.
+the node's agent, another agent in its zone, one elsewhere, the store; peers as near as each other evenly loaded). Does
+not move bytes.
 
 The caller vouches that everything with one step number is one state: agents drop snapshots of steps that recovery went
 back behind, and a step is stored only once it is safe.
@@ -10,8 +11,9 @@ back behind, and a step is stored only once it is safe.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 from shoal_planner.job import ModelSpec
@@ -39,6 +41,9 @@ _WEIGHT_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 _NUM_EXAMPLES = 3
 _MOST_PASSES = 8  # two or three are the rule
 
+Zones = Mapping[str, str]  # by node; those that are not in it are in one zone
+NO_ZONES: Zones = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
@@ -60,7 +65,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """A part that any of several other nodes can send."""
+    """A part that any of several other nodes can send, which are as near as each other."""
 
     part: _Part
     sources: tuple[Source, ...]
@@ -77,7 +82,12 @@ def whole_steps(inventory: Inventory, manifests: tuple[Manifest, ...], model: Mo
 
 
 def plan_restore(
-    wanted: ShardMap, inventory: Inventory, manifests: tuple[Manifest, ...], model: ModelSpec, precision: Precision
+    wanted: ShardMap,
+    inventory: Inventory,
+    manifests: tuple[Manifest, ...],
+    model: ModelSpec,
+    precision: Precision,
+    zones: Zones = NO_ZONES,
 ) -> RecoveryPlan:
     """Every rank gets master and moments of what it owns and weights of what it keeps, all of the newest whole step.
 
@@ -85,13 +95,17 @@ def plan_restore(
     from the rank's own master, which must be there by then. A transfer never spans two shards of its source, and
     carries the checksum of the one that it lies in. Raises StateLost.
     """
-    out_of_reach: tuple[str, ...] = ()
+    unusable: tuple[int, list[_Part]] | None = None
     for step in whole_steps(inventory, manifests, model):
-        parts, missing = _parts(wanted, holdings(step, inventory, manifests))
+        parts, missing = _parts(wanted, holdings(step, inventory, manifests), zones)
         if not missing:
             return RecoveryPlan(step=step, transfers=tuple(_transfer(part, precision) for part in _joined(parts)))
-        out_of_reach = out_of_reach or tuple(f"{_show(part)} of step {step}" for part in missing[:_NUM_EXAMPLES])
-    raise _lost(_held(inventory, manifests), model, out_of_reach)
+        unusable = unusable or (step, missing)
+    if unusable is not None:
+        step, missing = unusable
+        why = f"step {step} is left whole only in memory that no rank of the new plan can use: they lack"
+        raise _lacking(why, map(_wanted, missing))
+    raise _lost(_held(inventory, manifests), model)
 
 
 def plan_again(
@@ -101,11 +115,12 @@ def plan_again(
     inventory: Inventory,
     manifests: tuple[Manifest, ...],
     precision: Precision,
+    zones: Zones = NO_ZONES,
 ) -> tuple[Transfer, ...]:
     """The same bytes of the same `step` from what is there now: their sources did not give them, and have been left out
     of the inventory and the manifests. Raises StateLost where nobody else has them."""
     found = holdings(step, inventory, manifests)
-    search = _Search(found)
+    search = _Search(found, zones)
     for transfer in failed:
         key = transfer.key
         part = _Part(
@@ -118,8 +133,7 @@ def plan_again(
         )
         search.add(part, wanted.ranks[transfer.rank].device.node)
     if search.missing:
-        examples = tuple(_show(part) for part in search.missing[:_NUM_EXAMPLES])
-        raise StateLost(f"nobody else has of step {step}", examples)
+        raise _lacking(f"of step {step}, nobody else has", map(_wanted, search.missing))
     return tuple(_transfer(part, precision) for part in _joined(search.parts()))
 
 
@@ -147,26 +161,38 @@ def _missing(held: dict[Address, list[Interval]], model: ModelSpec) -> Iterator[
                 yield ShardKey(fqn=parameter.fqn, kind=kind, first=first, last=last)
 
 
-def _lost(held: dict[int, dict[Address, list[Interval]]], model: ModelSpec, out_of_reach: tuple[str, ...]) -> StateLost:
-    if out_of_reach:
-        return StateLost("a whole step is left only in memory that no rank of the new plan can use", out_of_reach)
+def _lost(held: dict[int, dict[Address, list[Interval]]], model: ModelSpec) -> StateLost:
     if not held:
         return StateLost("neither survivors nor the store have any state of this job", ())
     step = max(held)
-    missing = [key for key, _ in zip(_missing(held[step], model), range(_NUM_EXAMPLES), strict=False)]
-    return StateLost(
-        f"no step is whole in what survivors and the store have; the newest, step {step}, lacks for example",
-        tuple(f"{key.fqn} {key.kind} [{key.first}, {key.last})" for key in missing),
-    )
+    why = f"no step is whole in what survivors and the store have; the newest, step {step}, lacks"
+    return _lacking(why, _missing(held[step], model))
 
 
-def _show(part: _Part) -> str:
-    return f"{part.fqn} {part.source_kind} [{part.first}, {part.last})"
+def _lacking(why: str, keys: Iterable[ShardKey]) -> StateLost:
+    """With how much that is in all, each element counted once, and examples."""
+    by_address: defaultdict[Address, list[Interval]] = defaultdict(list)
+    for key in keys:
+        by_address[key.fqn, key.kind].append((key.first, key.last))
+    lost = [(address, interval) for address, intervals in by_address.items() for interval in merge(intervals)]
+    num_bytes = ELEMENT_BYTES * sum(last - first for _, (first, last) in lost)
+    num_parameters = len({fqn for fqn, _ in by_address})
+    what = f"{_counted(len(lost), 'interval')} of {_counted(num_parameters, 'parameter')}, {num_bytes:,} bytes in all"
+    examples = (f"{fqn} {kind} [{first}, {last})" for (fqn, kind), (first, last) in lost[:_NUM_EXAMPLES])
+    return StateLost(f"{why} {what}, for example", tuple(examples))
 
 
-def _parts(wanted: ShardMap, found: Holdings) -> tuple[list[_Part], list[_Part]]:
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _wanted(part: _Part) -> ShardKey:
+    return ShardKey(fqn=part.fqn, kind=part.source_kind, first=part.first, last=part.last)
+
+
+def _parts(wanted: ShardMap, found: Holdings, zones: Zones) -> tuple[list[_Part], list[_Part]]:
     """Every part with its source, and the parts that nobody can supply."""
-    search = _Search(found)
+    search = _Search(found, zones)
     for state in wanted.ranks:
         in_place, lacking = _at_home(state, found)
         search.settled.extend(in_place)
@@ -178,8 +204,9 @@ def _parts(wanted: ShardMap, found: Holdings) -> tuple[list[_Part], list[_Part]]
 class _Search:
     """Where parts come from that are not at home."""
 
-    def __init__(self, found: Holdings) -> None:
+    def __init__(self, found: Holdings, zones: Zones) -> None:
         self._found = found
+        self._zones = zones
         self._choices: list[_Choice] = []
         self.settled: list[_Part] = []
         self.missing: list[_Part] = []
@@ -192,7 +219,9 @@ class _Search:
             if near:
                 self.settled.append(_cut(part, first, last, Tier.NODE, min(near)))
             elif sources:
-                self._choices.append(_Choice(part=_cut(part, first, last), sources=sources))
+                zone = self._zones.get(node)
+                nearer = tuple(source for source in sources if self._zones.get(str(source.node)) == zone)
+                self._choices.append(_Choice(part=_cut(part, first, last), sources=nearer or sources))
             else:
                 self._from_store(_cut(part, first, last), self._found.store.get(address, NOTHING))
 

@@ -6,6 +6,7 @@ holds, owns and keeps in flight is counted here, matrix by matrix and micro-batc
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from fractions import Fraction
@@ -52,11 +53,12 @@ def host_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str, 
     with the gradients of one block on their way there.
 
     Each thing is snapshotted once however many hold it: by its holders alike, where each holds all of its state. Copies
-    stand with those who hold the same anyway as long as all hosts have room for that, else where backups are.
+    stand with those who hold the same anyway as long as all hosts have room for that, else where backups are; and in
+    other pools as long as there is room for that.
     """
     owned, living = _hosted(plan, job)
-    for by_owners in (True, False):
-        placement = Placement(cluster.nodes, plan.copies, by_owners=by_owners)
+    for by_owners, apart in itertools.product((True, False), (True, False)):
+        placement = Placement(cluster.nodes, plan.copies, by_owners=by_owners, apart=apart)
         kept: dict[str, float] = defaultdict(float)
         for (node, others), elements in owned.items():
             copies = placement.copies(node, others)
@@ -64,9 +66,10 @@ def host_bytes(plan: Plan, job: JobSpec, cluster: ClusterSnapshot) -> dict[str, 
                 kept[keeper] += elements
         # Two snapshots of the running epoch, and two of the one before while a plan changes; so what lives there.
         snapshots = {node: 2 * 2 * 12 * elements for node, elements in kept.items()}
-        if all(taken <= cluster.node(node).host_memory_bytes for node, taken in snapshots.items()):
+        found = {node: taken + 2 * living[node] for node, taken in snapshots.items()}
+        if all(taken <= cluster.node(node).host_memory_bytes for node, taken in found.items()):
             break
-    return {node: taken + 2 * living[node] for node, taken in snapshots.items()}
+    return found
 
 
 def _hosted(plan: Plan, job: JobSpec) -> tuple[dict[tuple[str, frozenset[str]], float], dict[str, float]]:

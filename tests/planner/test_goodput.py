@@ -123,12 +123,27 @@ def test_on_spot_nodes_a_copy_that_hides_beside_the_step_pays() -> None:
     assert "hide" in choice.reason and "interruptions an hour" in choice.reason
 
 
-def test_on_a_network_where_a_copy_takes_minutes_it_does_not_pay_for_rare_losses() -> None:
-    slow = cluster(inter_gbit_per_s=0.05)
-    job = rent_job(every_steps=1)
-    assert chosen(job, slow, PreemptionRate(single_per_h=0.001)).best.copies == 0
-    bare, one = chosen(job, slow, SINGLY).options[:2]
-    assert one.step_s > 1.9 * bare.step_s
+def test_a_copy_that_costs_more_than_it_saves_is_left_out_only_where_the_job_says_so() -> None:
+    """On a network where it takes minutes, for rare losses: a safe step is not given up for speed."""
+    slow, rare = cluster(inter_gbit_per_s=0.05), PreemptionRate(single_per_h=0.001)
+    choice = chosen(rent_job(every_steps=1), slow, rare)
+    bare, one = choice.options[:2]
+    assert one.step_s > 1.9 * bare.step_s and bare.tokens_per_s > 1.9 * one.tokens_per_s
+    assert choice.best == one and [option.copies for option in choice.ranked()] == [1, 2, 3, 0]
+    assert "no copy, which would keep no step safe, is planned only where checkpoint.copies is 0" in choice.reason
+    asked = chosen(rent_job(every_steps=1, copies=0), slow, rare)
+    assert (asked.best, asked.options) == (bare, (bare,))
+    assert asked.reason.startswith("without copies, 0.004 interruptions an hour leave ")
+    assert "is planned only where" not in chosen(rent_job(), cluster(), SINGLY).reason
+
+
+def test_where_there_can_be_no_copy_the_reason_says_why() -> None:
+    alone = chosen(rent_job(), cluster(1), SINGLY)
+    assert alone.best.copies == 0
+    assert alone.reason.startswith("without copies, as there is no other node for one, 0.2 interruptions an hour")
+    full = chosen(rent_job(), cluster(host_memory_gib=20), SINGLY)
+    assert full.best.copies == 0
+    assert full.reason.startswith("without copies, as hosts have no room for one, 0.8 interruptions an hour")
 
 
 def test_the_more_is_at_stake_without_copies_the_more_they_pay() -> None:

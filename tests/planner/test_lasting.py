@@ -51,9 +51,33 @@ def test_copies_are_chosen_by_what_they_save_and_cost() -> None:
     assert planned(cluster(), SHAKEN).plan.copies > 1  # one copy is lost with the state in every fourth shock
     rare = PreemptionRate(single_per_h=0.001)
     slow = planned(cluster(inter_gbit_per_s=0.02), rare, every_steps=1)
-    assert slow.expected is not None and slow.plan.copies == 0
+    assert slow.expected is not None and slow.plan.copies == 1  # though it would get more done without
     assert [option.copies for option in slow.expected.options] == [0, 1, 2, 3]
+    assert slow.expected.options[0].tokens_per_s > slow.expected.goodput.tokens_per_s
+    assert "is planned only where checkpoint.copies is 0" in slow.plan.reason
+    assert planned(cluster(inter_gbit_per_s=0.02), rare, every_steps=1, copies=0).plan.copies == 0
     assert planned(cluster(), SHAKEN, copies=1).plan.copies == 1
+
+
+def test_a_job_that_lost_a_node_keeps_the_copy_of_its_state() -> None:
+    """As before the loss, whatever a copy costs; unless no other node is left, or has room."""
+    there = [Sighting(at_s=0.0, node=node, there=True) for node in cluster(3, inter_gbit_per_s=0.02).nodes]
+
+    def after_loss(left: int, **fields: Any) -> PlanResult:
+        left_nodes = cluster(left, inter_gbit_per_s=0.02, **fields)
+        seen = seen_pools([*there, Sighting(at_s=60.0, node=there[-1].node, there=False)], 120.0)
+        return plan(JOB, left_nodes, outlook=Outlook(pools=seen))
+
+    kept = after_loss(2)
+    assert kept.expected is not None and kept.plan.copies == 1
+    assert kept.expected.options[0].tokens_per_s > kept.expected.goodput.tokens_per_s
+    alone = after_loss(1)
+    assert alone.plan.copies == 0 and "without copies, as there is no other node for one" in alone.plan.reason
+    full = after_loss(2, host_memory_gib=40)
+    assert full.plan.copies == 0 and "without copies, as hosts have no room for one" in full.plan.reason
+    assert "Its state has no copies on other nodes, as the plans with one do not fit: " in full.plan.reason
+    assert "Its state has no copies, as there is no other node." in planned(cluster(1)).plan.reason
+    assert "no other node" not in planned(cluster(1), copies=0).plan.reason
 
 
 def test_the_answer_says_what_is_expected_and_who_knows_the_rates() -> None:

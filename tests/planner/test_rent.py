@@ -67,6 +67,16 @@ def test_a_fleet_within_budget_and_market_that_beats_any_single_offer() -> None:
     assert not result.truncated
 
 
+def test_where_hosts_have_room_for_copies_or_for_what_else_a_plan_keeps_there_the_plan_goes_on() -> None:
+    """Of hosts that would have room for a copy, were there no optimizer state: the fleet has none, and says so."""
+    t4 = {"name": "t4", "device": "T4", "available": 2, "price_per_hour": 0.3, "host_memory_gib": 115, "spot": True}
+    offers = parse_market({"offers": [{**t4, "inter_gbit_per_s": 5}]})
+    best = rent(rent_job(layers=44, batch=8), offers, 1, clock=no_clock).best
+    assert (best.counts, best.plan.copies, best.goodput.copies) == ((2,), 0, 0)
+    why = "without copies, as hosts have no room for one copy beside what else the plan keeps there, "
+    assert best.copies_reason.startswith(why)
+
+
 def test_the_answer_is_a_plan_for_exactly_these_nodes() -> None:
     result = small(6)
     best = result.best

@@ -8,7 +8,7 @@ import layouts
 import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
-from restore_worlds import World, check_state, nearest, worlds
+from restore_worlds import World, check_state, check_zones, nearest, worlds
 
 from shoal_recovery.errors import StateLost
 from shoal_recovery.faults import Fault, disputed, fault_of, told, without
@@ -35,9 +35,10 @@ def test_what_failed_comes_from_the_next_nearest_source(world: World, data: st.D
     event("lost" if expected is None else "found")
     if expected is None:
         with pytest.raises(StateLost, match="nobody else has"):
-            plan_again(failed, plan.step, world.wanted, inventory, manifests, world.precision)
+            plan_again(failed, plan.step, world.wanted, inventory, manifests, world.precision, world.zones)
         return
-    again = plan_again(failed, plan.step, world.wanted, inventory, manifests, world.precision)
+    again = plan_again(failed, plan.step, world.wanted, inventory, manifests, world.precision, world.zones)
+    check_zones(left, dataclasses.replace(plan, transfers=again))
     assert {tier: sum(one.num_bytes for one in again if one.tier is tier) for tier in expected} == expected
     kept = tuple(one for one in plan.transfers if one not in failed)
     order = sorted((*kept, *again), key=lambda one: one.is_derived)

@@ -19,14 +19,16 @@ from shoal_planner.memory import snapshot_bytes
 from shoal_planner.parameters import num_parameters, parameters
 from shoal_planner.placement import Copies, Placement
 from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
+from shoal_planner.pools import pool_name
 from shoal_recovery.placement import backups, host_elements, network_bytes_per_parameter, place_copies, told
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Span
 
 
-def _node(name: str, zone: str = "z", host_memory_bytes: int = 1 << 40) -> Node:
+def _node(name: str, zone: str = "z", host_memory_bytes: int = 1 << 40, *, spot: bool = False) -> Node:
     return Node(
         id=name,
+        spot=spot,
         device="cpu",
         devices=1,
         host_memory_bytes=host_memory_bytes,
@@ -60,6 +62,44 @@ def test_equal_nodes_keep_equally_many_copies(num_nodes: int, copies: int) -> No
 def test_four_nodes_in_two_zones() -> None:
     nodes = tuple(_node(name, zone) for name, zone in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "y")))
     assert backups(nodes, 1) == {"a": ("c",), "b": ("d",), "c": ("a",), "d": ("b",)}
+
+
+pooled_nodes = st.lists(st.tuples(st.sampled_from("xy"), st.booleans()), max_size=9).map(
+    lambda kinds: tuple(_node(f"n{index}", zone, spot=spot) for index, (zone, spot) in enumerate(kinds))
+)
+
+
+@given(pooled_nodes, st.integers(0, 3))
+def test_the_first_copy_leaves_its_pool_wherever_that_keeps_load_within_twice_the_least(
+    nodes: tuple[Node, ...], copies: int
+) -> None:
+    """And as many zones are reached; each node's choice is looked at when it was made."""
+    chosen, even, by_id = backups(nodes, copies), backups(nodes, copies, apart=False), {node.id: node for node in nodes}
+    load: Counter[str] = Counter()
+    for home, others in chosen.items() if copies else ():
+        zones = {by_id[home].zone, *(by_id[other].zone for other in others)}
+        assert len(zones) == len({by_id[home].zone, *(by_id[other].zone for other in even[home])})
+        elsewhere = [other for other in by_id if by_id[other].zone != by_id[home].zone]
+        suiting = elsewhere or [other for other in by_id if other != home]
+        if not others:
+            continue
+        least = min(load[other] + 1 for other in suiting)
+        near = [other for other in suiting if load[other] + 1 <= 2 * least]
+        apart = [other for other in near if pool_name(by_id[other]) != pool_name(by_id[home])] or near
+        steady = [other for other in apart if not by_id[other].spot] or apart
+        assert others[0] in steady and load[others[0]] == min(load[other] for other in steady)
+        load[others[0]] += 1
+    assert backups(tuple(reversed(nodes)), copies) == chosen
+
+
+def test_an_owner_in_another_pool_mirrors_first() -> None:
+    """Nothing is sent either way; a third node is a backup."""
+    nodes = (_node("a", spot=True), _node("b", spot=True), _node("c", spot=True), _node("d"))
+    placement = Placement(nodes, 1)
+    assert backups(nodes, 1)["a"] == ("d",)
+    assert placement.copies("a", frozenset("bd")) == Copies(live=("d",), sent=())
+    assert Placement(nodes, 1, apart=False).copies("a", frozenset("cd")) == Copies(live=("d",), sent=())
+    assert placement.copies("a", frozenset("bc")) == Copies(live=("b",), sent=()), "what is live is not sent"
 
 
 # --- state that several nodes own ---

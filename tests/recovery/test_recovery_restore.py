@@ -14,7 +14,7 @@ from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.errors import StateLost
 from shoal_recovery.restore import plan_restore, whole_steps
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, RankState, ShardMap, Tier
+from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, RankState, ShardMap, Snapshot, Tier
 
 MODEL = ModelSpec(layers=6, hidden=16, heads=4, ffn=12, vocab=20)
 
@@ -76,6 +76,33 @@ def test_peers_are_loaded_evenly(num_peers: int) -> None:
     assert max(load.values()) <= total / num_peers * 1.02
 
 
+def test_peers_in_the_zone_of_the_reader_go_before_others_and_before_the_store() -> None:
+    """All peers hold all; near ones share the load. What only a far one has comes from there, and nothing from the
+    store."""
+    before, after = shard_map(_plan({"a": (0, 3), "b": (3, 6)}), MODEL), shard_map(_plan({"z": (0, 6)}), MODEL)
+    manifest = stored(before, MODEL, DONE, {})
+    (_, one), (_, other) = _shards(before, DONE)
+    everywhere = [layouts.snapshot(held, peer, DONE) for peer in ("p0", "p1", "p2") for held in (one, other)]
+    zones = {"z": "x", "p0": "y", "p1": "x", "p2": "x"}
+
+    def sent(*snapshots: Snapshot) -> dict[str, int]:
+        plan = plan_restore(after, Inventory(snapshots=snapshots), (manifest,), MODEL, "fp32", zones)
+        assert plan.bytes_by_tier()[Tier.STORE] == 0
+        load: Counter[str] = Counter()
+        for transfer in plan.transfers:
+            if transfer.tier is Tier.PEER:
+                load[str(transfer.node)] += transfer.num_bytes
+        return dict(load)
+
+    near = sent(*everywhere)
+    assert sorted(near) == ["p1", "p2"] and max(near.values()) <= sum(near.values()) / 2 * 1.05
+    apart = sent(layouts.snapshot(one, "p0", DONE), layouts.snapshot(other, "p0", DONE), everywhere[2])
+    assert everywhere[2].node == "p1"
+    assert apart["p1"] == sum(piece.num_bytes for piece in one.pieces)
+    zones.clear()
+    assert sorted(sent(*everywhere)) == ["p0", "p1", "p2"]
+
+
 def test_a_newer_step_that_is_not_whole_is_passed_over() -> None:
     before = shard_map(_plan({"a": (0, 3), "b": (3, 6)}), MODEL)
     snapshots = [layouts.snapshot(held, "c", DONE) for _, held in _shards(before, DONE)]
@@ -106,11 +133,31 @@ def test_lost_state_is_named() -> None:
     with pytest.raises(StateLost, match="have any state"):
         plan_restore(before, Inventory(), (), MODEL, "fp32")
     half = Inventory(snapshots=(layouts.snapshot(_shards(before, DONE)[0][1], "a", DONE),))
-    with pytest.raises(
-        StateLost, match=rf"step {DONE}, lacks for example: embedding.weight master \[160, 320\)"
-    ) as lost:
+    with pytest.raises(StateLost, match=r", for example: embedding.weight master \[160, 320\)") as lost:
         plan_restore(before, half, (), MODEL, "fp32")
     assert len(lost.value.missing) == 3
+    gone = before.ranks[1].owns  # each moment and the master of them; one interval of each parameter
+    assert len({span.fqn for span in gone}) == len(gone)
+    num_bytes = 3 * 4 * sum(span.numel for span in gone)
+    assert f"step {DONE}, lacks {3 * len(gone)} intervals of {len(gone)} parameters, {num_bytes:,} bytes in all" in str(
+        lost.value
+    )
+
+
+def test_lost_state_is_counted_once_however_many_need_it() -> None:
+    """Both ranks of the new plan compute with all weights, and so need one and the same master."""
+    (whole,) = shard_map(_plan({"a": (0, 6)}), MODEL).ranks
+    live = Inventory(live=(layouts.live(whole, NEWER),))
+    pipeline = Pipeline(
+        micro_batch=2,
+        micro_batches=1,
+        stages=(Stage(layers=((0, 6),), replicas=tuple(Replica(node=n, devices=(0,), samples=1) for n in "bc")),),
+    )
+    with pytest.raises(StateLost, match="only in memory that no rank of the new plan can use") as lost:
+        plan_restore(shard_map(Plan(pipelines=(pipeline,)), MODEL), live, (), MODEL, "fp32")
+    num_bytes = 3 * 4 * sum(span.numel for span in whole.owns)
+    assert f"step {NEWER} is left whole only in memory" in str(lost.value)
+    assert f"of {len(whole.owns)} parameters, {num_bytes:,} bytes in all" in str(lost.value)
 
 
 def test_live_memory_that_no_wanted_rank_can_use_is_not_enough() -> None:

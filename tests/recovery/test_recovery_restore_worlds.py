@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import Phase, event, given, seed, settings
-from restore_worlds import World, check_load, check_state, expected, expected_steps, worlds
+from restore_worlds import World, check_load, check_state, check_zones, expected, expected_steps, worlds
 
 from shoal_recovery.errors import StateLost
 from shoal_recovery.restore import whole_steps
@@ -22,7 +22,9 @@ def _check(world: World) -> None:
     for tier, num_bytes in wanted[1].items():
         event(f"{tier} {num_bytes > 0}")
     assert (plan.step, plan.bytes_by_tier()) == wanted
+    event(f"zones {len(set(world.zones.values()))}")
     check_state(world, plan)
+    check_zones(world, plan)
     check_load(world, plan)
     assert world.restore() == plan
 

@@ -32,7 +32,7 @@ def supply(held_step: int, done_step: int) -> Supply:
         for state in SHARDS.ranks
     )
     found = Found(inventory=Inventory(live=(), snapshots=snapshots), newest_live_step=0)
-    return Supply(2, "j", SPEC, SHARDS, found, History(plans={}, starts={1: 0}, done_step=done_step), [])
+    return Supply(2, "j", SPEC, SHARDS, {}, found, History(plans={}, starts={1: 0}, done_step=done_step), [])
 
 
 @pytest.mark.parametrize(("held_step", "done_step"), [(0, 0), (0, 1), (5, 5), (5, 9)])

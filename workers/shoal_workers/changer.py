@@ -328,7 +328,8 @@ class Changer:
         agents: tuple[Contact, ...],
     ) -> None:
         shards, before = shard_map(plan, self._spec.model), self._record.history()
-        supply = self.supply = Supply(number, self._job, self._spec, shards, found, before, pending.faults)
+        zones = {agent.node: self._roster.seen(agent.node).node.zone for agent in agents}
+        supply = self.supply = Supply(number, self._job, self._spec, shards, zones, found, before, pending.faults)
         try:
             restore, step = supply.choose()
         except StoreUnreachable as error:

@@ -19,7 +19,7 @@ from shoal_recovery.errors import StateLost, StoreError, StoreUnreachable
 from shoal_recovery.faults import Fault, disputed, fault_of, told, without
 from shoal_recovery.journal import SourceFailed
 from shoal_recovery.lineage import counts
-from shoal_recovery.restore import plan_again, plan_restore
+from shoal_recovery.restore import Zones, plan_again, plan_restore
 from shoal_recovery.state import Inventory, Manifest, RecoveryPlan, ShardMap, Transfer
 from shoal_recovery.store import open_store
 from shoal_workers import messages as m
@@ -34,16 +34,25 @@ _PATIENCE_S = 120.0  # with the store, until all manifests are read
 
 
 class Supply:
-    """Of `epoch`, whose ranks are to have the state of `shards`. `faults` are those of earlier attempts of the same
-    change, and get what is found here. Use from one thread."""
+    """Of `epoch`, whose ranks are to have the state of `shards`; `zones` by node. `faults` are those of earlier
+    attempts of the same change, and get what is found here. Use from one thread."""
 
     def __init__(
-        self, epoch: int, job: str, spec: JobSpec, shards: ShardMap, found: Found, history: History, faults: list[Fault]
+        self,
+        epoch: int,
+        job: str,
+        spec: JobSpec,
+        shards: ShardMap,
+        zones: Zones,
+        found: Found,
+        history: History,
+        faults: list[Fault],
     ) -> None:
         self._epoch = epoch
         self._job = job
         self._spec = spec
         self._shards = shards
+        self._zones = zones
         self._found = found
         self._history = history
         self._faults = faults
@@ -130,7 +139,8 @@ class Supply:
 
     def _restore(self) -> tuple[RecoveryPlan, int]:
         inventory, manifests = self._left()
-        plan = plan_restore(self._shards, inventory, manifests, self._spec.model, self._spec.train.precision)
+        precision = self._spec.train.precision
+        plan = plan_restore(self._shards, inventory, manifests, self._spec.model, precision, self._zones)
         self._transfers, self._step = plan.transfers, plan.step
         return plan, plan.step
 
@@ -162,7 +172,9 @@ class Supply:
             raise Interrupted(f"sources of state failed, and there are no others: {error}") from error
 
     def _from_left(self, failed: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
-        return plan_again(failed, self._step, self._shards, *self._left(), self._spec.train.precision)
+        inventory, manifests = self._left()
+        precision = self._spec.train.precision
+        return plan_again(failed, self._step, self._shards, inventory, manifests, precision, self._zones)
 
     def _load_manifests(self) -> tuple[Manifest, ...]:
         """Those that count and can be read. Raises StoreError."""
