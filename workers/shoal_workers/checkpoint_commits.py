@@ -296,13 +296,14 @@ class CheckpointCommits:
     def _holds(self, store: Store) -> bool:
         """Whether the job is this life's; where it is nobody's yet, it is from now on. Raises StoreError."""
         _, holder = tenure.holder(store, self._job)
-        if holder is not None and holder != self._life and not self._takes_over:
+        if holder is None or self._takes_over:
+            tenure.claim(store, self._job, self._life)
+            _, holder = tenure.holder(store, self._job)  # a later claim may have been quicker
+        self._takes_over = False
+        if holder is not None and holder != self._life:
             log.warning("job taken over", job=self._job, cluster=holder.cluster)
             self.lost_to = holder
             return False
-        if holder != self._life:
-            tenure.claim(store, self._job, self._life)
-        self._takes_over = False
         return True
 
     def _is_ours(self, store: Store) -> bool:
