@@ -177,9 +177,12 @@ class ProcessCluster:
         with self._lock:
             return sorted(index for owner, index in self._states[name].running if owner == job)
 
-    def kill_rank(self, job: str, name: str, index: int = 0) -> None:
+    def kill_rank(self, job: str, name: str, index: int = 0, by: signal.Signals = signal.SIGKILL) -> None:
         with self._lock:
-            _kill(self._states[name].running[job, index])
+            running = self._states[name].running[job, index]
+            if running.process.is_alive():  # or its number may be another's
+                os.kill(running.pid, by)
+            running.process.join()
 
     def kill_agent(self, name: str) -> None:
         with self._lock:

@@ -82,6 +82,15 @@ def commit(store: Store, manifest: Manifest, model: ModelSpec) -> str:
     return name
 
 
+def take_back(store: Store, job: str, step: int, epoch: int) -> None:
+    """Deletes the manifest of this step if it is this epoch's. Whoever may have the job by now has other epochs, and
+    what is theirs stays. Raises StoreError."""
+    name = manifest_name(job, step)
+    for entry in store.entries(name):
+        if entry.name == name and load_manifest(store, job, step).epoch == epoch:
+            store.delete_listed(entry)
+
+
 def list_manifests(store: Store, job: str) -> tuple[int, ...]:
     """The stored steps, newest first. Raises StoreError."""
     prefix = f"{job}/manifests/"

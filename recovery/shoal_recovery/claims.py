@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from shoal_recovery.errors import StoreConflict, StoreUnreachable
+from shoal_recovery.errors import StoreConflict, StoreHeldUp
 
 MARK = ".claim-"  # in the names of objects that are no content
 _COMES, _STANDS = 1, 2
@@ -39,8 +39,8 @@ def put_claimed(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Puts an object that is not there yet, if nobody else does. Raises StoreConflict if somebody has, StoreUnreachable
-    if somebody is about to and does not."""
+    """Puts an object that is not there yet, if nobody else does. Raises StoreConflict if somebody has, StoreHeldUp if
+    somebody is about to and does not."""
     me = hashlib.sha256(data).hexdigest()[:32]
     if name in store.list(name):
         raise StoreConflict(store.uri, f"{name} is already there")
@@ -49,7 +49,7 @@ def put_claimed(
         deadline_s = clock() + _PATIENCE_S
         while not done():
             if clock() > deadline_s:
-                raise StoreUnreachable(store.uri, f"{name}: another writer {problem}")
+                raise StoreHeldUp(store.uri, f"{name}: another writer {problem}")
             pause(_PAUSE_S)
 
     if not _wins(store, name, me, wait_until):
@@ -71,7 +71,7 @@ def _wins(store: ClaimStore, name: str, me: str, wait_until: Callable[[Callable[
         _say(store, name, me, _STANDS)
     try:
         wait_until(lambda: _COMES not in _levels(store, name).values(), "has begun to claim it and does not go on")
-    except StoreUnreachable:
+    except StoreHeldUp:
         _withdraw(store, name, me)  # or the other one, if it comes back, would wait for this one
         raise
     # Nobody can begin to stand any more, so this may be looked at again; who is away by now has lost, or has written.

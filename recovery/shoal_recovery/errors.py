@@ -5,6 +5,7 @@
       StoreError          the object store cannot be used as asked
         StoreUnreachable    it cannot be used at present: the same call may succeed later
           StoreRefused        it is there, and does not let us: credentials, permission, no such bucket
+          StoreHeldUp         another writer has begun to write an object that must be written once, and does not go on
         StoreConflict       an object that must be written once is already there
         StoreChanged        an object is not the one any more that was listed
         StoredPieceCorrupt  bytes do not have the checksum that the manifest promises
@@ -43,6 +44,10 @@ class StoreUnreachable(StoreError):
 
 
 class StoreRefused(StoreUnreachable):
+    pass
+
+
+class StoreHeldUp(StoreUnreachable):
     pass
 
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """An agent or a rank that the supervisor has reached at least once since its node appeared."""
+    """An agent or a rank that the supervisor has reached at least once since its node appeared. `ended_by` is the
+    signal that native code of a rank died of, where it had the time to say so."""
 
     node: str
     name: str
     connected: bool
     silent_s: float
+    ended_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,8 @@ def _unseen(sight: Sight, dark: frozenset[str]) -> bool:
 
 
 def _evidence(member: Member, sight: Sight, patience: Patience, dark: frozenset[str], unseen: bool) -> str | None:
+    if not member.connected and member.ended_by is not None:
+        return f"the connection to {member.name} closed: {member.ended_by}"
     if not member.connected:
         return f"the connection to {member.name} closed"
     silent_s, limit_s = _silent_s(member, sight), patience.silence_s

@@ -90,6 +90,10 @@ class Store(Protocol):
     def delete(self, name: str) -> None:
         """An object that is not there is no error."""
 
+    def delete_listed(self, entry: Entry) -> None:
+        """Deletes this object that `entries` told of; one that has its name by now stays, as far as the store can tell
+        the two apart in one step."""
+
     def unfinished(self, prefix: str) -> tuple[str, ...]:
         """The names beginning with `prefix` under which a `put` has left something that is no object yet."""
 
@@ -193,6 +197,10 @@ class DirectoryStore:
             path.unlink()
             with contextlib.suppress(OSError):  # not empty: others still stand in it
                 path.parent.rmdir()
+
+    def delete_listed(self, entry: Entry) -> None:
+        if entry in self.entries(entry.name):
+            self.delete(entry.name)
 
     def unfinished(self, prefix: str) -> tuple[str, ...]:
         return ()  # what killed writers leave has no name, and is swept by age

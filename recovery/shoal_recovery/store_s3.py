@@ -208,12 +208,10 @@ class S3Store:
 
     def read_listed(self, entry: Entry, offset: int, num_bytes: int) -> bytes:
         place = {"Bucket": self._bucket, "Key": self._prefix + entry.name}
-        tag = entry.version.strip('"')  # some servers leave its quotes away where they list objects
-        condition = {"IfMatch": f'"{tag}"'} if tag else {}
 
         def read() -> bytes:
             try:
-                data = self._read(entry.name, place | condition | _range(offset, num_bytes), offset)
+                data = self._read(entry.name, place | _only(entry) | _range(offset, num_bytes), offset)
             except ClientError as error:
                 if _code(error) in _TAKEN | _MISSING | _BEYOND:
                     raise StoreChanged(self.uri, f"{entry.name} was replaced or removed") from error
@@ -226,6 +224,22 @@ class S3Store:
 
     def delete(self, name: str) -> None:
         self._call(name, lambda: self._client.delete_object(**self._place(name)))
+
+    def delete_listed(self, entry: Entry) -> None:
+        """On a condition, which also holds for what boto3 sends again where an answer was lost. Servers that mind none
+        are looked at first."""
+
+        def delete() -> None:
+            try:
+                self._client.delete_object(**self._place(entry.name), **_only(entry))
+            except ClientError as error:
+                if _code(error) in _NO_CONDITIONS:
+                    self._client.delete_object(**self._place(entry.name))
+                elif _code(error) not in _TAKEN | _MISSING:
+                    raise
+
+        if entry in self.entries(entry.name):
+            self._call(entry.name, delete)
 
     def unfinished(self, prefix: str) -> tuple[str, ...]:
         keys = {key for key, _ in self._call(prefix, lambda: self._unfinished(prefix))}
@@ -340,6 +354,12 @@ class S3Store:
 
 def _range(offset: int, num_bytes: int | None) -> dict[str, str]:
     return {"Range": f"bytes={offset}-{'' if num_bytes is None else offset + num_bytes - 1}"}
+
+
+def _only(entry: Entry) -> dict[str, str]:
+    """The condition that an object is the one that was listed."""
+    tag = entry.version.strip('"')  # some servers leave its quotes away where they list objects
+    return {"IfMatch": f'"{tag}"'} if tag else {}
 
 
 def _code(error: ClientError) -> str:

@@ -20,7 +20,7 @@ from shoal_workers import messages as m
 from shoal_workers.control_plane import ControlPlaneDown
 from shoal_workers.log_courier import LogCourier
 from shoal_workers.log_levels import Levels, level_of
-from shoal_workers.log_output import FileName
+from shoal_workers.log_output import FileName, ended_by
 from shoal_workers.log_spool import LogSpool
 from shoal_workers.roster import ask
 
@@ -145,6 +145,43 @@ def test_what_there_is_no_room_for_is_dropped_and_counted_oldest_first(tmp_path:
     assert read(found, after=rows[-1][0], have=rows[-1][0]) == []
     found.look()
     assert [row[6] for row in read(found, after=rows[-1][0])][:1] == ["3 0000"]
+
+
+CRASHES = """
+import ctypes, os, signal, sys
+from pathlib import Path
+from shoal_workers.log_output import LogFile, Output
+
+output = Output(LogFile(Path(sys.argv[1])))
+output.take()
+print("Fatal Python error: Bus error, as somebody prints it", file=sys.stderr)
+output.turn_to(3, 1)
+print("no word of it: Fatal Python error: Bus error", file=sys.stderr)
+exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("crash", "ended"),
+    [
+        ("ctypes.string_at(0)", "SIGSEGV"),
+        ("import threading; t = threading.Thread(target=ctypes.string_at, args=(0,)); t.start(); t.join()", "SIGSEGV"),
+        ("ctypes.CDLL(None).abort()", "SIGABRT"),
+        ("ctypes.pythonapi.Py_FatalError(b'no')", "SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGFPE)", "SIGFPE"),
+        ("os.kill(os.getpid(), signal.SIGILL)", "SIGILL"),
+        ("os.kill(os.getpid(), signal.SIGBUS)", "SIGBUS"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", None),
+        ("os._exit(1)", None),
+    ],
+)
+def test_native_code_that_crashes_leaves_the_name_of_its_signal(tmp_path: Path, crash: str, ended: str | None) -> None:
+    folder = tmp_path / "job_1"
+    process = subprocess.Popen([sys.executable, "-c", CRASHES, str(folder), crash])
+    status = process.wait(60.0)
+    assert ended_by(folder, process.pid) == ended
+    assert status == (-signal.Signals[ended] if ended else status) != 0
+    assert ended_by(folder, process.pid + 1) is ended_by(tmp_path / "job_2", process.pid) is None
 
 
 class Desk:

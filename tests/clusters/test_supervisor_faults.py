@@ -1,10 +1,11 @@
-"""The real supervisor, where what survivors keep is not as it was written: the job goes on from other copies, says so,
-and trains as if nothing had been."""
+"""The real supervisor, where native code of a rank crashes, and where what survivors keep is not as it was written: the
+job goes on from other copies, says so, and trains as if nothing had been."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from process_cluster import ProcessCluster
 from supervised import supervised, tiny_job
 
 from shoal_planner.job import CheckpointSpec
-from shoal_recovery.journal import CheckpointCommitted, JobState
+from shoal_recovery.journal import CheckpointCommitted, JobState, NodeJoined, NodeLost
 from shoal_workers.solo import run_solo
 
 SHAPES = {"a": ("cpu-2t", 1), "b": ("cpu-1t", 1), "c": ("cpu-1t", 1), "d": ("cpu-1t", 1)}
@@ -31,6 +32,29 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("text") / "text"
     path.write_bytes(Path(argparse.__file__).read_bytes())
     return path.as_uri()
+
+
+@pytest.mark.parametrize("by", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_crash_in_native_code_is_a_loss_like_others_and_named(
+    cluster: ProcessCluster, text: str, by: signal.Signals
+) -> None:
+    """Counted against nobody: the job goes on, and its node is taken in again."""
+    spec, name = tiny_job(text, steps=5000, min_devices=3), f"dies-of-{by.name.lower()}"
+    with supervised(cluster, name, spec) as running:
+        running.reaches(3)
+        victim = min(running.devices() - {"a"})
+        cluster.kill_rank(name, victim, by=by)
+        done = running.recovers()
+        (lost,) = running.events(NodeLost)
+        said = "" if by is signal.SIGKILL else f": {by.name}"  # of which nobody can say anything
+        assert lost.evidence == f"the connection to rank process {victim}:0 closed{said}"
+        assert (lost.node, lost.ranks_alone) == (victim, True)
+        assert (done.cause, done.nodes_lost, done.lost_steps) == ("node_lost", (victim,), 0)
+        assert done.redone_steps <= 1 and done.num_bytes["store"] == 0
+        running.eventually(lambda: [joined.node for joined in running.events(NodeJoined)].count(victim) == 2)
+        running.steps_on()
+        losses, reference = running.losses(), run_solo(spec, running.step).losses
+        assert all(abs(losses[step] - reference[step - 1]) < 1e-4 * reference[step - 1] for step in losses)
 
 
 def _spoil(cluster: ProcessCluster, job: str, name: str) -> None:

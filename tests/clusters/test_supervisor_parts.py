@@ -15,20 +15,23 @@ from waiting import eventually
 from shoal_planner.cluster import ClusterSnapshot, DeviceRef
 from shoal_planner.job import CheckpointSpec, DataSpec, JobSpec, ModelSpec, TrainSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
+from shoal_recovery import checkpoints, tenure
 from shoal_recovery.checkpoints import list_manifests, load_manifest, put_shard
 from shoal_recovery.decide import ChangePlan
+from shoal_recovery.errors import StoreUnreachable
 from shoal_recovery.hf_beside import ends_of, kept_beside
-from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed
+from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed, StoreFailed
 from shoal_recovery.protection import Protection
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot
-from shoal_recovery.store import Data, DirectoryStore
+from shoal_recovery.state import Kind, Manifest, Piece, ShardKey, Snapshot
+from shoal_recovery.store import Data, DirectoryStore, Entry
+from shoal_recovery.tenure import Life
 from shoal_workers import checkpoint_commits
 from shoal_workers import messages as m
 from shoal_workers.checkpoint_commits import CheckpointCommits, Result
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.pending import PendingChange
-from shoal_workers.rows import stored_rows
+from shoal_workers.rows import stored_from_rows, stored_rows
 from shoal_workers.safekeeping import newest_whole, owners
 from shoal_workers.shards import snapshot_name
 
@@ -288,6 +291,67 @@ def test_a_step_that_becomes_void_while_its_manifest_is_written_is_not_stored(
     assert (done.step, done.epoch) == (3, 2)
     assert load_manifest(DirectoryStore(tmp_path), "j", 3).epoch == 2
     assert results.empty()
+
+
+@pytest.mark.parametrize("stored", [1000, 1])
+def test_what_a_void_step_has_become_for_another_cluster_is_left_alone(
+    commits: CheckpointCommits,
+    results: queue.SimpleQueue[Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: int,
+) -> None:
+    """The store is away while the other takes the job over, and stores this step itself or goes on from the manifest
+    that it found: here neither is known when this side goes back behind it, and gives up to write it."""
+    store, other = DirectoryStore(tmp_path), Life(cluster="elsewhere", incarnation="2")
+    scenes = iter([True])
+
+    def open_store(uri: str) -> DirectoryStore:
+        if next(scenes, False):
+            tenure.claim(store, "j", other)
+            uploads = [upload(tmp_path, stored, 3, rank) for rank in (0, 1)]
+            pieces = tuple(piece for each in uploads for piece in stored_from_rows(each.rows))
+            manifest = Manifest(version=1, job="j", step=3, epoch=stored, next_sample=6, pieces=pieces)
+            checkpoints.commit(store, manifest, MODEL)
+            commits.begins(2, 2)
+            commits.expect(2, 2, owners(2, PLAN, MODEL))
+            for rank in (0, 1):
+                commits.uploaded(upload(tmp_path, 2, 3, rank))  # waits, so the one before gives up
+            raise StoreUnreachable(uri, "does not answer")
+        return store
+
+    monkeypatch.setattr(checkpoint_commits, "open_store", open_store)
+    tenure.claim(store, "j", LIFE)
+    commits.expect(1, 0, owners(1, PLAN, MODEL))
+    commits.safe(3)
+    for rank in (0, 1):
+        commits.uploaded(upload(tmp_path, 1, 3, rank))
+    assert isinstance(results.get(timeout=10.0), StoreFailed)
+    failed = results.get(timeout=10.0)
+    assert isinstance(failed, CheckpointFailed) and "another cluster has taken the job over" in failed.problem
+    assert load_manifest(store, "j", 3).epoch == stored
+
+
+def test_a_manifest_is_taken_back_by_its_own_epoch_alone(tmp_path: Path) -> None:
+    """Not one that took its place after it was looked at, either."""
+
+    class Replaced(DirectoryStore):
+        def delete_listed(self, entry: Entry) -> None:
+            store.put(entry.name, b"of another epoch")
+            super().delete_listed(entry)
+
+    store = DirectoryStore(tmp_path)
+    pieces = tuple(piece for rank in (0, 1) for piece in stored_from_rows(upload(tmp_path, 7, 3, rank).rows))
+    checkpoints.commit(store, Manifest(version=1, job="j", step=3, epoch=7, next_sample=6, pieces=pieces), MODEL)
+    checkpoints.take_back(store, "j", 3, 8)
+    assert list_manifests(store, "j") == (3,)
+    checkpoints.take_back(Replaced(tmp_path), "j", 3, 7)
+    assert store.read(checkpoints.manifest_name("j", 3)) == b"of another epoch"
+    store.delete(checkpoints.manifest_name("j", 3))
+    checkpoints.take_back(store, "j", 3, 7)
+    checkpoints.commit(store, Manifest(version=1, job="j", step=3, epoch=7, next_sample=6, pieces=pieces), MODEL)
+    checkpoints.take_back(store, "j", 3, 7)
+    assert list_manifests(store, "j") == ()
 
 
 def test_a_step_that_failed_is_committed_when_it_is_brought_again(

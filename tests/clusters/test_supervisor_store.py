@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import queue
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.job import CheckpointSpec, JobSpec
 from shoal_planner.memory import STATE_BYTES
 from shoal_planner.plan import parse_plan
+from shoal_recovery import tenure
 from shoal_recovery.checkpoints import list_manifests
+from shoal_recovery.claims import put_claimed
 from shoal_recovery.errors import StoreConflict, StoreUnreachable
 from shoal_recovery.journal import (
     CheckpointCommitted,
@@ -33,8 +36,9 @@ from shoal_recovery.journal import (
     StoreRecovered,
 )
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.store import open_store
+from shoal_recovery.store import Data, DirectoryStore, open_store
 from shoal_recovery.tenure import Life, claim
+from shoal_workers import checkpoint_commits
 from shoal_workers import messages as m
 from shoal_workers.change import copies_of
 from shoal_workers.checkpoint_commits import CheckpointCommits, Result
@@ -199,6 +203,29 @@ def test_what_another_cluster_stores_is_not_swept_away(tmp_path: Path, holder: L
     commits = CheckpointCommits("j", job(tmp_path, tmp_path.as_uri(), steps=5), LIFE, lambda result: None)
     commits.close(over=True)
     assert bool(store.list("j/shards/")) == (holder != LIFE)
+
+
+def test_who_claims_too_slowly_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store ignores conditions, and whoever began to claim the job stands still for so long that the next one
+    passes its number over."""
+    elsewhere, times = Life(cluster="elsewhere", incarnation="2"), itertools.count()
+
+    class Overwriting(DirectoryStore):
+        def put_new(self, name: str, data: Data) -> None:
+            put_claimed(self, name, bytes(data), clock=lambda: float(next(times)), pause=lambda _: None)
+
+    class Slow(Overwriting):
+        def put(self, name: str, data: Data) -> None:
+            if name == "j/tenures/000001.json":
+                claim(Overwriting(tmp_path), "j", elsewhere)
+            super().put(name, data)
+
+    monkeypatch.setattr(checkpoint_commits, "open_store", lambda uri: Slow(tmp_path))
+    commits = CheckpointCommits("j", job(tmp_path, tmp_path.as_uri(), steps=5), LIFE, lambda result: None)
+    commits.take_over()
+    commits.close()
+    assert tenure.holder(DirectoryStore(tmp_path), "j") == (2, elsewhere)
+    assert commits.lost_to == elsewhere
 
 
 def test_a_store_that_refuses_ends_a_job_before_its_first_step(

@@ -150,7 +150,7 @@ def test_nodes_may_what_their_agents_ask_and_ask_all_that_they_may(
     installed.end_graces()
     installed.server.ask("DELETE", place)
     with pytest.raises(MetadataSilent, match="status 404"):
-        kubernetes.notices()
+        kubernetes.notice(words.KUBERNETES_NODE)
     watch.look(kubernetes)
     assert events.empty()
     check_every_grant_was_used(

@@ -151,7 +151,8 @@ def check(combination: str, component: str, calls: set[Call]) -> None:
 
 
 def test_nodes_may_what_their_agents_ask(api: Recording, account: Path) -> None:
-    Kubernetes(api.url, account, node="gpu-3", pod="l4-worker-x").notices()
+    asks = Kubernetes(api.url, account, node="gpu-3", pod="l4-worker-x")
+    assert [asks.notice(source) for source in asks.sources] == [None, None]
     assert {(call.verb, call.resource) for call in api.calls} == {("get", "nodes"), ("get", "pods")}
     check("pools", "ray-worker", api.calls)
     check("own pods alone", "ray-worker", {call for call in api.calls if call.resource == "pods"})

@@ -173,3 +173,9 @@ def test_more_silence_is_never_less_evidence(seen: Sight) -> None:
     longer = tuple(dataclasses.replace(one, silent_s=one.silent_s + 20.0) for one in seen.members)
     silent = dataclasses.replace(seen, members=longer, since_step_s=math.inf)
     assert losses(silent, PATIENCE).keys() == {one.node for one in seen.members} & seen.vital
+
+
+def test_a_crash_is_named() -> None:
+    crashed = dataclasses.replace(member("c", kind="rank", connected=False), ended_by="SIGSEGV")
+    assert losses(sight(crashed), PATIENCE) == {"c": "the connection to the rank of c closed: SIGSEGV"}
+    assert losses(sight(member("c", connected=False)), PATIENCE) == {"c": "the connection to the agent of c closed"}

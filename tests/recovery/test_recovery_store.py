@@ -108,6 +108,20 @@ def test_list_and_delete(store: Store) -> None:
         store.read("job_1/s/2")
 
 
+def test_only_what_was_listed_is_deleted(store: Store) -> None:
+    store.put("j/one", b"first")
+    (listed,) = store.entries("j/one")
+    store.delete_listed(listed)
+    assert store.list("j/") == ()
+    store.delete_listed(listed)
+    store.put("j/one", b"second")
+    store.delete_listed(listed)
+    assert store.read("j/one") == b"second"
+    (listed,) = store.entries("j/one")
+    store.delete_listed(listed)
+    assert store.list("j/") == ()
+
+
 def test_nothing_is_unfinished(store: Store) -> None:
     store.put("whole", b"x")
     assert store.unfinished("") == ()

@@ -270,6 +270,7 @@ def test_the_documented_lines_read_a_checkpoint(tmp_path: Path) -> None:
     for step in (1, 2):
         weights = dict(run_solo(job, step).weights)
         store_step(job, weights, "job_1", step, tmp_path)
+    store_step(job, dict(run_solo(job, 1).weights), "job_2", 1, tmp_path)  # another's, whose name sorts last
     (lines,) = re.findall(r"```python\n(import json.*?)```", FILES_MD.read_text(), flags=re.DOTALL)
     assert len(lines.split("\n")) - lines.count("\n\n") - 1 == 10
     found: dict[str, Any] = {}

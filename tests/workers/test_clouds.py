@@ -8,18 +8,21 @@ import queue
 import threading
 from collections.abc import Iterator
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from waiting import eventually
 
 from shoal_workers import cloud_words as words
-from shoal_workers.clouds import Aws, Azure, CloudWatch, Gcp, Metadata, MetadataSilent, find_cloud
-from shoal_workers.messages import Noticed, Withdrawn
+from shoal_workers.clouds import Aws, Azure, Cloud, CloudWatch, Gcp, Metadata, MetadataSilent, find_cloud
+from shoal_workers.messages import GiveNotice, Noticed, Withdrawn
 from shoal_workers.notices import Notices
 
 NOW_S = 1_505_723_000.0  # 2017-09-18T08:23:20Z
 SPOT = '{"action": "terminate", "time": "2017-09-18T08:25:20Z"}'
+NOWHERE = Path("/nowhere")  # the firmware of a machine that says nothing of itself
 REBALANCE = '{"noticeTime": "2017-09-18T08:23:10Z"}'
 
 
@@ -57,7 +60,9 @@ def test_what_clouds_say_is_read() -> None:
     assert begun is not None and begun.lead_s == 0.0
     assert words.azure_event(azure_document(EventType="Freeze"), "vm_0", NOW_S) is None
     assert words.azure_event(azure_document(), "vm_7", NOW_S) is None
-    assert words.azure_event('{"DocumentIncarnation": 1, "Events": []}', "vm_0", NOW_S) is None
+    for events in ("[]", "null"):
+        assert words.azure_event(f'{{"DocumentIncarnation": 1, "Events": {events}}}', "vm_0", NOW_S) is None
+    assert words.azure_event(azure_document(Resources=None), "vm_0", NOW_S) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"action": "stop"}', '{"action": "stop", "time": "soon"}'])
@@ -70,8 +75,14 @@ def test_what_is_none_of_it_is_refused(text: str) -> None:
         words.azure_machine(text)
     with pytest.raises(ValueError):
         words.aws_spot('{"action": "stop", "time": "2017-09-18T08:25:20"}', NOW_S)
-    with pytest.raises(ValueError):
-        words.azure_event('{"Events": [{}]}', "vm_0", NOW_S)
+    for document in (
+        '{"Events": [{}]}',
+        '{"Events": 7}',
+        azure_document(Resources="vm_0"),
+        azure_document(Resources=7),
+    ):
+        with pytest.raises(ValueError):
+            words.azure_event(document, "vm_0", NOW_S)
 
 
 class Service(http.server.ThreadingHTTPServer):
@@ -85,6 +96,7 @@ class Service(http.server.ThreadingHTTPServer):
         self.needed: dict[str, str] = {}
         self.flavor: str | None = None
         self.token: str | None = None
+        self.broken: set[str] = set()
         self.asked = 0
 
     @property
@@ -97,7 +109,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked += 1
-        if self.server.token is not None and self.headers.get("X-aws-ec2-metadata-token") != self.server.token:
+        if self.path in self.server.broken:
+            self._say(500, "")
+        elif self.server.token is not None and self.headers.get("X-aws-ec2-metadata-token") != self.server.token:
             self._say(401, "")
         elif any(self.headers.get(name) != value for name, value in self.server.needed.items()):
             self._say(403, "")
@@ -131,42 +145,49 @@ def service() -> Iterator[Service]:
     started.server_close()
 
 
+def found(service: Service, firmware: Path = NOWHERE) -> Cloud | None:
+    return find_cloud(Metadata(service.url), firmware)
+
+
+def said(cloud: Cloud) -> dict[str, GiveNotice | None]:
+    return {source: cloud.notice(source) for source in cloud.sources}
+
+
 def test_aws_is_asked_with_tokens(service: Service) -> None:
     service.token = "first"
-    cloud = find_cloud(Metadata(service.url))
+    cloud = found(service)
     assert isinstance(cloud, Aws)
-    assert cloud.notices() == {words.AWS_SPOT: None, words.AWS_REBALANCE: None}
+    assert said(cloud) == {words.AWS_SPOT: None, words.AWS_REBALANCE: None}
     service.token = "second"  # the first has expired
     service.paths["/latest/meta-data/spot/instance-action"] = SPOT
     service.paths["/latest/meta-data/events/recommendations/rebalance"] = REBALANCE
-    found = cloud.notices()
-    assert found[words.AWS_SPOT] == words.aws_spot(SPOT, NOW_S), "by the clock of the service"
-    assert found[words.AWS_REBALANCE] == words.aws_rebalance(REBALANCE, NOW_S)
+    assert cloud.notice(words.AWS_SPOT) == words.aws_spot(SPOT, NOW_S), "by the clock of the service"
+    assert cloud.notice(words.AWS_REBALANCE) == words.aws_rebalance(REBALANCE, NOW_S)
 
 
 def test_gcp_is_asked_as_it_wants(service: Service) -> None:
     instance = "/computeMetadata/v1/instance"
     service.needed, service.flavor = {"Metadata-Flavor": "Google"}, "Google"
     service.paths |= {f"{instance}/id": "1", f"{instance}/preempted": "FALSE", f"{instance}/maintenance-event": "NONE"}
-    cloud = find_cloud(Metadata(service.url))
+    cloud = found(service)
     assert isinstance(cloud, Gcp)
-    assert cloud.notices() == {words.GCP_PREEMPTION: None, words.GCP_MAINTENANCE: None}
+    assert said(cloud) == {words.GCP_PREEMPTION: None, words.GCP_MAINTENANCE: None}
     service.paths[f"{instance}/preempted"] = "TRUE"
-    assert cloud.notices()[words.GCP_PREEMPTION] == words.gcp_preempted("TRUE")
+    assert cloud.notice(words.GCP_PREEMPTION) == words.gcp_preempted("TRUE")
 
 
 def test_azure_is_asked_for_this_machine(service: Service) -> None:
     service.needed = {"Metadata": "true"}
     service.paths["/metadata/instance/compute?api-version=2021-02-01"] = '{"name": "vm_1"}'
     service.paths["/metadata/scheduledevents?api-version=2020-07-01"] = azure_document()
-    cloud = find_cloud(Metadata(service.url))
+    cloud = found(service)
     assert isinstance(cloud, Azure)
-    assert cloud.notices() == {words.AZURE: words.azure_event(azure_document(), "vm_1", NOW_S)}
+    assert said(cloud) == {words.AZURE: words.azure_event(azure_document(), "vm_1", NOW_S)}
 
 
 def test_what_is_no_cloud_is_none(service: Service) -> None:
-    assert find_cloud(Metadata(service.url)) is None
-    assert find_cloud(Metadata("http://127.0.0.1:9")) is None
+    assert found(service) is None
+    assert find_cloud(Metadata("http://127.0.0.1:9"), NOWHERE) is None
     with pytest.raises(MetadataSilent):
         Gcp(Metadata(service.url))
 
@@ -197,7 +218,7 @@ def test_notices_come_go_and_outlive_silence(service: Service) -> None:
     notices = Notices("n0")
     events: queue.SimpleQueue[Noticed | Withdrawn] = queue.SimpleQueue()
     notices.watch(events)
-    watch = CloudWatch(notices, lambda: find_cloud(Metadata(service.url)), 0.01)
+    watch = CloudWatch(notices, lambda: found(service), 0.01)
     watch.start()
     try:
         eventually(lambda: service.asked > 2, 10.0)
@@ -212,3 +233,131 @@ def test_notices_come_go_and_outlive_silence(service: Service) -> None:
     finally:
         watch.close()
     assert events.empty()
+
+
+INSTANCE = "/computeMetadata/v1/instance"
+TWO_SOURCES = {
+    words.AWS_SPOT: "/latest/meta-data/spot/instance-action",
+    words.AWS_REBALANCE: "/latest/meta-data/events/recommendations/rebalance",
+    words.GCP_PREEMPTION: f"{INSTANCE}/preempted",
+    words.GCP_MAINTENANCE: f"{INSTANCE}/maintenance-event",
+}
+
+
+@pytest.mark.parametrize("source", TWO_SOURCES)
+def test_a_source_that_fails_takes_no_other_with_it(service: Service, source: str) -> None:
+    if source in Aws.sources:
+        service.token = "token"
+        service.paths |= dict(zip((TWO_SOURCES[each] for each in Aws.sources), (SPOT, REBALANCE), strict=True))
+    else:
+        service.flavor = "Google"
+        service.paths |= {f"{INSTANCE}/id": "1", f"{INSTANCE}/preempted": "TRUE"}
+        service.paths[f"{INSTANCE}/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+    notices = Notices("n0")
+    events: queue.SimpleQueue[Noticed | Withdrawn] = queue.SimpleQueue()
+    notices.watch(events)
+    cloud = found(service)
+    assert cloud is not None
+    service.broken.add(TWO_SOURCES[source])
+    CloudWatch(notices, lambda: cloud, 0.01).look(cloud)
+    told = events.get_nowait()
+    assert isinstance(told, Noticed) and (told.source, source) in (cloud.sources, cloud.sources[::-1])
+    assert events.empty()
+
+
+@pytest.mark.parametrize("odd", ['{"Events": {"a": 1}}', "7", "not what it should be"])
+def test_what_nobody_can_read_is_said_once_and_asking_goes_on(service: Service, odd: str) -> None:
+    events_path = "/metadata/scheduledevents?api-version=2020-07-01"
+    service.paths["/metadata/instance/compute?api-version=2021-02-01"] = '{"name": "vm_1"}'
+    service.paths[events_path] = odd
+    notices = Notices("n0")
+    events: queue.SimpleQueue[Noticed | Withdrawn] = queue.SimpleQueue()
+    notices.watch(events)
+    watch = CloudWatch(notices, lambda: found(service), 0.01)
+    with structlog.testing.capture_logs() as logs:
+        watch.start()
+        try:
+            eventually(lambda: service.asked > 10, 10.0)
+            service.paths[events_path] = azure_document()
+            told = events.get(timeout=10.0)
+            assert isinstance(told, Noticed) and told.source == words.AZURE
+        finally:
+            watch.close()
+    assert len([each for each in logs if each["event"] == "no notices from it now; asking on"]) == 1
+
+
+class Unforeseen(Azure):
+    """An error that nobody has thought of, instead of an answer."""
+
+    def notice(self, source: str) -> GiveNotice | None:
+        asked = super().notice(source)
+        if asked is None:
+            raise TypeError("'NoneType' object is not iterable")
+        return asked
+
+
+def test_no_error_ends_the_thread_that_notices_come_by(service: Service) -> None:
+    events_path = "/metadata/scheduledevents?api-version=2020-07-01"
+    service.paths["/metadata/instance/compute?api-version=2021-02-01"] = '{"name": "vm_1"}'
+    service.paths[events_path] = '{"Events": null}'
+    notices, finds = Notices("n0"), iter([TypeError("no cloud")])
+    events: queue.SimpleQueue[Noticed | Withdrawn] = queue.SimpleQueue()
+    notices.watch(events)
+
+    def find() -> Cloud:
+        for error in finds:
+            raise error
+        return Unforeseen(Metadata(service.url))
+
+    watch = CloudWatch(notices, find, 0.01)
+    with structlog.testing.capture_logs() as logs:
+        watch.start()
+        try:
+            eventually(lambda: service.asked > 5, 10.0)
+            service.paths[events_path] = azure_document()
+            told = events.get(timeout=10.0)
+            assert isinstance(told, Noticed) and told.source == words.AZURE
+        finally:
+            watch.close()
+    said = [each["source"] for each in logs if each["event"] == "no notices from it now; asking on"]
+    assert said == ["its service", words.AZURE]
+
+
+@pytest.mark.parametrize(
+    ("said", "vendor"),
+    [
+        ({"sys_vendor": "Amazon EC2"}, "AWS"),
+        ({"sys_vendor": "Xen", "bios_version": "4.11.amazon"}, "AWS"),
+        ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, "GCP"),
+        (
+            {"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "7783-7084-3265-9085-8269-3286-77"},
+            "Azure",
+        ),
+    ],
+)
+def test_a_machine_of_a_cloud_is_known_before_its_service_answers(
+    service: Service, tmp_path: Path, said: dict[str, str], vendor: str
+) -> None:
+    """It is asked often: of a machine that says nothing of itself it would be asked again after a minute."""
+    for name, text in said.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    with pytest.raises(MetadataSilent, match=f"this is a machine of {vendor}, whose metadata service does not answer"):
+        found(service, tmp_path)
+    notices, events = Notices("n0"), queue.SimpleQueue[Noticed | Withdrawn]()
+    notices.watch(events)
+    watch = CloudWatch(notices, lambda: found(service, tmp_path), 0.01)
+    watch.start()
+    try:
+        eventually(lambda: service.asked > 30, 10.0)
+        service.paths["/latest/meta-data/spot/instance-action"] = SPOT
+        service.token = "token"
+        told = events.get(timeout=10.0)
+        assert isinstance(told, Noticed) and told.source == words.AWS_SPOT
+    finally:
+        watch.close()
+
+
+def test_other_machines_are_no_clouds(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "sys_vendor").write_text("Microsoft Corporation\n")  # one under Hyper-V
+    (tmp_path / "product_name").write_text("Virtual Machine\n")
+    assert found(service, tmp_path) is None

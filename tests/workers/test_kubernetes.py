@@ -19,7 +19,7 @@ from waiting import eventually
 from shoal_workers import cloud_words as words
 from shoal_workers.clouds import CloudWatch, MetadataSilent
 from shoal_workers.kubernetes import Kubernetes, find_kubernetes
-from shoal_workers.messages import Noticed, Withdrawn
+from shoal_workers.messages import GiveNotice, Noticed, Withdrawn
 from shoal_workers.notices import Notices
 from shoal_workers.pools_kuberay import KubernetesApi
 from shoal_workers.provisioner import PoolsUnreachable
@@ -50,6 +50,7 @@ def test_taints_that_mean_the_end_are_told_from_those_that_do_not() -> None:
     ]
     assert words.kubernetes_node(node_with(*kept), NOW_S) is None
     assert words.kubernetes_node('{"kind": "Node", "spec": {}}', NOW_S) is None
+    assert words.kubernetes_node('{"kind": "Node", "spec": {"taints": null}}', NOW_S) is None
     spot = taint("aws-node-termination-handler/spot-itn", timeAdded="2026-11-18T11:06:10Z")
     found = words.kubernetes_node(node_with(*kept, spot), NOW_S)
     assert found is not None
@@ -72,7 +73,9 @@ def test_a_pod_that_is_being_deleted_says_by_when() -> None:
     assert late is not None and late.lead_s == 0.0, "what is left belongs to Ray's own end"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"spec": {"taints": [{}]}, "metadata": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"spec": {"taints": [{}]}, "metadata": []}', '{"spec": {"taints": 7}}']
+)
 def test_what_is_no_object_of_kubernetes_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         words.kubernetes_node(text, NOW_S)
@@ -155,22 +158,26 @@ def settings(api: Api, account: Path, **more: str) -> WorkerSettings:
     return WorkerSettings(kubernetes_url=url, kubernetes_account_dir=account, **names)
 
 
+def said(found: Kubernetes) -> dict[str, GiveNotice | None]:
+    return {source: found.notice(source) for source in found.sources}
+
+
 def test_kubernetes_is_asked_with_the_account_of_the_pod(api: Api, account: Path) -> None:
     found = find_kubernetes(settings(api, account))
     assert found is not None
-    assert found.notices() == {words.KUBERNETES_NODE: None, words.KUBERNETES_POD: None}
+    assert said(found) == {words.KUBERNETES_NODE: None, words.KUBERNETES_POD: None}
     api.token = "second"
     with pytest.raises(MetadataSilent, match="status 401"):
-        found.notices()
+        said(found)
     (account / "token").write_text("second")  # as it is renewed now and then
     api.objects[NODE] = node_with(taint("ToBeDeletedByClusterAutoscaler"))
-    assert found.notices()[words.KUBERNETES_NODE] == words.kubernetes_node(api.objects[NODE], NOW_S)
+    assert found.notice(words.KUBERNETES_NODE) == words.kubernetes_node(api.objects[NODE], NOW_S)
 
 
 def test_what_the_account_may_not_see_is_left_alone(api: Api, account: Path) -> None:
     api.forbidden.add(NODE)
     found = find_kubernetes(settings(api, account))
-    assert found is not None and set(found.notices()) == {words.KUBERNETES_POD}
+    assert found is not None and said(found) == {words.KUBERNETES_POD: None}
     api.forbidden.add(POD)
     assert find_kubernetes(settings(api, account)) is None
     assert find_kubernetes(WorkerSettings(kubernetes_account_dir=account)) is None, "this is no pod"
@@ -194,13 +201,49 @@ def test_whom_to_trust_is_read_anew_as_its_authority_changes(api: Api, account: 
     certify(account)
     connector.close()  # as when the server has ended the connection
     with pytest.raises(MetadataSilent, match="CERTIFICATE_VERIFY_FAILED"):
-        agent.notices()
+        said(agent)
     with pytest.raises(PoolsUnreachable, match="CERTIFICATE_VERIFY_FAILED"):
         connector.get(POD)
     (account / "ca.crt").write_bytes(right)
-    assert agent.notices() == {words.KUBERNETES_NODE: None, words.KUBERNETES_POD: None}
+    assert said(agent) == {words.KUBERNETES_NODE: None, words.KUBERNETES_POD: None}
     assert connector.get(POD)["kind"] == "Pod"
     connector.close()
+
+
+def test_a_node_that_is_not_shown_now_hides_no_end_of_its_pod(api: Api, account: Path) -> None:
+    notices = Notices("n0")
+    events: queue.SimpleQueue[Noticed | Withdrawn] = queue.SimpleQueue()
+    notices.watch(events)
+    found = find_kubernetes(settings(api, account))
+    assert found is not None
+    del api.objects[NODE]
+    api.objects[POD] = pod_with(deletionTimestamp="2026-11-18T11:07:10Z")
+    CloudWatch(notices, lambda: found, 0.01).look(found)
+    told = events.get_nowait()
+    assert isinstance(told, Noticed) and told.source == words.KUBERNETES_POD
+    assert events.empty()
+
+
+def test_an_api_that_is_away_at_first_is_asked_until_it_answers(api: Api, account: Path) -> None:
+    """Who is a pod has one: it is not as seldom as of a machine where nobody may be."""
+    notices, asked = Notices("n0"), []
+    events: queue.SimpleQueue[Noticed | Withdrawn] = queue.SimpleQueue()
+    notices.watch(events)
+    api.objects[NODE] = node_with(taint("karpenter.sh/disrupted"))
+
+    def find() -> Kubernetes | None:
+        asked.append(len(asked))
+        away = settings(api, account).model_copy(update={"kubernetes_url": "https://127.0.0.1:9"})
+        return find_kubernetes(away if len(asked) < 8 else settings(api, account))
+
+    watch = CloudWatch(notices, find, 0.01)
+    watch.start()
+    try:
+        told = events.get(timeout=10.0)
+        assert isinstance(told, Noticed) and told.source == words.KUBERNETES_NODE
+    finally:
+        watch.close()
+    assert len(asked) == 8
 
 
 def test_the_notice_stands_until_the_taint_is_gone(api: Api, account: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import time
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -54,8 +55,8 @@ def test_a_node_is_as_old_as_its_newest_sign_of_life() -> None:
 class OneNode:
     """A cluster whose node is a socket of this test."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
+    def __init__(self, address: tuple[str, int], rank_address: tuple[str, int] | None = None) -> None:
+        self._address, self._rank_address = address, rank_address
         self._seen = NodeSeen(node=_node(), incarnation="0" * 8)
 
     def nodes(self) -> tuple[NodeSeen, ...]:
@@ -63,6 +64,10 @@ class OneNode:
 
     def agent(self, seen: NodeSeen) -> tuple[str, int]:
         return self._address
+
+    def rank(self, seen: NodeSeen, job: str, index: int) -> tuple[str, int]:
+        assert self._rank_address is not None
+        return self._rank_address
 
     def snapshot(self) -> ClusterSnapshot:
         return ClusterSnapshot(nodes=(self._seen.node,))
@@ -88,5 +93,41 @@ def test_a_roster_says_how_long_each_node_is_silent() -> None:
         assert roster.silences_s() == {"n-0": 3.0}
         agent.send(m.encode(m.Heartbeat(at_s=2.0)))
         eventually(lambda: roster.silences_s() == {"n-0": 0.0})
+        roster.close()
+        agent.close()
+
+
+def _called(listener: socket.socket) -> tuple[Connection, object]:
+    """Whoever calls next, and what it says first."""
+    accepted = listener.accept()[0]
+    expect_greeting(accepted)
+    connection = Connection(accepted)
+    return connection, m.decode(connection.receive()[0])
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("answer", [m.SignalIs(name="SIGSEGV"), m.SignalIs(name=None), m.Done(problem="no"), None])
+def test_what_a_rank_died_of_is_asked_and_not_waited_for(answer: m.SignalIs | m.Done | None) -> None:
+    """`answer` is that of the agent; None: it is busy, and takes no calls."""
+    with socket.create_server(("127.0.0.1", 0)) as agents, socket.create_server(("127.0.0.1", 0)) as ranks:
+        node = OneNode(agents.getsockname(), ranks.getsockname())
+        roster = Roster(node, "job", queue.SimpleQueue(), time.monotonic)  # type: ignore[arg-type]
+        roster.refresh()
+        agent, _ = _called(agents)
+        agent.send(m.encode(m.Heartbeat(at_s=1.0)))
+        rank, _ = _called(ranks)
+        rank.send(m.encode(m.Hello(pid=71, epoch=0, stepping=False)))
+        eventually(lambda: roster.ready() == {"n-0"})
+        rank.close()
+        closed_s = time.monotonic()
+        if answer is not None:
+            asked, question = _called(agents)
+            assert question == m.GetSignal(job="job", pid=71)
+            asked.send(m.encode(answer))
+            asked.close()
+        eventually(lambda: not roster.ready())
+        assert time.monotonic() - closed_s < 5.0, "or a job would stand still for as long as somebody does not answer"
+        (lost,) = (member for member in roster.members(time.monotonic()) if not member.connected)
+        assert lost.ended_by == (answer.name if isinstance(answer, m.SignalIs) else None)
         roster.close()
         agent.close()

@@ -42,7 +42,7 @@ class AgentActor:
     def __init__(self, cluster_id: str, node: str) -> None:
         from shoal_recovery.store import open_store
         from shoal_workers.agent import Agent
-        from shoal_workers.clouds import CloudWatch, Metadata, find_cloud
+        from shoal_workers.clouds import FIRMWARE, CloudWatch, Metadata, find_cloud
         from shoal_workers.kubernetes import find_kubernetes
 
         die_with_parent()
@@ -65,7 +65,7 @@ class AgentActor:
         _end_when_cut_off(self._agent.lifeline)
         if settings.notice_period_s > 0:
             metadata = Metadata(settings.metadata_url)
-            CloudWatch(self._agent.notices, lambda: find_cloud(metadata), settings.notice_period_s).start()
+            CloudWatch(self._agent.notices, lambda: find_cloud(metadata, FIRMWARE), settings.notice_period_s).start()
         if settings.kubernetes_period_s > 0:
             CloudWatch(self._agent.notices, lambda: find_kubernetes(settings), settings.kubernetes_period_s).start()
         self._host = settings.advertise_host or ray.util.get_node_ip_address()

@@ -27,7 +27,7 @@ from shoal_workers.beats import Beats, Peer
 from shoal_workers.greeting import epoch_pass
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.link_probe import probe_link
-from shoal_workers.log_output import LOGS
+from shoal_workers.log_output import LOGS, ended_by
 from shoal_workers.log_spool import LogSpool
 from shoal_workers.meeting_place import MeetingPlace
 from shoal_workers.notices import Notices
@@ -49,6 +49,7 @@ _Request = (
     | m.PutSnapshot
     | m.GetInventory
     | m.GetEpoch
+    | m.GetSignal
     | m.Fetch
     | m.Upload
     | m.Retire
@@ -181,6 +182,9 @@ class Agent:
             case m.GetEpoch():
                 held = (self._shards.epoch(request.job), self._stored.epoch(request.job))
                 connection.send(m.encode(m.EpochIs(epoch=max(*held, self._admission.oldest(request.job)))))
+            case m.GetSignal():
+                name = ended_by(self._disk_dir / LOGS / request.job, request.pid)
+                connection.send(m.encode(m.SignalIs(name=name)))
             case m.Fetch():
                 self._send_ranges(connection, request)
             case m.Upload():

@@ -193,7 +193,7 @@ class CheckpointCommits:
             if key[1] not in self._settled and not self._is_void(key):
                 result = self._commit(key)
                 if self._is_void(key) and self.lost_to is None:
-                    self._take_back(key[1])
+                    self._take_back(key)
                     continue
                 self._done(result)
                 if isinstance(result, CheckpointCommitted):
@@ -217,11 +217,15 @@ class CheckpointCommits:
         """Whether a change of plan has gone back behind this step, which will be done again."""
         return not counts(*key, dict(self._starts))
 
-    def _take_back(self, step: int) -> None:
-        """Its manifest would stand in the way of the one that counts, and outlive older ones that do."""
+    def _take_back(self, key: tuple[int, int]) -> None:
+        """Its manifest would stand in the way of the one that counts, and outlive older ones that do. Another cluster
+        may have the job by now, for which that step counts: it may go on from there, or have stored it itself."""
+        epoch, step = key
         try:
-            open_store(str(self._spec.checkpoint.uri)).delete(checkpoints.manifest_name(self._job, step))
-        except StoreError as error:  # whoever restores passes it over
+            store = open_store(str(self._spec.checkpoint.uri))
+            if tenure.holder(store, self._job)[1] == self._life:
+                checkpoints.take_back(store, self._job, step, epoch)
+        except (StoreError, InvalidField) as error:  # whoever restores passes it over
             log.warning("manifest of a void step not removed", job=self._job, step=step, error=str(error))
 
     def _commit(self, key: tuple[int, int]) -> CheckpointCommitted | CheckpointFailed:
@@ -292,13 +296,14 @@ class CheckpointCommits:
     def _holds(self, store: Store) -> bool:
         """Whether the job is this life's; where it is nobody's yet, it is from now on. Raises StoreError."""
         _, holder = tenure.holder(store, self._job)
-        if holder is not None and holder != self._life and not self._takes_over:
+        if holder is None or self._takes_over:
+            tenure.claim(store, self._job, self._life)
+            _, holder = tenure.holder(store, self._job)  # a later claim may have been quicker
+        self._takes_over = False
+        if holder is not None and holder != self._life:
             log.warning("job taken over", job=self._job, cluster=holder.cluster)
             self.lost_to = holder
             return False
-        if holder != self._life:
-            tenure.claim(store, self._job, self._life)
-        self._takes_over = False
         return True
 
     def _is_ours(self, store: Store) -> bool:

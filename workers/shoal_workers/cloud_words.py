@@ -10,7 +10,7 @@ says when, the least that is promised is taken.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -42,6 +42,12 @@ _ENDING_TAINTS: Mapping[str, tuple[str, float]] = {
     _REBALANCE_TAINT: ("an interruption has become likely", _REBALANCE_LEAD_S),
     "node.cloudprovider.kubernetes.io/shutdown": ("shut down", 0.0),
     "node.kubernetes.io/out-of-service": ("out of service", 0.0),
+}
+# Azure's is the asset tag of the chassis; its vendor is that of every machine under Hyper-V.
+_FIRMWARE_MARKS: Mapping[str, str] = {
+    "AWS": "amazon",
+    "GCP": "google compute engine",
+    "Azure": "7783-7084-3265-9085-8269-3286-77",
 }
 _AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")  # after these nothing is left in memory; Freeze passes
 
@@ -81,8 +87,8 @@ def gcp_maintenance(text: str) -> GiveNotice | None:
 def azure_event(text: str, machine: str, now_s: float) -> GiveNotice | None:
     """The first event that ends this machine; the document tells those of its neighbours, too. Raises ValueError."""
     found = []
-    for event in map(_mapping, _mapping(json.loads(text)).get("Events", ())):
-        if event["EventType"] in _AZURE_ENDS and machine in event["Resources"]:
+    for event in map(_mapping, _list(_mapping(json.loads(text)).get("Events"))):
+        if event["EventType"] in _AZURE_ENDS and machine in _list(event["Resources"]):
             begins = str(event.get("NotBefore") or "")  # empty once it has begun
             lead_s = max(0.0, parsedate_to_datetime(begins).timestamp() - now_s) if begins else 0.0
             kind = str(event["EventType"])
@@ -93,7 +99,7 @@ def azure_event(text: str, machine: str, now_s: float) -> GiveNotice | None:
 def kubernetes_node(text: str, now_s: float) -> GiveNotice | None:
     """Of the node's object: the ending taint that leaves the least time. Raises ValueError."""
     found = []
-    for taint in map(_mapping, _mapping(_mapping(json.loads(text))["spec"]).get("taints", ())):
+    for taint in map(_mapping, _list(_mapping(_mapping(json.loads(text))["spec"]).get("taints"))):
         if taint["key"] in _ENDING_TAINTS:
             why, lead_s = _ENDING_TAINTS[taint["key"]]
             added = taint.get("timeAdded")
@@ -115,6 +121,12 @@ def kubernetes_pod(text: str, now_s: float) -> GiveNotice | None:
     return GiveNotice(source=KUBERNETES_POD, name=str(ends), why="its pod is being deleted", lead_s=lead_s)
 
 
+def vendor(firmware: str) -> str | None:
+    """The cloud whose machine this is, as its firmware (DMI) says; None where it names none that we know."""
+    said = firmware.lower()
+    return next((name for name, mark in _FIRMWARE_MARKS.items() if mark in said), None)
+
+
 def azure_machine(text: str) -> str:
     """The name that events call this machine by. Raises ValueError."""
     name = _mapping(json.loads(text)).get("name")
@@ -134,6 +146,13 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r}: must be an object")
     return _Lacking(value)
+
+
+def _list(value: Any) -> Sequence[Any]:
+    """Null is how some write a list that is empty."""
+    if not isinstance(value, list | None):
+        raise ValueError(f"{value!r}: must be a list")
+    return value or ()
 
 
 def _timestamp(text: str) -> float:

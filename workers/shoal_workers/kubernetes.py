@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from shoal_workers import cloud_words as words
-from shoal_workers.clouds import Answer, Found, Metadata, MetadataSilent
+from shoal_workers.clouds import Answer, Metadata, MetadataSilent
 from shoal_workers.messages import GiveNotice
 from shoal_workers.settings import WorkerSettings
 
@@ -20,7 +20,8 @@ log = structlog.get_logger()
 
 class Kubernetes:
     """`account_dir` is what the pod was given to ask with: it is read each time, as all of it changes. Each of `node`
-    and `pod` is asked about that has a name and that the account may see. Raises MetadataSilent where that is none."""
+    and `pod` is asked about that has a name and that the account may see. Raises MetadataSilent without an account, and
+    without an answer."""
 
     def __init__(self, url: str, account_dir: Path, *, node: str | None, pod: str | None) -> None:
         try:
@@ -33,11 +34,13 @@ class Kubernetes:
             words.KUBERNETES_POD: None if pod is None else f"/api/v1/namespaces/{namespace}/pods/{pod}",
         }
         self._paths = {source: path for source, path in paths.items() if path is not None and self._may_see(path)}
-        if not self._paths:
-            raise MetadataSilent("Kubernetes shows neither the node nor the pod")
 
-    def notices(self) -> Found:
-        return {source: _read(source, self._object(path)) for source, path in self._paths.items()}
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self._paths)
+
+    def notice(self, source: str) -> GiveNotice | None:
+        return _read(source, self._object(self._paths[source]))
 
     def _may_see(self, path: str) -> bool:
         """What is forbidden stays so; who does not answer now may later."""
@@ -63,15 +66,12 @@ class Kubernetes:
 
 
 def find_kubernetes(settings: WorkerSettings) -> Kubernetes | None:
-    """None where this node is no pod, or its account may not ask."""
+    """None where this node is no pod, or its account may see nothing. Raises MetadataSilent where none answers now."""
     node, pod = settings.kubernetes_node, settings.kubernetes_pod
     if node is None and pod is None:
         return None
-    try:
-        return Kubernetes(settings.kubernetes_url, settings.kubernetes_account_dir, node=node, pod=pod)
-    except MetadataSilent as error:
-        log.warning("no notices of Kubernetes", why=str(error))
-        return None
+    found = Kubernetes(settings.kubernetes_url, settings.kubernetes_account_dir, node=node, pod=pod)
+    return found if found.sources else None
 
 
 def _read(source: str, answer: Answer) -> GiveNotice | None:

@@ -1,14 +1,16 @@
 """What a process prints goes to files on its node, which the agent reads (`log_spool`): nobody who reads can hold the
 process up, and what it said last is there after it was killed.
 
-Owns the names of these files, and when a process turns to another one: with each epoch, so that every line is known to
-be of it, and when one is large, so that what was read can be deleted.
+Owns the names of these files, what native code that crashes leaves there, and when a process turns to another one: with
+each epoch, so that every line is known to be of it, and when one is large, so that what was read can be deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
+import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -24,6 +26,17 @@ _LARGE_BYTES = 8 * 2**20
 _LOOK_S = 0.5
 _TRIES = 3
 _NOBODY = "-"
+
+# What Python writes down when native code dies of a signal, before it dies of it: the list is that of `faulthandler`.
+_FATAL = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
+_SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+    "Floating-point exception": "SIGFPE",
+    "Floating point exception": "SIGFPE",  # as versions before 3.13 have it
+}
+_LAST_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,6 +63,22 @@ class FileName:
             return FileName(int(epoch), None if rank == _NOBODY else int(rank), int(pid), int(number))
         except ValueError:
             return None
+
+
+def ended_by(folder: Path, pid: int) -> str | None:
+    """The signal that this process, as it says in its files in `folder`, died of; None: it says nothing of that, as who
+    is killed from outside. Raises OSError."""
+    names = [
+        name for path in folder.glob("*.log") if (name := FileName.read(path.name)) is not None and name.pid == pid
+    ]
+    if not names:
+        return None
+    # One that had this number before it may have left files, too.
+    newest = max(names, key=lambda name: ((folder / str(name)).stat().st_mtime_ns, name.number))
+    with (folder / str(newest)).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+        said = _FATAL.findall(file.read().decode(errors="replace"))
+    return _SIGNALS.get(said[-1], "SIGABRT") if said else None  # what Python finds wrong itself ends in an abort, too
 
 
 class LogFile:
@@ -93,6 +122,7 @@ class Output:
     def take(self) -> None:
         """From here on; what the process prints before it has an epoch counts as of epoch 0."""
         self.turn_to(0, None)
+        faulthandler.enable(file=2, all_threads=False)  # whatever file that is by then
         for stream in (sys.stdout, sys.stderr):
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:

@@ -110,6 +110,14 @@ class GetEpoch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GetSignal:
+    """Which signal this process of the job, on the node of the agent, died of. Answered by SignalIs."""
+
+    job: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
     """Byte ranges (offset, length) of a snapshot; answered by Fetched with the bytes as payload."""
 
@@ -276,6 +284,13 @@ class EpochIs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignalIs:
+    """Its name; None: it said nothing of one."""
+
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
     """`around`: of each range, the CRC-32 of what lies before and behind it in its shard."""
 
@@ -358,7 +373,7 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(OpenSlots, BeginSnapshot, SealSnapshot, PutSnapshot, GetInventory, GetEpoch, EpochIs, Fetch, Upload, Retire),
-        *(MakeReady, ReadLogs, LogsAre, AlsoUpload, StoreHolds),
+        *(MakeReady, ReadLogs, LogsAre, AlsoUpload, StoreHolds, GetSignal, SignalIs),
         *(AppendJournal, ReadJournal, SetKey, GetKey, Watch, Done, SlotsOpen, SlotFree, InventoryIs, Fetched),
         *(JournalIs, KeyIs),
         *(

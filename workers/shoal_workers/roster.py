@@ -30,6 +30,7 @@ log = structlog.get_logger()
 
 _FIRST_WORD_S = 5.0
 _LOOK_S = 0.1  # whether who is asked is still there
+_LAST_WORDS_S = 0.1
 _ANSWER_S = 0.5  # between two answers to the heartbeats of one
 _NEIGHBOURS = 2  # of an agent on each side, which hear it
 
@@ -37,7 +38,8 @@ _NEIGHBOURS = 2  # of an agent on each side, which hear it
 @dataclass(slots=True, kw_only=True, eq=False)
 class Contact:
     """An agent (`index` None) or the rank process of one device. A heartbeat is heard, but it is no word. `silent` is
-    what an agent says of others, `attends` whom it was told to listen for, `cuda_devices` what a rank sees (Hello)."""
+    what an agent says of others, `attends` whom it was told to listen for, `pid` and `cuda_devices` what a rank says of
+    itself (Hello), `ended_by` the signal that it died of, if it left word of that."""
 
     node: str
     index: int | None
@@ -48,7 +50,9 @@ class Contact:
     connected: bool = True
     answered_s: float = -math.inf
     silent: tuple[tuple[str, float], ...] = ()
+    pid: int | None = None
     cuda_devices: int | None = None
+    ended_by: str | None = None
     attends: tuple[Row, ...] = ()
 
     @property
@@ -172,6 +176,7 @@ class Roster:
                 name=contact.name,
                 connected=contact.connected,
                 silent_s=self._silent_s(contact, now_s),
+                ended_by=contact.ended_by,
             )
             for contact in self.contacts()
         )
@@ -354,10 +359,25 @@ class Roster:
                 wire, _ = contact.connection.receive()
                 self._hear(contact, wire)
         except (ConnectionClosed, m.ProtocolError) as error:
-            log.info("contact closed", contact=contact.name, why=str(error))
+            contact.ended_by = self._signal(contact)
+            log.info("contact closed", contact=contact.name, why=contact.ended_by or str(error))
             contact.connected = False
             contact.connection.close()  # also of an entry that a newer one of its node has taken the place of
             self._events.put(Closed(contact))
+
+    def _signal(self, contact: Contact) -> str | None:
+        """What a rank process died of, as it wrote down on its node. Takes a millisecond; where the agent is busy or
+        gone, too, the loss is told without it."""
+        known = self.contacts([contact.node])
+        agent = next((each for each in known if each.index is None and each.connected), None)
+        if contact.pid is None or agent is None or contact not in known:
+            return None
+        question = m.GetSignal(job=self._job, pid=contact.pid)
+        try:
+            answer = ask(agent.address, question, _LAST_WORDS_S, gone=lambda: not agent.connected)
+        except (ConnectionClosed, m.ProtocolError):
+            return None
+        return answer.name if isinstance(answer, m.SignalIs) else None
 
     def _hear(self, contact: Contact, wire: dict[str, Any]) -> None:
         now_s = self._clock()
@@ -371,7 +391,7 @@ class Roster:
         else:
             contact.last_word_s = now_s
             if isinstance(message, m.Hello):  # known before anybody plans with its node
-                contact.cuda_devices = message.cuda_devices
+                contact.pid, contact.cuda_devices = message.pid, message.cuda_devices
             self._events.put(Said(contact, message))
 
     def _answer(self, contact: Contact, heartbeat: m.Heartbeat) -> None:
@@ -396,7 +416,7 @@ def _neighbours(agents: list[Contact]) -> list[tuple[Row, ...]]:
 
 def ask(address: tuple[str, int], request: Any, timeout_s: float, gone: Callable[[], bool] = lambda: False) -> Any:
     """One question to an agent on a connection of its own. Raises ConnectionClosed, also as soon as it is `gone`."""
-    connection = connect(address)
+    connection = connect(address, min(timeout_s, _FIRST_WORD_S))
     try:
         connection.set_timeout(timeout_s)
         connection.send(m.encode(request))
