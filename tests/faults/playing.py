@@ -19,7 +19,7 @@ from shoal_recovery.journal import CheckpointCommitted, Entry, RecoveryDone, Sta
 
 _TICK_S = 0.003
 _MOMENT_S = 5.0  # what a drill waits for may not come: then the blow falls all the same
-_SETTLE_S = 90.0
+_SETTLE_S = 180.0
 _END_S = 300.0
 NO_GOAL = "there was nothing to hit"
 _ENDED = ("succeeded", "failed", "cancelled")

@@ -11,15 +11,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from faults.campaign import Campaign, summary
 from faults.drills import KINDS, Kind, Level, Moment, draw
 from faults.judging import Blow, judge
+from faults.playing import NO_GOAL
 
 from shoal_planner.cluster import GIB, ClusterSnapshot, Node, snapshot_to_mapping
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, plan_to_mapping
 from shoal_recovery.journal import Entry, Event, PlanAdopted, RecoveryDone, StateChanged, StepDone
 
 TESTS = Path(__file__).parent.parent
-LEAST_FAULTS = 300
+LEAST_FAULTS, LEAST_DRILLS = 300, 40
 STEPS, BATCH, LOSSES = 6, 2, (5.0, 4.5, 4.0, 3.6, 3.3, 3.1)
 
 
@@ -53,8 +55,23 @@ def test_jobs_survive_hundreds_of_faults(pytestconfig: pytest.Config) -> None:
     options = ("--least-faults", str(LEAST_FAULTS), "--within", "65")
     run(pytestconfig.getoption("--fault-seeds"), out, *options, timeout_s=4400)
     found = json.loads((out / "summary.json").read_text())
-    assert found["faults_on_ray"] >= LEAST_FAULTS, "time was up: the same command goes on from there"
+    is_all = found["faults_on_ray"] >= LEAST_FAULTS and found["drills"] >= LEAST_DRILLS
+    assert is_all, "time was up: the same command goes on from there"
     assert not found["never_fell"]
+
+
+def test_no_drill_begins_that_would_not_end_in_time(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert Campaign(tmp_path, said.append).run(range(17, 18), 0, None, within_s=60.0) == []
+    assert said == ["no time is left for seed 17; the same command goes on there"]
+
+
+def test_what_never_fell_is_said_unless_the_machine_does_not_allow_it() -> None:
+    blows = [{"kind": kind.value, "moment": "step"} for kind in KINDS["processes"] if kind is not Kind.DISK_FULL]
+    line = {"level": "processes", "seed": 1, "blows": blows, "problems": [], "seconds": 1.0}
+    found = summary([{**line, "left_out": [["disk_full", NO_GOAL]]}])
+    assert found["never_fell"] == sorted(["disk_full on processes", *(f"{kind} on ray" for kind in KINDS["ray"])])
+    assert "disk_full on processes" not in summary([{**line, "left_out": [["disk_full", "no mount"]]}])["never_fell"]
 
 
 # --- drills ---
