@@ -20,7 +20,7 @@ settings.load_profile("shared machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fault-seeds", default="0-39", help="of the long test of random faults, as A-B")
+    parser.addoption("--fault-seeds", default="0-49", help="of the long test of random faults, as A-B")
     parser.addoption("--fault-out", default="build/faults", help="where it files what came of them, and goes on")
     parser.addoption("--within", type=float, metavar="MINUTES", help="begin nothing that would not end in time")
     parser.addoption("--ended", default="build/long.jsonl", help="where --within keeps how tests ended")

@@ -100,12 +100,16 @@ class Running:
         from ray._raylet import GcsClient
         from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
-        raylet = psutil.Process(self.shoal.pids(node)["raylet"]).cmdline()
-        flags = dict(part.lstrip("-").split("=", 1) for part in raylet if part.startswith("--") and "=" in part)
+        flags = self.raylet_flags(node)
         reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         ends_ms = int((time.time() + lead_s) * 1000)
         accepted, why = GcsClient(address=flags["gcs-address"]).drain_node(flags["node_id"], reason, "spot", ends_ms)
         assert accepted, why
+
+    def raylet_flags(self, node: str) -> dict[str, str]:
+        """What Ray started it with, such as `gcs-address` and `node_id`."""
+        raylet = psutil.Process(self.shoal.pids(node)["raylet"]).cmdline()
+        return dict(part.lstrip("-").split("=", 1) for part in raylet if part.startswith("--") and "=" in part)
 
     # --- watching ---
 

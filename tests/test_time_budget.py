@@ -14,6 +14,13 @@ import os, pytest
 def test_passes(): assert True
 def test_fails(): assert "MENDED" in os.environ
 """
+MARKED = """
+import pytest
+pytestmark = pytest.mark.long
+def test_of_any_length(): assert True
+@pytest.mark.long(seconds=1500)
+def test_of_a_known_length(): assert True
+"""
 
 
 def ended(test: str, *, passed: bool = True, seconds: float = 1.0, sources: str = "a") -> Ended:
@@ -22,7 +29,13 @@ def ended(test: str, *, passed: bool = True, seconds: float = 1.0, sources: str 
 
 def test_what_failed_comes_first_then_what_is_new_then_the_shortest() -> None:
     known = {e.test: e for e in (ended("slow", seconds=9), ended("quick"), ended("failed", passed=False, seconds=50))}
-    assert in_order(["slow", "new", "quick", "failed"], known) == ["failed", "new", "quick", "slow"]
+    assert in_order(["slow", "new", "quick", "failed"], known, {}) == ["failed", "new", "quick", "slow"]
+    assert in_order(["new", "slow", "marked", "short"], known, {"marked": 4000, "short": 5}) == [
+        "marked",
+        "new",
+        "short",
+        "slow",
+    ]
 
 
 def test_only_what_passed_on_the_same_sources_is_done() -> None:
@@ -46,11 +59,11 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(checkout: Path, within: str, **environment: str) -> str:
+def run(checkout: Path, within: str, *files: str, **environment: str) -> str:
     here = str(Path(__file__).parent)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(checkout), "--within", within]
     done = subprocess.run(
-        [*command, "--ended", str(checkout / "ended.jsonl"), "-rs", "test_two.py"],
+        [*command, "--ended", str(checkout / "ended.jsonl"), "-rs", *(files or ("test_two.py",))],
         cwd=checkout,
         env={"PYTHONPATH": here, "PATH": "/usr/bin:/bin", **environment},
         capture_output=True,
@@ -75,3 +88,11 @@ def test_nothing_begins_that_would_not_end_in_time(checkout: Path) -> None:
     said = run(checkout, "1")
     assert "2 skipped" in said and "would take about 300 s" in said and "2 are left for the next run" in said
     assert not (checkout / "ended.jsonl").exists()
+
+
+def test_a_mark_says_how_long_a_test_takes_that_never_ran(checkout: Path) -> None:
+    (checkout / "pytest.ini").write_text("[pytest]\nmarkers =\n  long: as here\n")
+    (checkout / "test_marked.py").write_text(MARKED)
+    said = run(checkout, "24", "test_marked.py")
+    assert "1 passed, 1 skipped" in said and "would take about 1500 s" in said
+    assert "1 passed, 1 deselected" in run(checkout, "26", "test_marked.py"), "that of a known length has time now"

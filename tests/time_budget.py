@@ -1,7 +1,8 @@
 """A budget of time for tests that take minutes each, over several runs.
 
 What has passed on the same sources is left out; what failed comes first, then what was never run; nothing begins that
-took longer the last time than is left. One line per test that ended is added to a file, which the next run reads.
+took longer the last time than is left, or that its mark, `long(seconds=...)`, says will take longer. One line per test
+that ended is added to a file, which the next run reads.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import hashlib
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-UNKNOWN_S = 300.0  # what a test is thought to take that never ended before
+UNKNOWN_S = 300.0  # what a test is thought to take that never ended before, where its mark says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +43,23 @@ def is_done(ended: Ended | None, sources: str) -> bool:
     return ended is not None and ended.passed and ended.sources == sources
 
 
-def in_order(tests: Iterable[str], known: dict[str, Ended]) -> list[str]:
-    """Those that failed, those never run, and then the others, the shortest first, so that most are done."""
+def in_order(tests: Iterable[str], known: Mapping[str, Ended], expected_s: Mapping[str, float]) -> list[str]:
+    """Those that failed, those never run, of which the longest would find no time later, and then the others, the
+    shortest first, so that most are done."""
 
     def key(test: str) -> tuple[int, float]:
         ended = known.get(test)
         if ended is None:
-            return 1, 0.0
+            return 1, -expected_s.get(test, UNKNOWN_S)
         return (2, ended.seconds) if ended.passed else (0, ended.seconds)
 
     return sorted(tests, key=key)
+
+
+def expected_s(item: pytest.Item) -> float:
+    """What its mark says."""
+    mark = item.get_closest_marker("long")
+    return UNKNOWN_S if mark is None else float(mark.kwargs.get("seconds", UNKNOWN_S))
 
 
 def sources_of(root: Path) -> str:
@@ -83,11 +91,12 @@ class TimeBudget:
         self._num_done = len(done)
         if done:
             config.hook.pytest_deselected(items=[by_id.pop(test) for test in done])
-        items[:] = [by_id[test] for test in in_order(by_id, self._known)]
+        expected = {test: expected_s(item) for test, item in by_id.items()}
+        items[:] = [by_id[test] for test in in_order(by_id, self._known, expected)]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         ended = self._known.get(item.nodeid)
-        needed_s = UNKNOWN_S if ended is None else ended.seconds
+        needed_s = expected_s(item) if ended is None else ended.seconds
         if self._clock() + needed_s > self._ends_s:
             self._left.append(item.nodeid)
             pytest.skip(f"would take about {needed_s:.0f} s, and less is left of this run; the same command goes on")

@@ -1,12 +1,10 @@
 """Runs drills and files what came of them: one line of JSON each, so that a run that was broken off goes on where it
-stopped, and a summary of all. Owns grounds (which are reused), stores and references (which are cached by job)."""
+stopped, and a summary of all. Owns grounds, which are reused, and stores."""
 
 from __future__ import annotations
 
 import argparse as some_text
-import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import shutil
@@ -22,16 +20,20 @@ from typing import Any
 
 from faults.drills import KINDS, Drill, Kind, draw
 from faults.judging import Blow, judge
-from faults.playing import Ground, Played, play
+from faults.playing import NO_GOAL, Ground, Played, play
 from faults.process_ground import ProcessGround
 from faults.ray_ground import RayGround
+from faults.references import Reference, reference
+from faults.stored import Stored, check_stored
 from faults.stores import Stores
+from time_budget import ROOT, sources_of
 
-from shoal_planner.job import CheckpointSpec, JobSpec, LimitsSpec, job_to_mapping
+from shoal_planner.job import JobSpec
 from shoal_recovery.journal import Entry, PlanAdopted, StepDone, entry_to_mapping
-from shoal_workers.solo import run_solo
+from shoal_recovery.store import open_store
 
 Line = dict[str, Any]
+_LONGEST_S = 240.0  # of one drill, if nothing goes wrong
 
 
 class Campaign:
@@ -43,16 +45,20 @@ class Campaign:
         self._lines = out / "drills.jsonl"
         out.mkdir(parents=True, exist_ok=True)
 
-    def run(self, seeds: range, least_faults: int, steps: int) -> list[Line]:
+    def run(self, seeds: range, least_faults: int, steps: int | None, within_s: float) -> list[Line]:
         """The lines of these seeds, those of earlier runs of this commit among them, and of the next ones until so many
-        faults have fallen."""
+        faults have fallen on Ray; without those that would not end in time."""
         known = {line["seed"]: line for line in self._known() if line["commit"] == _commit()}
         found: list[Line] = []
+        ends_s = time.monotonic() + within_s
         with tempfile.TemporaryDirectory(prefix="drills-") as folder:
             grounds = _Grounds(Path(folder))
             try:
                 for seed in itertools.count(seeds.start):
-                    if seed >= seeds.stop and sum(len(line["blows"]) for line in found) >= least_faults:
+                    if seed >= seeds.stop and _on_ray(found) >= least_faults:
+                        break
+                    if seed not in known and time.monotonic() + _LONGEST_S > ends_s:
+                        self._say(f"no time is left for seed {seed}; the same command goes on there")
                         break
                     found.append(known.get(seed) or self._file(self._one(grounds, draw(seed, steps))))
                     self._sum_up(found)
@@ -82,27 +88,36 @@ class Campaign:
             "level": drill.level,
             "nodes": drill.nodes,
             "store": drill.store,
+            "copies": drill.copies,
             "plans": "random" if drill.random_plans else "searched",
             "blows": [],
             "left_out": [],
         }
         try:
             job = grounds.job(drill)
-            losses = self._reference(job)
+            expected = reference(job, self._out / "references")
             prepared_s = time.monotonic()
             played = play(grounds.ground(drill), drill, job)
-            line |= self._judged(drill, job, losses, played) | {"seconds": time.monotonic() - prepared_s}
+            stored = grounds.stored(job, expected, played)
+            line |= self._judged(drill, job, expected, played, stored)
+            line |= {"seconds": time.monotonic() - prepared_s}
         except Exception:  # whatever went wrong is this drill's result; the others go on
             line |= {"problems": [traceback.format_exc()], "seconds": time.monotonic() - began_s}
         if line["problems"]:
             grounds.drop(drill)
         return line
 
-    def _judged(self, drill: Drill, job: JobSpec, losses: Sequence[float], played: Played) -> Line:
-        steps, batch = job.train.steps, job.train.global_batch
-        stored = job.checkpoint.uri is not None
-        found = judge(played.entries, steps=steps, batch=batch, losses=losses, blows=played.blows, stored=stored)
+    def _judged(self, drill: Drill, job: JobSpec, expected: Reference, played: Played, stored: Stored | None) -> Line:
+        found = judge(
+            played.entries,
+            steps=job.train.steps,
+            batch=job.train.global_batch,
+            losses=expected.losses,
+            blows=played.blows,
+            stored=job.checkpoint.uri is not None,
+        )
         problems = [played.stuck] if played.stuck is not None else list(found.problems)
+        problems += () if stored is None else stored.problems
         _write_story(self._out / f"story-{drill.seed}.txt", drill, played, problems)
         return {
             "blows": [_row(blow) for blow in played.blows],
@@ -113,20 +128,9 @@ class Campaign:
             "held": found.held,
             "redone": found.redone,
             "worst": found.worst,
+            "worst_stored": 0.0 if stored is None else stored.worst,
             "recovery_s": [round(second, 3) for second in found.recovery_s],
         }
-
-    def _reference(self, job: JobSpec) -> Sequence[float]:
-        """Of the undisturbed run, which no store or limit changes."""
-        plain = dataclasses.replace(job, name="reference", checkpoint=CheckpointSpec(), limits=LimitsSpec())
-        named = {**job_to_mapping(plain), "data": None}
-        key = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
-        path = self._out / "references" / f"{key}.json"
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(run_solo(plain, job.train.steps).losses), encoding="utf-8")
-        losses: list[float] = json.loads(path.read_text(encoding="utf-8"))
-        return losses
 
 
 class _Grounds:
@@ -162,6 +166,13 @@ class _Grounds:
             self._open[drill.level] = (drill.nodes, made)
         return self._open[drill.level][1]
 
+    def stored(self, job: JobSpec, expected: Reference, played: Played) -> Stored | None:
+        """None of a job that stored nothing, or that did not come to its end."""
+        if job.checkpoint.uri is None or played.stuck is not None:
+            return None
+        store, spoilt = open_store(job.checkpoint.uri), self._stores.spoilt(played.kept_as)
+        return check_stored(store, played.kept_as, played.entries, expected.state, job.train.steps, spoilt)
+
     def drop(self, drill: Drill) -> None:
         """What is left of a drill that failed is nothing for the next one."""
         if drill.level in self._open:
@@ -181,7 +192,6 @@ def summary(lines: Sequence[Line]) -> Mapping[str, Any]:
     blows = [blow for line in lines for blow in line["blows"]]
     kinds = Counter(blow["kind"] for blow in blows)
     recovery_s = sorted(second for line in lines for second in line.get("recovery_s", ()))
-    possible = {kind for level in KINDS.values() for kind in level}
     return {
         "commit": _commit(),
         "drills": len(lines),
@@ -189,17 +199,39 @@ def summary(lines: Sequence[Line]) -> Mapping[str, Any]:
         "faults": len(blows),
         "faults_by_kind": dict(sorted(kinds.items())),
         "faults_by_moment": dict(sorted(Counter(blow["moment"] for blow in blows).items())),
-        "faults_on_ray": sum(len(line["blows"]) for line in lines if line["level"] == "ray"),
+        "faults_on_ray": _on_ray(lines),
+        "drills_on_ray": sum(line["level"] == "ray" for line in lines),
+        "faults_by_kind_on_ray": dict(sorted(_kinds(lines, "ray").items())),
         "plans": len({plan for line in lines for plan in line.get("plan_ids", ())}),
         "recoveries": sum(line.get("recoveries", 0) for line in lines),
         "recoveries_with_a_copy_left": sum(line.get("held", 0) for line in lines),
         "steps_redone_of_these": sum(line.get("redone", 0) for line in lines),
         "largest_difference_of_a_loss": max((line.get("worst", 0.0) for line in lines), default=0.0),
+        "largest_difference_of_a_last_checkpoint": max((line.get("worst_stored", 0.0) for line in lines), default=0.0),
         "recovery_s_median": statistics.median(recovery_s) if recovery_s else None,
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "left_out": dict(Counter(f"{kind}: {why}" for line in lines for kind, why in line["left_out"])),
-        "never_drawn": sorted(kind.value for kind in possible - {Kind(kind) for kind in kinds}),
+        "never_fell": _never_fell(lines),
     }
+
+
+def _never_fell(lines: Sequence[Line]) -> list[str]:
+    """But for what these machines do not allow."""
+    found = []
+    for level, possible in KINDS.items():
+        left_out = {
+            kind for line in lines if line["level"] == level for kind, why in line["left_out"] if why != NO_GOAL
+        }
+        found += [f"{kind} on {level}" for kind in set(possible) - _kinds(lines, level).keys() - left_out]
+    return sorted(found)
+
+
+def _kinds(lines: Sequence[Line], level: str) -> Counter[Kind]:
+    return Counter(Kind(blow["kind"]) for line in lines if line["level"] == level for blow in line["blows"])
+
+
+def _on_ray(lines: Sequence[Line]) -> int:
+    return _kinds(lines, "ray").total()
 
 
 def _shown(line: Line) -> str:
@@ -231,10 +263,13 @@ def _told(entry: Entry) -> str:
     return f"{entry.at_s % 1000:8.3f} {json.dumps(said)[:1500]}"
 
 
+@functools.cache
 def _commit() -> str:
+    """As this process has loaded it. Of what is not committed yet each state is another one."""
     git = shutil.which("git")
     if git is None:
         return "unknown"
     command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    commit = done.stdout.strip() or "unknown"
+    return f"{commit}-{sources_of(ROOT)}" if commit.endswith("-dirty") else commit

@@ -5,8 +5,9 @@ in `judging`.
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -37,22 +38,26 @@ class Kind(StrEnum):
     CONNECTOR = "connector"
     CONTROL_PLANE = "control_plane"
     PARTITION = "partition"  # half of the nodes hear each other, and nobody else
-    VANISHED = "vanished"  # a host, without a packet
+    VANISHED = "vanished"  # a host, without a packet: cut off, or all that runs there is stopped and never goes on
     GCS = "gcs"  # the head of the Ray cluster
     STRAGGLER = "straggler"  # the ranks of a node become some times slower for a while, and no more
 
 
 class Moment(StrEnum):
     """When it fails: at any point of a step, as a snapshot is written, while one is on its way to the store, while the
-    job recovers from the loss of a rank, or while it drains because a node is to go away."""
+    job recovers from the loss of a rank, while it drains because a node is to go away, or as it steps on without a node
+    that it lost and that is not back yet."""
 
     STEP = "step"
     SNAPSHOT = "snapshot"
     UPLOAD = "upload"
     RECOVERY = "recovery"
     DRAIN = "drain"
+    REDUCED = "reduced"
 
 
+Copies = int | Literal["auto"]
+PLANS = "drawn-plans"  # a label of jobs whose plans are drawn, and from which seed
 Level = Literal["processes", "ray"]
 Store = Literal["none", "file", "s3"]
 
@@ -62,9 +67,13 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, int]]] = {
     "pairs": {"a": ("cpu-1t", 2), "b": ("cpu-1t", 2), "c": ("cpu-1t", 1)},
     "single": {name: ("cpu-1t", 1) for name in "abcde"},
 }
-_SEEDS_IN_A_ROW = 4  # on the same nodes, which they reuse
-_RAY_EVERY = 5
-STEPS = 140
+_DRILLS_IN_A_ROW = 4  # on the same nodes, which they reuse
+_PROCESSES_EVERY = 5  # all other drills are on Ray
+# Of each job. Where nothing else runs, some 13 faults fall among processes and 8 to 12 on Ray, where a node needs
+# seconds to come back.
+STEPS: Mapping[Level, int] = {"processes": 140, "ray": 600}
+_FALL: Mapping[Level, int] = {"processes": 13, "ray": 8}
+_MOST: Mapping[Level, int] = {"processes": 36, "ray": 12}
 
 # Without a second device that has it, all of a node's state is with that node and its backup: what takes both of them
 # needs a store to go on from.
@@ -96,10 +105,19 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
         Kind.AGENT,
         Kind.NODE,
         Kind.HALF,
+        Kind.AWAY,
         Kind.SUPERVISOR,
         Kind.RANK_STOPPED,
+        Kind.AGENT_STOPPED,
+        Kind.NODE_STOPPED,
         Kind.NOTICE,
+        Kind.DISK_FULL,
         Kind.STORE_CUT,
+        Kind.STORE_HUNG,
+        Kind.MEMORY_SPOILT,
+        Kind.OBJECT_SPOILT,
+        Kind.VANISHED,
+        Kind.STRAGGLER,
         Kind.RAYLET,
         Kind.DRAINED,
         Kind.CONNECTOR,
@@ -108,7 +126,20 @@ KINDS: Mapping[Level, tuple[Kind, ...]] = {
     ),
 }
 # The second blow of two, while the job deals with the first; and what may hit a job as it writes.
-_SECOND = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.HALF, Kind.SUPERVISOR, Kind.RANK_STOPPED, Kind.VANISHED})
+_SECOND = frozenset(
+    {
+        Kind.RANK,
+        Kind.AGENT,
+        Kind.NODE,
+        Kind.HALF,
+        Kind.SUPERVISOR,
+        Kind.RANK_STOPPED,
+        Kind.VANISHED,
+        Kind.RAYLET,
+        Kind.CONTROL_PLANE,
+        Kind.GCS,
+    }
+)
 _WRITING = frozenset({Kind.RANK, Kind.AGENT, Kind.NODE, Kind.SUPERVISOR, Kind.RANK_STOPPED, Kind.AGENT_STOPPED})
 
 
@@ -138,7 +169,7 @@ class Drill:
     train: TrainSpec
     min_devices: int
     every_steps: int
-    copies: int
+    copies: Copies
     faults: tuple[Fault, ...]
 
     def job(self, data_uri: str, store_uri: str | None) -> JobSpec:
@@ -152,16 +183,18 @@ class Drill:
             train=self.train,
             limits=LimitsSpec(min_devices=self.min_devices),
             checkpoint=checkpoint,
+            labels={PLANS: str(self.seed)} if self.random_plans else {},
         )
 
 
-def draw(seed: int, steps: int = STEPS) -> Drill:
+def draw(seed: int, steps: int | None = None) -> Drill:
     """Fewer steps are the beginning of the same drill."""
     rng = random.Random(f"fault drill {seed}")
-    if seed % _RAY_EVERY == _RAY_EVERY - 1:
-        return _on_ray(rng, seed, steps)
+    if seed % _PROCESSES_EVERY:
+        return _on_ray(rng, seed, steps or STEPS["ray"])
+    turn = seed // _PROCESSES_EVERY
     shapes = sorted(SHAPES)
-    nodes = shapes[seed // _SEEDS_IN_A_ROW % len(shapes)]
+    nodes = shapes[turn // _DRILLS_IN_A_ROW % len(shapes)]
     num_devices = sum(count for _, count in SHAPES[nodes].values())
     store: Store = rng.choice(("none", "file", "s3", "s3"))
     return Drill(
@@ -179,33 +212,39 @@ def draw(seed: int, steps: int = STEPS) -> Drill:
             vocab=256,
             tie_embeddings=rng.random() < 0.5,
         ),
-        train=_train(rng, batch=rng.choice((4, 6, 8)), seq_len=32, steps=steps),
+        train=_train(rng, batch=rng.choice((4, 6, 8)), seq_len=32, steps=steps or STEPS["processes"]),
         min_devices=rng.randint(2, num_devices - 1),
         every_steps=rng.choice((10, 20)),
-        copies=rng.choice((1, 1, 2)),
-        faults=_faults(rng, "processes", store),
+        copies=_copies(rng),
+        faults=_faults(rng, "processes", turn, store),
     )
 
 
 def _on_ray(rng: random.Random, seed: int, steps: int) -> Drill:
-    """A model whose state does not fit a small node of that cluster."""
-    model = ModelSpec(layers=6, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=256)
+    """A model whose state does not fit a small node of that cluster. Few jobs, as their undisturbed runs are long."""
+    turn = seed - seed // _PROCESSES_EVERY - 1
+    store: Store = rng.choice(("none", "file", "s3", "s3", "s3", "s3"))
     return Drill(
         seed=seed,
         level="ray",
         nodes="raylets",
-        random_plans=False,
-        store="s3",
-        model=model,
-        train=_train(rng, batch=8, seq_len=64, steps=steps),
+        random_plans=rng.random() < 0.5,
+        store=store,
+        model=ModelSpec(layers=6, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=256),
+        train=_train(rng, batch=8, seq_len=64, steps=steps, seeds=1),
         min_devices=rng.randint(2, 4),
         every_steps=rng.choice((10, 20)),
-        copies=1,
-        faults=_faults(rng, "ray", "s3"),
+        copies=_copies(rng),
+        faults=_faults(rng, "ray", turn, store),
     )
 
 
-def _train(rng: random.Random, *, batch: int, seq_len: int, steps: int) -> TrainSpec:
+def _copies(rng: random.Random) -> Copies:
+    copies: Copies = rng.choice((1, 2, "auto"))
+    return copies
+
+
+def _train(rng: random.Random, *, batch: int, seq_len: int, steps: int, seeds: int = 4) -> TrainSpec:
     return TrainSpec(
         global_batch=batch,
         seq_len=seq_len,
@@ -214,19 +253,27 @@ def _train(rng: random.Random, *, batch: int, seq_len: int, steps: int) -> Train
         warmup_steps=10,
         lr_schedule=rng.choice(("constant", "cosine")),
         clip_norm=rng.choice((None, 1.0)),
-        seed=rng.randrange(4),
+        seed=rng.randrange(seeds),
     )
 
 
-def _faults(rng: random.Random, level: Level, store: Store) -> tuple[Fault, ...]:
-    """Of all kinds, in any order, twice."""
-    possible = [
+def _faults(rng: random.Random, level: Level, turn: int, store: Store) -> tuple[Fault, ...]:
+    """As many as may fall at most. Each drill of a level goes on about where the one before it ended, or two kinds that
+    begin a round would fall often, and those at its end never."""
+    kinds = itertools.islice(_rounds(level), turn * _FALL[level], None)
+    possible = (
         kind
-        for kind in KINDS[level]
+        for kind in kinds
         if (store != "none" or kind not in _NEEDS_STORE) and (store == "s3" or kind not in _NEEDS_SERVER)
-    ]
-    kinds = rng.sample(possible, len(possible)) + rng.sample(possible, len(possible))
-    return tuple(_fault(rng, kind, store) for kind in kinds)
+    )
+    return tuple(_fault(rng, kind, store) for kind in itertools.islice(possible, _MOST[level]))
+
+
+def _rounds(level: Level) -> Iterator[Kind]:
+    """Every kind, in any order, again and again."""
+    for number in itertools.count():
+        rng = random.Random(f"round {number} of {level}")
+        yield from rng.sample(KINDS[level], len(KINDS[level]))
 
 
 def _fault(rng: random.Random, kind: Kind, store: Store) -> Fault:
@@ -236,7 +283,7 @@ def _fault(rng: random.Random, kind: Kind, store: Store) -> Fault:
         if store != "none":
             moments.append(Moment.UPLOAD)
     if kind in _SECOND:
-        moments += [Moment.RECOVERY] * 2 + [Moment.DRAIN]
+        moments += [Moment.RECOVERY, Moment.REDUCED] * 2 + [Moment.DRAIN]
     moment = rng.choice(moments)
     longest_s = {Moment.RECOVERY: 0.6, Moment.DRAIN: 0.1}.get(moment, 0.05)
     return Fault(

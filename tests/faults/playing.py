@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,12 +15,13 @@ from faults.drills import Drill, Fault, Kind, Moment
 from faults.judging import Blow
 
 from shoal_planner.job import JobSpec
-from shoal_recovery.journal import CheckpointCommitted, Entry, StateChanged, StepDone
+from shoal_recovery.journal import CheckpointCommitted, Entry, RecoveryDone, StateChanged, StepDone
 
 _TICK_S = 0.003
 _MOMENT_S = 5.0  # what a drill waits for may not come: then the blow falls all the same
-_SETTLE_S = 90.0
-_END_S = 180.0
+_SETTLE_S = 180.0
+_END_S = 300.0
+NO_GOAL = "there was nothing to hit"
 _ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -34,13 +36,18 @@ class Strike:
     lasts: bool = False
 
 
+def nothing() -> None:
+    """Heals what comes back by itself."""
+
+
 class Ground(Protocol):
     """What jobs run on. `missing` are kinds that this machine does not allow to bring about, and why."""
 
     @property
     def missing(self) -> Mapping[Kind, str]: ...
 
-    def begin(self, drill: Drill, job: JobSpec) -> None: ...
+    def begin(self, drill: Drill, job: JobSpec) -> str:
+        """Once every node is there. By which name the job keeps its state."""
 
     def entries(self) -> Sequence[Entry]:
         """The journal, as far as it is known."""
@@ -67,8 +74,9 @@ class Stuck(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """`left_out` are kinds that did not happen, and why."""
+    """`left_out` are kinds that did not happen, and why; `kept_as` is what the job is called in its store."""
 
+    kept_as: str
     entries: tuple[Entry, ...]
     blows: tuple[Blow, ...]
     left_out: tuple[tuple[str, str], ...]
@@ -78,19 +86,29 @@ class Played:
 def play(ground: Ground, drill: Drill, job: JobSpec) -> Played:
     playing = _Playing(ground, drill)
     stuck = None
-    ground.begin(drill, job)
+    kept_as = ground.begin(drill, job)
     try:
         for fault in drill.faults:
             if playing.ended():
                 break
             playing.one(fault)
         playing.to_the_end()
+        if not playing.blows:
+            raise Stuck("the job ended before anything had failed")
     except Stuck as error:
         stuck = str(error)
+    except Exception:  # of the ground: this drill's result, like all that fell before
+        stuck = traceback.format_exc()
     finally:
         entries = tuple(ground.entries())
         ground.end()
-    return Played(entries=entries, blows=tuple(playing.blows), left_out=tuple(playing.left_out), stuck=stuck)
+    return Played(
+        kept_as=kept_as,
+        entries=entries,
+        blows=tuple(playing.blows),
+        left_out=tuple(playing.left_out),
+        stuck=stuck,
+    )
 
 
 class _Playing:
@@ -114,7 +132,7 @@ class _Playing:
         self._pause.wait(fault.delay_s)
         struck = self._strike(fault.kind, fault.moment, fault.pick)
         if struck is None:
-            self._leave_out(fault, "there was nothing to hit")
+            self._leave_out(fault, NO_GOAL)
         else:
             self._live_through(fault, *struck)
         if opened is not None:
@@ -151,6 +169,10 @@ class _Playing:
             case Moment.DRAIN:
                 opened = self._strike(Kind.NOTICE, Moment.STEP, fault.pick + 1)
                 self._wait(lambda: self._state() != "running", _MOMENT_S)
+                return opened
+            case Moment.REDUCED:
+                opened = self._strike(Kind.NODE, Moment.STEP, fault.pick + 1)
+                self._wait(self._recovers(), _MOMENT_S)
                 return opened
         return None
 
@@ -197,6 +219,11 @@ class _Playing:
         self.left_out.append((fault.kind, why))
 
     # --- watching ---
+
+    def _recovers(self) -> Callable[[], bool]:
+        """Whether, after now, the job has changed its plan and steps again."""
+        known = len(self._ground.entries())
+        return lambda: any(isinstance(entry.event, RecoveryDone) for entry in self._ground.entries()[known:])
 
     def _goes_on(self, when: str) -> None:
         """Two more steps, both done from now on; or none is left."""

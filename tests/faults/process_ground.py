@@ -4,47 +4,31 @@ are signals to them, bits in their files, links that are cut, a full disk, a sto
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import errno
 import functools
 import os
-import random
 import signal
-import subprocess
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import networks
+from faults.disks import Disks, fill
+from faults.drawn_plans import draw_plans
 from faults.drills import SHAPES, Drill, Kind
-from faults.playing import Strike, Stuck
+from faults.playing import Strike, Stuck, nothing
+from faults.slots import spoil, written
 from faults.stores import Stores
 from networks import Network
 from process_cluster import SETTINGS, ProcessCluster
-from random_clusters import Instance
-from random_plans import random_plan
 from slowing import Slowed
 from supervised import Supervised
 
-from shoal_planner.cluster import ClusterSnapshot
-from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
-from shoal_planner.plan import Plan
-from shoal_planner.score import score
 from shoal_recovery.journal import Entry
 from shoal_recovery.stragglers import PaceRules
-from shoal_workers.change import copies_of, vital_nodes
-from shoal_workers.supervisor import Supervisor
 
 _AN_HOUR_S = 3600.0
 _SETTINGS = SETTINGS.model_copy(update={"cut_off_s": 5.0, "ends_itself_s": 10.0})
-_DISK = "64m"
-_BLOCK = bytes(1 << 20)
-_MOST_DRAWN = 60
-
-
-def _nothing() -> None:
-    pass
 
 
 class ProcessGround:
@@ -53,7 +37,6 @@ class ProcessGround:
         self._stores = stores
         self._shapes = SHAPES[name]
         self.missing: Mapping[Kind, str] = {}
-        self._mounted: list[Path] = []
         self._mount_disks()
         self._network = self._join_network()
         environment = stores.environment("127.0.0.1" if self._network is None else self._network.address)
@@ -62,23 +45,21 @@ class ProcessGround:
         )
         self._running: Supervised | None = None
         self._entries: Sequence[Entry] = ()
-        self._drill: Drill | None = None
 
     def close(self) -> None:
         self._cluster.close()
         if self._network is not None:
             self._network.close()
-        for path in self._mounted:
-            subprocess.run(["umount", "--lazy", path], check=False, capture_output=True)
+        self._disks.close()
 
     # --- the job ---
 
-    def begin(self, drill: Drill, job: JobSpec) -> None:
-        self._drill, self._job = drill, job
+    def begin(self, drill: Drill, job: JobSpec) -> str:
+        self._job = job
         self._name = job.name
         self._entries = ()
-        self._rng = random.Random(f"plans of {drill.seed}")
         self._running = self._supervise(restarted=False)
+        return self._name
 
     def entries(self) -> Sequence[Entry]:
         """A supervisor that has not read the journal yet knows less than the one before it."""
@@ -109,49 +90,14 @@ class ProcessGround:
         self._stores.mend()
 
     def _supervise(self, *, restarted: bool) -> Supervised:
-        assert self._drill is not None
         return Supervised(
-            self._cluster, self._name, self._job, restarted=restarted, settings=_SETTINGS, prepare=self._draw_plans
+            self._cluster, self._name, self._job, restarted=restarted, settings=_SETTINGS, prepare=draw_plans
         )
-
-    # --- plans that nobody would choose ---
-
-    def _draw_plans(self, supervisor: Supervisor) -> None:
-        """Of any shape that fits and needs all nodes: for what a plan leaves out, the supervisor would change it."""
-        assert self._drill is not None
-        if not self._drill.random_plans:
-            return
-        changer = supervisor._changer
-        search = changer._plan
-
-        def plan(snapshot: ClusterSnapshot) -> Plan:
-            return self._drawn(snapshot) or search(snapshot)
-
-        changer._plan = plan  # type: ignore[method-assign]
-
-    def _drawn(self, snapshot: ClusterSnapshot) -> Plan | None:
-        everywhere = frozenset(node.id for node in snapshot.nodes)
-        if sum(node.devices for node in snapshot.nodes) < self._job.limits.min_devices:
-            return None
-        instance = Instance(kind="drill", seed=0, job=self._job, cluster=snapshot)
-        for _ in range(_MOST_DRAWN):
-            drawn = random_plan(self._rng, instance)
-            drawn = dataclasses.replace(drawn, copies=min(drawn.copies, len(everywhere) - 1))
-            if vital_nodes(drawn, copies_of(drawn, snapshot, self._job.model)) == everywhere:
-                with contextlib.suppress(NoPlanFits, InvalidField):
-                    return score(drawn, self._job, snapshot)
-        return None
 
     # --- moments ---
 
     def writing(self) -> object:
-        """Seals come and go as slots are written."""
-        found = []
-        for name in self._shapes:
-            for path in sorted((self._cluster.memory_of(name) / self._name).glob("*.seal?")):
-                with contextlib.suppress(FileNotFoundError):
-                    found.append((path, path.stat().st_mtime_ns))
-        return found
+        return written(self._cluster.memory_of(name) / self._name for name in self._shapes)
 
     def uploading(self) -> bool:
         return any(any((self._folder / name / "disk" / "uploads").glob("*.task")) for name in self._shapes)
@@ -200,14 +146,14 @@ class ProcessGround:
         if name is None or not pids:
             return None
         _signal(pids[pick % len(pids) :][:1], signal.SIGKILL)
-        return Strike(nodes=(name,), out=(), heal=_nothing)
+        return Strike(nodes=(name,), out=(), heal=nothing)
 
     def _agent(self, pick: int) -> Strike | None:
         name = self._picked(pick)
         if name is None:
             return None
         self._cluster.kill_agent(name)
-        return Strike(nodes=(name,), out=(name,), heal=_nothing)
+        return Strike(nodes=(name,), out=(name,), heal=nothing)
 
     def _several(self, count: int, pick: int) -> list[str]:
         """One that computes, and those after it."""
@@ -285,14 +231,8 @@ class ProcessGround:
         name = self._picked(pick)
         if name is None:
             return None
-        ballast = self._folder / name / "disk" / "ballast"
-        with ballast.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(_BLOCK)
-            except OSError as error:
-                assert error.errno == errno.ENOSPC, error
-        return Strike(nodes=(name,), out=(), heal=lambda: ballast.unlink(missing_ok=True), lasts=True)
+        heal = fill(self._folder / name / "disk")
+        return Strike(nodes=(name,), out=(), heal=heal, lasts=True)
 
     def _store_cut(self, pick: int) -> Strike:
         self._stores.cut()
@@ -303,18 +243,12 @@ class ProcessGround:
         return Strike(nodes=(), out=(), heal=self._stores.wake, lasts=True)
 
     def _memory_spoilt(self, pick: int) -> Strike | None:
-        """Of slots that are sealed alone: of what is being written no sum is known yet."""
         name = self._picked(pick)
         if name is None or not self._pids(name):
             return None
         _signal(self._pids(name), signal.SIGKILL)
-        for seal in (self._cluster.memory_of(name) / self._name).glob("*.seal?"):
-            with seal.with_name(seal.name.replace("seal", "slot")).open("r+b") as slot:
-                slot.seek(pick * 97 % os.fstat(slot.fileno()).st_size)
-                bits = slot.read(1)
-                slot.seek(-1, os.SEEK_CUR)
-                slot.write(bytes([bits[0] ^ 1 << pick % 8]))
-        return Strike(nodes=(name,), out=(name,), heal=_nothing)
+        spoil(self._cluster.memory_of(name) / self._name, pick)
+        return Strike(nodes=(name,), out=(name,), heal=nothing)
 
     def _object_spoilt(self, pick: int) -> Strike | None:
         assert self._job.checkpoint.uri is not None
@@ -339,19 +273,9 @@ class ProcessGround:
         return Network(tuple(self._shapes)).__enter__()
 
     def _mount_disks(self) -> None:
-        for name in self._shapes:
-            disk = self._folder / name / "disk"
-            disk.mkdir(parents=True, exist_ok=True)
-            done = subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "drill", disk],
-                check=False,
-                capture_output=True,
-                text=True,
-            )
-            if done.returncode:
-                self.missing = {**self.missing, Kind.DISK_FULL: f"no disk of its own: {done.stderr.strip()}"}
-                return
-            self._mounted.append(disk)
+        self._disks = Disks(self._folder / name / "disk" for name in self._shapes)
+        if self._disks.missing:
+            self.missing = {**self.missing, Kind.DISK_FULL: self._disks.missing}
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

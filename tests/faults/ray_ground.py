@@ -1,20 +1,28 @@
 """A ground of real raylets: the whole of Shoal on one machine, control plane and connector included. Blows are signals
-to its processes; the journal is read over HTTP, as a user would."""
+to its processes, bits in their files, a full disk, a store that is cut off; the journal is read over HTTP, as a user
+would."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+from faults import worker_hook
+from faults.disks import Disks, fill
 from faults.drills import Drill, Kind
-from faults.playing import Strike
+from faults.playing import Strike, nothing
+from faults.slots import spoil, written
 from faults.stores import Stores
 from running import Running
+from slowing import Slowed
+from waiting import eventually
 
 from shoal.errors import ShoalError
 from shoal.local_shoal import CLUSTER_ID, LocalOptions, LocalShoal
@@ -29,34 +37,40 @@ CLUSTER = {
     "devices": {"cpu-2t": {"memory_gib": 0.1}, "cpu-1t": {"memory_gib": 0.008}},
 }
 NODES = frozenset({"big-0", *(f"small-{index}" for index in range(4))})
+_HALF = (len(NODES) + 1) // 2
 _LOOK_S = 0.05
+_THERE_S = 60.0
 _END_S = 60.0
-
-
-def _nothing() -> None:
-    pass
 
 
 class RayGround:
     def __init__(self, folder: Path, stores: Stores) -> None:
         self._stores = stores
-        self.missing: Mapping[Kind, str] = {}
+        self._nodes_dir = folder / "nodes" / CLUSTER_ID
+        self._disks = Disks(self._nodes_dir / node for node in sorted(NODES))
+        self.missing: Mapping[Kind, str] = {Kind.DISK_FULL: self._disks.missing} if self._disks.missing else {}
+        os.environ.update(worker_hook.environment())
         self._shoal = LocalShoal(LocalOptions(cluster=CLUSTER, data_dir=folder, port=0))
         self._shoal.__enter__()
         self._running = Running(self._shoal, sorted(NODES))
+        self._head_address = self._running.raylet_flags(min(NODES))["gcs-address"]
         self._entries: list[Entry] = []
+        self._gone: set[str] = set()  # nodes whose raylet is dead
         self._looked_s = 0.0
         self._job_id = ""
 
     def close(self) -> None:
         self._running.client.close()
         self._shoal.stop()
+        self._disks.close()
 
     # --- the job ---
 
-    def begin(self, drill: Drill, job: JobSpec) -> None:
-        self._entries = []
+    def begin(self, drill: Drill, job: JobSpec) -> str:
+        eventually(lambda: {node["id"] for node in self._running.client.nodes()} >= NODES, _THERE_S)
+        self._entries, self._job = [], job
         self._job_id = self._running.submit(job_to_mapping(job))
+        return self._job_id
 
     def entries(self) -> Sequence[Entry]:
         """While the control plane is down, what was known before."""
@@ -88,29 +102,37 @@ class RayGround:
     # --- moments ---
 
     def writing(self) -> object:
-        found = []
-        for path in sorted(self._shoal.memory_dir.glob(f"{CLUSTER_ID}/*/{self._job_id}/*.seal?")):
-            with contextlib.suppress(FileNotFoundError):
-                found.append((path, path.stat().st_mtime_ns))
-        return found
+        return written(self._kept(node) for node in sorted(NODES))
 
     def uploading(self) -> bool:
-        return any((self._shoal.data_dir / "nodes" / CLUSTER_ID).glob("*/uploads/*.task"))
+        return any(self._nodes_dir.glob("*/uploads/*.task"))
+
+    def _kept(self, node: str) -> Path:
+        return self._shoal.memory_dir / CLUSTER_ID / node / self._job_id
 
     # --- blows ---
 
     def strike(self, kind: Kind, pick: int) -> Strike | None:
         strikes: Mapping[Kind, Callable[[int], Strike | None]] = {
-            Kind.RANK: functools.partial(self._process_of_node, "ray::RankActor", ()),
+            Kind.RANK: self._rank,
             Kind.AGENT: self._agent,
             Kind.NODE: functools.partial(self._nodes, 1),
-            Kind.HALF: functools.partial(self._nodes, (len(NODES) + 1) // 2),
+            Kind.HALF: functools.partial(self._nodes, _HALF),
+            Kind.AWAY: self._away,
             Kind.SUPERVISOR: functools.partial(self._process, "ray::SupervisorActor"),
             Kind.CONNECTOR: functools.partial(self._process, "ray::ConnectorActor"),
-            Kind.RANK_STOPPED: self._rank_stopped,
+            Kind.RANK_STOPPED: functools.partial(self._stopped, ("ray::RankActor",)),
+            Kind.AGENT_STOPPED: functools.partial(self._stopped, ("ray::AgentActor",)),
+            Kind.NODE_STOPPED: functools.partial(self._stopped, ("ray::AgentActor", "ray::RankActor")),
+            Kind.VANISHED: self._vanished,
+            Kind.STRAGGLER: self._straggler,
             Kind.NOTICE: self._notice,
             Kind.DRAINED: self._drained,
+            Kind.DISK_FULL: self._disk_full,
             Kind.STORE_CUT: self._store_cut,
+            Kind.STORE_HUNG: self._store_hung,
+            Kind.MEMORY_SPOILT: self._memory_spoilt,
+            Kind.OBJECT_SPOILT: self._object_spoilt,
             Kind.RAYLET: self._raylet,
             Kind.CONTROL_PLANE: self._control_plane,
             Kind.GCS: self._head,
@@ -124,62 +146,106 @@ class RayGround:
         return sorted({replica["node"] for replica in replicas})
 
     def _picked(self, pick: int) -> str | None:
-        computing = self._computing()
+        """A node that computes and is there."""
+        computing = [node for node in self._computing() if node not in self._gone]
         return computing[pick % len(computing)] if computing else None
 
-    def _of_node(self, title: str, node: str) -> psutil.Process | None:
+    def _several(self, count: int, pick: int) -> tuple[str, ...]:
+        """One that computes, and those after it."""
+        there, first = sorted(NODES - self._gone), self._picked(pick)
+        begin = 0 if first is None else there.index(first)
+        return () if first is None else tuple((there[begin:] + there[:begin])[:count])
+
+    def _of_node(self, titles: Iterable[str], node: str) -> list[psutil.Process]:
         raylet = self._shoal.pids(node)["raylet"]
-        for process in self._running.processes(title).values():
+        found = []
+        for process in (process for title in titles for process in self._running.processes(title).values()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.ppid() == raylet:
-                    return process
-        return None
+                    found.append(process)
+        return found
 
-    def _process_of_node(self, title: str, out: tuple[str, ...], pick: int) -> Strike | None:
+    def _all_of(self, node: str) -> list[psutil.Process]:
+        """The raylet first, or it would start others meanwhile."""
+        found = []
+        for pid in self._shoal.pids(node)["all"]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+        return found
+
+    def _of_picked(self, titles: Iterable[str], pick: int) -> tuple[str, list[psutil.Process]] | None:
+        """A node that computes, where such processes run."""
         node = self._picked(pick)
-        process = None if node is None else self._of_node(title, node)
-        if node is None or process is None:
+        found = [] if node is None else self._of_node(titles, node)
+        return None if node is None or not found else (node, found)
+
+    def _rank(self, pick: int) -> Strike | None:
+        struck = self._of_picked(("ray::RankActor",), pick)
+        if struck is None:
             return None
-        process.kill()
-        return Strike(nodes=(node,), out=out, heal=_nothing)
+        _each(struck[1], psutil.Process.kill)
+        return Strike(nodes=(struck[0],), out=(), heal=nothing)
 
     def _agent(self, pick: int) -> Strike | None:
-        node = self._picked(pick)
-        return None if node is None else self._process_of_node("ray::AgentActor", (node,), pick)
+        struck = self._of_picked(("ray::AgentActor",), pick)
+        if struck is None:
+            return None
+        _each(struck[1], psutil.Process.kill)
+        return Strike(nodes=(struck[0],), out=(struck[0],), heal=nothing)
 
     def _process(self, title: str, pick: int) -> Strike | None:
         found = self._running.processes(title)
-        for process in found.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        return Strike(nodes=(), out=(), heal=_nothing) if found else None
+        _each(found.values(), psutil.Process.kill)
+        return Strike(nodes=(), out=(), heal=nothing) if found else None
 
     def _nodes(self, count: int, pick: int) -> Strike | None:
-        first = self._picked(pick)
-        if first is None:
+        names = self._several(count, pick)
+        if not names:
             return None
-        there = sorted(NODES)
-        begin = there.index(first)
-        names = tuple((there[begin:] + there[:begin])[:count])
-        self._shoal.kill(*names)
+        self._kill(names)
         return Strike(nodes=names, out=names, heal=functools.partial(self._add, names))
+
+    def _away(self, pick: int) -> Strike | None:
+        names = self._several(_HALF, pick)
+        if not names:
+            return None
+        _each((process for name in names for process in self._all_of(name)), psutil.Process.kill)
+        self._gone.update(names)
+        return Strike(nodes=names, out=names, heal=functools.partial(self._add, names))
+
+    def _kill(self, names: tuple[str, ...]) -> None:
+        """With what they kept."""
+        self._shoal.kill(*names)
+        self._gone.update(names)
 
     def _add(self, names: tuple[str, ...]) -> None:
         for name in names:
             self._shoal.add(name)
+            self._gone.discard(name)
 
-    def _rank_stopped(self, pick: int) -> Strike | None:
-        node = self._picked(pick)
-        process = None if node is None else self._of_node("ray::RankActor", node)
-        if node is None or process is None:
+    def _stopped(self, titles: tuple[str, ...], pick: int) -> Strike | None:
+        struck = self._of_picked(titles, pick)
+        if struck is None:
             return None
-        process.suspend()
+        node, stopped = struck
+        _each(stopped, psutil.Process.suspend)
+        out = (node,) if "ray::AgentActor" in titles else ()
+        return Strike(nodes=(node,), out=out, heal=functools.partial(_each, stopped, psutil.Process.resume))
 
-        def heal() -> None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
+    def _vanished(self, pick: int) -> Strike | None:
+        """Its kernel keeps connections open, and nobody there says a word."""
+        node = self._picked(pick)
+        if node is None:
+            return None
+        _each(self._all_of(node), psutil.Process.suspend)
+        return Strike(nodes=(node,), out=(node,), heal=functools.partial(self._replace, node))
 
-        return Strike(nodes=(node,), out=(), heal=heal)
+    def _straggler(self, pick: int) -> Strike | None:
+        struck = self._of_picked(("ray::RankActor",), pick)
+        if struck is None:
+            return None
+        slowing = Slowed((process.pid for process in struck[1]), 2.0 + pick % 4)
+        return Strike(nodes=(struck[0],), out=(), heal=slowing.end, lasts=True)
 
     def _notice(self, pick: int) -> Strike | None:
         node = self._picked(pick)
@@ -196,8 +262,15 @@ class RayGround:
         return Strike(nodes=(node,), out=(node,), heal=functools.partial(self._replace, node))
 
     def _replace(self, node: str) -> None:
-        self._shoal.kill(node)
-        self._shoal.add(node)
+        if node not in self._gone:
+            self._kill((node,))
+        self._add((node,))
+
+    def _disk_full(self, pick: int) -> Strike | None:
+        node = self._picked(pick)
+        if node is None:
+            return None
+        return Strike(nodes=(node,), out=(), heal=fill(self._nodes_dir / node), lasts=True)
 
     def _store_cut(self, pick: int) -> Strike:
         self._stores.cut()
@@ -208,18 +281,51 @@ class RayGround:
         if node is None:
             return None
         psutil.Process(self._shoal.pids(node)["raylet"]).kill()
+        self._gone.add(node)
         return Strike(nodes=(node,), out=(node,), heal=functools.partial(self._add, (node,)))
 
+    def _store_hung(self, pick: int) -> Strike:
+        self._stores.hang()
+        return Strike(nodes=(), out=(), heal=self._stores.wake, lasts=True)
+
+    def _memory_spoilt(self, pick: int) -> Strike | None:
+        struck = self._of_picked(("ray::RankActor",), pick)
+        if struck is None:
+            return None
+        node, ranks = struck
+        _each(ranks, psutil.Process.kill)
+        spoil(self._kept(node), pick)
+        return Strike(nodes=(node,), out=(node,), heal=nothing)
+
+    def _object_spoilt(self, pick: int) -> Strike | None:
+        assert self._job.checkpoint.uri is not None
+        self._stores.spoil_newest(self._job.checkpoint.uri, self._job_id)
+        return self._nodes(_HALF, pick)
+
     def _head(self, pick: int) -> Strike:
-        """It comes back by itself, with all that it knew; steps go on meanwhile."""
+        """It comes back by itself, with all that it knew; steps go on meanwhile. No node can be added before."""
+        host, port = self._head_address.rsplit(":", 1)
         for process in psutil.Process(self._shoal.cluster_pid).children():
             if "gcs_server" in process.name():
                 process.kill()
-        return Strike(nodes=(), out=(), heal=_nothing, lasts=True)
+        heal = functools.partial(eventually, functools.partial(_listens, host, int(port)), _THERE_S)
+        return Strike(nodes=(), out=(), heal=heal, lasts=True)
 
     def _control_plane(self, pick: int) -> Strike:
         psutil.Process(self._shoal.server_pid).kill()
         return Strike(nodes=(), out=(), heal=self._shoal.start_server)
+
+
+def _each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            do(process)
+
+
+def _listens(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
+        return True
+    return False
 
 
 def _without(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:

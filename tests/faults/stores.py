@@ -21,6 +21,7 @@ class Stores:
         self._server = start_seaweedfs(folder / "seaweedfs")
         os.environ.update(self._server.environment())
         new_place()  # the bucket is made while the wire is whole
+        self._spoilt: set[tuple[str, int]] = set()
         self._wire = BreakableWire(self._server.endpoint, "0.0.0.0")
         os.environ.update(self.environment())
 
@@ -57,10 +58,15 @@ class Stores:
         """Bits of every shard of the newest checkpoint."""
         store = open_store(uri)
         newest = load_manifest(store, job, list_manifests(store, job)[0])
+        self._spoilt.add((job, newest.step))
         for name in sorted({piece.object for piece in newest.pieces}):
             content = bytearray(store.read(name))
             content[len(content) // 2] ^= 0x40
             store.put(name, content)
+
+    def spoilt(self, job: str) -> frozenset[int]:
+        """Steps of which the checkpoints were."""
+        return frozenset(step for other, step in self._spoilt if other == job)
 
     def close(self) -> None:
         self.wake()
