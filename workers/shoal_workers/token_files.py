@@ -20,7 +20,7 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")  # magic, version, kind of ids, sequences, entries of documents
 _DOCUMENTS_AT_ONCE = 64
 _NOWHERE = 2**63 - 1
-_INDEX_KINDS = {1: "uint8", 4: "int32", 5: "int64", 8: "uint16"}
+_INDEX_KINDS = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
 @dataclass(frozen=True, slots=True)
