@@ -42,7 +42,7 @@ def open_samples(data: DataSpec, seq_len: int, seed: int, vocab: int = NUM_BYTE_
     """Of one source whose sequences have numbers: bytes of text, or ids. Raises InvalidField("data.uri") if there is
     none to read, or too little."""
     (source,) = data.sources
-    return NumberedSamples(_token_files("data.uri", source, seq_len, 1, None), seq_len, seed, vocab=vocab)
+    return NumberedSamples(_token_files("data.uri", source, seq_len, vocab, 1, None), seq_len, seed, vocab=vocab)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class _Opening:
         if not (source.holds_ids or (source.format == "text" and self._job.data.tokenizer == BYTES)):
             return self._streams(field, source, seed)
         own_text = self._evaluation and field == "data.eval_uri"
-        files = _token_files(field, source, seq_len, self._held_out + (not own_text), self._cache)
+        files = _token_files(field, source, seq_len, vocab, self._held_out + (not own_text), self._cache)
         apart = self._apart(source)
         indexes = [one.index.file for one in files if apart is not None and one.index is not None]
         self.files.append(identity(source.uri, [one.file for one in files] + indexes))
@@ -198,11 +198,11 @@ def _block_bytes(total: int, global_batch: int, seq_len: int) -> int:
 
 
 def _token_files(
-    field: str, source: SourceSpec, seq_len: int, num_sequences: int, cache: DataCache | None
+    field: str, source: SourceSpec, seq_len: int, vocab: int, num_sequences: int, cache: DataCache | None
 ) -> list[TokenFile]:
     match source.format:
         case "tokens":
-            files = id_files(field, source.uri, source.token_type, cache)
+            files = id_files(field, source.uri, source.token_type, vocab, cache)
         case "megatron":
             files = indexed_files(field, source.uri, cache)
         case _:
