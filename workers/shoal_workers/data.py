@@ -26,6 +26,7 @@ from shoal_workers.lines import JsonLines, TextBlocks
 from shoal_workers.mixture import Mixture, Round
 from shoal_workers.numbered import Apart, NumberedSamples, TokenFile
 from shoal_workers.permutation import mixed
+from shoal_workers.plain_text import check_beginnings
 from shoal_workers.samples import Row, Samples
 from shoal_workers.streams import BlockOrder, Streams
 from shoal_workers.tables import arrow_blocks, parquet_blocks
@@ -194,7 +195,11 @@ class _Opening:
         tools = None if source.template is None else _TOOLS
         match source.format:
             case "jsonl":
-                return JsonLines(chosen(field, source.uri, files, *_LINES), block_bytes, column, tools), block_bytes
+                files = chosen(field, source.uri, files, *_LINES)
+                check_beginnings(field, source.uri, files)
+                lines = JsonLines(files, block_bytes, column, tools)
+                lines.check_first()
+                return lines, block_bytes
             case "parquet" | "arrow":
                 opened = parquet_blocks if source.format == "parquet" else arrow_blocks
                 blocks = opened(field, source.uri, files, column, sizes, self._cache, num_streams, tools)
