@@ -555,3 +555,18 @@ def test_data_that_changed_is_the_trouble_of_the_node_that_sees_it(
     halt(voice, 2)
     voice.say(assign(reading, agent, epoch=2))
     assert voice.until(m.Stepped).files != began
+
+
+def test_a_job_that_has_begun_with_what_none_begins_with_any_more_goes_on(
+    voice: Voice, agent: RunningAgent, spec: JobSpec, tmp_path: Path
+) -> None:
+    reading = of_documents(spec, tmp_path / "data")
+    (tmp_path / "data" / "a.jsonl").rename(tmp_path / "data" / "train.jsonl")
+    (tmp_path / "data" / "b.jsonl").rename(tmp_path / "data" / "val.jsonl")
+    halt(voice, 1)
+    voice.say(assign(reading, agent))
+    trouble = voice.until(m.Trouble)
+    assert "has what is to be trained on (train.jsonl) beside what is to be evaluated on (val.jsonl)" in trouble.problem
+    halt(voice, 2)
+    voice.say(assign(reading, agent, epoch=2, files=samples_of(reading).files))
+    assert voice.until(m.Stepped).step == 1

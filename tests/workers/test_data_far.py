@@ -166,17 +166,18 @@ def test_an_object_that_is_not_what_it_was_is_named(
     uri = new_place()
     store = open_store(uri)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in documents(seed=3)).encode()
-    store.put("a.jsonl", lines)
+    for name in ("0.jsonl", "a.jsonl"):  # the first was looked at before, and so the node has it
+        store.put(f"data/{name}", lines)
     cache = DataCache(tmp_path / "cache", 2**30)
-    samples = training_samples(job(DataSpec(uri=f"{uri}/a.jsonl", format="jsonl")), cache)
+    samples = training_samples(job(DataSpec(uri=f"{uri}/data", format="jsonl")), cache)
     match change:
         case "replaced":
-            store.put("a.jsonl", lines.replace(b"e", b"a"))
+            store.put("data/a.jsonl", lines.replace(b"e", b"a"))
         case "shorter":
-            store.put("a.jsonl", lines[: len(lines) // 2])
+            store.put("data/a.jsonl", lines[: len(lines) // 2])
         case _:
-            store.delete("a.jsonl")
-    with pytest.raises(DataError, match=f"{uri}/a.jsonl at byte 0: .* were when training began"):
+            store.delete("data/a.jsonl")
+    with pytest.raises(DataError, match=f"{uri}/data/a.jsonl at byte 0: .* were when training began"):
         samples.read(range(100))
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from shoal_planner.data_spec import DataSpec
 from shoal_planner.errors import InvalidField
+from shoal_recovery.store import open_store
 from shoal_workers.data import training_samples
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import NearFile
@@ -134,3 +135,68 @@ def test_a_file_that_is_named_itself_may_have_any_name(tmp_path: Path) -> None:
     for name, form in (("some lines", "jsonl"), ("ids.u16", "tokens"), ("table", "parquet")):
         data = DataSpec(uri=(tmp_path / name).as_uri(), format=form)  # type: ignore[arg-type]
         assert training_samples(job(data)).read([0]).shape == (1, 17)
+
+
+LINES = [json.dumps({"text": text}) for text in documents(100)]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (gzip.compress("\n".join(LINES).encode()), "is no text: .*b.jsonl is gzip: decompress it"),
+        ("\n".join(LINES).encode("utf-16"), "is no text: .*b.jsonl is UTF-16: convert it to UTF-8"),
+        ("\n".join(LINES).encode("utf-16-le"), r"b.jsonl byte 1: .* is no text: it begins with a NUL byte"),
+        (b'{"text": "Gr\xf6\xdfe"}\n' * 9, r"b.jsonl byte 12: .* is no UTF-8"),
+    ],
+)
+def test_lines_that_are_no_text_are_refused_before_the_first_step(tmp_path: Path, content: bytes, problem: str) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(LINES))
+    (tmp_path / "b.jsonl").write_bytes(content)
+    assert re.search(problem, refused(DataSpec(uri=tmp_path.as_uri(), format="jsonl")))
+
+
+OF_AN_ARRAY = r"is no JSON object, but of an array: write each object on a line of its own, as jq -c '\.\[\]' does"
+
+
+@pytest.mark.parametrize("before", ["", "\ufeff", " \n\n\t"])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (json.dumps([{"text": "x"}] * 900), rf"line 1: '.*\[\{{.*\.\.\. {OF_AN_ARRAY}"),
+        (json.dumps([{"text": "x"}], indent=1), rf"line 1: '.*\[' {OF_AN_ARRAY}"),
+        (json.dumps({"text": "x"}, indent=1), r"line 1: '.*\{' is no JSON \("),
+        ('{"content": "x", "id": 1}\n', r"line 1: .* has no field 'text': it has \['content', 'id'\]"),
+    ],
+)
+def test_what_is_no_line_of_its_own_is_named_before_the_first_step(
+    tmp_path: Path, before: str, content: str, problem: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(LINES))
+    (tmp_path / "b.json").write_text(before + content, encoding="utf-8")
+    problem = problem.replace("line 1", f"line {1 + before.count(chr(10))}")
+    with pytest.raises(DataError, match=rf"b\.json {problem}"):
+        training_samples(job(DataSpec(uri=tmp_path.as_uri(), format="jsonl")))
+
+
+@pytest.mark.parametrize("before", ["\ufeff", "\n \n"])
+def test_lines_may_begin_with_a_mark_or_blank_ones(tmp_path: Path, before: str) -> None:
+    found = []
+    for name, content in (("a", LINES), ("b", [before + LINES[0], *LINES[1:]])):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(content), encoding="utf-8")
+        samples = training_samples(job(DataSpec(uri=path.as_uri(), format="jsonl"), batch=1, seq_len=8))
+        found.append({tuple(row) for row in samples.read(range(len(LINES))).tolist()})
+    assert len(found[0] & found[1]) > 0.8 * len(found[0])
+
+
+def test_a_long_first_line_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"id": 1, "content": "x" * 200_000}) + "\n")
+    with pytest.raises(DataError, match=r"line 1: .* has no field 'text': it has \['id', 'content'\]"):
+        training_samples(job(DataSpec(uri=path.as_uri(), format="jsonl")))
+
+
+def test_lines_that_are_far_are_looked_at(s3_uri: str, s3_environment: dict[str, str]) -> None:
+    open_store(s3_uri).put("data/a.json", json.dumps([{"text": "x"}] * 900).encode())
+    with pytest.raises(DataError, match=f"{s3_uri}/data/a.json line 1: .* {OF_AN_ARRAY}"):
+        training_samples(job(DataSpec(uri=f"{s3_uri}/data", format="jsonl")))

@@ -16,13 +16,17 @@ from shoal_planner.job import JobSpec
 from shoal_workers.block_counts import VERSION, Counts
 from shoal_workers.chat import open_template
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_files import chosen, find, find_text
-from shoal_workers.data_identity import identity
+from shoal_workers.data_files import chosen, describes, find, find_text
+from shoal_workers.data_identity import difference, identity
+from shoal_workers.data_splits import mixed_splits
 from shoal_workers.documents import Blocks, Encoder
+from shoal_workers.errors import DataError
+from shoal_workers.file_ranges import File
 from shoal_workers.lines import JsonLines, TextBlocks
 from shoal_workers.mixture import Mixture, Round
 from shoal_workers.numbered import Apart, NumberedSamples, TokenFile
 from shoal_workers.permutation import mixed
+from shoal_workers.plain_text import check_beginnings
 from shoal_workers.samples import Row, Samples
 from shoal_workers.streams import BlockOrder, Streams
 from shoal_workers.tables import arrow_blocks, parquet_blocks
@@ -42,27 +46,40 @@ def open_samples(data: DataSpec, seq_len: int, seed: int, vocab: int = NUM_BYTE_
     """Of one source whose sequences have numbers: bytes of text, or ids. Raises InvalidField("data.uri") if there is
     none to read, or too little."""
     (source,) = data.sources
-    return NumberedSamples(_token_files("data.uri", source, seq_len, 1, None), seq_len, seed, vocab=vocab)
+    return NumberedSamples(_token_files("data.uri", source, seq_len, vocab, 1, None), seq_len, seed, vocab=vocab)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What a job trains on and evaluates with (None: nothing), and rows of `data_identity` of all that it reads."""
+    """What a job trains on and evaluates with (None: nothing), rows of `data_identity` of all that it reads, and the
+    `problem` with which no job is to begin."""
 
     training: Samples
     evaluation: Samples | None
     files: list[Row]
+    problem: InvalidField | None
+
+    def differs(self, began: Sequence[Row]) -> DataError | InvalidField | None:
+        """From what a job has begun with. One that did so before a problem was looked for goes on as it was."""
+        return difference(began, self.files) if began else self.problem
 
 
 def training_samples(job: JobSpec, cache: DataCache | None = None) -> Samples:
     """`cache` is for what comes from far. Raises InvalidField, which names the field; StoreError, DataError."""
-    sources = job.data.sources
-    return _opened(job, sources, _fields(job), _Opening(job, cache, job.held_out_sequences, evaluation=False))
+    opening = _Opening(job, cache, job.held_out_sequences, evaluation=False)
+    found = _opened(job, job.data.sources, _fields(job), opening)
+    if opening.problem is not None:
+        raise opening.problem
+    return found
 
 
 def evaluation_samples(job: JobSpec, cache: DataCache | None = None) -> Samples | None:
     """None where the job evaluates nothing. Raises what `training_samples` does."""
-    return _evaluation(job, _Opening(job, cache, job.eval_sequences, evaluation=True))
+    opening = _Opening(job, cache, job.eval_sequences, evaluation=True)
+    found = _evaluation(job, opening)
+    if opening.problem is not None:
+        raise opening.problem
+    return found
 
 
 @functools.lru_cache(maxsize=1)
@@ -73,7 +90,8 @@ def samples_of(job: JobSpec, cache: DataCache | None = None) -> Opened:
     training = _opened(job, job.data.sources, _fields(job), for_training)
     evaluation = _evaluation(job, for_evaluation)
     own = for_evaluation.files if job.data.eval_source is not None else []
-    return Opened(training=training, evaluation=evaluation, files=[*for_training.files, *own])
+    problem = for_training.problem or for_evaluation.problem
+    return Opened(training=training, evaluation=evaluation, files=[*for_training.files, *own], problem=problem)
 
 
 def _evaluation(job: JobSpec, opening: _Opening) -> Samples | None:
@@ -100,11 +118,12 @@ def _opened(job: JobSpec, sources: Sequence[SourceSpec], fields: Sequence[str], 
 
 
 class _Opening:
-    """What all sources of a job are opened with, and the `files` of these. `held_out` sequences of each are not for
-    training; or (`evaluation`) are what is read."""
+    """What all sources of a job are opened with, the `files` of these, and the first `problem` with them. `held_out`
+    sequences of each are not for training; or (`evaluation`) are what is read."""
 
     def __init__(self, job: JobSpec, cache: DataCache | None, held_out: int, *, evaluation: bool) -> None:
         self.files: list[Row] = []
+        self.problem: InvalidField | None = None
         self._job = job
         self._cache = cache
         self._held_out = held_out
@@ -116,12 +135,18 @@ class _Opening:
         if not (source.holds_ids or (source.format == "text" and self._job.data.tokenizer == BYTES)):
             return self._streams(field, source, seed)
         own_text = self._evaluation and field == "data.eval_uri"
-        files = _token_files(field, source, seq_len, self._held_out + (not own_text), self._cache)
+        files = _token_files(field, source, seq_len, vocab, self._held_out + (not own_text), self._cache)
         apart = self._apart(source)
         indexes = [one.index.file for one in files if apart is not None and one.index is not None]
-        self.files.append(identity(source.uri, [one.file for one in files] + indexes))
+        self._note(field, source, [one.file for one in files], indexes)
         out, evaluation = self._held_out, self._evaluation
         return NumberedSamples(files, seq_len, seed, vocab=vocab, held_out=out, evaluation=evaluation, apart=apart)
+
+    def _note(self, field: str, source: SourceSpec, files: Sequence[File], indexes: Sequence[File] = ()) -> None:
+        self.files.append(identity(source.uri, [*files, *indexes]))
+        is_text = source.format == "text"
+        told = [file for file in files if not (is_text and describes(file))]
+        self.problem = self.problem or mixed_splits(field, source.uri, told, of_text=is_text)
 
     def _apart(self, source: SourceSpec) -> Apart | None:
         """Of what is not tokenised here. Files of ids alone have the end token between documents."""
@@ -143,7 +168,7 @@ class _Opening:
             sparse = source.format != "jsonl"
             template = open_template(source.template, tokenizer, sparse=sparse)
         blocks, block_bytes = self._blocks(field, source)
-        self.files.append(identity(source.uri, blocks.files))
+        self._note(field, source, blocks.files)
         order = BlockOrder(
             num_blocks=len(blocks),
             global_batch=train.global_batch,
@@ -170,7 +195,11 @@ class _Opening:
         tools = None if source.template is None else _TOOLS
         match source.format:
             case "jsonl":
-                return JsonLines(chosen(field, source.uri, files, *_LINES), block_bytes, column, tools), block_bytes
+                files = chosen(field, source.uri, files, *_LINES)
+                check_beginnings(field, source.uri, files)
+                lines = JsonLines(files, block_bytes, column, tools)
+                lines.check_first()
+                return lines, block_bytes
             case "parquet" | "arrow":
                 opened = parquet_blocks if source.format == "parquet" else arrow_blocks
                 blocks = opened(field, source.uri, files, column, sizes, self._cache, num_streams, tools)
@@ -198,11 +227,11 @@ def _block_bytes(total: int, global_batch: int, seq_len: int) -> int:
 
 
 def _token_files(
-    field: str, source: SourceSpec, seq_len: int, num_sequences: int, cache: DataCache | None
+    field: str, source: SourceSpec, seq_len: int, vocab: int, num_sequences: int, cache: DataCache | None
 ) -> list[TokenFile]:
     match source.format:
         case "tokens":
-            files = id_files(field, source.uri, source.token_type, cache)
+            files = id_files(field, source.uri, source.token_type, vocab, cache)
         case "megatron":
             files = indexed_files(field, source.uri, cache)
         case _:

@@ -70,7 +70,7 @@ def chosen(field: str, uri: str, files: Sequence[File], *endings: str) -> list[F
     that describe data. Raises InvalidField."""
     if len(files) == 1 and _is_itself(uri, files[0]):
         return list(files)
-    found = [file for file in files if file.relative.endswith(endings) and not _describes(file)]
+    found = [file for file in files if file.relative.endswith(endings) and not describes(file)]
     if not found:
         beside = f": there is {_some(files)}" if files else ""
         if files and (problem := problem_of_name(files[0].relative, "")) is not None:
@@ -82,7 +82,7 @@ def chosen(field: str, uri: str, files: Sequence[File], *endings: str) -> list[F
 
 def check_unused(field: str, uri: str, files: Sequence[File]) -> None:
     """Raises InvalidField where a folder has, beside what is read, any of these that may be meant to be."""
-    others = [file for file in files if not _describes(file)]
+    others = [file for file in files if not describes(file)]
     if others:
         problem = problem_of_name(others[0].relative, "") or "is nothing of this format"
         way = "take it away, or let its name begin with a dot"
@@ -99,7 +99,7 @@ def _is_itself(uri: str, file: File) -> bool:
     return file.name in (uri.rstrip("/"), str(Path(unquote(urlsplit(uri).path))))
 
 
-def _describes(file: File) -> bool:
+def describes(file: File) -> bool:
     """Whether it lies beside data to describe it, to make it, or as a trace of who wrote it."""
     name = file.relative.rpartition("/")[2].lower()
     is_cache = name.startswith("cache-") and name.endswith(".arrow")  # what `datasets` computed of others

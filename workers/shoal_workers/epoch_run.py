@@ -31,7 +31,6 @@ from shoal_workers.allocator import after_a_loss, return_memory
 from shoal_workers.beside import beside
 from shoal_workers.data import samples_of
 from shoal_workers.data_cache import DataCache
-from shoal_workers.data_identity import difference
 from shoal_workers.endings import ending_of
 from shoal_workers.engine import Engine, Finished, StepReport
 from shoal_workers.errors import EpochAbandoned
@@ -261,10 +260,10 @@ class EpochRun:
         self._say(m.Left(epoch=self.epoch, step=outcome.step, finished=isinstance(outcome, Finished)))
 
     def _samples(self, job: JobSpec) -> tuple[Samples, Samples | None]:
-        """Raises DataError where they are others than the job began with."""
+        """Raises DataError where they are others than the job began with; InvalidField where none would begin."""
         cache = DataCache(self._settings.disk_dir / "data", self._settings.data_cache_bytes)
         opened = samples_of(job, cache)
-        if differs := difference(self._order.files, opened.files):
+        if differs := opened.differs(self._order.files):
             samples_of.cache_clear()  # they may be as they were when this node is tried again
             raise differs
         opened.training.learn(self._order.marks)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from shoal_workers.errors import DataError
+
+_LOOKED_AT = 256
 
 
 class File(Protocol):
@@ -67,6 +70,12 @@ class NearFile:
 
     def open(self) -> Any:
         return str(self.path)
+
+
+def looked_at(files: Sequence[File]) -> Sequence[File]:
+    """Those of a source whose beginnings are looked at before training: the first ones, as there may be very many on a
+    slow disk; of an object store one, as whole pieces have to be fetched."""
+    return files[: _LOOKED_AT if isinstance(files[0], NearFile) else 1] if files else ()
 
 
 def whole(name: str, found: bytes, offset: int, num_bytes: int) -> bytes:

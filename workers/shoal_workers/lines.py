@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from shoal_planner.errors import show
 from shoal_workers.documents import Chunk, Raw, shown
 from shoal_workers.errors import DataError
-from shoal_workers.file_ranges import File
+from shoal_workers.file_ranges import File, looked_at
 from shoal_workers.plain_text import text_of
 
 # Hundreds of streams keep the tokens that are left over of a chunk, and at the end these were made for nothing.
@@ -28,6 +28,8 @@ _LONGEST_LINE_BYTES = 64 * 2**20
 _COUNTED_BYTES = 2**20
 _CONTEXT_BYTES = 64
 _BYTE_ORDER_MARK = "\ufeff"
+_MARK_BYTES = _BYTE_ORDER_MARK.encode()
+_ARRAY = "is no JSON object, but of an array: write each object on a line of its own, as jq -c '.[]' does"
 _SCAN = json.JSONDecoder().raw_decode
 _CONTINUES = range(0x80, 0xC0)  # of UTF-8: bytes within a character
 
@@ -90,7 +92,7 @@ class TextBlocks(_Ranges):
 
 class JsonLines(_Ranges):
     """Each line an object, of which `field` is the document, and `tools_field`, if it has that, the tools of a chat.
-    Empty lines are passed over."""
+    Empty lines are passed over; a line that is null is a document that is."""
 
     def __init__(self, files: Sequence[File], block_bytes: int, field: str, tools_field: str | None = None) -> None:
         super().__init__(files, block_bytes)
@@ -114,6 +116,13 @@ class JsonLines(_Ranges):
                 first += len(content)
         return Chunk(found, None)
 
+    def check_first(self) -> None:
+        """Of some files the first document that is there, before others are trained on. Raises DataError, OSError,
+        StoreError."""
+        for file in looked_at(self.files):
+            documents = self._documents(file, 0, file.num_bytes, _lines(file, 0), 0)
+            next((raw for raw in documents if raw.content is not None), None)
+
     def _documents(self, file: File, offset: int, high: int, content: bytes, shift: int) -> Iterator[Raw]:
         """Of the lines that begin before `high`; `content` stands at `offset`. `shift` makes places of offsets."""
         for line in content.split(b"\n"):
@@ -127,11 +136,15 @@ class JsonLines(_Ranges):
         try:
             value = _parsed(line)
         except (ValueError, RecursionError) as error:
-            raise self._wrong(file, offset, line, f"is no JSON ({error})") from error
+            problem = _ARRAY if _begins_array(line) else f"is no JSON ({error})"
+            raise self._wrong(file, offset, line, problem) from error
+        if value is None:
+            return Raw(None, offset + shift, file.name, _Line(file, offset))
         if not isinstance(value, dict):
-            raise self._wrong(file, offset, line, "is no JSON object")
+            raise self._wrong(file, offset, line, _ARRAY if _begins_array(line) else "is no JSON object")
         if self._field not in value:
-            raise self._wrong(file, offset, line, f"has no field {show(self._field)}")
+            problem = f"has no field {show(self._field)}: it has {shown(list(value))}"
+            raise self._wrong(file, offset, line, problem)
         tools = None if self._tools_field is None else value.get(self._tools_field)
         return Raw(value[self._field], offset + shift, file.name, _Line(file, offset), tools=tools)
 
@@ -150,6 +163,10 @@ def _parsed(line: bytes) -> Any:
     except (ValueError, RecursionError):
         pass  # it may be right still, and if not, this is not who says why
     return json.loads(line)
+
+
+def _begins_array(line: bytes) -> bool:
+    return line.removeprefix(_MARK_BYTES).lstrip().startswith(b"[")
 
 
 class _Line(NamedTuple):

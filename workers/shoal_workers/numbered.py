@@ -46,6 +46,8 @@ KINDS = {
     "uint8": TokenKind(torch.uint8, 2**8),
     "uint16": TokenKind(torch.int16, 2**16),
     "uint32": TokenKind(torch.int32, 2**32),
+    "int8": TokenKind(torch.int8, 2**7, signed=True),
+    "int16": TokenKind(torch.int16, 2**15, signed=True),
     "int32": TokenKind(torch.int32, 2**31, signed=True),
     "int64": TokenKind(torch.int64, 2**63, signed=True),
 }
@@ -110,7 +112,7 @@ class NumberedSamples:
         self._seq_len = seq_len
         self._seed = seed
         self._vocab = vocab
-        self._checks = any(file.kind.top > vocab for file in files)
+        self._checks = any(file.kind.signed or file.kind.top > vocab for file in files)
         self._held_out = held_out
         self._evaluation = evaluation
 

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from shoal_planner.data_spec import problem_of_name
 from shoal_planner.errors import InvalidField
 from shoal_workers.errors import DataError
-from shoal_workers.file_ranges import File, NearFile
+from shoal_workers.file_ranges import File, looked_at
 
 _HEAD_BYTES = 2**12
 _SHOWN_BYTES = 16
 _CONTINUES = range(0x80, 0xC0)  # of UTF-8: bytes within a character
 _LONGEST = 4  # bytes of a character
 _LEADS = (0xC0, 0xE0, 0xF0)  # from which on a first byte means two of them, three, four
-_LOOKED_AT = 256  # files: there may be very many, on a slow disk
 # With what files begin that are no text, by what they are.
 _BEGINNINGS = {
     b"\x1f\x8b": "gzip: decompress it",
@@ -42,9 +41,8 @@ def check_names(field: str, uri: str, files: Sequence[File]) -> None:
 
 
 def check_beginnings(field: str, uri: str, files: Sequence[File]) -> None:
-    """Of the first ones that are near; what is read is looked at then. Raises InvalidField, OSError, DataError."""
-    near = [file for file in files if isinstance(file, NearFile)]  # others have to be fetched
-    for file in near[:_LOOKED_AT]:
+    """Of the first ones; what is read is looked at then. Raises InvalidField, OSError, StoreError, DataError."""
+    for file in looked_at(files):
         found = file.read(0, min(_HEAD_BYTES, file.num_bytes))
         kind = next((kind for start, kind in _BEGINNINGS.items() if found.startswith(start)), None)
         if kind is not None:

@@ -15,12 +15,13 @@ from shoal_workers.data_files import check_unused, chosen, find, find_text
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 from shoal_workers.numbered import KINDS, TokenFile
+from shoal_workers.token_beginnings import check_ids
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")  # magic, version, kind of ids, sequences, entries of documents
 _DOCUMENTS_AT_ONCE = 64
 _NOWHERE = 2**63 - 1
-_INDEX_KINDS = {1: "uint8", 4: "int32", 5: "int64", 8: "uint16"}
+_INDEX_KINDS = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,11 @@ def byte_files(field: str, uri: str, cache: DataCache | None) -> list[TokenFile]
     return [TokenFile(file, KINDS["uint8"], file.num_bytes, is_text=True) for file in files]
 
 
-def id_files(field: str, uri: str, token_type: str, cache: DataCache | None) -> list[TokenFile]:
-    """Files of ids alone; of a folder, all that end in `.bin`. Raises InvalidField."""
+def id_files(field: str, uri: str, token_type: str, vocab: int, cache: DataCache | None) -> list[TokenFile]:
+    """Files of ids alone; of a folder, all that end in `.bin`. Raises InvalidField, DataError."""
     kind = KINDS[token_type]
     files = chosen(field, uri, find(field, uri, cache), ".bin")
+    check_ids(field, uri, files, token_type, vocab)
     for file in files:
         if file.num_bytes % kind.num_bytes:
             problem = f"is no file of {token_type}: {file.name} has {file.num_bytes} bytes, and may be cut short"
