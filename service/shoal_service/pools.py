@@ -114,8 +114,14 @@ def seen(row: PoolRow) -> PoolSeen:
         starting=row.about["starting"],
         problem=row.about["problem"],
         said=row.about["said"],
+        unreached=unreached(row),
         offered=row.not_offered is None,
     )
+
+
+def unreached(row: PoolRow) -> str | None:
+    """Why nobody can ask it now. Reports that were kept by an older version do not say."""
+    return row.about.get("unreached")
 
 
 def memory(row: PoolRow) -> PoolMemory | None:
@@ -130,7 +136,8 @@ def remember(row: PoolRow, new: PoolMemory) -> bool:
     """Whether its connector has to hear of it."""
     before = memory(row)
     if before != new:
-        row.memory = dataclasses.asdict(new)
+        # Replicas of an older version do not know all fields, and none is missed that is not set.
+        row.memory = {name: value for name, value in dataclasses.asdict(new).items() if value is not None}
     return before is None or (before.target, before.leaving) != (new.target, new.leaving)
 
 
@@ -206,9 +213,10 @@ async def wishes(session: AsyncSession, cluster_id: str) -> list[WishedPool] | N
 
 
 def resource(row: PoolRow) -> Pool:
-    """As REST shows it. `problem` is why it gives no more now; `asked_again_at` when it is asked again, where it was
-    short."""
+    """As REST shows it. `problem` is why it gives no more now, or cannot be asked; `asked_again_at` when it is asked
+    again, where it was short."""
     known, kept, now_s = pool(row), memory(row) or PoolMemory(), time.time()
+    away = unreached(row) and f"cannot be reached now: {unreached(row)}"
     paused = kept.not_before_s > now_s
     return {
         "cluster_id": row.cluster_id,
@@ -224,7 +232,7 @@ def resource(row: PoolRow) -> Pool:
         "leaving": list(kept.leaving),
         "starting": row.about["starting"],
         "target": kept.target,
-        "problem": row.not_offered or row.about["problem"] or row.about["said"],
+        "problem": row.not_offered or away or row.about["problem"] or row.about["said"],
         "asked_again_at": jobs.rfc3339(kept.not_before_s) if paused else None,
         **price_resource(row),
         "counts": {

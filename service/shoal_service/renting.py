@@ -155,6 +155,8 @@ class Renting:
                 chosen.first.setdefault(name, tenant.id)
                 if not tenant.trains:
                     chosen.awaited[name] = chosen.awaited.get(name, 0) + count
+                if why := _unheard(look, name, chosen.counts[name]):
+                    chosen.refused[tenant.id] = why
             taken |= tenant.nodes
         for row in look.rows:  # nodes of pools under jobs that may not rent count as wanted: they stay
             chosen.counts[row.name] = chosen.counts.get(row.name, 0) + len(look.others.intersection(row.about["nodes"]))
@@ -206,6 +208,13 @@ class Renting:
                 pools.note(session, cluster_id, job, none)
         self._refused = {**self._refused, **chosen.refused}
         return news
+
+
+def _unheard(look: _Look, pool: str, count: int) -> str | None:
+    """Why so many nodes of this pool cannot even be asked for now."""
+    (row,) = (row for row in look.rows if row.name == pool)
+    why, memory = pools.unreached(row), pools.memory(row) or PoolMemory()
+    return f"pool {pool} cannot be reached now: {why}" if why and count > memory.target else None
 
 
 def _decided(look: _Look, chosen: _Chosen, patience: Patience) -> Provision:

@@ -193,6 +193,28 @@ def test_a_short_pool_is_left_for_another_kind_and_what_no_plan_uses_is_given_ba
         assert patch[0]["op"] == "test", "a group that has moved within the RayCluster is not mistaken for another"
 
 
+def test_machines_that_boot_are_kept_while_kubernetes_does_not_answer(
+    http: httpx.Client, cluster: Cluster, kubernetes: FakeKubernetes
+) -> None:
+    kubernetes.joins = False
+    eventually(lambda: pools(http))
+    job = ok(http.post("/v1/jobs", json=JOB))["id"]
+    eventually(lambda: pools(http)["spot-b"]["starting"] == 2, 60)
+    kubernetes.away = True
+    other = ok(http.post("/v1/jobs", json=JOB))["id"]
+    (told,) = eventually(lambda: events(http, job_id=other), 60)
+    assert told["kind"] == "nothing_rented", "somebody has looked meanwhile"
+    assert "cannot be reached now: Kubernetes: GET" in told["reason"] and "request timed out" in told["reason"]
+    seen = pools(http)["spot-b"]
+    assert (seen["target"], seen["starting"], seen["asked_again_at"], seen["counts"]["num_short"]) == (2, 2, None, 0)
+    assert "cannot be reached now" in seen["problem"] and "request timed out" in seen["problem"]
+    assert kubernetes.replicas() == {"spot-a": 0, "spot-b": 2}
+    kubernetes.joins, kubernetes.away = True, False
+    booted = {each.node for each in cluster.members()}
+    eventually(lambda: cluster.share(job) == booted, 60)
+    assert len(booted) == 2 and not [kind for kind, _, _ in kinds(http) if kind in ("pool_short", "nodes_went")]
+
+
 def test_who_may_not_rent_waits_and_nobody_rents_where_no_cluster_can(
     plane: ControlPlane, http: httpx.Client, kubernetes: FakeKubernetes, tmp_path: Path
 ) -> None:

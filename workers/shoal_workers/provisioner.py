@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 log = structlog.get_logger()
 
 _AGAIN_S = 2.0
+_MOST_WORDS = 2000  # as the control plane takes them
 
 
 class PoolsUnreachable(Exception):
@@ -34,11 +35,12 @@ class Member:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
     """What is heard of a pool: nodes that are made and have not joined, why there will be no more (`problem`), and what
-    is said while there may be (`said`)."""
+    is said while there may be (`said`). `unreached`: why nobody hears anything now; all else is of before."""
 
     starting: int = 0
     problem: str | None = None
     said: str | None = None
+    unreached: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +116,16 @@ class Provisioner:
             supplies = self._maker.look(list(entries), members)
         except PoolsUnreachable as error:
             log.warning("pools not reached", why=str(error))
-            supplies = {name: Supply(problem=str(error)) for name in entries}
+            supplies = self._of_before(entries, str(error))
         with self._lock:
             self._supplies = tuple((entry, supplies[name]) for name, entry in entries.items())
 
+    def _of_before(self, names: Collection[str], why: str) -> Mapping[str, Supply]:
+        """Who does not answer has refused nothing, and what it has made goes on to start."""
+        with self._lock:
+            known = {entry["name"]: supply for entry, supply in self._supplies or ()}
+        return {name: replace(known.get(name, Supply()), unreached=why[:_MOST_WORDS]) for name in names}
+
     def _told_of(self, entry: Mapping[str, Any], supply: Supply, members: Sequence[Member]) -> dict[str, Any]:
         nodes = sorted(member.node for member in members if member.pool == entry["name"])
-        about = {"starting": supply.starting, "problem": supply.problem, "said": supply.said}
-        return {"pool": dict(entry), "nodes": nodes, **about}
+        return {"pool": dict(entry), "nodes": nodes, **asdict(supply)}
