@@ -15,7 +15,7 @@ from shoal_planner.cluster import Node
 from shoal_planner.errors import InvalidField
 from shoal_planner.provisioning import Act, PoolMemory, PoolSeen
 from shoal_planner.rented_pools import RentedPool, parse_pools
-from shoal_service import jobs
+from shoal_service import jobs, rentals
 from shoal_service.models import JobRow
 from shoal_service.models_pools import PoolEventRow, PoolRow
 from shoal_service.shapes_pools import Pool, PoolEvent, PoolPrice, WishedPool
@@ -66,6 +66,7 @@ async def take_report(session: AsyncSession, cluster_id: str, reports: Sequence[
             row.about, row.seen_at_s = report, now_s
     for gone in rows.values():
         await session.delete(gone)
+        await rentals.end_of(session, cluster_id, gone.name, now_s)
     await session.flush()
 
 
@@ -201,7 +202,9 @@ async def leaving(session: AsyncSession, cluster_id: str) -> frozenset[str]:
 
 
 async def forget_old(session: AsyncSession) -> None:
-    await session.execute(delete(PoolEventRow).where(PoolEventRow.at_s < time.time() - _KEPT_S))
+    before_s = time.time() - _KEPT_S
+    await session.execute(delete(PoolEventRow).where(PoolEventRow.at_s < before_s))
+    await rentals.forget_nobodys(session, before_s)
 
 
 async def wishes(session: AsyncSession, cluster_id: str) -> list[WishedPool] | None:

@@ -117,13 +117,18 @@ def test_who_does_not_answer_is_told_of_and_has_refused_nothing(kubernetes: Fake
         provisioner.turn()
         (good,) = provisioner.report() or ()
         assert (good["pool"], good["starting"], good["problem"], good["unreached"]) == (ENTRY, 2, None, None)
+        (tmp_path / "token").write_text("of somebody else")
+        provisioner.turn()
+        (report,) = provisioner.report() or ()
+        assert "status 401 Unauthorized" in report["unreached"]
+        assert report == {**good, "unreached": report["unreached"]}, "all else as it was heard"
         kubernetes.joins = True
         (tmp_path / "token").write_text("of somebody else")
         provisioner.turn()
         (report,) = provisioner.report() or ()
         assert "status 401 Unauthorized" in report["unreached"]
         nodes = [member.node for member in joined(kubernetes)]
-        assert report == {**good, "nodes": nodes, "unreached": report["unreached"]} and len(nodes) == 2
+        assert report == {**good, "nodes": nodes, "starting": 0, "unreached": report["unreached"]} and len(nodes) == 2
         (tmp_path / "token").unlink()
         provisioner.turn()
         (report,) = provisioner.report() or ()

@@ -77,6 +77,7 @@ class Provisioner:
         self._lock = threading.Lock()
         self._orders: Mapping[str, PoolOrder] | None = None
         self._supplies: tuple[tuple[Mapping[str, Any], Supply], ...] | None = None
+        self._joined: frozenset[str] = frozenset()
 
     def told(self, orders: Mapping[str, PoolOrder]) -> None:
         """What the control plane wants now; nothing is asked of anybody before it has said so once."""
@@ -87,7 +88,7 @@ class Provisioner:
         """For the control plane: each entry with what is known of the pool, and the nodes that it has now; None before
         anybody has looked. A node of a pool that is not told of as such would pass for one that costs no request."""
         with self._lock:
-            supplies = self._supplies
+            supplies, joined = self._supplies, self._joined
         if supplies is None:
             return None
         try:
@@ -95,7 +96,7 @@ class Provisioner:
         except PoolsUnreachable as error:
             log.warning("not known which nodes there are", why=str(error))
             return None
-        return [self._told_of(entry, supply, members) for entry, supply in supplies]
+        return [self._told_of(entry, supply, members, joined) for entry, supply in supplies]
 
     def run(self) -> None:
         """Until the process ends."""
@@ -114,10 +115,12 @@ class Provisioner:
             if orders is not None:
                 self._maker.obey({name: order for name, order in orders.items() if name in entries}, members)
             supplies = self._maker.look(list(entries), members)
+            joined = frozenset(member.node for member in members)
         except PoolsUnreachable as error:
             log.warning("pools not reached", why=str(error))
-            supplies = self._of_before(entries, str(error))
+            supplies, joined = self._of_before(entries, str(error)), self._joined
         with self._lock:
+            self._joined = joined
             self._supplies = tuple((entry, supplies[name]) for name, entry in entries.items())
 
     def _of_before(self, names: Collection[str], why: str) -> Mapping[str, Supply]:
@@ -126,6 +129,10 @@ class Provisioner:
             known = {entry["name"]: supply for entry, supply in self._supplies or ()}
         return {name: replace(known.get(name, Supply()), unreached=why[:_MOST_WORDS]) for name in names}
 
-    def _told_of(self, entry: Mapping[str, Any], supply: Supply, members: Sequence[Member]) -> dict[str, Any]:
+    def _told_of(
+        self, entry: Mapping[str, Any], supply: Supply, members: Sequence[Member], joined: frozenset[str]
+    ) -> dict[str, Any]:
+        """`joined` are the nodes that had when this was heard: others have started meanwhile."""
         nodes = sorted(member.node for member in members if member.pool == entry["name"])
-        return {"pool": dict(entry), "nodes": nodes, **asdict(supply)}
+        starting = max(0, supply.starting - len(set(nodes) - joined))
+        return {"pool": dict(entry), "nodes": nodes, **asdict(replace(supply, starting=starting))}
