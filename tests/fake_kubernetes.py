@@ -19,12 +19,14 @@ _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 class FakeKubernetes:
     """`capacity` says how many pods of each group get a machine; a test may change it. `joins`: whether their raylets
-    then come up. `lingers`: whether pods that are deleted stay, as long as their grace period lasts."""
+    then come up. `lingers`: whether pods that are deleted stay, as long as their grace period lasts. `away`: whether
+    the API answers with errors only."""
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
         self.capacity = dict(capacity)
         self.joins = True
         self.lingers = False
+        self.away = False
         self.patches: list[list[dict[str, Any]]] = []
         self._lock = threading.Lock()
         self._groups: list[dict[str, Any]] = [
@@ -65,6 +67,8 @@ class FakeKubernetes:
 
     def answer(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
         parts = urlsplit(url)
+        if self.away:
+            return 503, {"kind": "Status", "message": "etcdserver: request timed out"}
         if headers.get("Authorization") != f"Bearer {TOKEN}":
             return 401, {"kind": "Status", "message": "Unauthorized"}
         with self._lock:

@@ -1,9 +1,11 @@
 """What to ask of each pool now, and which nodes to give back. Pure: how things stand goes in, what follows comes out.
 
 A pool that does not give what is asked of it in time is short: the request is taken back, nothing more is asked of it
-for a while (longer each time in a row), and whoever chooses the fleet chooses among the others. Nothing is asked for
-that, with all that is there, costs more than the jobs may spend. A node that no plan has used for a while is given
-back, and one that a plan stands on never is. Owns no choice of a fleet: that is `rent`'s, by `provisioning_wish`.
+for a while (longer each time in a row), and whoever chooses the fleet chooses among the others. While a pool cannot be
+reached nothing is concluded about it: what was asked of it stands, and that time is none that it has been waited for.
+Nothing is asked for that, with all that is there, costs more than the jobs may spend. A node that no plan has used for
+a while is given back, and one that a plan stands on never is. Owns no choice of a fleet: that is `rent`'s, by
+`fleet_wish`.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ class Patience:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSeen:
     """`nodes` are the ids of those that have joined, `starting` counts those that the cloud has given and that have
-    not. `problem`: why it gives no more, where somebody says so; `said`: what is heard while it still may. Of a pool
-    that its cloud does not offer at all (not `offered`), what is there is all that can be had."""
+    not. `problem`: why it gives no more, where somebody says so; `said`: what is heard while it still may; `unreached`:
+    why nobody can ask it now, so that `starting` and these two are of before. Of a pool that its cloud does not offer
+    at all (not `offered`), what is there is all that can be had."""
 
     name: str
     least: int
@@ -50,13 +53,15 @@ class PoolSeen:
     starting: int = 0
     problem: str | None = None
     said: str | None = None
+    unreached: str | None = None
     offered: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMemory:
     """What is kept of a pool from one look to the next. `target` nodes are asked of it, since `asked_at_s` in vain
-    (None: all are there); before `not_before_s` no more are. `unused` says since when no plan uses a node."""
+    (None: all are there); before `not_before_s` no more are. `unused` says since when no plan uses a node, and
+    `unreached_s` since when the pool cannot be reached."""
 
     target: int = 0
     asked_at_s: float | None = None
@@ -65,6 +70,7 @@ class PoolMemory:
     known: tuple[str, ...] = ()
     unused: tuple[tuple[str, float], ...] = ()
     leaving: tuple[str, ...] = ()
+    unreached_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +158,11 @@ class _Table:
     asked_at_s: float | None = None
     not_before_s: float = 0.0
     shortages: int = 0
+    unreached_s: float | None = None
 
     def __post_init__(self) -> None:
         self.target, self.asked_at_s = self.before.target, self.before.asked_at_s
+        self.unreached_s = self.before.unreached_s
         self.not_before_s, self.shortages = self.before.not_before_s, self.before.shortages
         self.leaving = set(self.before.leaving) & set(self.pool.nodes)
         since_s = dict(self.before.unused)
@@ -188,6 +196,7 @@ class _Table:
 
     def look(self) -> None:
         """What has happened since: nodes that came, nodes that went, and a pool that gave nothing in time."""
+        self.reach()
         came = sorted(set(self.pool.nodes) - set(self.before.known))
         if came:
             self.tell("nodes_came", len(came), f"pool {self.pool.name} has got {_listed(came)}", came)
@@ -200,9 +209,20 @@ class _Table:
             self.asked_at_s, self.shortages = None, 0 if came else self.shortages
             return
         self.asked_at_s = self.now_s if self.asked_at_s is None or came else self.asked_at_s
-        if self.now_s < self.not_before_s:
-            return
-        waited_s = self.now_s - self.asked_at_s
+        if self.pool.unreached is None and self.now_s >= self.not_before_s:
+            self.judge(missing, self.now_s - self.asked_at_s)
+
+    def reach(self) -> None:
+        """For as long as nobody could ask the pool, it has not been waited for."""
+        if self.pool.unreached is not None:
+            self.unreached_s = self.now_s if self.unreached_s is None else self.unreached_s
+        elif self.unreached_s is not None:
+            if self.asked_at_s is not None:
+                self.asked_at_s += self.now_s - max(self.unreached_s, self.asked_at_s)
+            self.unreached_s = None
+
+    def judge(self, missing: int, waited_s: float) -> None:
+        """Whether it is short of what it lacks."""
         given = missing <= self.pool.starting
         if self.pool.problem is not None and not given:
             self.fall_short(missing - self.pool.starting, f"it says: {self.pool.problem}")
@@ -254,6 +274,8 @@ class _Table:
 
     def ask(self, wanted: int, room_per_hour: float) -> float:
         """Dollars an hour that are lacking for what is wanted: nothing is asked for then, as half a fleet is none."""
+        if self.pool.unreached is not None:
+            return 0.0  # nobody would hear it
         # What leaves would be taken for what is asked for.
         if self.now_s < self.not_before_s or self.leaving or not self.pool.offered:
             wanted = min(wanted, max(self.target, len(self.staying)))
@@ -284,6 +306,7 @@ class _Table:
             known=self.pool.nodes,
             unused=tuple(sorted(self.unused.items())),
             leaving=tuple(sorted(self.leaving)),
+            unreached_s=self.unreached_s,
         )
 
 

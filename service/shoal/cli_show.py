@@ -177,6 +177,7 @@ def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     per_million = cost["usd_per_million_tokens"]
     return [
         ("spent so far", _usd(cost["usd"], cost["unpriced_node_hours"]) if cost["charges"] else None),
+        ("of it beside plans", _usd(beside) if (beside := cost.get("beside_plans_usd")) else None),
         ("per hour now", rate if now else None),
         ("per million tokens", None if per_million is None else _usd(per_million, cost["unpriced_node_hours"])),
         ("spent on", "\n".join(map(_charge, cost["charges"]))),

@@ -20,7 +20,7 @@ from shoal_recovery.checkpoints import list_manifests, manifest_name
 from shoal_recovery.errors import StoreError
 from shoal_recovery.journal import EVENTS
 from shoal_recovery.store import open_store
-from shoal_service import comparison, jobs, journal, storages
+from shoal_service import comparison, jobs, journal, rentals, storages
 from shoal_service.answers import encoded, fitting, page
 from shoal_service.bell import job_topic
 from shoal_service.bulk_losses import losses_resource
@@ -278,5 +278,6 @@ async def get_cost(deps: Deps, job_id: str) -> dict[str, Any]:
         check_kept(row)
         history = await journal.history(session, job_id)
         kept = await comparison.of_job(session, job_id)
-    spent = spending_of(row, history)
+        rented = await rentals.of_job(session, job_id)
+    spent = spending_of(row, history, rented)
     return dataclasses.asdict(spent) | {"on_demand_plan": on_demand_plan(kept, spent, row)}

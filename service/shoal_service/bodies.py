@@ -62,6 +62,9 @@ class PoolReport(Body):
     starting: _Count = Field(default=0, description="How many the cloud has given that have not joined yet.")
     problem: str | None = Field(default=None, max_length=2000, description="Why it gives no more.")
     said: str | None = Field(default=None, max_length=2000, description="What is heard while it may still give more.")
+    unreached: str | None = Field(
+        default=None, max_length=2000, description="Why nobody can ask it now: the three before are of when one could."
+    )
 
 
 class SignOfLife(Body):

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from shoal_planner.limits import CostLimits, deadline_at_s, duration_s
 from shoal_planner.script_spec import parse_any_job
 from shoal_recovery.journal import AT_REST
-from shoal_service import jobs, journal, outbox, shares
+from shoal_service import jobs, journal, outbox, rentals, shares
 from shoal_service.bell import CLUSTERS, JOBS, Bell, job_topic
 from shoal_service.database import Database
 from shoal_service.models import JobRow, ShareRow
@@ -112,7 +112,7 @@ async def standing(session: AsyncSession, row: JobRow) -> tuple[Held | None, str
         return over, None
     if limits.budget_usd is None:
         return None, None
-    spent_usd = spending_of(row, await journal.history(session, row.id)).usd
+    spent_usd = spending_of(row, await journal.history(session, row.id), await rentals.of_job(session, row.id)).usd
     if spent_usd is None:
         return None, _UNPRICED
     of_budget = f"{spent_usd:.2f} of {limits.budget_usd:.2f} USD (limits.budget_usd)"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shoal_service import jobs, journal
+from shoal_service import jobs, journal, rentals
 from shoal_service.job_filter import JobFilter
 from shoal_service.job_history import Histories, newest_seqs
 from shoal_service.models import JobRow
@@ -23,6 +23,9 @@ MAX_JOBS = 200  # the newest
 _NEW_AT_ONCE = 40
 _KEPT = 5000
 _HOUR_S = 3600.0
+
+Mark = tuple[int, rentals.Mark | None]
+"""Of a job: its newest entry but for steps, and what has become of what is rented for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +54,10 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBill:
-    """The bill of a job that goes on, as it was at `at_s` after the entry `seq`. Until the next one it grows by what
-    nodes of the job cost, and by the hours of those without a price: so many are there."""
+    """The bill of a job that goes on, as it was at `at_s`. As long as its `mark` is the same it grows by what nodes of
+    the job cost, and by the hours of those without a price: so many are there."""
 
-    seq: int
+    mark: Mark
     at_s: float
     bill: Bill
     unpriced_nodes: int
@@ -85,10 +88,11 @@ class Ledger:
     async def of(self, session: AsyncSession, rows: Sequence[JobRow]) -> tuple[tuple[Bill, ...], int]:
         """Of these jobs, likewise."""
         left, found, missing = _NEW_AT_ONCE, [], 0
-        newest = await newest_seqs(session, [row.id for row in rows if not jobs.ended(row)])
+        going_on = [row.id for row in rows if not jobs.ended(row)]
+        newest, rented = await newest_seqs(session, going_on), await rentals.marks(session, going_on)
         for row in rows:
             if not jobs.ended(row):
-                found.append(await self._so_far(session, row, newest.get(row.id, 0)))
+                found.append(await self._so_far(session, row, (newest.get(row.id, 0), rented.get(row.id))))
             elif row.id in self._kept:
                 self._kept.move_to_end(row.id)
                 found.append(self._kept[row.id])
@@ -99,13 +103,14 @@ class Ledger:
                 missing += 1
         return tuple(found), missing
 
-    async def _so_far(self, session: AsyncSession, row: JobRow, seq: int) -> Bill:
-        """Of a job that goes on, whose newest entry but for steps is this."""
+    async def _so_far(self, session: AsyncSession, row: JobRow, mark: Mark) -> Bill:
+        """Of a job that goes on."""
         now_s, known = time.time(), self._open.get(row.id)
-        if known is None or known.seq != seq:
-            events = await self._histories.of(session, row.id)
-            spent = spending(events, end_at_s=now_s, ended=False, tokens=jobs.num_tokens(row))
-            known = OpenBill(seq=seq, at_s=now_s, bill=bill_of(row, spent), unpriced_nodes=spent.unpriced_nodes_now)
+        if known is None or known.mark != mark:
+            events, rented = await self._histories.of(session, row.id), await rentals.of_job(session, row.id)
+            spent = spending(events, end_at_s=now_s, ended=False, tokens=jobs.num_tokens(row), rented=rented)
+            bill, unpriced = bill_of(row, spent), spent.unpriced_nodes_now
+            known = OpenBill(mark=mark, at_s=now_s, bill=bill, unpriced_nodes=unpriced)
         self._open[row.id] = known
         self._open.move_to_end(row.id)
         while len(self._open) > _KEPT:
@@ -113,7 +118,8 @@ class Ledger:
         return known.until(now_s)
 
     async def _keep(self, session: AsyncSession, row: JobRow) -> Bill:
-        bill = self._kept[row.id] = bill_of(row, spending_of(row, await journal.history(session, row.id)))
+        history, rented = await journal.history(session, row.id), await rentals.of_job(session, row.id)
+        bill = self._kept[row.id] = bill_of(row, spending_of(row, history, rented))
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return bill

@@ -48,3 +48,23 @@ class PoolEventRow(Base):
     count: Mapped[int]
     reason: Mapped[str] = mapped_column(Text)
     nodes: Mapped[list[str]] = mapped_column(JSON)
+
+
+class RentalRow(Base):
+    """A machine of a pool for a time: from when it starts (`node` is null until it has joined), at one price, on the
+    account of one job (null: on nobody's), until it goes or one of these changes."""
+
+    __tablename__ = "rentals"
+    __table_args__ = (Index("ix_rentals_cluster_id", "cluster_id", "until_at_s"), Index("ix_rentals_job_id", "job_id"))
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    cluster_id: Mapped[str] = mapped_column(String(80))
+    pool: Mapped[str] = mapped_column(String(40))
+    node: Mapped[str | None] = mapped_column(String(80))
+    job_id: Mapped[str | None] = mapped_column(String(40))
+    device: Mapped[str] = mapped_column(String(80))
+    devices: Mapped[int]
+    spot: Mapped[bool]
+    price_per_hour: Mapped[float] = mapped_column(Float)
+    since_at_s: Mapped[float] = mapped_column(Float)
+    until_at_s: Mapped[float | None] = mapped_column(Float)

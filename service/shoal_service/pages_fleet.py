@@ -12,7 +12,7 @@ from sqlalchemy.orm import defer
 from starlette.responses import HTMLResponse, Response
 
 from shoal_recovery.journal import TERMINAL, JobState
-from shoal_service import api_nodes, clusters, drills, job_totals, jobs, people, shares, views
+from shoal_service import api_nodes, clusters, drills, job_totals, jobs, people, rentals, shares, views
 from shoal_service import pools as pools_of_clusters
 from shoal_service.access import Principal
 from shoal_service.fleet import pools
@@ -168,7 +168,7 @@ async def _recent(deps: Services, caller: Principal) -> list[dict[str, Any]]:
         query = select(JobRow).where(*seen).order_by(JobRow.updated_at_s.desc()).limit(_RECENT_JOBS)
         for row in (await session.scalars(query)).all():
             events = await deps.histories.of(session, row.id)
-            found = spending_of(row, events)
+            found = spending_of(row, events, await rentals.of_job(session, row.id))
             if found.charges:
                 spent.append({"job": views.summary(row), "usd": found.usd, **views.spent_in_short(found)})
     return spent

@@ -21,6 +21,7 @@ from shoal_service import (
     journal,
     log_store,
     pools,
+    rentals,
     shares,
     storages,
     timeline,
@@ -49,7 +50,7 @@ from shoal_service.panels_recovery import in_full, recoveries_panel
 from shoal_service.panels_step import step_panel
 from shoal_service.script_views import script_view
 from shoal_service.seams import pairs_of, seams_of
-from shoal_service.spending import Spending, spending_of
+from shoal_service.spending import Rented, Spending, spending_of
 from shoal_service.step_sums import EpochSteps, StepSums, step_sums
 from shoal_service.store_looks import StoreLook, StoreLooks
 from shoal_service.timeline import Event
@@ -74,6 +75,7 @@ class Look:
     session: AsyncSession
     row: JobRow
     history: Sequence[Event]
+    rented: Sequence[Rented]
     steps: StepSums
     stores: StoreLooks
     cluster: ClusterRow | None
@@ -92,7 +94,7 @@ class Look:
         return JobState(self.row.state) not in (*AT_REST, JobState.QUEUED)
 
     def spending(self) -> Spending:
-        return spending_of(self.row, self.history)
+        return spending_of(self.row, self.history, self.rented)
 
 
 View = dict[str, Any]
@@ -242,6 +244,7 @@ async def _money(look: Look) -> View:
         spent,
         await look.steps.of(look.session, look.row.id),
         on_demand_prices([*there, *to_be_had]),
+        look.rented,
         created_at_s=look.row.created_at_s,
         end_at_s=look.now_s,
         eta_s=jobs.eta_s(look.row),
@@ -383,6 +386,7 @@ async def look_at(
         session=session,
         row=row,
         history=await histories.of(session, row.id),
+        rented=await rentals.of_job(session, row.id),
         steps=histories.steps,
         stores=stores,
         cluster=None if row.cluster_id is None else await session.get(ClusterRow, row.cluster_id),

@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal_recovery.journal import PlanAdopted
 from shoal_recovery.journal_scripts import WorkersStarted
-from shoal_service.spending import Spending
+from shoal_service.spending import Rented, Spending, beside_plans
 from shoal_service.step_sums import EpochSteps
 from shoal_service.timeline import Event, node_spans
 
@@ -58,6 +58,7 @@ def money(
     found: Spending,
     steps: Sequence[EpochSteps],
     on_demand: Mapping[tuple[str, int], float],
+    rented: Sequence[Rented] = (),
     *,
     created_at_s: float,
     end_at_s: float,
@@ -76,7 +77,7 @@ def money(
         saved=_saved(found, on_demand),
         wasted_usd=wasted,
         to_come_usd=to_come,
-        spent=_curve(events, created_at_s, end_at_s),
+        spent=_curve(events, rented, created_at_s, end_at_s),
         stated_at_s=min(_stated(events).values(), default=None),
     )
 
@@ -130,14 +131,22 @@ def _productive_usd(events: Sequence[Event], steps: Sequence[EpochSteps]) -> flo
     return sum(found.seconds / _HOUR_S * per_hour.get(found.epoch, 0.0) for found in steps if not found.rolled_back)
 
 
-def _curve(events: Sequence[Event], created_at_s: float, end_at_s: float) -> tuple[tuple[float, float], ...]:
+def _curve(
+    events: Sequence[Event], rented: Sequence[Rented], created_at_s: float, end_at_s: float
+) -> tuple[tuple[float, float], ...]:
     """What was spent by then, at moments that are evenly apart; nothing where no node has a price."""
     prices = _prices(events)
+    of_nodes = {name: found for name, found in node_spans(events, end_at_s).items() if name in prices}
     spans = [
         (since_s, min(until_s, end_at_s), prices[name])
-        for name, found in node_spans(events, end_at_s).items()
+        for name, found in of_nodes.items()
         for since_s, until_s, _, _ in found
-        if prices.get(name)
+        if prices[name]
+    ]
+    spans += [
+        (since_s, until_s, each.price_per_hour)
+        for each in rented
+        for since_s, until_s in beside_plans(each, of_nodes.get(each.node or "", ()), end_at_s)
     ]
     first_s = min([created_at_s, *(since_s for since_s, _, _ in spans)])
     if not spans or end_at_s <= first_s:

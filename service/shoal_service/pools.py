@@ -15,7 +15,7 @@ from shoal_planner.cluster import Node
 from shoal_planner.errors import InvalidField
 from shoal_planner.provisioning import Act, PoolMemory, PoolSeen
 from shoal_planner.rented_pools import RentedPool, parse_pools
-from shoal_service import jobs
+from shoal_service import jobs, rentals
 from shoal_service.models import JobRow
 from shoal_service.models_pools import PoolEventRow, PoolRow
 from shoal_service.shapes_pools import Pool, PoolEvent, PoolPrice, WishedPool
@@ -66,6 +66,7 @@ async def take_report(session: AsyncSession, cluster_id: str, reports: Sequence[
             row.about, row.seen_at_s = report, now_s
     for gone in rows.values():
         await session.delete(gone)
+        await rentals.end_of(session, cluster_id, gone.name, now_s)
     await session.flush()
 
 
@@ -114,8 +115,14 @@ def seen(row: PoolRow) -> PoolSeen:
         starting=row.about["starting"],
         problem=row.about["problem"],
         said=row.about["said"],
+        unreached=unreached(row),
         offered=row.not_offered is None,
     )
+
+
+def unreached(row: PoolRow) -> str | None:
+    """Why nobody can ask it now. Reports that were kept by an older version do not say."""
+    return row.about.get("unreached")
 
 
 def memory(row: PoolRow) -> PoolMemory | None:
@@ -130,7 +137,8 @@ def remember(row: PoolRow, new: PoolMemory) -> bool:
     """Whether its connector has to hear of it."""
     before = memory(row)
     if before != new:
-        row.memory = dataclasses.asdict(new)
+        # Replicas of an older version do not know all fields, and none is missed that is not set.
+        row.memory = {name: value for name, value in dataclasses.asdict(new).items() if value is not None}
     return before is None or (before.target, before.leaving) != (new.target, new.leaving)
 
 
@@ -194,7 +202,9 @@ async def leaving(session: AsyncSession, cluster_id: str) -> frozenset[str]:
 
 
 async def forget_old(session: AsyncSession) -> None:
-    await session.execute(delete(PoolEventRow).where(PoolEventRow.at_s < time.time() - _KEPT_S))
+    before_s = time.time() - _KEPT_S
+    await session.execute(delete(PoolEventRow).where(PoolEventRow.at_s < before_s))
+    await rentals.forget_nobodys(session, before_s)
 
 
 async def wishes(session: AsyncSession, cluster_id: str) -> list[WishedPool] | None:
@@ -206,9 +216,10 @@ async def wishes(session: AsyncSession, cluster_id: str) -> list[WishedPool] | N
 
 
 def resource(row: PoolRow) -> Pool:
-    """As REST shows it. `problem` is why it gives no more now; `asked_again_at` when it is asked again, where it was
-    short."""
+    """As REST shows it. `problem` is why it gives no more now, or cannot be asked; `asked_again_at` when it is asked
+    again, where it was short."""
     known, kept, now_s = pool(row), memory(row) or PoolMemory(), time.time()
+    away = unreached(row) and f"cannot be reached now: {unreached(row)}"
     paused = kept.not_before_s > now_s
     return {
         "cluster_id": row.cluster_id,
@@ -224,7 +235,7 @@ def resource(row: PoolRow) -> Pool:
         "leaving": list(kept.leaving),
         "starting": row.about["starting"],
         "target": kept.target,
-        "problem": row.not_offered or row.about["problem"] or row.about["said"],
+        "problem": row.not_offered or away or row.about["problem"] or row.about["said"],
         "asked_again_at": jobs.rfc3339(kept.not_before_s) if paused else None,
         **price_resource(row),
         "counts": {

@@ -23,11 +23,12 @@ from shoal_planner.profile import profile_from_mapping
 from shoal_planner.provisioning import Act, Patience, PoolMemory, Provision, available, decide_pools
 from shoal_planner.script_spec import parse_any_job
 from shoal_recovery.journal import AT_REST, JobState
-from shoal_service import clusters, duties, jobs, journal, pools, queueing, shares
+from shoal_service import clusters, duties, jobs, journal, pools, queueing, rentals, shares
 from shoal_service.bell import CLUSTERS, Bell
 from shoal_service.database import Database
 from shoal_service.models import ClusterRow, JobRow, ShareRow
 from shoal_service.models_pools import PoolRow
+from shoal_service.rentals import Claims, Rental, Turnover, turned_over
 from shoal_service.scheduler import planned_nodes
 from shoal_service.settings import Settings
 from shoal_service.spending import spending_of
@@ -67,22 +68,26 @@ class _Tenant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
     """How a cluster and its pools stand. `used` nodes are those that a plan stands on, or may before long; `others` are
-    those that jobs have who may not rent."""
+    those that jobs have who may not rent. `users` are the jobs whose plans stand on nodes (None: one that may not
+    rent), and `rented` is what goes on of each pool."""
 
     cluster: ClusterRow
     rows: Sequence[PoolRow]
     tenants: Sequence[_Tenant]
     used: frozenset[str]
     others: frozenset[str]
+    users: Mapping[str, str | None]
+    rented: Mapping[str, Sequence[Rental]]
 
 
 @dataclass(slots=True)
 class _Chosen:
-    """The fleets of a cluster's jobs, by pool: `first` is the job that it is for, `awaited` what jobs that do not train
-    wait for."""
+    """The fleets of a cluster's jobs, by pool: `first` is the job that it is for, `fleets` are those of each job, in
+    turn, and `awaited` is what jobs that do not train wait for."""
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
+    fleets: dict[str, dict[str, int]] = field(default_factory=dict)
     awaited: dict[str, int] = field(default_factory=dict)
     budget_per_hour: float = 0.0
     refused: dict[str, str] = field(default_factory=dict)
@@ -130,10 +135,14 @@ class Renting:
         chosen = await asyncio.to_thread(self._choose, look)
         found = _decided(look, chosen, self._patience)
         before = {row.name: pools.memory(row) for row in look.rows}
-        if not found.acts and found.memories == before and chosen.refused.items() <= self._refused.items():
+        turnovers = [each for row in look.rows if (each := _turned_over(look, row, chosen))]
+        same = found.memories == before and chosen.refused.items() <= self._refused.items()
+        if same and not found.acts and not turnovers:
             return
         async with self._database.write() as session:
             news = await self._write(session, cluster_id, chosen, found)
+            nodes = {row.name: pools.pool(row).node for row in look.rows}
+            await rentals.write_down(session, cluster_id, nodes, turnovers, time.time())
         if news:
             self._bell.ring(CLUSTERS)
 
@@ -149,12 +158,15 @@ class Renting:
             chosen.budget_per_hour += tenant.budget_per_hour
             if not wish.counts and wish.reason:
                 chosen.refused[tenant.id] = wish.reason
+            chosen.fleets[tenant.id] = dict(wish.counts)
             for name, count in wish.counts.items():
                 left[name] -= count
                 chosen.counts[name] = chosen.counts.get(name, 0) + count
                 chosen.first.setdefault(name, tenant.id)
                 if not tenant.trains:
                     chosen.awaited[name] = chosen.awaited.get(name, 0) + count
+                if why := _unheard(look, name, chosen.counts[name]):
+                    chosen.refused[tenant.id] = why
             taken |= tenant.nodes
         for row in look.rows:  # nodes of pools under jobs that may not rent count as wanted: they stay
             chosen.counts[row.name] = chosen.counts.get(row.name, 0) + len(look.others.intersection(row.about["nodes"]))
@@ -208,6 +220,19 @@ class Renting:
         return news
 
 
+def _unheard(look: _Look, pool: str, count: int) -> str | None:
+    """Why so many nodes of this pool cannot even be asked for now."""
+    (row,) = (row for row in look.rows if row.name == pool)
+    why, memory = pools.unreached(row), pools.memory(row) or PoolMemory()
+    return f"pool {pool} cannot be reached now: {why}" if why and count > memory.target else None
+
+
+def _turned_over(look: _Look, row: PoolRow, chosen: _Chosen) -> Turnover:
+    wanted = {job: fleet.get(row.name, 0) for job, fleet in chosen.fleets.items()}
+    claims = Claims(wanted=wanted, users=look.users)
+    return turned_over(pools.seen(row), look.rented.get(row.name, ()), claims)
+
+
 def _decided(look: _Look, chosen: _Chosen, patience: Patience) -> Provision:
     elsewhere = sum(pools.price(row) * len(look.others.intersection(row.about["nodes"])) for row in look.rows)
     return decide_pools(
@@ -239,6 +264,7 @@ async def _look(session: AsyncSession, cluster: ClusterRow) -> _Look:
     everything = frozenset(node["id"] for node in cluster.snapshot["nodes"])
     used: set[str] = set()
     others: set[str] = set()
+    users: dict[str, str | None] = {}
     tenants = []
     found = await clusters.scheduled(session, cluster.id, queueing.that_may_rent(cluster.id)) if rows else []
     told = await shares.of_jobs(session, [row.id for row in found])
@@ -246,11 +272,22 @@ async def _look(session: AsyncSession, cluster: ClusterRow) -> _Look:
         mine = await _nodes(session, row, told[row.id], everything)
         used |= mine
         spec = parse_any_job(row.spec)
-        if isinstance(spec, JobSpec) and spec.limits.rent and _wants(row):
+        may_rent = isinstance(spec, JobSpec) and spec.limits.rent
+        if row.state in _TRAINS:
+            users |= dict.fromkeys(mine, row.id if may_rent else None)
+        if isinstance(spec, JobSpec) and may_rent and _wants(row):
             tenants.append(await _tenant(session, row, spec, mine))
         else:
             others |= mine
-    return _Look(cluster=cluster, rows=rows, tenants=tenants, used=frozenset(used), others=frozenset(others))
+    return _Look(
+        cluster=cluster,
+        rows=rows,
+        tenants=tenants,
+        used=frozenset(used),
+        others=frozenset(others),
+        users=users,
+        rented=await rentals.going_on(session, cluster.id) if rows else {},
+    )
 
 
 def _wants(row: JobRow) -> bool:
@@ -272,7 +309,9 @@ async def _tenant(session: AsyncSession, row: JobRow, spec: JobSpec, nodes: froz
     left_h = None if limits.deadline is None else (deadline_at_s(limits.deadline) - time.time()) / 3600.0
     spent_usd = 0.0
     if limits.budget_usd is not None:
-        spent_usd = spending_of(row, await journal.history(session, row.id)).usd or 0.0
+        spent_usd = (
+            spending_of(row, await journal.history(session, row.id), await rentals.of_job(session, row.id)).usd or 0.0
+        )
     return _Tenant(
         id=row.id,
         spec=spec,

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from shoal_recovery.journal import TERMINAL
-from shoal_service import curve_levels, duties
+from shoal_service import curve_levels, duties, rentals
 from shoal_service.database import Database
 from shoal_service.errors import DatabaseAway, Gone
 from shoal_service.models import CurveRow, JobRow, JournalRow, StepRow, TrackerRow
@@ -99,6 +99,7 @@ class Retention:
                 await session.execute(update(JobRow).where(JobRow.id == job_id).values(forgotten_seq=until))
                 gone = (JournalRow.job_id == job_id, JournalRow.seq <= until)
                 await session.execute(delete(JournalRow).where(*gone))
+                await rentals.forget_job(session, job_id)  # without the journal nobody can tell what was in plans
                 more = until < row.last_seq
             await self._let_others()
         log.info("the journal of a job is past its time", job=job_id)

@@ -37,7 +37,7 @@ class PoolPrice(TypedDict):
 
 class Pool(PoolPrice):
     """`nodes` are there, `leaving` among them are given back, `starting` are on their way. `problem` is why it gives no
-    more now."""
+    more now, or why it cannot be asked; what is `starting` is then of before."""
 
     cluster_id: str
     name: str

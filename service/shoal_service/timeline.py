@@ -218,12 +218,12 @@ def _width(x: float, end_x: float) -> float:
     return round(max(end_x - x, 1.5), 2)
 
 
-_Span = tuple[float, float, Mapping[str, Any] | None, bool]
+Span = tuple[float, float, Mapping[str, Any] | None, bool]
 
 
-def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[_Span]]:
+def node_spans(events: Sequence[Event], end_at_s: float) -> dict[str, list[Span]]:
     """Per node: (from, until, how the job lost it, or gave it back to rest, or None, whether it joined later)."""
-    spans: dict[str, list[_Span]] = {}
+    spans: dict[str, list[Span]] = {}
     alive: dict[str, tuple[float, bool]] = {}
     for event in events:
         for name in arrivals(event.kind, event.payload):
@@ -274,7 +274,7 @@ def _notices(events: Sequence[Event], end_at_s: float) -> dict[str, list[tuple[f
 
 def _node_lane(
     name: str,
-    spans: Sequence[_Span],
+    spans: Sequence[Span],
     scale: _Scale,
     y: float,
     paces: Sequence[Mark],

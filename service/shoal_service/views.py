@@ -163,6 +163,11 @@ def cost_view(found: Spending) -> dict[str, Any]:
         "figures": [
             ("Spent so far", _amount(found.usd, some_unknown), ""),
             ("Per hour now", _amount(found.usd_per_hour, unknown_now) if now else "-", of_nodes),
+            *(
+                [("Of it beside plans", dollars(found.beside_plans_usd), "machines that started, waited or were idle")]
+                if found.beside_plans_usd
+                else []
+            ),
             (
                 "Per million tokens",
                 "-" if per_million is None else _amount(per_million, some_unknown),

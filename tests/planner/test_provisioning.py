@@ -116,6 +116,44 @@ def test_what_the_cloud_says_ends_the_waiting_at_once_and_what_it_has_given_is_w
     assert "has not joined" in cloud.told[-1].reason and cloud.told[-1].pool == "b"
 
 
+def test_while_a_pool_cannot_be_reached_nothing_is_concluded_about_it() -> None:
+    cloud = Cloud([seen("a"), seen("b")], {"a": 0, "b": 2})
+    assert cloud.look({"a": 2}) == ["pool_asked 2 a"]
+    booting = dataclasses.replace(cloud.pools["a"], starting=2)
+    for why in ("timed out", "status 422", None) * 30:
+        cloud.pools["a"] = dataclasses.replace(booting, unreached=why, problem="none in z1" if why else None)
+        assert cloud.look({"a": 2}) == []
+        memory = cloud.memories["a"]
+        assert (memory.target, memory.not_before_s, memory.shortages) == (2, 0, 0)
+    cloud.pools["a"] = dataclasses.replace(booting, unreached="timed out")
+    assert cloud.look({"a": 3}) == [] and cloud.memories["a"].target == 2, "nobody would hear it"
+    assert cloud.look({"a": 1}) == ["pool_withdrawn 1 a"], "what jobs want is known all the same"
+
+
+def test_time_in_which_nobody_could_ask_a_pool_is_none_that_it_was_waited_for() -> None:
+    cloud = Cloud([seen("a", least=1), seen("b")], {"a": 0, "b": 2})
+    away = dataclasses.replace(cloud.pools["a"], unreached="no route")
+    cloud.pools["a"] = away
+    assert cloud.look({"a": 2, "b": 1}) == ["pool_asked 1 b"], "the others are as ever"
+    cloud.pools["a"] = seen("a", least=1)
+    assert cloud.look({"a": 2, "b": 1}) == ["nodes_came 1 b", "pool_asked 2 a"]
+    for since_s in range(10, 60, 10):
+        assert cloud.look({"a": 2}, {"b-0"}) == [], since_s
+    cloud.pools["a"] = away
+    for _ in range(200):
+        assert cloud.look({"a": 2}, {"b-0"}) == []
+    cloud.pools["a"] = seen("a", least=1)
+    told = [cloud.look({"a": 2}, {"b-0"}) for _ in range(7)]
+    assert told == [[]] * 6 + [["pool_short 2 a"]]
+    assert "they did not come in 120 s" in cloud.told[-1].reason, "a real shortage is one as ever"
+    # What has joined meanwhile is known: the nodes themselves have told.
+    cloud.now_s = cloud.memories["a"].not_before_s
+    cloud.look({"a": 2}, {"b-0"})
+    cloud.pools["a"] = dataclasses.replace(away, nodes=("a-0", "a-1"))
+    assert cloud.look({"a": 2}, {"b-0"}) == ["nodes_came 2 a"]
+    assert cloud.memories["a"].asked_at_s is None and cloud.memories["a"].target == 2
+
+
 def test_a_pool_that_its_cloud_does_not_offer_has_what_it_has() -> None:
     cloud = Cloud([seen("a")], {"a": 4})
     cloud.look({"a": 1})

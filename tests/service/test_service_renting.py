@@ -193,6 +193,66 @@ def test_a_short_pool_is_left_for_another_kind_and_what_no_plan_uses_is_given_ba
         assert patch[0]["op"] == "test", "a group that has moved within the RayCluster is not mistaken for another"
 
 
+def test_machines_that_boot_are_kept_while_kubernetes_does_not_answer(
+    http: httpx.Client, cluster: Cluster, kubernetes: FakeKubernetes
+) -> None:
+    kubernetes.joins = False
+    eventually(lambda: pools(http))
+    job = ok(http.post("/v1/jobs", json=JOB))["id"]
+    eventually(lambda: pools(http)["spot-b"]["starting"] == 2, 60)
+    kubernetes.away = True
+    other = ok(http.post("/v1/jobs", json=JOB))["id"]
+    (told,) = eventually(lambda: events(http, job_id=other), 60)
+    assert told["kind"] == "nothing_rented", "somebody has looked meanwhile"
+    assert "cannot be reached now: Kubernetes: GET" in told["reason"] and "request timed out" in told["reason"]
+    seen = pools(http)["spot-b"]
+    assert (seen["target"], seen["starting"], seen["asked_again_at"], seen["counts"]["num_short"]) == (2, 2, None, 0)
+    assert "cannot be reached now" in seen["problem"] and "request timed out" in seen["problem"]
+    assert kubernetes.replicas() == {"spot-a": 0, "spot-b": 2}
+    kubernetes.joins, kubernetes.away = True, False
+    booted = {each.node for each in cluster.members()}
+    eventually(lambda: cluster.share(job) == booted, 60)
+    assert len(booted) == 2 and not [kind for kind, _, _ in kinds(http) if kind in ("pool_short", "nodes_went")]
+
+
+def test_what_is_rented_is_within_the_budget_of_a_job_that_never_gets_its_fleet(
+    http: httpx.Client, cluster: Cluster, kubernetes: FakeKubernetes, tmp_path: Path
+) -> None:
+    kubernetes.capacity, kubernetes.joins = {"spot-a": 0, "spot-b": 1}, False
+    eventually(lambda: pools(http))
+    store = {"checkpoint": {"uri": (tmp_path / "store").as_uri()}}
+    job = ok(http.post("/v1/jobs", json={**JOB, **store, "limits": {**JOB["limits"], "budget_usd": 100}}))["id"]
+
+    def cost() -> dict[str, Any]:
+        return dict(ok(http.get(f"/v1/jobs/{job}/cost")))
+
+    def has_nodes(count: int) -> bool:
+        return sum(charge["num_nodes_now"] for charge in cost()["charges"]) == count
+
+    eventually(lambda: has_nodes(1), 60)
+    found = cost()
+    assert not cluster.snapshot().nodes, "it starts"
+    (charge,) = found["charges"]
+    assert (charge["price_per_hour"], charge["device"], found["usd_per_hour"]) == (0.3, "cpu-1t", 0.3)
+    assert 0 < found["beside_plans_usd"] == found["usd"] == charge["usd"] < 0.3 * 120 / 3600
+    kubernetes.joins = True
+    eventually(lambda: pools(http)["spot-b"]["nodes"], 60)
+    (project,) = ok(http.get("/v1/spending"))["by_project"]
+    assert found["usd"] < project["usd"] <= cost()["usd"] and project["usd_per_hour"] == 0.3
+    (charge,) = cost()["charges"]
+    assert (charge["num_nodes"], charge["num_nodes_now"]) == (1, 1), "the one that has started"
+    assert "machines that started, waited or were idle" in http.get(f"/jobs/{job}/panels/cost").text
+    ok(http.post(f"/v1/jobs/{job}/limits", json={"budget_usd": found["usd"]}))
+    eventually(lambda: ok(http.get(f"/v1/jobs/{job}"))["status"]["code"] == "budget_spent", 60)
+    eventually(lambda: not cluster.snapshot().nodes, 60)
+    eventually(lambda: has_nodes(0), 30)
+    spent = cost()
+    assert spent["usd"] > project["usd"] and spent["usd_per_hour"] == 0
+    assert cost()["usd"] == spent["usd"], "what was given back costs nothing any more"
+    (project,) = ok(http.get("/v1/spending"))["by_project"]
+    assert (project["usd"], project["usd_per_hour"]) == (spent["usd"], 0)
+
+
 def test_who_may_not_rent_waits_and_nobody_rents_where_no_cluster_can(
     plane: ControlPlane, http: httpx.Client, kubernetes: FakeKubernetes, tmp_path: Path
 ) -> None:

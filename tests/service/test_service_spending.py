@@ -15,7 +15,7 @@ from control_plane import ALL_NODES, Connector, Story, job_mapping, ok, snapshot
 
 from shoal import cli
 from shoal_planner.job import parse_job
-from shoal_service.spending import Spending, spending
+from shoal_service.spending import Rented, Spending, spending
 from shoal_service.timeline import Event
 from shoal_service.words import dollars
 
@@ -82,6 +82,54 @@ def test_what_has_no_price_is_unknown_and_not_nothing() -> None:
     assert (later.usd, later.usd_per_hour) == (2.0, None)
     never = account(told((0, "plan_adopted", known(("b", "T4", 0.0)))), 4, tokens=1_000_000)
     assert (never.usd, never.usd_per_hour, never.usd_per_million_tokens) == (None, None, None)
+
+
+def rented(number: int, node: str | None, since_h: float, until_h: float | None, price: float = 0.5) -> Rented:
+    return Rented(
+        id=number,
+        node=node,
+        device="T4",
+        devices=2,
+        spot=True,
+        price_per_hour=price,
+        since_at_s=since_h * HOUR_S,
+        until_at_s=None if until_h is None else until_h * HOUR_S,
+    )
+
+
+def test_what_is_rented_costs_from_its_start_and_no_hour_is_counted_twice() -> None:
+    whole = [rented(1, "a", 8, None), rented(2, None, 8, 9), rented(3, "b", 9, None)]
+    waiting = spending((), end_at_s=10 * HOUR_S, ended=False, tokens=0, rented=whole)
+    assert (waiting.usd, waiting.beside_plans_usd, waiting.usd_per_hour) == (2.0, 2.0, 1.0), "before there is a plan"
+    assert [(each.num_nodes, each.num_nodes_now, each.node_hours) for each in waiting.charges] == [(3, 2, 4.0)]
+    events = told(
+        (10, "plan_adopted", known(("a", "T4", 0.4), spot=True)),
+        (12, "node_lost", {"node": "a"}),
+        (13, "node_joined", {"node": "a"}),
+        (15, "node_lost", {"node": "a"}),
+    )
+    found = spending(events, end_at_s=16 * HOUR_S, ended=False, tokens=0, rented=whole)
+    # a: in plans for 4 of the 8 hours, at the price that the cluster states.
+    assert found.beside_plans_usd == pytest.approx(0.5 * (2 + 1 + 1) + 0.5 + 0.5 * 7)
+    assert found.usd == pytest.approx(0.4 * 4 + found.beside_plans_usd)
+    assert sum(each.usd or 0.0 for each in found.charges) == pytest.approx(found.usd)
+    assert found.usd_per_hour == 1.0, "a and b are there, and in no plan"
+    there = spending(events[:1], end_at_s=16 * HOUR_S, ended=False, tokens=0, rented=whole)
+    assert there.usd_per_hour == pytest.approx(0.4 + 0.5)
+    over = spending(events, end_at_s=14 * HOUR_S, ended=True, tokens=0, rented=whole)
+    assert (over.usd_per_hour, over.beside_plans_usd) == (0, pytest.approx(0.5 * (2 + 1) + 0.5 + 0.5 * 5))
+
+
+def test_prices_that_change_hold_from_then_on() -> None:
+    found = spending(
+        (),
+        end_at_s=10 * HOUR_S,
+        ended=False,
+        tokens=0,
+        rented=[rented(1, "a", 6, 8), rented(2, "a", 8, None, 0.7), rented(3, "b", 12, None)],
+    )
+    assert found.usd == pytest.approx(2 * 0.5 + 2 * 0.7), "a clock that is ahead makes no money"
+    assert found.usd_per_hour == pytest.approx(0.7 + 0.5)
 
 
 def test_dollars_for_people() -> None:

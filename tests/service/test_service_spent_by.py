@@ -95,7 +95,7 @@ def test_a_bill_that_is_carried_on_is_that_of_the_whole_journal(is_priced: bool)
 
     now_s = events[-1].at_s + 60
     first, unpriced = bill(now_s)
-    carried = OpenBill(seq=1, at_s=now_s, bill=first, unpriced_nodes=unpriced).until(now_s + 1800)
+    carried = OpenBill(mark=(1, None), at_s=now_s, bill=first, unpriced_nodes=unpriced).until(now_s + 1800)
     later, _ = bill(now_s + 1800)
     assert (carried.usd is None) == (later.usd is None) == (not is_priced)
     if is_priced:

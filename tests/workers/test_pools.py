@@ -105,26 +105,41 @@ def ending(pools: KubeRayPools) -> set[str]:
     return {pod["metadata"]["name"] for pod in pools._pods() if "deletionTimestamp" in pod["metadata"]}
 
 
-def test_refusals_and_silence_are_told_and_ask_for_nothing(kubernetes: FakeKubernetes, tmp_path: Path) -> None:
+def test_who_does_not_answer_is_told_of_and_has_refused_nothing(kubernetes: FakeKubernetes, tmp_path: Path) -> None:
+    kubernetes.joins = False
     with serving(kubernetes) as url:
         api = KubernetesApi(url, account(tmp_path))
         provisioner = Provisioner(lambda: [ENTRY], KubeRayPools(api, CLUSTER), lambda names: joined(kubernetes))
         assert provisioner.report() is None, "nobody has looked yet"
         provisioner.turn()
         assert not kubernetes.patches, "nobody has said yet what is wanted"
-        provisioner.told({**order(1), "unknown": PoolOrder(target=9, release=frozenset())})
+        provisioner.told({**order(2), "unknown": PoolOrder(target=9, release=frozenset())})
         provisioner.turn()
-        (report,) = provisioner.report() or ()
-        assert (report["pool"], report["problem"]) == (ENTRY, None)
-        assert report["nodes"] == [member.node for member in joined(kubernetes)] != []
+        (good,) = provisioner.report() or ()
+        assert (good["pool"], good["starting"], good["problem"], good["unreached"]) == (ENTRY, 2, None, None)
         (tmp_path / "token").write_text("of somebody else")
         provisioner.turn()
         (report,) = provisioner.report() or ()
-        assert "status 401 Unauthorized" in report["problem"]
+        assert "status 401 Unauthorized" in report["unreached"]
+        assert report == {**good, "unreached": report["unreached"]}, "all else as it was heard"
+        kubernetes.joins = True
+        (tmp_path / "token").write_text("of somebody else")
+        provisioner.turn()
+        (report,) = provisioner.report() or ()
+        assert "status 401 Unauthorized" in report["unreached"]
+        nodes = [member.node for member in joined(kubernetes)]
+        assert report == {**good, "nodes": nodes, "starting": 0, "unreached": report["unreached"]} and len(nodes) == 2
         (tmp_path / "token").unlink()
         provisioner.turn()
         (report,) = provisioner.report() or ()
-        assert "no account to ask Kubernetes with" in report["problem"] and report["nodes"]
+        assert "no account to ask Kubernetes with" in report["unreached"] and report["nodes"]
+        account(tmp_path)
+        provisioner.turn()
+        (report,) = provisioner.report() or ()
+        assert (report["starting"], report["unreached"], report["nodes"]) == (0, None, nodes)
+    provisioner.turn()
+    (report,) = provisioner.report() or ()
+    assert "Kubernetes: GET" in report["unreached"] and report["problem"] is None
     account(tmp_path)
     with pytest.raises(PoolsUnreachable, match="Kubernetes: GET"):
         KubeRayPools(api, CLUSTER).look(["spot"], ())

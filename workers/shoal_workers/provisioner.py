@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 log = structlog.get_logger()
 
 _AGAIN_S = 2.0
+_MOST_WORDS = 2000  # as the control plane takes them
 
 
 class PoolsUnreachable(Exception):
@@ -34,11 +35,12 @@ class Member:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
     """What is heard of a pool: nodes that are made and have not joined, why there will be no more (`problem`), and what
-    is said while there may be (`said`)."""
+    is said while there may be (`said`). `unreached`: why nobody hears anything now; all else is of before."""
 
     starting: int = 0
     problem: str | None = None
     said: str | None = None
+    unreached: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class Provisioner:
         self._lock = threading.Lock()
         self._orders: Mapping[str, PoolOrder] | None = None
         self._supplies: tuple[tuple[Mapping[str, Any], Supply], ...] | None = None
+        self._joined: frozenset[str] = frozenset()
 
     def told(self, orders: Mapping[str, PoolOrder]) -> None:
         """What the control plane wants now; nothing is asked of anybody before it has said so once."""
@@ -85,7 +88,7 @@ class Provisioner:
         """For the control plane: each entry with what is known of the pool, and the nodes that it has now; None before
         anybody has looked. A node of a pool that is not told of as such would pass for one that costs no request."""
         with self._lock:
-            supplies = self._supplies
+            supplies, joined = self._supplies, self._joined
         if supplies is None:
             return None
         try:
@@ -93,7 +96,7 @@ class Provisioner:
         except PoolsUnreachable as error:
             log.warning("not known which nodes there are", why=str(error))
             return None
-        return [self._told_of(entry, supply, members) for entry, supply in supplies]
+        return [self._told_of(entry, supply, members, joined) for entry, supply in supplies]
 
     def run(self) -> None:
         """Until the process ends."""
@@ -112,13 +115,24 @@ class Provisioner:
             if orders is not None:
                 self._maker.obey({name: order for name, order in orders.items() if name in entries}, members)
             supplies = self._maker.look(list(entries), members)
+            joined = frozenset(member.node for member in members)
         except PoolsUnreachable as error:
             log.warning("pools not reached", why=str(error))
-            supplies = {name: Supply(problem=str(error)) for name in entries}
+            supplies, joined = self._of_before(entries, str(error)), self._joined
         with self._lock:
+            self._joined = joined
             self._supplies = tuple((entry, supplies[name]) for name, entry in entries.items())
 
-    def _told_of(self, entry: Mapping[str, Any], supply: Supply, members: Sequence[Member]) -> dict[str, Any]:
+    def _of_before(self, names: Collection[str], why: str) -> Mapping[str, Supply]:
+        """Who does not answer has refused nothing, and what it has made goes on to start."""
+        with self._lock:
+            known = {entry["name"]: supply for entry, supply in self._supplies or ()}
+        return {name: replace(known.get(name, Supply()), unreached=why[:_MOST_WORDS]) for name in names}
+
+    def _told_of(
+        self, entry: Mapping[str, Any], supply: Supply, members: Sequence[Member], joined: frozenset[str]
+    ) -> dict[str, Any]:
+        """`joined` are the nodes that had when this was heard: others have started meanwhile."""
         nodes = sorted(member.node for member in members if member.pool == entry["name"])
-        about = {"starting": supply.starting, "problem": supply.problem, "said": supply.said}
-        return {"pool": dict(entry), "nodes": nodes, **about}
+        starting = max(0, supply.starting - len(set(nodes) - joined))
+        return {"pool": dict(entry), "nodes": nodes, **asdict(replace(supply, starting=starting))}
