@@ -66,7 +66,8 @@ _NOTHING = Keeping()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """`step_s` includes what copies add to a step; `share` is of the plan's throughput without losses and copies.
+    """`step_s` includes what copies add to a step, on average; `share` is of the plan's throughput without losses and
+    copies.
 
     `rollbacks_per_h` are losses of state with all its copies, after which only the object store helps. For copies that
     the plan keeps live on other nodes nothing is sent: `network_bytes_per_parameter` is what all nodes together send.
@@ -195,10 +196,11 @@ class _Fleet:
             problem = f"each copy needs another node, and there are {len(self.nodes)}"
             raise InvalidField("copies", copies, problem)
         keep_s = self._keep_s(copies)
-        terms = self.prediction.terms
-        step_s = max(self.prediction.step_s, terms.gradient_s + terms.pipeline_s + keep_s)
-        # A done step is redone if its state was not yet kept everywhere.
-        redone = min(1.0, keep_s / step_s)
+        terms, every = self.prediction.terms, self.job.checkpoint.protect_every
+        kept_step_s = max(self.prediction.step_s, terms.gradient_s + terms.pipeline_s + keep_s)
+        step_s = (kept_step_s + (every - 1) * self.prediction.step_s) / every
+        # A done step is redone if its state was not yet kept everywhere, or never was to be.
+        redone = min(1.0, keep_s / kept_step_s) + (every - 1) / 2
         recovery_s = self.figures.fixed_s + self._move_s()
         per_h = interruptions_per_h(self.pools[node.id] for node in self.users)
         rollbacks_per_h = self._rollbacks_per_h(copies, recovery_s + step_s)
@@ -232,9 +234,9 @@ class _Fleet:
         return self._placed[copies]
 
     def _network_bytes_per_parameter(self, copies: int) -> float:
-        """That all nodes together send in each step."""
+        """That all nodes together send in each step, on average."""
         sent = sum(node.sent for node in self._kept(copies).values())
-        return OPTIMIZER_BYTES * sent / num_parameters(self.job.model)
+        return OPTIMIZER_BYTES * sent / num_parameters(self.job.model) / self.job.checkpoint.protect_every
 
     def _keep_s(self, copies: int) -> float:
         """From the end of a step until its state is kept on every node that shall have it. Nodes send and receive at

@@ -137,6 +137,23 @@ def test_a_copy_that_costs_more_than_it_saves_is_left_out_only_where_the_job_say
     assert "is planned only where" not in chosen(rent_job(), cluster(), SINGLY).reason
 
 
+def test_where_steps_may_be_done_again_copies_cost_less_of_each() -> None:
+    """Every tenth step waits for its copies: a tenth of the cost, and a loss costs half of ten steps more."""
+    slow, rare = cluster(inter_gbit_per_s=0.5), PreemptionRate(single_per_h=0.001)
+    job = rent_job(copies=1)
+    seldom = dataclasses.replace(job, checkpoint=dataclasses.replace(job.checkpoint, protect_every=10))
+    every, tenth = (chosen(each, slow, rare).best for each in (job, seldom))
+    predicted = data_parallel(job, slow).prediction
+    assert predicted is not None
+    plain_s = predicted.step_s
+    assert tenth.step_s - plain_s == pytest.approx((every.step_s - plain_s) / 10)
+    assert tenth.redone_steps == pytest.approx(every.redone_steps + 4.5)
+    assert tenth.network_bytes_per_parameter == pytest.approx(every.network_bytes_per_parameter / 10)
+    assert tenth.tokens_per_s > every.tokens_per_s
+    often = PreemptionRate(single_per_h=60.0)
+    assert chosen(job, cluster(), often).best.tokens_per_s > chosen(seldom, cluster(), often).best.tokens_per_s
+
+
 def test_where_there_can_be_no_copy_the_reason_says_why() -> None:
     alone = chosen(rent_job(), cluster(1), SINGLY)
     assert alone.best.copies == 0
