@@ -38,10 +38,10 @@ def run(seeds: str, out: Path, *options: str, timeout_s: float) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(660)
 def test_jobs_survive_a_sample_of_faults_and_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     for _ in range(2):
-        run("1000", tmp_path, "--steps", "30", timeout_s=200)
+        run("1000", tmp_path, "--steps", "30", timeout_s=300)
     (line,) = (tmp_path / "drills.jsonl").read_text().splitlines()
     assert json.loads(line)["seed"] == 1000
     assert json.loads(line)["blows"]
