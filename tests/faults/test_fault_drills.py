@@ -27,15 +27,18 @@ STEPS, BATCH, LOSSES = 6, 2, (5.0, 4.5, 4.0, 3.6, 3.3, 3.1)
 
 def run(seeds: str, out: Path, *options: str, timeout_s: float) -> None:
     paths = [str(TESTS), str(TESTS / "planner"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-m", "faults", "--seeds", seeds, "--out", str(out), *options],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s,
+    command = [sys.executable, "-m", "faults", "--seeds", seeds, "--out", str(out), *options]
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+    started = subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+    with started:
+        try:
+            said, errors = started.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            started.terminate()  # it ends all that it started; killed, it would leave processes, disks and networks
+            said, errors = started.communicate()
+    assert started.returncode == 0, f"{said}\n{errors[-4000:]}"
 
 
 @pytest.mark.timeout(660)
