@@ -74,7 +74,7 @@ def files_beside(job: JobSpec, end: int | None) -> Files:
         said = {name: theirs[name] for name in _IDS} | ids
         reach = _reach(theirs, job)
         if ids and GENERATION in files:
-            files[GENERATION] = _said(_parsed(GENERATION, files[GENERATION]), ids)
+            files[GENERATION] = _said(generation_said(files), ids)
     else:
         said = dict.fromkeys(_IDS) | ids | {_END: end}
         reach = max(job.train.seq_len, stretched(job.model.rope_scaling))
@@ -117,11 +117,14 @@ def positions_of(model: ModelSpec, files: Files) -> int | None:
     return None if found is None else int(found)
 
 
+def generation_said(files: Files) -> dict[str, Any]:
+    """What the config among them says of how a text goes on. Raises InvalidField."""
+    return _parsed(GENERATION, files[GENERATION]) if GENERATION in files else {}
+
+
 def ends_of(files: Files) -> tuple[int, ...] | None:
     """The ids that end a text, as their `generate` sees it; None where nothing is said of them. Raises InvalidField."""
-    said = said_beside(files)
-    if GENERATION in files:
-        said |= _parsed(GENERATION, files[GENERATION])
+    said = said_beside(files) | generation_said(files)
     if _END not in said:
         return None
     found = said[_END]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,54 @@ def test_a_prompt_begins_as_the_tokenizer_has_texts_begin(
         capsys.readouterr()
         assert cli.run(["generate", what, "--prompt", text, "--tokens", "32", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["tokens"] == expected
+
+
+def _says(folder: Path, **fields: Any) -> None:
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize("penalty", [0.9, 1.05, 1.3])
+def test_tokens_that_are_there_already_are_penalised_as_the_folder_says(
+    penalty: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    came, prompt = save_family("qwen2, late windows", tmp_path / "theirs"), list(b"import o")
+    without = _goes_on(came, prompt)
+    _says(came, repetition_penalty=penalty)
+    job = parse_job(
+        with_hf_model({"name": "a", "model": {"hf": str(came)}, "train": TRAIN, "data": {"uri": "stdlib:"}})
+    )
+    store_step(job, dict(run_solo(job, 0).weights), "job_1", 1, tmp_path)
+    expected = _goes_on(came, prompt)
+    assert expected != without
+    for what in (str(came), f"{(tmp_path / 'store').as_uri()}/job_1"):
+        capsys.readouterr()
+        assert cli.run(["generate", what, "--prompt", "import o", "--tokens", "32", "--json"]) == 0
+        said = capsys.readouterr()
+        assert json.loads(said.out)["tokens"] == expected
+        assert "generation_config" not in said.err
+
+
+def test_what_else_a_folder_says_of_choosing_tokens_is_told_to_be_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    came = save_family("llama", tmp_path / "theirs")
+
+    def told(*more: str) -> str:
+        capsys.readouterr()
+        assert cli.run(["generate", str(came), "--prompt", "import o", "--tokens", "4", *more]) == 0
+        return capsys.readouterr().err
+
+    neutral = {"no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": [], "min_length": 0, "stop_strings": None}
+    _says(came, do_sample=True, temperature=0.6, top_k=20, top_p=0.95, **neutral)
+    assert "generation_config" not in told()
+    assert "generation_config.json says top_k = 20, top_p = 0.95, which is not done here" in told("--temperature", "1")
+    _says(came, no_repeat_ngram_size=3, suppress_tokens=[7, 8], forced_eos_token_id=0)
+    said = "says no_repeat_ngram_size = 3, suppress_tokens = [7, 8], forced_eos_token_id = 0, which is not done here"
+    assert said in told()
+    _says(came, repetition_penalty=-1)
+    assert cli.run(["generate", str(came), "--prompt", "import o"]) == 2
+    assert "generation_config.json: repetition_penalty = -1.0: must be more than zero" in capsys.readouterr().err
 
 
 def _goes_on(folder: Path, prompt: list[int]) -> list[int]:
