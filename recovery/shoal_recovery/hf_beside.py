@@ -27,6 +27,8 @@ from shoal_recovery.store import Store, open_store
 
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
+# Of which a tokenizer can be made that knows no tokenizers file.
+SLOW = ("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATES = "additional_chat_templates"  # folder of those that are not the usual one, by name
@@ -61,14 +63,15 @@ Files = Mapping[str, bytes]
 
 def files_beside(job: JobSpec, end: int | None) -> Files:
     """What to keep of a job, whose tokenizer ends documents with `end`. A tokenizer that the job names takes the place
-    of the one that came with its first weights. Raises StoreError, InvalidField and OSError where folder or tokenizer
-    cannot be read."""
+    of the one that came with its first weights, and so do bytes where text is read as these. Raises StoreError,
+    InvalidField and OSError where folder or tokenizer cannot be read."""
     came = {} if job.train.init_from is None else beside(job.train.init_from)
     files = {name: data for name, data in came.items() if name != CONFIG}
     own = _tokenizer_files(job, end, came)
-    if own:
+    ids: dict[str, int | None] = {}
+    if own or (job.data.reads_bytes and any(map(_is_of_tokenizer, files))):
         files = {name: data for name, data in files.items() if not _is_of_tokenizer(name)} | own
-    ids = _ids(own, end, came)
+        ids = _ids(own, end, came)
     if CONFIG in came:
         theirs = _parsed(CONFIG, came[CONFIG])
         said = {name: theirs[name] for name in _IDS} | ids
@@ -195,12 +198,10 @@ def _tokenizer_files(job: JobSpec, end: int | None, came: Files) -> dict[str, by
 
 
 def _ids(own: Files, end: int | None, came: Files) -> dict[str, int | None]:
-    """What the job's own tokenizer has configs say. Of the vocabulary that came only what it names itself; and there a
-    model may have several ends, which stay where documents end with one of them."""
-    if not own:
-        return {}
+    """What the job's own tokenizer, or bytes where it is none, have configs say. Of the vocabulary that came only what
+    it names itself; and there a model may have several ends, which stay where documents end with one of them."""
     found = {name: _id_of(own, name) for name in _IDS} | {_END: end}
-    if own.get(TOKENIZER) != came.get(TOKENIZER):
+    if not own or own.get(TOKENIZER) != came.get(TOKENIZER):
         return found
     is_known = end in (ends_of(came) or ())
     return {name: number for name, number in found.items() if number is not None and not (is_known and name == _END)}

@@ -114,6 +114,10 @@ def model_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise InvalidField("model_type", kind, f"is none of {', '.join(FAMILIES)}")
+    if isinstance(quantised := config.get("quantization_config"), Mapping):
+        method = quantised.get("quant_method", "by what is not said")
+        problem = f"says that it is quantised ({method}), which is not trained: take the model that it was made from"
+        raise InvalidField("quantization_config", quantised, problem)
     found = _of_gpt2(config) if kind == "gpt2" else _of_llama(config, kind)
     return {"family": kind, **found}
 
