@@ -1,6 +1,6 @@
 """What a Hugging Face folder holds beside its weights, kept with the checkpoints of a job for when these are exported.
 
-    JOB/folder/config.json              ids of special tokens and how long contexts may be, nothing else
+    JOB/folder/config.json              ids of special tokens, how long contexts may be and dropout, nothing else
     JOB/folder/generation_config.json   and files of the tokenizer, as they came
 
 Owns which files these are, and what stands in that config: what the folder that training began with says, but of ids
@@ -22,7 +22,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_recovery.errors import StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.hf_folder import CONFIG
-from shoal_recovery.hf_layout import model_of_config, stretched
+from shoal_recovery.hf_layout import dropouts_of, model_of_config, stretched
 from shoal_recovery.store import Store, open_store
 
 GENERATION = "generation_config.json"
@@ -74,7 +74,7 @@ def files_beside(job: JobSpec, end: int | None) -> Files:
         ids = _ids(own, end, came)
     if CONFIG in came:
         theirs = _parsed(CONFIG, came[CONFIG])
-        said = {name: theirs[name] for name in _IDS} | ids
+        said = {name: theirs[name] for name in _IDS} | ids | dropouts_of(theirs)
         reach = _reach(theirs, job)
         if ids and GENERATION in files:
             files[GENERATION] = _said(generation_said(files), ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,33 @@ def test_what_comes_back_is_what_came_and_goes_on_alike(
     for what in (place, str(tmp_path / "back")):
         assert cli.run(["generate", what, "--prompt", "import o", "--tokens", "32", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["tokens"] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("llama", {"attention_dropout": 0.1}),
+        ("gpt2", {"attn_pdrop": 0.2, "embd_pdrop": 0.1, "resid_pdrop": 0.3}),
+        ("gpt2", {"resid_pdrop": 0.1}),
+    ],
+)
+def test_what_a_folder_says_of_dropout_is_said_again(name: str, said: dict[str, float], tmp_path: Path) -> None:
+    """Also by a job that begins with a checkpoint of its own; what the config leaves to its class stays so."""
+    came, store = save_family(name, tmp_path / "theirs"), (tmp_path / "store").as_uri()
+    config = json.loads((came / "config.json").read_text())
+    kept = {field: value for field, value in config.items() if "dropout" not in field and "pdrop" not in field}
+    (came / "config.json").write_text(json.dumps(kept | said))
+    job = parse_job(
+        with_hf_model({"name": "a", "model": {"hf": str(came)}, "train": TRAIN, "data": {"uri": "stdlib:"}})
+    )
+    again = replace(job, train=replace(job.train, init_from=f"{store}/job_1", init_step=1))
+    there = transformers.AutoConfig.from_pretrained(came)
+    for job_id, spec in (("job_1", job), ("job_2", again)):
+        store_step(spec, dict(run_solo(spec, 0).weights), job_id, 1, tmp_path)
+        assert cli.run(["export", f"{store}/{job_id}", str(tmp_path / job_id)]) == 0
+        back = transformers.AutoConfig.from_pretrained(tmp_path / job_id)
+        for field in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"):
+            assert getattr(back, field, None) == getattr(there, field, None), field
 
 
 def _with_tokenizer(folder: Path) -> Path:
