@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Literal
 from urllib.parse import unquote
 
@@ -22,7 +23,7 @@ NUM_BYTE_TOKENS = 256
 BYTES = "bytes"
 STDLIB = "stdlib:"
 # They hold ids already: nothing is left for a tokenizer to do.
-_OF_IDS = ("tokens", "megatron")
+OF_IDS = ("tokens", "megatron")
 _WITH_FIELDS = ("jsonl", "parquet", "arrow")
 # What would be read as text without complaint, and never is any.
 _NO_TEXT = {".parquet": "parquet", ".arrow": "arrow", ".idx": "megatron", ".bin": "tokens, or megatron"}
@@ -36,8 +37,8 @@ _S3 = re.compile(r"s3://[^/]+/.+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """Files of one format: at `file:///path` (one, or a folder of them), `s3://bucket/prefix`, or, for text,
-    `stdlib:`, the source of the running Python's standard library.
+    """Files of one format: at `file:///path` (one, or a folder of them; the path alone is taken, too),
+    `s3://bucket/prefix`, or, for text, `stdlib:`, the source of the running Python's standard library.
 
     `field` is where the text of a line or row stands (`text` unless it is said, `messages` with a `template`, which
     makes text of a list of messages). `token_type` is that of `tokens`. `weight` counts in a mixture alone. `storage`
@@ -53,6 +54,7 @@ class SourceSpec:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", _as_uri(self.uri))
         _check_uri("uri", self.uri, self.format)
         check_storage(self.storage, self.uri)
         if self.field is not None and self.format not in _WITH_FIELDS:
@@ -70,7 +72,7 @@ class SourceSpec:
 
     @property
     def holds_ids(self) -> bool:
-        return self.format in _OF_IDS
+        return self.format in OF_IDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,9 @@ class DataSpec:
     mix: tuple[SourceSpec, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("uri", "eval_uri"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _as_uri(given))
         if self.uri is None and not self.mix:
             raise InvalidField("uri", None, "is required, unless there is a mix")
         if self.storage is not None and self.mix and not _is_far(self.eval_uri):
@@ -154,6 +159,10 @@ class DataSpec:
         return self.tokenizer == BYTES and not all(source.holds_ids for source in (*self.sources, *held_out))
 
 
+def _as_uri(place: str) -> str:
+    return PurePosixPath(place).as_uri() if place.startswith("/") else place
+
+
 def _as_path(field: str, given: str) -> str:
     """Of a place on a node, which may be said as a URI, too. Raises InvalidField."""
     path = given
@@ -192,7 +201,7 @@ def check_storage(storage: str | None, uri: str | None) -> None:
 def _check_uri(name: str, uri: str, form: str) -> None:
     scheme = parts_of(name, uri).scheme
     if scheme not in ("stdlib", "file", "s3"):
-        raise InvalidField(name, uri, "must begin with stdlib:, file:// or s3://")
+        raise InvalidField(name, uri, "must be an absolute path, or begin with stdlib:, file:// or s3://")
     if scheme == "stdlib" and uri != STDLIB:
         raise InvalidField(name, uri, "must be exactly 'stdlib:'")
     if scheme == "stdlib" and form != "text":

@@ -25,7 +25,7 @@ _LABELS = {
     "propertyNames": {"pattern": f"^{KEY.pattern}$"},
     "additionalProperties": {"type": "string", "maxLength": LONGEST_LABEL},
 }
-_SOURCE = {"type": ["string", "null"], "pattern": "^(file:///|s3://|stdlib:$)"}
+_SOURCE = {"type": ["string", "null"], "pattern": "^(/|file:///|s3://|stdlib:$)"}
 _STORE = {"type": ["string", "null"], "pattern": "^(file|s3)://"}
 _PROFILE = {"type": ["string", "null"], "pattern": f"^{STORAGE.pattern}$"}
 _MONEY = {"type": ["number", "null"], "exclusiveMinimum": 0}

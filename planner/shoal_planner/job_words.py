@@ -31,7 +31,7 @@ _SOURCE: Mapping[str, str] = {
 
 _MODEL: Mapping[str, str] = {
     "preset": "The shape and options of a well-known model; what is said beside it counts more.",
-    "hf": "/folder, file:///folder or s3://bucket/folder of a Hugging Face model: shape, and weights to begin with.",
+    "hf": "/folder, file:///folder or s3://bucket/folder of a Hugging Face model: shape, weights, tokenizer.",
     "entrypoint": "A model that is code of your own: PACKAGE.MODULE:FUNCTION, which returns modules in order.",
     "arguments": "What that function is called with.",
     "layers": "How many transformer blocks.",

@@ -31,9 +31,9 @@ _ALPHA_PER_RANK = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
-    """`targets` are the matrices of every block that get adapters, all of them by default; what they add is scaled by
-    alpha / rank, 2 by default. `base` is the fingerprint of the weights that stay as they are: whoever accepts the job
-    fills it in, and other weights are refused from then on."""
+    """`targets` are the matrices of every block that get adapters, all of them by default, named as in `MATRICES` or as
+    peft has them (`q_proj`); what they add is scaled by alpha / rank, 2 by default. `base` is the fingerprint of the
+    weights that stay as they are: whoever accepts the job fills it in, and other weights are refused from then on."""
 
     rank: int
     alpha: float | None = None
@@ -50,6 +50,7 @@ class LoraSpec:
         if self.dropout != 0:
             raise InvalidField("dropout", self.dropout, "is not supported: leave it out or 0")
         if self.targets != ALL_LINEAR:
+            object.__setattr__(self, "targets", tuple(map(_ours, self.targets)))
             self._check_targets()
 
     def _check_targets(self) -> None:
@@ -60,6 +61,11 @@ class LoraSpec:
                 raise InvalidField(f"targets[{index}]", target, f"must be one of {', '.join(MATRICES)}")
             if target in self.targets[:index]:
                 raise InvalidField(f"targets[{index}]", target, "is named twice")
+
+
+def _ours(target: str) -> str:
+    short = target.removesuffix("_proj")
+    return short if short in MATRICES else target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,7 +149,7 @@ def parse_any_job(value: object) -> AnyJob:
     del document["kind"]
     known = [each.name for each in dataclasses.fields(ScriptSpec)]
     for name in document:
-        if name in ("model", "data", "train"):
+        if name in ("model", "data", "train", "track"):
             raise InvalidField(name, document[name], _NOT_HERE)
     check_known(document, known)
     return read(ScriptSpec, document)

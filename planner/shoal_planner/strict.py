@@ -79,7 +79,8 @@ def _kind(value: object) -> str:
 
 
 def _unknown(key: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
+    begun = [name for name in known if name.startswith(key)]  # as `r` for rank: too short to be alike
+    near = difflib.get_close_matches(key, known, n=1) or (begun if len(begun) == 1 else [])
     return (
         f"is not a known field; did you mean {near[0]!r}?"
         if near

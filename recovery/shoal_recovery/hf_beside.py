@@ -1,6 +1,6 @@
 """What a Hugging Face folder holds beside its weights, kept with the checkpoints of a job for when these are exported.
 
-    JOB/folder/config.json              ids of special tokens and how long contexts may be, nothing else
+    JOB/folder/config.json              ids of special tokens, how long contexts may be and dropout, nothing else
     JOB/folder/generation_config.json   and files of the tokenizer, as they came
 
 Owns which files these are, and what stands in that config: what the folder that training began with says, but of ids
@@ -22,11 +22,13 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_recovery.errors import StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.hf_folder import CONFIG
-from shoal_recovery.hf_layout import model_of_config, stretched
+from shoal_recovery.hf_layout import dropouts_of, model_of_config, stretched
 from shoal_recovery.store import Store, open_store
 
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
+# Of which a tokenizer can be made that knows no tokenizers file.
+SLOW = ("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATES = "additional_chat_templates"  # folder of those that are not the usual one, by name
@@ -61,20 +63,21 @@ Files = Mapping[str, bytes]
 
 def files_beside(job: JobSpec, end: int | None) -> Files:
     """What to keep of a job, whose tokenizer ends documents with `end`. A tokenizer that the job names takes the place
-    of the one that came with its first weights. Raises StoreError, InvalidField and OSError where folder or tokenizer
-    cannot be read."""
+    of the one that came with its first weights, and so do bytes where text is read as these. Raises StoreError,
+    InvalidField and OSError where folder or tokenizer cannot be read."""
     came = {} if job.train.init_from is None else beside(job.train.init_from)
     files = {name: data for name, data in came.items() if name != CONFIG}
     own = _tokenizer_files(job, end, came)
-    if own:
+    ids: dict[str, int | None] = {}
+    if own or (job.data.reads_bytes and any(map(_is_of_tokenizer, files))):
         files = {name: data for name, data in files.items() if not _is_of_tokenizer(name)} | own
-    ids = _ids(own, end, came)
+        ids = _ids(own, end, came)
     if CONFIG in came:
         theirs = _parsed(CONFIG, came[CONFIG])
-        said = {name: theirs[name] for name in _IDS} | ids
+        said = {name: theirs[name] for name in _IDS} | ids | dropouts_of(theirs)
         reach = _reach(theirs, job)
         if ids and GENERATION in files:
-            files[GENERATION] = _said(_parsed(GENERATION, files[GENERATION]), ids)
+            files[GENERATION] = _said(generation_said(files), ids)
     else:
         said = dict.fromkeys(_IDS) | ids | {_END: end}
         reach = max(job.train.seq_len, stretched(job.model.rope_scaling))
@@ -117,11 +120,14 @@ def positions_of(model: ModelSpec, files: Files) -> int | None:
     return None if found is None else int(found)
 
 
+def generation_said(files: Files) -> dict[str, Any]:
+    """What the config among them says of how a text goes on. Raises InvalidField."""
+    return _parsed(GENERATION, files[GENERATION]) if GENERATION in files else {}
+
+
 def ends_of(files: Files) -> tuple[int, ...] | None:
     """The ids that end a text, as their `generate` sees it; None where nothing is said of them. Raises InvalidField."""
-    said = said_beside(files)
-    if GENERATION in files:
-        said |= _parsed(GENERATION, files[GENERATION])
+    said = said_beside(files) | generation_said(files)
     if _END not in said:
         return None
     found = said[_END]
@@ -192,12 +198,10 @@ def _tokenizer_files(job: JobSpec, end: int | None, came: Files) -> dict[str, by
 
 
 def _ids(own: Files, end: int | None, came: Files) -> dict[str, int | None]:
-    """What the job's own tokenizer has configs say. Of the vocabulary that came only what it names itself; and there a
-    model may have several ends, which stay where documents end with one of them."""
-    if not own:
-        return {}
+    """What the job's own tokenizer, or bytes where it is none, have configs say. Of the vocabulary that came only what
+    it names itself; and there a model may have several ends, which stay where documents end with one of them."""
     found = {name: _id_of(own, name) for name in _IDS} | {_END: end}
-    if own.get(TOKENIZER) != came.get(TOKENIZER):
+    if not own or own.get(TOKENIZER) != came.get(TOKENIZER):
         return found
     is_known = end in (ends_of(came) or ())
     return {name: number for name, number in found.items() if number is not None and not (is_known and name == _END)}

@@ -30,6 +30,8 @@ Array = npt.NDArray[np.float32]
 CONFIG = "config.json"
 _WHOLE = "model.safetensors"
 _INDEX = f"{_WHOLE}.index.json"
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_ADAPTERS = "adapter_config.json"
 _MOST_HEADER_BYTES = 100 * 1024**2  # what the format's own reader accepts
 _LENGTH_BYTES = 8
 _READ_BYTES = 1 << 26
@@ -56,6 +58,10 @@ class HfFolder:
 
     @cached_property
     def model(self) -> ModelSpec:
+        if not self.has(CONFIG) and self.has(_ADAPTERS):
+            problem = "is there, and no config.json: these are adapters alone. Merge them first: "
+            made = "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT)"
+            raise InvalidField(self._store.uri, _ADAPTERS, problem + made)
         return read(ModelSpec, model_of_config(self._json(CONFIG)), CONFIG)
 
     def check(self, model: ModelSpec) -> None:
@@ -174,10 +180,14 @@ class HfFolder:
 
     def _files(self) -> tuple[str, ...]:
         """One file goes before an index of several, as with their own loaders."""
-        if self._has(_WHOLE):
+        if self.has(_WHOLE):
             return (_WHOLE,)
-        if not self._has(_INDEX):
-            raise InvalidField(self._store.uri, _WHOLE, "is not there, nor an index of several: save it as safetensors")
+        if not self.has(_INDEX):
+            pickled = [name for name in _PICKLED if self.has(name)]
+            there = f"; {pickled[0]} is, which is not read" if pickled else ""
+            made = "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            problem = f"is not there, nor an index of several{there}. transformers writes it: {made}"
+            raise InvalidField(self._store.uri, _WHOLE, problem)
         places = self._json(_INDEX).get("weight_map")
         if not isinstance(places, dict) or not all(
             isinstance(name, str) and name.endswith(".safetensors") and "/" not in name for name in places.values()
@@ -186,9 +196,9 @@ class HfFolder:
         return tuple(sorted(set(places.values())))
 
     def is_there(self) -> bool:
-        return self._has(CONFIG)
+        return self.has(CONFIG)
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Without a list of all that is there, which may be a whole bucket."""
         try:
             return bool(self._store.read(name, 0, 1))

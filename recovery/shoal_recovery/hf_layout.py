@@ -33,6 +33,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+# Shares of values that their trainings leave out at random, by what their classes take where a config does not say.
+_DROPOUTS = {"attention_dropout": 0.0}
+_GPT2_DROPOUTS = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _THEIR_ACTIVATIONS: Mapping[Activation, str] = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new"}
 # Of a block, by part of our names: theirs, and the number of the third that ours is of it, if it is one of three.
@@ -114,6 +117,10 @@ def model_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise InvalidField("model_type", kind, f"is none of {', '.join(FAMILIES)}")
+    if isinstance(quantised := config.get("quantization_config"), Mapping):
+        method = quantised.get("quant_method", "by what is not said")
+        problem = f"says that it is quantised ({method}), which is not trained: take the model that it was made from"
+        raise InvalidField("quantization_config", quantised, problem)
     found = _of_gpt2(config) if kind == "gpt2" else _of_llama(config, kind)
     return {"family": kind, **found}
 
@@ -175,6 +182,13 @@ def _of_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
         "tie_embeddings": bool(config.get("tie_word_embeddings", True)),
         "norm_eps": config.get("layer_norm_epsilon", 1e-5),
     }
+
+
+def dropouts_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """By their names, of a config.json of a known family, or of what was kept of one. Nothing here does any."""
+    kind = config.get("model_type")
+    usual = (_GPT2_DROPOUTS if kind == "gpt2" else _DROPOUTS) if kind in FAMILIES else {}
+    return usual | {name: config[name] for name in (*_DROPOUTS, *_GPT2_DROPOUTS) if name in config}
 
 
 def config_of_model(

@@ -49,9 +49,9 @@ def generate(
         "temperature": temperature,
         "seed": seed,
     }
-    text, found, note = "", list[int](), ""
+    text, found, notes = "", list[int](), list[str]()
     for line in _lines(order):
-        found, note = line.get("tokens", found), line.get("note", "")
+        found, notes = line.get("tokens", found), line.get("notes", notes)
         text += line.get("text", "")
         if not as_json and "text" in line:
             print(line["text"], end="", flush=True)
@@ -59,7 +59,7 @@ def generate(
         show_json({"prompt": prompt, "text": text, "tokens": found})
     else:
         print()
-    if note:
+    for note in notes:
         say(note)
 
 

@@ -17,6 +17,7 @@ from shoal_service.models import ClusterRow
 from shoal_service.services import Services
 from shoal_service.shapes_jobs import DryRun, Expected
 from shoal_service.submission import check_surroundings
+from shoal_service.unheeded import unheeded
 
 _HOUR_S = 3600.0
 
@@ -27,6 +28,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> DryRun:
     async with deps.database.read() as session:
         accesses = await storages.for_job(session, project, spec)
     spec = await check_surroundings(spec, deps.settings, accesses)
+    warnings = await unheeded(spec, deps.settings.store_check_s)
     async with deps.database.read() as session:
         candidates = [row for row in await clusters.all_clusters(session) if clusters.connected(row)]
     cluster_id, found, rents = await rented_places.choose(deps, spec, candidates)
@@ -39,7 +41,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> DryRun:
         "cluster_id": cluster_id,
         "plan": None,
         "expected": None,
-        "warnings": [],
+        "warnings": warnings,
         "reason": "",
     }
     if found is None:
@@ -53,7 +55,7 @@ async def rehearse(deps: Services, project: str, spec: AnyJob) -> DryRun:
         "reason": plan.reason,
         "plan": plan_answer(found, seed=0),
         "expected": told,
-        "warnings": [] if told is None else foretold(spec.limits, told, time.time()),
+        "warnings": warnings + ([] if told is None else foretold(spec.limits, told, time.time())),
     }
 
 

@@ -36,6 +36,7 @@ from shoal_service.rendering import rendered
 from shoal_service.services import Deps, Services
 from shoal_service.submission import check_surroundings, read_any_job
 from shoal_service.timeline import duration
+from shoal_service.unheeded import unheeded
 from shoal_service.words import dollars
 
 router = APIRouter()
@@ -160,16 +161,19 @@ async def _preview(deps: Services, project: str, text: str) -> dict[str, Any]:
     async with deps.database.read() as session:
         accesses = await storages.for_job(session, project, spec)
     spec = await check_surroundings(spec, deps.settings, accesses)
+    warnings = await unheeded(spec, deps.settings.store_check_s)
     async with deps.database.read() as session:
         rows = {row.id: row for row in await clusters.all_clusters(session) if clusters.connected(row)}
     cluster_id, _, rents = await rented_places.choose(deps, spec, list(rows.values()))
     values: dict[str, Any] = {"name": spec.name, "cluster_id": cluster_id, "plan": None, "rents": rents}
+    values["warnings"] = warnings
     if cluster_id is None or rents or not isinstance(spec, JobSpec) or not spec.model.is_known:
         return values
     row = rows[cluster_id]
     snapshot, profile = snapshot_from_mapping(row.snapshot), profile_from_mapping(row.profile)
     result = await deps.planner.plan(spec, snapshot, profile, seed=0)
-    return values | _planned(spec, _Planned(cluster=row, snapshot=snapshot, result=result))
+    planned = _planned(spec, _Planned(cluster=row, snapshot=snapshot, result=result))
+    return values | planned | {"warnings": warnings + planned["warnings"]}
 
 
 def _planned(spec: AnyJob, found: _Planned) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from shoal_service.buckets import ANY_BUCKET, PROFILED, Buckets
 _NOT_PLACES = ("env", "arguments", "pip")
 _PATHS = (("track", "wandb", "dir"),)  # plain paths, not URIs
 _PATHS_TOO = (("data", "tokenizer"), ("model", "hf"))  # either
+_OF_DATA = ("uri", "eval_uri")  # either, too, where the path is absolute
 _SCHEMES = ("file", "sqlite")
 
 
@@ -91,6 +92,8 @@ def _local_path(field: tuple[str, ...], value: str) -> str | None:
     """Where on this machine that is; None if it is no place there."""
     if field in _PATHS or (field in _PATHS_TOO and (value.startswith("/") or "://" not in value)):
         return None if value == BYTES and field not in _PATHS else value
+    if field[:1] == ("data",) and field[-1] in _OF_DATA and value.startswith("/"):
+        return value
     try:
         parts = urlsplit(value)
     except ValueError:  # as of brackets that are no IPv6 address

@@ -181,7 +181,8 @@ class Spending(TypedDict):
 
 
 class Foretold(TypedDict):
-    """A limit, `param`, that the job is predicted to reach before it is done; `reason` has the figures."""
+    """What is worth knowing of the field `param` before anything is spent: a limit that the job is predicted to reach
+    before it is done, or what of an imported folder it does not go by; `reason` has the figures."""
 
     code: str
     param: str
@@ -190,7 +191,7 @@ class Foretold(TypedDict):
 
 class DryRun(TypedDict):
     """What would come of a job. `plan` and `expected` are null where nobody can tell; `reason` says why. `warnings` say
-    which of its limits do not suffice for what is expected."""
+    which of its limits do not suffice for what is expected, and what of an imported folder it does not go by."""
 
     dry_run: Literal[True]
     name: str

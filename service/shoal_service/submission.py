@@ -28,7 +28,7 @@ from shoal_planner.script_spec import AnyJob, ScriptSpec, parse_any_job
 from shoal_planner.track_spec import MlflowSpec, TensorBoardSpec
 from shoal_recovery.errors import BaseChanged, StoreError
 from shoal_recovery.first_weights import fingerprint, open_weights
-from shoal_recovery.hf_jobs import with_hf_model
+from shoal_recovery.hf_jobs import hf_place, with_hf_model
 from shoal_recovery.storage_access import StoreAccess, located
 from shoal_recovery.store import open_store, probe
 from shoal_service.errors import BadInput, invalid_field
@@ -47,9 +47,12 @@ async def read_any_job(value: object, store_check_s: float, places: Places) -> A
     """As it is submitted or planned for. A model of Hugging Face's is looked up for it. Raises BadInput."""
     check_size(value)
     model = value.get("model") if isinstance(value, Mapping) else None
+    theirs = model if isinstance(model, Mapping) and "hf" in model else None
     try:
+        if theirs is not None:
+            hf_place(theirs["hf"])
         await asyncio.to_thread(places.check, value)
-        if isinstance(model, Mapping) and "hf" in model:
+        if theirs is not None:
             async with asyncio.timeout(store_check_s):
                 value = await asyncio.to_thread(with_hf_model, value)
         job = parse_any_job(unseen(value) if isinstance(value, Mapping) else value)
@@ -58,8 +61,8 @@ async def read_any_job(value: object, store_check_s: float, places: Places) -> A
     except InvalidField as error:
         raise invalid_field(error) from error
     except TimeoutError as error:
-        assert isinstance(model, Mapping)
-        slow = InvalidField("model.hf", model["hf"], f"did not answer within {store_check_s:g} s")
+        assert theirs is not None
+        slow = InvalidField("model.hf", theirs["hf"], f"did not answer within {store_check_s:g} s")
         raise invalid_field(slow) from error
 
 

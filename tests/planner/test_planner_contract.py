@@ -98,6 +98,26 @@ def test_a_job_survives_a_round_trip() -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "uris"),
+    [
+        ({"uri": "/data/a b%/"}, ["file:///data/a%20b%25"]),
+        (
+            {"mix": [{"uri": "/data/a.bin", "format": "tokens"}, {"uri": "s3://b/c"}]},
+            ["file:///data/a.bin", "s3://b/c"],
+        ),
+        ({"uri": "stdlib:", "eval_uri": "/data/b"}, ["stdlib:", "file:///data/b"]),
+    ],
+)
+def test_files_may_be_named_by_their_path_alone(data: dict[str, Any], uris: list[str]) -> None:
+    job = parse_job({**JOB, "data": data, "train": {**JOB["train"], "eval_every": 5}})
+    places = [source.uri for source in (*job.data.sources, job.data.eval_source) if source is not None]
+    assert places == uris
+    assert parse_job(job_to_mapping(job)) == job
+    with pytest.raises(InvalidField, match=r"data.uri = 'file:///a/b.bin': is no text: say format: tokens"):
+        parse_job({**JOB, "data": {"uri": "/a/b.bin"}})
+
+
+@pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         ("model.layer", 8, "model.layer = 8: is not a known field; did you mean 'layers'"),
@@ -112,7 +132,7 @@ def test_a_job_survives_a_round_trip() -> None:
         ("model.preset", "llama-77b", "model.preset = 'llama-77b': is not known; did you mean llama-7b"),
         ("model.family", "gpt", "model.family = 'gpt': must be one of llama"),
         ("model", 3, "model = 3: must be a mapping"),
-        ("data.uri", "ftp://x", "data.uri = 'ftp://x': must begin with stdlib:"),
+        ("data.uri", "ftp://x", "data.uri = 'ftp://x': must be an absolute path, or begin with stdlib:"),
         ("data.uri", "s3://x", "data.uri = 's3://x': must name a bucket"),
         ("data.tokenizer", "x.json", "must be 'bytes', or the absolute path"),
         ("data.tokenizer", "file://elsewhere/x", "must be 'bytes', or the absolute path"),
@@ -130,7 +150,7 @@ def test_a_job_survives_a_round_trip() -> None:
         ("train.eval_every", 0, "train.eval_every = 0: must be at least 1"),
         ("train.eval_batches", 2, "train.eval_batches = 2: needs train.eval_every"),
         ("data.eval_uri", "stdlib:", "data.eval_uri = 'stdlib:': needs train.eval_every"),
-        ("data.eval_uri", "ftp://x", "data.eval_uri = 'ftp://x': must begin with stdlib:"),
+        ("data.eval_uri", "ftp://x", "data.eval_uri = 'ftp://x': must be an absolute path, or begin with stdlib:"),
         ("train.clip_norm", 0.0, "train.clip_norm = 0.0: must be more than zero"),
         ("train.lr_schedule", "step", "train.lr_schedule = 'step': must be one of constant, linear, cosine"),
         ("train.min_lr", 1.0, "train.min_lr = 1.0: must be zero or more, and at most lr (0.0003)"),

@@ -81,6 +81,8 @@ def test_every_kind_of_field_is_read() -> None:
         ({}, "name", "is required"),
         ({"name": 1}, "name", "must be text"),
         ({"name": "n", "nmae": 1}, "nmae", "did you mean 'name'?"),
+        ({"name": "n", "s": 1}, "s", "did you mean 'several'?"),
+        ({"name": "n", "l": 1}, "l", "known: name, mode"),
         ({"name": "n", "zzz": 1}, "zzz", "known: name, mode"),
         ({"name": "n", "mode": "quick"}, "mode", "must be one of slow, fast"),
         ({"name": "n", "mode": None}, "mode", "must be one of slow, fast"),

@@ -46,10 +46,11 @@ def test_a_job_without_a_kind_is_one_of_kind_train_and_written_as_ever() -> None
     assert "kind" not in job_to_mapping(job)
 
 
-@pytest.mark.parametrize("name", ["model", "data", "train"])
+@pytest.mark.parametrize("name", ["model", "data", "train", "track"])
 def test_what_a_script_says_itself_is_refused_by_name(name: str) -> None:
-    assert refused({name: TRAIN[name]}).startswith(f"{name} = ")
-    assert "of no use with kind 'ray_train'" in refused({name: TRAIN[name]})
+    given = {name: TRAIN.get(name, {"wandb": {"project": "p"}})}
+    assert refused(given).startswith(f"{name} = ")
+    assert "of no use with kind 'ray_train'" in refused(given)
 
 
 @pytest.mark.parametrize("name", ["script", "workers"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +57,33 @@ def test_what_comes_back_is_what_came_and_goes_on_alike(
         assert json.loads(capsys.readouterr().out)["tokens"] == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("llama", {"attention_dropout": 0.1}),
+        ("gpt2", {"attn_pdrop": 0.2, "embd_pdrop": 0.1, "resid_pdrop": 0.3}),
+        ("gpt2", {"resid_pdrop": 0.1}),
+    ],
+)
+def test_what_a_folder_says_of_dropout_is_said_again(name: str, said: dict[str, float], tmp_path: Path) -> None:
+    """Also by a job that begins with a checkpoint of its own; what the config leaves to its class stays so."""
+    came, store = save_family(name, tmp_path / "theirs"), (tmp_path / "store").as_uri()
+    config = json.loads((came / "config.json").read_text())
+    kept = {field: value for field, value in config.items() if "dropout" not in field and "pdrop" not in field}
+    (came / "config.json").write_text(json.dumps(kept | said))
+    job = parse_job(
+        with_hf_model({"name": "a", "model": {"hf": str(came)}, "train": TRAIN, "data": {"uri": "stdlib:"}})
+    )
+    again = replace(job, train=replace(job.train, init_from=f"{store}/job_1", init_step=1))
+    there = transformers.AutoConfig.from_pretrained(came)
+    for job_id, spec in (("job_1", job), ("job_2", again)):
+        store_step(spec, dict(run_solo(spec, 0).weights), job_id, 1, tmp_path)
+        assert cli.run(["export", f"{store}/{job_id}", str(tmp_path / job_id)]) == 0
+        back = transformers.AutoConfig.from_pretrained(tmp_path / job_id)
+        for field in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"):
+            assert getattr(back, field, None) == getattr(there, field, None), field
+
+
 def _with_tokenizer(folder: Path) -> Path:
     """One that puts <s> before a text, and what the folder says of ids as it has them."""
     known = [*map(chr, range(33, 127)), "\u0120", "\u010a"]  # the last two are a space and the end of a line
@@ -98,6 +127,54 @@ def test_a_prompt_begins_as_the_tokenizer_has_texts_begin(
         capsys.readouterr()
         assert cli.run(["generate", what, "--prompt", text, "--tokens", "32", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["tokens"] == expected
+
+
+def _says(folder: Path, **fields: Any) -> None:
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize("penalty", [0.9, 1.05, 1.3])
+def test_tokens_that_are_there_already_are_penalised_as_the_folder_says(
+    penalty: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    came, prompt = save_family("qwen2, late windows", tmp_path / "theirs"), list(b"import o")
+    without = _goes_on(came, prompt)
+    _says(came, repetition_penalty=penalty)
+    job = parse_job(
+        with_hf_model({"name": "a", "model": {"hf": str(came)}, "train": TRAIN, "data": {"uri": "stdlib:"}})
+    )
+    store_step(job, dict(run_solo(job, 0).weights), "job_1", 1, tmp_path)
+    expected = _goes_on(came, prompt)
+    assert expected != without
+    for what in (str(came), f"{(tmp_path / 'store').as_uri()}/job_1"):
+        capsys.readouterr()
+        assert cli.run(["generate", what, "--prompt", "import o", "--tokens", "32", "--json"]) == 0
+        said = capsys.readouterr()
+        assert json.loads(said.out)["tokens"] == expected
+        assert "generation_config" not in said.err
+
+
+def test_what_else_a_folder_says_of_choosing_tokens_is_told_to_be_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    came = save_family("llama", tmp_path / "theirs")
+
+    def told(*more: str) -> str:
+        capsys.readouterr()
+        assert cli.run(["generate", str(came), "--prompt", "import o", "--tokens", "4", *more]) == 0
+        return capsys.readouterr().err
+
+    neutral = {"no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": [], "min_length": 0, "stop_strings": None}
+    _says(came, do_sample=True, temperature=0.6, top_k=20, top_p=0.95, **neutral)
+    assert "generation_config" not in told()
+    assert "generation_config.json says top_k = 20, top_p = 0.95, which is not done here" in told("--temperature", "1")
+    _says(came, no_repeat_ngram_size=3, suppress_tokens=[7, 8], forced_eos_token_id=0)
+    said = "says no_repeat_ngram_size = 3, suppress_tokens = [7, 8], forced_eos_token_id = 0, which is not done here"
+    assert said in told()
+    _says(came, repetition_penalty=-1)
+    assert cli.run(["generate", str(came), "--prompt", "import o"]) == 2
+    assert "generation_config.json: repetition_penalty = -1.0: must be more than zero" in capsys.readouterr().err
 
 
 def _goes_on(folder: Path, prompt: list[int]) -> list[int]:

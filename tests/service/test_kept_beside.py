@@ -35,6 +35,7 @@ def test_an_export_says_what_the_imported_folder_said(tmp_path: Path, capsys: py
     store = (tmp_path / "store").as_uri()
     began = {"init_from": f"{store}/job_1", "init_step": 1}
     shape = SHAPE | {"kv_heads": 2, "tie_embeddings": False, "norm_eps": 1e-6}
+    data = {"uri": "stdlib:", "tokenizer": str(came)}
     _stored({"name": "b", "model": shape, "train": TRAIN | began, "data": data}, "job_2", tmp_path)
     expected = goes_on(came)
     assert len(expected) < 10, "it ends at one of its own ends"

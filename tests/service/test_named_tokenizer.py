@@ -4,18 +4,21 @@ generate` go by."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 import transformers
 from control_plane import ControlPlane, ok
 from kept_ground import PROMPT, goes_on, source, words
 from stored_steps import store_step
 
 from shoal import cli
+from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec, parse_job
 from shoal_recovery.hf_beside import files_beside
 from shoal_recovery.hf_jobs import with_hf_model
@@ -86,7 +89,7 @@ def test_the_jobs_tokenizer_takes_the_place_of_the_imported_one(
         assert json.loads(capsys.readouterr().out)["tokens"] == expected, what
 
 
-def test_where_a_job_reads_bytes_both_ways_take_the_imported_tokenizer(
+def test_without_a_tokenizer_named_text_is_read_with_the_imported_one(
     tmp_path: Path,
     http: httpx.Client,
     plane: ControlPlane,
@@ -95,11 +98,69 @@ def test_where_a_job_reads_bytes_both_ways_take_the_imported_tokenizer(
 ) -> None:
     came = source(tmp_path / "theirs")
     document = {"name": "a", "model": {"hf": str(came)}, "train": TRAIN, "data": {"uri": "stdlib:"}}
-    job_id, _ = _submitted(document, http, plane, monkeypatch, tmp_path)
+    job_id, spec = _submitted(document, http, plane, monkeypatch, tmp_path)
+    assert spec.data.tokenizer == str(came)
     for what in (f"{(tmp_path / 'store').as_uri()}/{job_id}", job_id):
         capsys.readouterr()
         assert cli.run(["generate", what, "--prompt", PROMPT, "--tokens", "32", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["tokens"] == goes_on(came)[:-1]
+
+
+def test_bytes_that_a_job_says_are_what_its_model_knows_from_then_on(
+    tmp_path: Path,
+    http: httpx.Client,
+    plane: ControlPlane,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither an export nor `generate` says text in tokens that were never trained."""
+    came, store = source(tmp_path / "theirs"), (tmp_path / "store").as_uri()
+    document = _job(came, came) | {"data": {"uri": "stdlib:", "tokenizer": "bytes"}}
+    job_id, spec = _submitted(document, http, plane, monkeypatch, tmp_path)
+    assert spec.data.reads_bytes
+    out = tmp_path / "out"
+    assert cli.run(["export", f"{store}/{job_id}", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    for name in ("config.json", "generation_config.json"):
+        said = json.loads((out / name).read_text())
+        assert (said.get("bos_token_id"), said["eos_token_id"], said.get("pad_token_id")) == (None, 0, None), name
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    prompt = list(PROMPT.encode())
+    found = theirs.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False, pad_token_id=0)
+    expected = [token for token in found[0, len(prompt) :].tolist() if token]
+    for what in (f"{store}/{job_id}", str(out), job_id):
+        capsys.readouterr()
+        assert cli.run(["generate", what, "--prompt", PROMPT, "--tokens", "32", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["tokens"] == expected, what
+
+
+@pytest.mark.parametrize(
+    ("data", "has_one"),
+    [
+        ({"format": "jsonl"}, True),
+        ({"mix": [{"uri": "file:///a", "format": "tokens"}, {"uri": "stdlib:"}]}, True),
+        ({"mix": [{"uri": "file:///a", "format": "tokens"}], "eval_uri": "file:///b", "format": "jsonl"}, True),
+        ({"mix": [{"uri": "file:///a", "format": "tokens"}]}, False),
+        ({"format": "megatron"}, False),
+        ({"tokenizer": "bytes"}, False),
+        ({"tokenizer": "/other"}, False),
+    ],
+)
+def test_ids_and_what_a_job_says_itself_need_no_imported_tokenizer(
+    data: dict[str, Any], has_one: bool, tmp_path: Path
+) -> None:
+    came = source(tmp_path / "theirs")
+    given = _job(came, came) | {"data": data}
+    found: Any = with_hf_model(given)
+    assert found["data"] == (data | {"tokenizer": came.as_uri()} if has_one else data)
+    (came / "tokenizer.json").rename(came / "tokenizer.model")
+    if has_one:
+        said = f"data.tokenizer = None: is not said, and {came.as_uri()} has tokenizer.model: say where nodes have a "
+        with pytest.raises(InvalidField, match=re.escape(said) + r".*save_pretrained\(FOLDER\)\), or bytes"):
+            with_hf_model(given)
+    (came / "tokenizer.model").unlink()
+    found = with_hf_model(given)
+    assert found["data"] == data
 
 
 def _submitted(

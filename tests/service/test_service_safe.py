@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ipaddress
 import ssl
@@ -22,9 +23,11 @@ from waiting import eventually
 from shoal_planner.errors import InvalidField
 from shoal_service.app import create_app
 from shoal_service.auth import admin_token
+from shoal_service.errors import BadInput
 from shoal_service.loopback import is_loopback
 from shoal_service.places import Places
 from shoal_service.settings import Settings
+from shoal_service.submission import read_any_job
 
 SERVE = [sys.executable, "-c", "from shoal.cli import main; main()", "serve"]
 
@@ -129,6 +132,14 @@ JOBS = {
     "track.wandb.dir": lambda place: {"track": {"wandb": {"dir": place.removeprefix("file://")}}},
 }
 
+PATHS_TOO = ("data.uri", "data.mix[1].uri", "data.eval_uri", "data.tokenizer", "model.hf")
+
+
+def test_an_id_of_the_hub_is_told_so_where_no_folders_are_allowed(tmp_path: Path) -> None:
+    job = {"name": "a", "model": {"hf": "meta-llama/Llama-3.1-8B"}}
+    with pytest.raises(BadInput, match=r"`hf download meta-llama/Llama-3.1-8B --local-dir FOLDER` fetches it"):
+        asyncio.run(read_any_job(job, 1.0, Places(roots=())))
+
 
 @pytest.mark.parametrize("field", sorted(JOBS))
 def test_jobs_name_places_below_the_operators_folders_alone(tmp_path: Path, field: str) -> None:
@@ -143,9 +154,10 @@ def test_jobs_name_places_below_the_operators_folders_alone(tmp_path: Path, fiel
         places.check(JOBS[field](f"file://{good}"))
     bad = [secret, tmp_path, Path("/etc/passwd"), allowed / "escape", allowed / "escape/inside", Path(f"{allowed}x")]
     for place in (*map(str, bad), f"{allowed}/../secret", f"{allowed}/inside/../../secret/x"):
-        with pytest.raises(InvalidField) as caught:
-            places.check(JOBS[field](f"file://{place}"))
-        assert caught.value.field == field
+        for said in (f"file://{place}", *([place] if field in PATHS_TOO else [])):
+            with pytest.raises(InvalidField) as caught:
+                places.check(JOBS[field](said))
+            assert caught.value.field == field
         with pytest.raises(InvalidField, match="its operator lists those in SHOAL_FILE_ROOTS"):
             Places(roots=()).check(JOBS[field](f"file://{place}"))
         Places(roots=(Path("/"),)).check(JOBS[field](f"file://{place}"))

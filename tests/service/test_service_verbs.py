@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from control_plane import Connector, ControlPlane, job_mapping, ok
+from kept_ground import words
+from lora_ground import save_llama
 
 from shoal.cli import run
 from shoal.cli_verbs import overrides_of, show_dry_run
@@ -69,6 +71,30 @@ def test_a_dry_run_says_which_limits_do_not_suffice(
     assert "budget_short" in capsys.readouterr().out
     preview = api.post("/new/preview", data={"job": json.dumps(job)}, headers={"Accept": "text/html"}).text
     assert "more than limits.budget_usd = 2.00" in preview and "deadline too soon" in preview
+
+
+def test_a_dry_run_says_what_of_an_imported_folder_is_not_done(
+    api: httpx.Client, connector: Connector, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_llama(tmp_path / "base", attention_dropout=0.1)
+    base = (tmp_path / "base").as_uri()
+    job = job_mapping() | {"model": {"hf": base}}
+    (alone,) = ok(api.post("/v1/jobs", params={"dry_run": "1"}, json=job))["warnings"]
+    assert alone == {
+        "code": "dropout_left_out",
+        "param": "train.init_from",
+        "reason": f"{base} says attention_dropout = 0.1: Shoal trains without dropout",
+    }
+    words(tmp_path / "base" / "tokenizer.json")
+    job["data"] |= {"tokenizer": "bytes"}
+    ok(connector.renew())
+    found = ok(api.post("/v1/jobs", params={"dry_run": "1"}, json=job))
+    assert found["plan"] is not None
+    assert [each["code"] for each in found["warnings"]] == ["dropout_left_out", "tokenizer_left_out"]
+    show_dry_run(found)
+    assert f"{base} has a tokenizer, and text is read as bytes" in capsys.readouterr().out
+    preview = api.post("/new/preview", data={"job": json.dumps(job)}, headers={"Accept": "text/html"}).text
+    assert "dropout left out" in preview and "tokenizer left out" in preview
 
 
 def test_a_clone_is_a_new_job_with_other_values(api: httpx.Client) -> None:

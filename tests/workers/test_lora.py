@@ -186,6 +186,9 @@ def test_in_half_precision(folder: Path) -> None:
         ({"rank": 4, "alpha": 0}, {}, r"train.lora.alpha = 0"),
         ({"rank": 4, "targets": []}, {}, r"train.lora.targets = .*must name a matrix"),
         ({"rank": 4, "targets": ["q", "w"]}, {}, r"train.lora.targets\[1\] = 'w': must be one of q, k, v, o, gate, up"),
+        ({"rank": 4, "targets": ["c_proj"]}, {}, r"train.lora.targets\[0\] = 'c_proj': must be one of q, k, v"),
+        ({"rank": 4, "targets": ["q", "q_proj"]}, {}, r"train.lora.targets\[1\] = 'q': is named twice"),
+        ({"r": 4}, {}, r"train.lora.r = 4: is not a known field; did you mean 'rank'\?"),
         ({"rank": 4, "targets": "q"}, {}, r"train.lora.targets = 'q': must be"),
         ({"rank": 4, "targets": ["q", "q"]}, {}, r"train.lora.targets\[1\] = 'q': is named twice"),
         ({"rank": 4, "dropout": 0.1}, {}, r"train.lora.dropout = 0.1: is not supported"),
@@ -197,6 +200,13 @@ def test_in_half_precision(folder: Path) -> None:
 def test_what_cannot_be_is_named(folder: Path, lora: dict[str, Any], train: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         lora_job(folder, lora, **train)
+
+
+def test_matrices_may_be_named_as_peft_names_them(folder: Path) -> None:
+    named, short = (
+        lora_job(folder, {"rank": 4, "targets": names}) for names in (["q_proj", "down_proj"], ["q", "down"])
+    )
+    assert named == short
 
 
 def test_a_matrix_that_a_family_does_not_have_is_named(folder: Path) -> None:

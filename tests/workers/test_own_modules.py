@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -275,6 +276,23 @@ def words() -> Any:
     return ["first", "layer", "last"]
 
 
+def yielded() -> Iterator[nn.Module]:
+    """Draws as it is run through, after the call that made it."""
+    yield own_code.Tokens(256, 48, 64)
+    for _ in range(2):
+        yield own_code.Layer(48, 4)
+    yield own_code.Logits(256, 48)
+
+
+def torn() -> Iterator[nn.Module]:
+    yield own_code.Tokens(256, 48, 64)
+    raise TypeError("of the user's own")
+
+
+def number() -> Any:
+    return 7
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "said"),
     [
@@ -292,6 +310,7 @@ def words() -> Any:
         ("uneven", {}, r"module 2 \(Logits\) has other parameters than module 1: blocks must be alike"),
         ("one", {}, r"returned one Logits: it must return a list of modules in order"),
         ("two", {}, r"returned 2 modules: it must return the first, one or more blocks, the last"),
+        ("number", {}, r"returned int 7: it must return a list of modules in order"),
         ("words", {}, r"returned str 'first' at place 0: neither a module nor a callable that makes one"),
         ("oen", {}, r"test_own_modules has no 'oen'; did you mean 'one'\?"),
         ("STEPS", {}, r"STEPS is int 10, which cannot be called"),
@@ -300,6 +319,16 @@ def words() -> Any:
 def test_what_cannot_be_trained_is_said(function: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UserCodeError, match=said):
         seen(f"{__name__}:{function}", **arguments)
+
+
+def test_modules_that_a_generator_yields_are_drawn_from_the_seed() -> None:
+    """And an error of its own stays one."""
+    spec = seen(f"{__name__}:yielded")
+    for one, other in zip(modules(spec), modules(spec), strict=True):
+        for name, value in one.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
+    with pytest.raises(TypeError, match="of the user's own"):
+        Blueprint(OwnModule(entrypoint=f"{__name__}:torn"), 0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -62,10 +62,17 @@ class Generator:
         return self._head.logits(x_BSH)
 
     def goes_on(
-        self, tokens: Sequence[int], count: int, temperature: float = 0.0, seed: int = 0, ends: Collection[int] = ()
+        self,
+        tokens: Sequence[int],
+        count: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+        ends: Collection[int] = (),
+        penalty: float = 1.0,
     ) -> Iterator[int]:
         """At most so many more tokens, until one of `ends`, or until all positions are taken: the likeliest at a
-        temperature of 0, else drawn with this seed. Raises InvalidField."""
+        temperature of 0, else drawn with this seed. A `penalty` above 1 makes those less likely that stand there
+        already. Raises InvalidField."""
         if not tokens:
             raise InvalidField("prompt", "", "must have at least one token")
         above = [token for token in tokens if not 0 <= token < self._model.vocab]
@@ -73,12 +80,20 @@ class Generator:
             raise InvalidField("prompt", above[0], f"is no token of the model, which knows {self._model.vocab}")
         whole, random = list(tokens), torch.Generator().manual_seed(seed)
         for _ in range(min(count, self._positions + 1 - len(tokens))):
-            logits_V = self.logits(torch.tensor([whole]))[0, -1]
+            logits_V = _penalised(self.logits(torch.tensor([whole]))[0, -1], whole, penalty)
             token = int(logits_V.argmax()) if temperature == 0 else _drawn(logits_V / temperature, random)
             if token in ends:
                 return
             yield token
             whole.append(token)
+
+
+def _penalised(logits_V: Tensor, tokens: Sequence[int], penalty: float) -> Tensor:
+    """As in transformers, each of these once, whether it is of the prompt or came after it (Keskar et al. 2019, 4.1;
+    there logits are divided whatever their sign)."""
+    there = torch.tensor(sorted(set(tokens)))
+    before = logits_V[there]
+    return logits_V.index_put((there,), torch.where(before < 0, before * penalty, before / penalty))
 
 
 def _drawn(logits_V: Tensor, random: torch.Generator) -> int:

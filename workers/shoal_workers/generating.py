@@ -1,8 +1,8 @@
 """What `shoal generate` runs: goes on with a text, from a checkpoint or a Hugging Face folder.
 
 Run as `python -m shoal_workers.generating` with an order as JSON on standard input. Prints one JSON object per line:
-`{"text": ...}` as it comes, and at last `{"tokens": [...]}`, with a `note` on its positions
-where these are more than the model has; what is wrong with the order goes to standard error.
+`{"text": ...}` as it comes, and at last `{"tokens": [...]}`, with `notes` where its positions are more than the model
+has, or the folder says more of choosing tokens than is done; what is wrong with the order goes to standard error.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shoal_planner.errors import InvalidField
 from shoal_recovery.errors import StoreError
 from shoal_recovery.first_weights import open_model
 from shoal_recovery.hf_beside import TOKENIZER, Files, beside, ends_of, positions_of
+from shoal_recovery.hf_generation import passed_over, repetition_penalty
 from shoal_workers.generate import Generator
 from shoal_workers.tokenizing import Tokenizer, open_tokenizer, with_begin
 from shoal_workers.user_code import told
@@ -35,6 +36,7 @@ def main() -> int:
     sys.path.insert(0, os.getcwd())  # where a model that is code of the user's own may be
     order = json.load(sys.stdin)
     found: list[int] = []
+    notes: list[str] = []
     try:
         model, read = open_model(order["uri"], order["step"])
         files = beside(order["uri"])
@@ -49,7 +51,9 @@ def main() -> int:
         generator = Generator(model, lambda *part: torch.from_numpy(read(*part)), positions)
         ends = ends_of(files)
         ends = (tokenizer.end,) if ends is None else ends
-        tokens = generator.goes_on(prompt, count, order["temperature"], order["seed"], ends)
+        drawn, penalty = order["temperature"], repetition_penalty(files)
+        notes += passed_over(files, drawn > 0)
+        tokens = generator.goes_on(prompt, count, drawn, order["seed"], ends, penalty)
         for text in _pieces(_noted(tokens, found), tokenizer):
             _say({"text": text})
     except (InvalidField, StoreError) as error:
@@ -61,8 +65,9 @@ def main() -> int:
         said = "; ".join(theirs.splitlines())
         sys.stderr.write(f"{said}; the model is code of your own: run this in the folder that holds it\n")
         return 2
-    note = {"note": f"the model has {limit} positions: {_WHAT_THEN[is_rotary]}"}
-    _say({"tokens": found} | (note if len(prompt) + len(found) > limit + is_rotary else {}))
+    if len(prompt) + len(found) > limit + is_rotary:
+        notes.append(f"the model has {limit} positions: {_WHAT_THEN[is_rotary]}")
+    _say({"tokens": found, "notes": notes})
     return 0
 
 

@@ -61,16 +61,19 @@ class Blueprint:
         self._where = f"model.entrypoint = {module.entrypoint!r}"
         function = _function(module.entrypoint)
         with _seeded(seed):
-            built = function(**module.called_with)
-        if isinstance(built, nn.Module) and not isinstance(built, nn.ModuleList | nn.Sequential):
-            raise self._error(f"returned one {type(built).__name__}: it must return a list of modules in order")
-        try:
-            self._entries: list[Entry] = list(built)
-        except TypeError as error:
-            raise self._error(f"returned {_kind(built)}: it must return a list of modules in order") from error
+            # Also through what it returned: a generator only builds when it is asked.
+            self._entries: list[Entry] = list(self._in_order(function(**module.called_with)))
         if len(self._entries) < _FEWEST:
             problem = f"returned {len(self._entries)} modules: it must return the first, one or more blocks, the last"
             raise self._error(problem)
+
+    def _in_order(self, built: Any) -> Iterator[Entry]:
+        if isinstance(built, nn.Module) and not isinstance(built, nn.ModuleList | nn.Sequential):
+            raise self._error(f"returned one {type(built).__name__}: it must return a list of modules in order")
+        try:
+            return iter(built)
+        except TypeError as error:
+            raise self._error(f"returned {_kind(built)}: it must return a list of modules in order") from error
 
     @property
     def num_layers(self) -> int:

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from shoal_planner.errors import InvalidField, show
-from shoal_recovery.hf_beside import TEMPLATES, TOKENIZER
+from shoal_recovery.hf_beside import SLOW, TEMPLATES, TOKENIZER
 
 _FIELD = "data.tokenizer"
-# Of which a tokenizer can be made that knows no tokenizers file.
-_SLOW = ("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 def tokenizer_text(path: str, file: Path) -> str:
     """The tokenizers file of a tokenizer named as `path`. Raises InvalidField."""
     folder = file.parent
-    if not file.exists() and (slow := [name for name in _SLOW if (folder / name).exists()]):
+    if not file.exists() and (slow := [name for name in SLOW if (folder / name).exists()]):
         problem = f"{' and '.join(slow)} stand there, but no {TOKENIZER}, which alone is read. transformers writes it: "
         made = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         raise InvalidField(_FIELD, path, problem + made)
