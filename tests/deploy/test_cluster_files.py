@@ -114,7 +114,7 @@ def test_a_node_takes_the_labels_that_the_launcher_gives_it(cloud: str) -> None:
     """Ray's launcher puts them into the environment of the start command."""
     for name, kind in workers(cloud).items():
         settings = NodeSettings.model_validate({"RAY_OVERRIDE_LABELS": json.dumps(kind["labels"])})
-        labels = labels_for(settings, "ip-10-0-0-7.ec2.internal", 0, lambda: None)
+        labels = labels_for(settings, "ip-10-0-0-7.ec2.internal", kind["resources"]["GPU"], lambda: None)
         assert (labels["pool"], labels["node"]) == (name, "ip-10-0-0-7")
 
 
