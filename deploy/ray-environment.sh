@@ -3,7 +3,7 @@
 # may take to leave the node; sets `python` and Ray's variables.
 
 if ! command -v ray >/dev/null 2>&1; then
-    echo "$0: no ray program on PATH: install shoal[worker], or put its virtual environment's bin on PATH" >&2
+    echo "$0: no ray program on PATH: install shoal[worker] from its wheel, or put its virtual environment's bin on PATH" >&2
     exit 1
 fi
 # The interpreter that Ray was installed for, of which `ray` may be a link elsewhere.

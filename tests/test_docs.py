@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,7 @@ JOBS = [path for path in EXAMPLES if path not in (*CLUSTERS, *MARKETS)]
 TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "helm/shoal/README.md")] + sorted(
     ROOT.glob("docs/**/*.md")
 )
+PACKAGES = ("planner", "recovery", "service", "workers")
 # Made from a running dashboard by whoever cuts a release, so it may be absent in between.
 
 
@@ -193,6 +197,56 @@ def test_the_readme_names_both_commands_and_shows_the_page() -> None:
     assert re.search(r"^make demo\b", text, flags=re.MULTILINE)
     assert re.search(r"^make test\b", text, flags=re.MULTILINE)
     assert "](docs/images/dashboard-job-light.png)" in text
+
+
+def commands(text: str) -> Iterator[str]:
+    """Those in blocks and between backticks, also across lines."""
+    for block in re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL):
+        yield from block.replace("\\\n", " ").splitlines()
+    yield from (" ".join(span.split()) for span in re.findall(r"`([^`]+)`", without_code(text)))
+
+
+def from_an_index(command: str) -> bool:
+    """Whether it installs what an index calls shoal, which is not ours."""
+    try:
+        words = shlex.split(command, comments=True)
+    except ValueError:  # an apostrophe of a sentence
+        words = command.split()
+    if not {"pip", "pip3", "pipx", "uv"} & {Path(word).name for word in words}:
+        return False
+    return any(re.fullmatch(r"shoal(\[[\w,]+\])?([=<>!~].*)?", word) for word in words)
+
+
+@pytest.mark.parametrize("path", [path for path in TEXTS if path.name != "CHANGELOG.md"], ids=name_of)
+def test_shoal_is_not_taken_from_an_index(path: Path) -> None:
+    """PyPI's `shoal` is somebody else's, and would run there with the rights of whoever follows the handbook."""
+    assert not [command for command in commands(path.read_text(encoding="utf-8")) if from_an_index(command)]
+
+
+def test_what_an_index_would_give_is_recognized() -> None:
+    others = (
+        "pip install shoal",
+        "x/pip install -U 'shoal[worker]'",
+        "uv pip install shoal==0.1.0",
+        "pipx install shoal",
+    )
+    assert all(map(from_an_index, others))
+    wheel = "pip install 'shoal[worker] @ file:///PATH/shoal-0.1.0-py3-none-any.whl'  # or shoal[server]"
+    assert not any(map(from_an_index, (wheel, "helm install shoal helm/shoal", "install -d -o shoal /etc/shoal")))
+
+
+def test_messages_say_where_shoal_is_installed_from() -> None:
+    texts = [path.read_text(encoding="utf-8") for folder in PACKAGES for path in sorted((ROOT / folder).glob("*/*.py"))]
+    texts += [path.read_text(encoding="utf-8") for path in sorted((ROOT / "deploy").glob("*.sh"))]
+    told = [rest for text in texts for rest in re.findall(r"install shoal(.{0,60})", text)]
+    assert len(told) >= 7
+    assert [rest for rest in told if " from its wheel" not in rest] == []
+
+
+def test_the_handbook_names_all_extras() -> None:
+    chapter = read("docs/deploying.md").partition("## The package")[2].partition("\n## ")[0]
+    named = set(re.findall(r"^\| `(\w+)` \|", chapter, flags=re.MULTILINE))
+    assert named == tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"].keys() - {"dev"}
 
 
 def test_make_knows_what_the_documents_tell_to_make() -> None:

@@ -279,8 +279,8 @@ def serve(
     ] = None,
 ) -> None:
     """Run the control plane alone. SHOAL_ variables set what options do not."""
-    server = _optional("shoal_service.server", "serve", "shoal[server]")
-    settings = _optional("shoal_service.settings", "serve", "shoal[server]")
+    server = _optional("shoal_service.server", "serve", "server")
+    settings = _optional("shoal_service.settings", "serve", "server")
     given = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
     given |= {"tls_cert": tls_cert, "tls_key": tls_key, "behind_proxy": behind_proxy, "file_roots": file_roots}
     try:
@@ -297,8 +297,8 @@ def migrate(
     data_dir: Annotated[Path | None, typer.Option(help="Where the default database is (default ~/.shoal).")] = None,
 ) -> None:
     """Bring the control plane's database to this version before one of this version serves."""
-    server = _optional("shoal_service.server", "migrate", "shoal[server]")
-    settings = _optional("shoal_service.settings", "migrate", "shoal[server]")
+    server = _optional("shoal_service.server", "migrate", "server")
+    settings = _optional("shoal_service.settings", "migrate", "server")
     given = {"database_url": database_url, "data_dir": data_dir}
     try:
         server.run_migrations(settings.Settings(**{name: value for name, value in given.items() if value is not None}))
@@ -314,7 +314,7 @@ def up(
     data_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where token, database and state go.")] = None,
 ) -> None:
     """Start a local cluster of unequal nodes with a control plane; Ctrl-C stops all of it."""
-    run_up = _optional("shoal.up", "up", "shoal[server,worker]").run_up
+    run_up = _optional("shoal.up", "up", "server,worker").run_up
     raise typer.Exit(run_up(cluster=cluster, port=port, data_dir=data_dir) or 0)
 
 
@@ -328,7 +328,7 @@ def connect(
     ] = False,
 ) -> None:
     """On a Ray cluster: offer it to a control plane."""
-    connecting = _optional("shoal.connect", "connect", "shoal[worker]")
+    connecting = _optional("shoal.connect", "connect", "worker")
     (connecting.stay_connected if stay else connecting.run_connect)(
         server=server, cluster_id=cluster_id, address=address
     )
@@ -337,7 +337,7 @@ def connect(
 @app.command("pre-stop")
 def pre_stop(limit: Annotated[float, typer.Argument(metavar="SECONDS", min=0, help="The longest to wait.")]) -> None:
     """On a node that is to go away: wait until no job computes there any more."""
-    _optional("shoal.connect", "pre-stop", "shoal[worker]").wait_for_leave(limit)
+    _optional("shoal.connect", "pre-stop", "worker").wait_for_leave(limit)
 
 
 @app.command()
@@ -346,7 +346,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the page up at the end.")] = False,
 ) -> None:
     """Train a small model on a local cluster, kill a node on the way, and show what happened."""
-    run_demo = _optional("shoal.demo", "demo", "shoal[server,worker]").run_demo
+    run_demo = _optional("shoal.demo", "demo", "server,worker").run_demo
     raise typer.Exit(run_demo(as_json=as_json, keep=keep) or 0)
 
 
@@ -355,7 +355,7 @@ def _optional(module: str, command: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise BadUsage(f"'shoal {command}' needs {error.name}: install {extra}") from error
+        raise BadUsage(f"'shoal {command}' needs {error.name}: install shoal[{extra}] from its wheel") from error
 
 
 def _follow(client: Client, job_id: str, *, quiet: bool) -> dict[str, Any]:

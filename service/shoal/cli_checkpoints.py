@@ -80,7 +80,7 @@ def export(
         from shoal_recovery.checkpoints import load_manifest, load_model
         from shoal_recovery.store import open_store
     except ModuleNotFoundError as error:
-        raise BadUsage(f"'shoal export' needs {error.name}: install shoal[server]") from error
+        raise BadUsage(f"'shoal export' needs {error.name}: install shoal[server] from its wheel") from error
     uri, job_id, model, seq_len = _found(what)
     try:
         store = open_store(uri)

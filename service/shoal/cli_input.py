@@ -42,7 +42,8 @@ def _parse_job(value: object) -> JobSpec:
 
         return parse_job(with_hf_model(value))
     except ModuleNotFoundError as error:
-        raise InvalidField("model.hf", value["model"]["hf"], f"needs {error.name}: install shoal[server]") from error
+        problem = f"needs {error.name}: install shoal[server] from its wheel"
+        raise InvalidField("model.hf", value["model"]["hf"], problem) from error
 
 
 def _names_hf(value: Any) -> TypeGuard[Mapping[str, Any]]:

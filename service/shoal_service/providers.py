@@ -17,7 +17,7 @@ def open_provider(settings: Settings) -> Provider | None:
     try:
         from shoal_service.oidc import OpenId
     except ModuleNotFoundError as error:
-        raise ValueError(f"SHOAL_OIDC_ISSUER needs {error.name}: install shoal[oidc]") from error
+        raise ValueError(f"SHOAL_OIDC_ISSUER needs {error.name}: install shoal[oidc] from its wheel") from error
     secret = settings.oidc_client_secret
     return OpenId(
         issuer=settings.oidc_issuer,

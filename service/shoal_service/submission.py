@@ -254,7 +254,7 @@ async def _check_trackers(job: JobSpec, settings: Settings) -> None:
     """Whether a server of theirs answers is not asked: that may change, and holds no job up."""
     for tool, spec in job.track.chosen():
         if importlib.util.find_spec(MODULES[tool]) is None:
-            problem = f"the control plane lacks {MODULES[tool]}: install shoal[{tool}] there"
+            problem = f"the control plane lacks {MODULES[tool]}: install shoal[{tool}] from its wheel there"
             raise InvalidField(f"track.{tool}", dataclasses.asdict(spec), problem)
         if isinstance(spec, TensorBoardSpec):
             await _check_log_dir(spec.log_dir, settings.store_check_s)

@@ -50,7 +50,7 @@ def open_export(settings: Settings) -> Export | None:
     try:
         from shoal_service.trace_export import OtlpExport
     except ModuleNotFoundError as error:
-        raise ValueError(f"SHOAL_OTLP_ENDPOINT needs {error.name}: install shoal[otel]") from error
+        raise ValueError(f"SHOAL_OTLP_ENDPOINT needs {error.name}: install shoal[otel] from its wheel") from error
     return OtlpExport(endpoint)
 
 

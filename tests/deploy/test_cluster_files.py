@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,14 @@ import botocore.session
 import pytest
 import yaml
 from botocore import xform_name
+from cluster_files import CLOUDS, CLUSTERS, HEAD, ROOT, cluster, launcher, pools, ray_source, workers
 from moto import mock_aws
 
 from shoal_planner.cluster import parse_cluster
 from shoal_workers.cluster_ray import node_of
 from shoal_workers.node_options import labels_for
-from shoal_workers.settings import NodeSettings
+from shoal_workers.settings import NodeSettings, WorkerSettings
 
-ROOT = Path(__file__).parents[2]
-CLUSTERS = ROOT / "deploy/clusters"
-CLOUDS = ("aws", "gcp", "azure")
-HEAD = "head"
 # Asked for by EC2 on behalf of who rents: roles and images are given by name.
 BESIDES = {"iam:PassRole", "ssm:GetParameters"}
 S3_ACTIONS = {  # of S3's own, where they are not called as the operation
@@ -37,15 +35,6 @@ S3_ACTIONS = {  # of S3's own, where they are not called as the operation
     "ListMultipartUploads": "ListBucketMultipartUploads",
     "ListParts": "ListMultipartUploadParts",
 }
-
-
-def cluster(cloud: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((CLUSTERS / cloud / "cluster.yaml").read_text(encoding="utf-8"))
-    return found
-
-
-def workers(cloud: str) -> dict[str, dict[str, Any]]:
-    return {name: each for name, each in cluster(cloud)["available_node_types"].items() if name != HEAD}
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
@@ -77,13 +66,12 @@ def test_nodes_run_the_start_scripts(cloud: str) -> None:
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_pools_are_the_worker_types(cloud: str) -> None:
-    pools = yaml.safe_load((CLUSTERS / cloud / "pools.yaml").read_text(encoding="utf-8"))
-    types = workers(cloud)
-    assert {pool["name"] for pool in pools} == types.keys()
-    assert {True, False} == {pool["node"]["spot"] for pool in pools}, "pools are to be mixed"
-    assert len({pool["node"]["device"] for pool in pools}) >= 3
-    assert cluster(cloud)["max_workers"] == sum(pool["max"] for pool in pools)
-    for pool in pools:
+    given, types = pools(cloud), workers(cloud)
+    assert {pool["name"] for pool in given} == types.keys()
+    assert {True, False} == {pool["node"]["spot"] for pool in given}, "pools are to be mixed"
+    assert len({pool["node"]["device"] for pool in given}) >= 3
+    assert cluster(cloud)["max_workers"] == sum(pool["max"] for pool in given)
+    for pool in given:
         kind = types[pool["name"]]
         assert (pool["min"], pool["max"]) == (kind["min_workers"], kind["max_workers"])
         assert kind["resources"][f"shoal-pool-{pool['name']}"] == 1
@@ -100,7 +88,7 @@ def test_a_machine_of_aws_has_the_network_of_the_interfaces_that_it_gets() -> No
     """One, where none are listed: EC2's largest machines have several cards, and reach their rate over all of them."""
     per_card = {"g5.12xlarge": (1, 40), "g6.12xlarge": (1, 40), "p4d.24xlarge": (4, 100)}
     kinds = workers("aws")
-    for pool in yaml.safe_load((CLUSTERS / "aws/pools.yaml").read_text(encoding="utf-8")):
+    for pool in pools("aws"):
         num_cards, gbit_per_s = per_card[pool["instance_type"]]
         config = kinds[pool["name"]]["node_config"]
         assert config["InstanceType"] == pool["instance_type"]
@@ -109,12 +97,87 @@ def test_a_machine_of_aws_has_the_network_of_the_interfaces_that_it_gets() -> No
         assert pool["node"]["inter_gbit_per_s"] <= gbit_per_s
 
 
+def disk_gb(cloud: str, config: dict[str, Any]) -> int:
+    """Of the one disk that a machine has: system, images, and what jobs keep there."""
+    match cloud:
+        case "aws":
+            (disk,) = config["BlockDeviceMappings"]
+            return int(disk["Ebs"]["VolumeSize"])
+        case "gcp":
+            (disk,) = config["disks"]
+            return int(disk["initializeParams"]["diskSizeGb"])
+        case _:
+            return int(config["azure_arm_parameters"]["osDiskSize"])
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_disks_have_room_for_what_nodes_keep(cloud: str) -> None:
+    settings = WorkerSettings()
+    system_gib = 100  # of an image for accelerators, two of our images while one is replaced, journals and logs
+    kept_gib = (settings.disk_limit_bytes + settings.data_cache_bytes) / 2**30
+    for name, kind in workers(cloud).items():
+        assert disk_gb(cloud, kind["node_config"]) >= kept_gib + system_gib, name
+    assert disk_gb(cloud, cluster(cloud)["available_node_types"][HEAD]["node_config"]) >= system_gib
+
+
+def test_prices_of_aws_are_those_of_the_zones_that_machines_come_from() -> None:
+    zones = cluster("aws")["provider"]["availability_zone"].split(",")
+    assert {pool["name"]: pool.get("zones") for pool in pools("aws")} == dict.fromkeys(workers("aws"), zones)
+
+
+def test_what_gcp_is_told_of_zones_and_disks_is_of_the_clusters_zone() -> None:
+    given = cluster("gcp")
+    provider = given["provider"]
+    zone = f"projects/{provider['project_id']}/zones/{provider['availability_zone']}"
+    for kind in given["available_node_types"].values():
+        (disk,) = kind["node_config"]["disks"]
+        assert disk["initializeParams"]["diskType"] == f"{zone}/diskTypes/pd-balanced"
+        for accelerator in kind["node_config"].get("guestAccelerators", []):
+            assert accelerator["acceleratorType"].startswith(f"{zone}/acceleratorTypes/")
+
+
+# Modules of Ray's providers whose name is not that of their package.
+PACKAGES = {
+    "google.auth": "google-auth",
+    "google.oauth2": "google-auth",
+    "google_auth_httplib2": "google-auth-httplib2",
+    "googleapiclient": "google-api-python-client",
+}
+
+
+@pytest.mark.parametrize(("cloud", "folder"), [("aws", "aws"), ("gcp", "gcp"), ("azure", "_azure")])
+def test_the_launcher_finds_the_libraries_of_its_cloud(cloud: str, folder: str) -> None:
+    """In what the handbook has installed beside shoal[worker], and the head's image too."""
+    pins = {
+        name
+        for file in ("worker", f"cloud-{cloud}")
+        for name in re.findall(
+            r"^([\w.-]+)==", (ROOT / f"deploy/requirements/{file}.txt").read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+    }
+    asked = {name for path in sorted((launcher() / folder).rglob("*.py")) for name in imported(path.read_text())}
+    assert asked, "of this cloud"
+    for module in asked:
+        parts = module.split(".")
+        known = (".".join(parts[: number + 1]) for number in range(len(parts)))
+        assert any(PACKAGES.get(name, name.replace(".", "-")) in pins for name in known), module
+    assert f"cloud-{cloud}.txt" in (ROOT / "docs/clouds.md").read_text(encoding="utf-8") or cloud == "aws"
+
+
+def imported(text: str) -> set[str]:
+    """Modules that are neither Python's nor Ray's."""
+    nodes = list(ast.walk(ast.parse(text)))
+    found = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name for name in found if name.partition(".")[0] not in {"ray", *sys.stdlib_module_names}}
+
+
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_node_takes_the_labels_that_the_launcher_gives_it(cloud: str) -> None:
     """Ray's launcher puts them into the environment of the start command."""
     for name, kind in workers(cloud).items():
         settings = NodeSettings.model_validate({"RAY_OVERRIDE_LABELS": json.dumps(kind["labels"])})
-        labels = labels_for(settings, "ip-10-0-0-7.ec2.internal", 0, lambda: None)
+        labels = labels_for(settings, "ip-10-0-0-7.ec2.internal", kind["resources"]["GPU"], lambda: None)
         assert (labels["pool"], labels["node"]) == (name, "ip-10-0-0-7")
 
 
@@ -262,9 +325,3 @@ def test_the_roles_that_ray_gives_itself_on_gcp_are_those_that_the_handbook_take
     (taken,) = re.findall(r"^for role in ([\w. ]+); do\n +gcloud", text, flags=re.MULTILINE)
     kept = {"roles/iam.roleViewer"}  # which lets it look at roles
     assert {f"roles/{role}" for role in taken.split()} == set(ast.literal_eval(given)) - kept
-
-
-def ray_source(path: str) -> str:
-    import ray.autoscaler._private as package
-
-    return (Path(package.__path__[0]) / path).read_text(encoding="utf-8")

@@ -32,6 +32,12 @@ def test_it_is_a_compose_file() -> None:
     jsonschema.validators.validator_for(schema)(schema).validate(COMPOSE)
 
 
+def test_the_handbook_says_which_compose_it_needs() -> None:
+    """Compose knows files that stand in its own one since 2.23.1."""
+    assert any("content" in each for each in COMPOSE["configs"].values())
+    assert "Compose must be 2.23.1 or later" in (FOLDER.parents[1] / "docs/deploying.md").read_text(encoding="utf-8")
+
+
 def test_every_image_is_pinned_and_ours_are_built_from_the_dockerfile() -> None:
     targets = set()
     for name, service in COMPOSE["services"].items():

@@ -77,6 +77,16 @@ def test_everything_that_is_installed_is_pinned_by_hash(image: str) -> None:
     assert f"--require-hashes -r deploy/requirements/{re.sub('cloud-.*', 'cloud-${CLOUD}', image)}.txt" in DOCKERFILE
 
 
+def test_nothing_but_torch_comes_without_a_hash() -> None:
+    """As docs/deploying.md says."""
+    installed = [part.strip() for name, rest in instructions() if name == "RUN" for part in rest.split("&&")]
+    unchecked = [part for part in installed if re.search(r"\bpip install\b", part) and "--require-hashes" not in part]
+    assert sorted(part for part in unchecked if "--no-index" not in part) == [
+        'pip install --index-url "${TORCH_INDEX}" "torch==${TORCH_VERSION}"'
+    ]
+    assert "**but for torch and what it needs of CUDA**" in (ROOT / "docs/deploying.md").read_text(encoding="utf-8")
+
+
 def test_torch_is_the_one_that_the_package_asks_for() -> None:
     (version,) = re.findall(r"^ARG TORCH_VERSION=(\S+)$", DOCKERFILE, flags=re.MULTILINE)
     (requirement,) = [each for each in asked("worker") if each.name == "torch"]

@@ -18,7 +18,7 @@ from shoal_planner.errors import InvalidField
 from shoal_workers.cloud_places import Place, find_place
 from shoal_workers.clouds import Metadata
 from shoal_workers.cluster_ray import node_of
-from shoal_workers.node_options import labels_for, options_for
+from shoal_workers.node_options import labels_for, options_for, shown_devices
 from shoal_workers.settings import NodeSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -84,6 +84,9 @@ def test_clouds_say_where_a_machine_stands(
     assert find_place(service) == place
 
 
+T4_OF_A_POOL = json.dumps({"shoal.io/device": "T4", "shoal.io/devices": "1", "shoal.io/pool": "t4-spot"})
+
+
 def settings(**given: Any) -> NodeSettings:
     return NodeSettings.model_validate(given)
 
@@ -132,6 +135,9 @@ def test_options_of_ray() -> None:
         ({"device": "T4", "labels": "colour=red"}, 1, "shoal.io/colour = 'red': is no field of a node"),
         ({"device": "T4", "labels": "price-per-hour=cheap"}, 1, "shoal.io/price-per-hour = 'cheap': must be a number"),
         ({"device": "T4", "devices": 0}, 1, "devices = 0"),
+        ({"device": "T4", "devices": 4}, 0, "shoal.io/devices = 4: this machine shows 0 NVIDIA devices"),
+        ({"device": "T4", "devices": 4}, 3, "shoal.io/devices = 4: this machine shows 3 NVIDIA devices"),
+        ({"RAY_OVERRIDE_LABELS": T4_OF_A_POOL}, 0, "shoal.io/devices = 1: this machine shows 0 NVIDIA devices"),
         ({"RAY_OVERRIDE_LABELS": "{"}, 1, "RAY_OVERRIDE_LABELS = '{': must be a JSON object"),
     ],
 )
@@ -139,6 +145,34 @@ def test_what_cannot_be_used_is_named(given: dict[str, Any], gpus: int, said: st
     with pytest.raises(InvalidField) as error:
         labels_for(settings(**given), "host", gpus, lambda: None)
     assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus"),
+    [
+        ({"device": "T4", "devices": 2}, 4),
+        ({"device": "MI300X", "devices": 8}, None),
+        ({"device": "cpu-2t", "devices": 1}, 0),
+    ],
+    ids=["a part of a machine", "devices that cannot be counted", "a CPU"],
+)
+def test_what_is_said_of_devices_is_believed_where_they_may_be_there(given: dict[str, Any], gpus: int | None) -> None:
+    assert labels_for(settings(**given), "host", gpus, lambda: None)["devices"] == str(given["devices"])
+
+
+@pytest.mark.parametrize(
+    ("files", "gpus"),
+    [
+        (["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"], 2),
+        (["nvidiactl", "null"], 0),
+        (["kfd", "dri"], None),
+        (["dxg"], None),
+    ],
+)
+def test_devices_are_counted_by_their_files(tmp_path: Path, files: list[str], gpus: int | None) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    assert shown_devices(tmp_path) == gpus
 
 
 def start(script: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -175,5 +209,8 @@ def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
     assert done.returncode == 2 and "SHOAL_HEAD_ADDRESS is not set" in done.stderr
     done = start("start-worker.sh", tmp_path, RAY_AUTH_TOKEN="token", SHOAL_HEAD_ADDRESS="127.0.0.1:1")
     assert done.returncode != 0 and "SHOAL_NODE_DEVICE = None: is needed: one of" in done.stderr
+    told = {"RAY_AUTH_TOKEN": "token", "SHOAL_HEAD_ADDRESS": "127.0.0.1:1", "SHOAL_NODE_DEVICE": "T4"}
+    done = start("start-worker.sh", tmp_path, **told, SHOAL_NODE_DEVICES="64")
+    assert done.returncode != 0 and "shoal.io/devices = 64: this machine shows" in done.stderr
     done = start("start-connector.sh", tmp_path)
     assert done.returncode == 2 and "SHOAL_SERVER is not set" in done.stderr

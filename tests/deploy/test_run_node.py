@@ -31,6 +31,10 @@ case " $* " in *" login "*) said=$(cat) ;; esac
 told="${RAY_HEAD_IP:-}${RAY_OVERRIDE_RESOURCES:-}${RAY_OVERRIDE_LABELS:-}"
 printf '%s\\t%s\\t%s\\n' "docker $*" "$told" "$said" >>"$ASKED"
 """
+# As many devices as the file says.
+NVIDIA_SMI = """#!/bin/bash
+[ -s "$HOME/gpus" ] && cat "$HOME/gpus"
+"""
 OTHER = """#!/bin/bash
 printf '%s\\t\\t\\n' "${0##*/} $*" >>"$ASKED"
 [ "${0##*/}" != aws ] || echo a-password
@@ -41,7 +45,13 @@ printf '%s\\t\\t\\n' "${0##*/} $*" >>"$ASKED"
 def machine(tmp_path: Path) -> Path:
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, text in (("sudo", SUDO), ("docker", DOCKER), ("install", OTHER), ("rm", OTHER), ("aws", OTHER)):
+    stand_ins = {
+        "sudo": SUDO,
+        "docker": DOCKER,
+        "nvidia-smi": NVIDIA_SMI,
+        **dict.fromkeys(("install", "rm", "aws"), OTHER),
+    }
+    for name, text in stand_ins.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     shutil.copytree(NODE, tmp_path / "shoal")
@@ -49,17 +59,25 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(machine: Path, role: str, image: str) -> list[tuple[str, str, str]]:
-    """What was asked, in order: the call, what it was told by variables, and what it read."""
-    environment = {"PATH": f"{machine / 'bin'}:{os.environ['PATH']}", "HOME": str(machine), **LAUNCHER}
-    asked = machine / "asked"
+def start(machine: Path, role: str, image: str, **told: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{machine / 'bin'}:{os.environ['PATH']}", "HOME": str(machine), **LAUNCHER, **told}
     command = ["bash", machine / "shoal/run-node.sh", role, image, "--num-cpus=4"]
-    done = subprocess.run(
-        command, env={**environment, "ASKED": str(asked)}, capture_output=True, text=True, timeout=60, check=False
+    return subprocess.run(
+        command,
+        env={**environment, "ASKED": str(machine / "asked")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
+
+
+def run(machine: Path, role: str, image: str, **told: str) -> list[tuple[str, str, str]]:
+    """What was asked, in order: the call, what it was told by variables, and what it read."""
+    done = start(machine, role, image, **told)
     assert done.returncode == 0, done.stderr
     found = []
-    for line in asked.read_text().splitlines():
+    for line in (machine / "asked").read_text().splitlines():
         call, told, said = line.split("\t")
         found.append((call.replace("docker --config /etc/shoal-registry ", "docker "), told, said))
     return found
@@ -76,6 +94,29 @@ def test_what_runs_is_let_go_before_it_is_replaced(machine: Path) -> None:
     assert "docker stop -t 90 shoal" in calls and "--stop-timeout 90" in calls[-1]
     assert calls[-1].endswith("registry.example.org/shoal-worker:0.1.0-cuda start-worker.sh --block --num-cpus=4")
     assert asked[-1][1] == "".join(LAUNCHER.values()), "what the launcher has said gets through"
+
+
+def labels(device: str) -> str:
+    return json.dumps({"shoal.io/pool": "some", "shoal.io/device": device, "shoal.io/devices": "1"})
+
+
+def test_a_machine_without_its_devices_is_no_node(machine: Path) -> None:
+    """Whoever started it sees that, and ends it: Ray's launcher does."""
+    done = start(machine, "worker", "registry.example.org/shoal-worker:0.1.0-cuda", RAY_OVERRIDE_LABELS=labels("T4"))
+    assert done.returncode == 1 and "shoal.io/device = 'T4': nvidia-smi lists no device" in done.stderr
+    assert not (machine / "asked").exists(), "nothing was pulled or changed"
+
+
+def test_devices_that_are_there_are_given_to_the_container(machine: Path) -> None:
+    (machine / "gpus").write_text("GPU 0: Tesla T4 (UUID: GPU-0)\n")
+    calls = run(machine, "worker", "registry.example.org/worker:1-cuda", RAY_OVERRIDE_LABELS=labels("T4"))
+    assert " --gpus all " in calls[-1][0]
+
+
+@pytest.mark.parametrize(("role", "told"), [("worker", labels("cpu-2t")), ("head", "{}")])
+def test_a_machine_that_has_none_needs_none(machine: Path, role: str, told: str) -> None:
+    calls = run(machine, role, "registry.example.org/worker:1", RAY_OVERRIDE_LABELS=told)
+    assert verbs(calls)[-1] == "run" and "--gpus" not in calls[-1][0]
 
 
 def test_a_registry_that_asks_is_told_who_pulls(machine: Path) -> None:

@@ -314,7 +314,9 @@ def test_a_tool_that_is_not_installed_is_named_with_its_extra(
     monkeypatch.setitem(MODULES, "wandb", "no_such_module")  # type: ignore[index]
     refused = api.post("/v1/jobs", json=job_mapping(track={"wandb": {"project": "p"}}))
     assert (refused.status_code, refused.json()["param"]) == (422, "track.wandb")
-    assert "the control plane lacks no_such_module: install shoal[wandb] there" in refused.json()["detail"]
+    assert (
+        "the control plane lacks no_such_module: install shoal[wandb] from its wheel there" in refused.json()["detail"]
+    )
 
 
 @pytest.mark.parametrize(

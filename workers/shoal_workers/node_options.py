@@ -30,12 +30,17 @@ _PREFIX = "shoal.io/"
 _FIELDS = tuple(field.name.replace("_", "-") for field in dataclasses.fields(Node) if field.name != "id")
 _NAMES = ("node", "pool", *_FIELDS)
 _GPU_FILE = re.compile(r"nvidia\d+")
+# Of drivers that do not show their devices one by one: AMD's, and that of Windows beneath Linux.
+_UNCOUNTED = ("kfd", "dxg")
 _DNS_PORT = 53
 
 
-def labels_for(settings: NodeSettings, host: str, gpus: int, place: Callable[[], Place | None]) -> dict[str, str]:
+def labels_for(
+    settings: NodeSettings, host: str, gpus: int | None, place: Callable[[], Place | None]
+) -> dict[str, str]:
     """What this node is labelled with, without the prefix; empty for a head that computes nothing. `host` is the name
-    of the machine, `gpus` how many there are; `place` is asked only for what nobody said. Raises InvalidField."""
+    of the machine, `gpus` how many it shows (`shown_devices`); `place` is asked only for what nobody said. Raises
+    InvalidField, also for devices that are said to be here and are not."""
     labels = dict(_listed(settings.labels))
     overridden = _overridden(settings.override_labels)
     said = {"node": settings.name, "pool": settings.pool, "device": settings.device, "zone": settings.zone}
@@ -53,8 +58,15 @@ def labels_for(settings: NodeSettings, host: str, gpus: int, place: Callable[[],
     if not {"zone", "spot"} <= known.keys() and (found := place()) is not None:
         labels = {"zone": found.zone, "spot": str(found.spot).lower(), **labels}
     labels |= overridden
-    _check(labels)
+    _check_shown(_checked(labels), gpus)
     return labels
+
+
+def shown_devices(folder: Path) -> int | None:
+    """How many NVIDIA devices there are below /dev; None: there is a driver whose devices cannot be counted."""
+    names = {entry.name for entry in folder.iterdir()}
+    found = sum(1 for name in names if _GPU_FILE.fullmatch(name))
+    return None if not found and not names.isdisjoint(_UNCOUNTED) else found
 
 
 def options_for(labels: Mapping[str, str], *, address: str | None, object_store_bytes: int) -> list[str]:
@@ -87,7 +99,7 @@ def _overridden(text: str | None) -> dict[str, str]:
     return {name.removeprefix(_PREFIX): str(given[name]) for name in given if name.startswith(_PREFIX)}
 
 
-def _counted(device: str, gpus: int) -> int:
+def _counted(device: str, gpus: int | None) -> int:
     if device.startswith("cpu-"):
         return 1
     if not gpus:
@@ -97,13 +109,20 @@ def _counted(device: str, gpus: int) -> int:
     return gpus
 
 
-def _check(labels: Mapping[str, str]) -> None:
+def _checked(labels: Mapping[str, str]) -> Node:
     for name in labels:
         if name not in _NAMES:
             raise InvalidField(f"{_PREFIX}{name}", labels[name], f"is no field of a node: {', '.join(_NAMES)}")
     if labels["device"] not in CATALOGUE:
         raise InvalidField(f"{_PREFIX}device", labels["device"], f"must be one of {', '.join(CATALOGUE)}")
-    node_of({"NodeID": "unknown"}, {f"{_PREFIX}{name}": value for name, value in labels.items()})
+    return node_of({"NodeID": "unknown"}, {f"{_PREFIX}{name}": value for name, value in labels.items()})
+
+
+def _check_shown(node: Node, gpus: int | None) -> None:
+    """A machine that is paid for its GPUs and has no driver for them fails every job that is given it."""
+    if gpus is not None and node.devices > gpus and not node.device.startswith("cpu-"):
+        problem = f"this machine shows {gpus} NVIDIA devices, and no other driver"
+        raise InvalidField(f"{_PREFIX}devices", node.devices, problem)
 
 
 def _address_towards(head: str) -> str:
@@ -122,7 +141,7 @@ def main(arguments: list[str]) -> None:
     head = arguments[0] if arguments else None
     try:
         settings = NodeSettings()
-        gpus = sum(1 for entry in Path("/dev").iterdir() if _GPU_FILE.fullmatch(entry.name))
+        gpus = shown_devices(Path("/dev"))
         metadata = Metadata(WorkerSettings().metadata_url)
         labels = labels_for(settings, socket.gethostname(), gpus, lambda: find_place(metadata))
         if head is not None and not labels:

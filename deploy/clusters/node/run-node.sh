@@ -9,6 +9,15 @@
 set -euo pipefail
 role=$1 image=$2
 shift 2
+# Asking also makes the files of devices that nothing has used yet. A machine that is paid for its GPUs and shows none must
+# not become a node: the launcher ends one on which this fails.
+gpus=()
+if nvidia-smi --list-gpus >/dev/null 2>&1; then
+    gpus=(--gpus all)
+elif [[ ${RAY_OVERRIDE_LABELS:-} =~ \"shoal\.io/device\":\ *\"([^\"]+)\" && ${BASH_REMATCH[1]} != cpu-* ]]; then
+    echo "$0: shoal.io/device = '${BASH_REMATCH[1]}': nvidia-smi lists no device here: this image has no driver for it" >&2
+    exit 1
+fi
 here=$(dirname "$(readlink -f "$0")")
 owner=(--owner=10001 --group=10001)
 # Who logs in there need not be of the group that may use Docker; what the launcher has said must get through.
@@ -28,10 +37,6 @@ fi
 
 # Snapshots of the state live in shared memory: as much of it as they may need, of which nothing is taken before.
 shared_kib=$(awk '/^MemTotal:/ {print int($2 * 3 / 4)}' /proc/meminfo)
-gpus=()
-if [ -e /dev/nvidia0 ]; then
-    gpus=(--gpus all)
-fi
 sudo install --directory --mode=700 /etc/shoal-registry
 if [ -e "$here/registry.json" ]; then
     sudo install --mode=600 "$here/registry.json" /etc/shoal-registry/config.json
