@@ -31,7 +31,7 @@ from shoal_workers.errors import DataError
         ("[1, 2]", r"line 118: '\[1, 2\]' is no JSON object"),
         ('{"txt": "x"}', r"""line 118: '{"txt": "x"}' has no field 'text'"""),
         ('{"text": 5}', r"line 118: 5 is no text"),
-        ('{"text": null}', r"line 118: None is no text"),
+        ('{"text": [null]}', r"line 118: \[None\] is no text"),
         ("\x00\x01" * 60, r"line 118: '\\x00.*\.\.\. is no JSON"),
     ],
 )
@@ -51,7 +51,8 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, problem: str) -> None
     ("messages", "problem"),
     [
         ("hello", "is no list of messages"),
-        ([], "is no list of messages"),
+        ({}, "is no list of messages"),
+        ("[", "is no list of messages"),
         ([{"role": "user"}], "has a message 0 whose content is no text: None"),
         (["hello"], "has as message 0 no mapping of role and content"),
     ],
@@ -67,8 +68,8 @@ def test_a_broken_chat_is_named(tmp_path: Path, messages: object, problem: str) 
 
 def test_a_row_that_is_no_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": [*documents(50), None, *documents(50)]}), path)
-    with pytest.raises(DataError, match=f"{path} row 51: None is no text"):
+    pq.write_table(pa.table({"text": [*[None] * 50, b"x", *[None] * 50]}), path)
+    with pytest.raises(DataError, match=f"{path} row 51: b'x' is no text"):
         training_samples(job(DataSpec(uri=path.as_uri(), format="parquet"))).read(range(2000))
 
 

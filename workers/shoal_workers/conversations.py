@@ -42,6 +42,13 @@ class Conversation(NamedTuple):
     tools: list[Mapping[str, Any]] | None
 
 
+def is_empty_chat(messages: object) -> bool:
+    """Whether there is no message, which may be said in JSON, too."""
+    if isinstance(messages, str):
+        return messages.strip() in ("", "null", "[]")
+    return messages is None or (isinstance(messages, Sequence) and not messages)
+
+
 def conversation(messages: object, tools: object, *, sparse: bool) -> Conversation:
     """`messages` and `tools` may be JSON as text. In `sparse` data, as tables are, all that is null is not there, at
     any depth: each row of a table has the fields of every other. Raises ValueError, which says what is wrong."""

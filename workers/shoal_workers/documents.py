@@ -20,6 +20,7 @@ from shoal_planner.errors import show
 from shoal_workers.answer_tokens import PlacedTokens, learnt_tokens
 from shoal_workers.borders import BEGINS
 from shoal_workers.chat import ChatTemplate, Shown
+from shoal_workers.conversations import is_empty_chat
 from shoal_workers.data_cache import DataCache
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
@@ -106,6 +107,7 @@ class Encoder:
         self._chats = None if template is None else (template, PlacedTokens(tokenizer))
         self._end = np.array([tokenizer.end], dtype=np.uint32)
         self._said_missing = False
+        self._num_empty, self._told_empty = 0, 0
 
     @property
     def end(self) -> int:
@@ -113,14 +115,25 @@ class Encoder:
 
     def encode(self, chunk: Sequence[Raw]) -> list[Encoded]:
         """What comes first in a document cannot be known from the document before it, so it is not to be learnt; its
-        end is, unless it follows what is not. Raises DataError."""
+        end is, unless it follows what is not. Null, or a chat without messages, is none. Raises DataError."""
+        if self._chats is None:
+            empty = [raw for raw in chunk if raw.content is None]
+        else:
+            empty = [raw for raw in chunk if is_empty_chat(raw.content)]
+        if empty:
+            self._say_empty(empty)
+            places = {raw.place for raw in empty}
+            chunk = [raw for raw in chunk if raw.place not in places]
+        return self._encoded(chunk)
+
+    def _encoded(self, chunk: Sequence[Raw]) -> list[Encoded]:
         encode = self._texts if self._chats is None else functools.partial(self._shown, *self._chats)
         try:
             return encode(chunk)
         except ValueError as error:
             if len(chunk) == 1:
                 raise _wrong(chunk[0], str(error)) from error
-            return [self.encode([raw])[0] for raw in chunk]  # one of them will say so
+            return [self._encoded([raw])[0] for raw in chunk]  # one of them will say so
 
     def _texts(self, chunk: Sequence[Raw]) -> list[Encoded]:
         ids = self._encode([_text(raw) for raw in chunk], [raw.before for raw in chunk])
@@ -154,6 +167,18 @@ class Encoder:
                 file=raw.file,
                 where=str(raw.where),
                 num_answers=num_missing,
+            )
+
+    def _say_empty(self, empty: Sequence[Raw]) -> None:
+        """Again when there are ten times as many: a few are usual, very many may be a mistake. Not in which lines: all
+        before them would have to be read for that."""
+        self._num_empty += len(empty)
+        if self._num_empty >= 10 * self._told_empty:
+            self._told_empty = self._num_empty
+            log.warning(
+                "documents that are null, or chats without messages, are passed over",
+                file=empty[0].file,
+                num_documents=self._num_empty,
             )
 
     def _ended(self, chunk: Sequence[Raw], ids: Sequence[Ids]) -> list[Encoded]:

@@ -92,7 +92,7 @@ class TextBlocks(_Ranges):
 
 class JsonLines(_Ranges):
     """Each line an object, of which `field` is the document, and `tools_field`, if it has that, the tools of a chat.
-    Empty lines are passed over."""
+    Empty lines are passed over; a line that is null is a document that is."""
 
     def __init__(self, files: Sequence[File], block_bytes: int, field: str, tools_field: str | None = None) -> None:
         super().__init__(files, block_bytes)
@@ -117,9 +117,11 @@ class JsonLines(_Ranges):
         return Chunk(found, None)
 
     def check_first(self) -> None:
-        """Of some files the first document, before others are trained on. Raises DataError, OSError, StoreError."""
+        """Of some files the first document that is there, before others are trained on. Raises DataError, OSError,
+        StoreError."""
         for file in looked_at(self.files):
-            next(self._documents(file, 0, file.num_bytes, _lines(file, 0), 0), None)
+            documents = self._documents(file, 0, file.num_bytes, _lines(file, 0), 0)
+            next((raw for raw in documents if raw.content is not None), None)
 
     def _documents(self, file: File, offset: int, high: int, content: bytes, shift: int) -> Iterator[Raw]:
         """Of the lines that begin before `high`; `content` stands at `offset`. `shift` makes places of offsets."""
@@ -136,6 +138,8 @@ class JsonLines(_Ranges):
         except (ValueError, RecursionError) as error:
             problem = _ARRAY if _begins_array(line) else f"is no JSON ({error})"
             raise self._wrong(file, offset, line, problem) from error
+        if value is None:
+            return Raw(None, offset + shift, file.name, _Line(file, offset))
         if not isinstance(value, dict):
             raise self._wrong(file, offset, line, _ARRAY if _begins_array(line) else "is no JSON object")
         if self._field not in value:
