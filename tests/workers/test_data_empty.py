@@ -115,12 +115,20 @@ def test_they_are_counted_and_told_at_first_and_when_they_are_ten_times_as_many(
         assert not logs
         for place in range(120):
             encoder.encode([raw(None, place), raw("a", place)])
-    assert [(said["log_level"], said["num_documents"], said["where"]) for said in logs] == [
-        ("warning", 1, "line 1"),
-        ("warning", 10, "line 10"),
-        ("warning", 100, "line 100"),
+    assert [(said["log_level"], said["num_documents"]) for said in logs] == [
+        ("warning", 1),
+        ("warning", 10),
+        ("warning", 100),
     ]
     assert {said["file"] for said in logs} == {"a.jsonl"}
+
+
+def test_nothing_is_read_to_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = write_lines(tmp_path / "a.jsonl", [*as_lines("text", TEXTS[:9]), "null", *as_lines("text", TEXTS[:9])])
+    monkeypatch.setattr("shoal_workers.lines._Line.__str__", lambda self: pytest.fail("lines are counted"))
+    with structlog.testing.capture_logs() as logs:
+        training_samples(job(DataSpec(uri=uri, format="jsonl"), batch=1)).read(range(3000))
+    assert logs[0]["num_documents"] == 1
 
 
 @pytest.mark.parametrize("name", ["jsonl", "parquet", "arrow"])

@@ -170,14 +170,14 @@ class Encoder:
             )
 
     def _say_empty(self, empty: Sequence[Raw]) -> None:
-        """Again when there are ten times as many: a few are usual, very many may be a mistake."""
+        """Again when there are ten times as many: a few are usual, very many may be a mistake. Not in which lines: all
+        before them would have to be read for that."""
         self._num_empty += len(empty)
         if self._num_empty >= 10 * self._told_empty:
             self._told_empty = self._num_empty
             log.warning(
                 "documents that are null, or chats without messages, are passed over",
                 file=empty[0].file,
-                where=str(empty[0].where),
                 num_documents=self._num_empty,
             )
 
