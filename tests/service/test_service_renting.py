@@ -201,6 +201,7 @@ def test_machines_that_boot_are_kept_while_kubernetes_does_not_answer(
     job = ok(http.post("/v1/jobs", json=JOB))["id"]
     eventually(lambda: pools(http)["spot-b"]["starting"] == 2, 60)
     kubernetes.away = True
+    eventually(lambda: "cannot be reached now" in (pools(http)["spot-b"]["problem"] or ""), 60)
     other = ok(http.post("/v1/jobs", json=JOB))["id"]
     (told,) = eventually(lambda: events(http, job_id=other), 60)
     assert told["kind"] == "nothing_rented", "somebody has looked meanwhile"
