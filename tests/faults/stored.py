@@ -20,8 +20,8 @@ Array = npt.NDArray[np.float32]
 State = Mapping[tuple[Kind, str], Array]  # all of a step: of each kind and parameter the values, flat
 
 # Of what a kind of state holds of a parameter, relative to the length of that. Other layouts sum in another order: that
-# came to 5e-6. A whole step more or less changes what is kept of gradients by 4e-2 at least.
-TOLERANCE = 1e-4
+# came to 2e-5. A whole step more or less changes what is kept of gradients by 4e-2 at least.
+TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
