@@ -70,6 +70,12 @@ class Network:
         for name in names:
             _ip("link", "set", self._port(name), "master", self._aside)
 
+    def sever(self, one: str, other: str) -> None:
+        """Nothing of either reaches the other any more, and everybody else hears both; nobody is told."""
+        for name, lost in ((one, other), (other, one)):
+            nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
+            _ip("-n", self.namespace(name), "neighbour", "replace", self.host(lost), *nobody)
+
     def mend(self, *names: str) -> None:
         for name in names:
             _ip("link", "set", self._port(name), "master", self._bridge, "up")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal_recovery.evidence import Member as Member
-from shoal_recovery.evidence import Patience, Sight, losses, names
+from shoal_recovery.evidence import Patience, Sight, losses, names, severed
 from shoal_recovery.evidence import Witness as Witness
 from shoal_recovery.journal import AT_REST, JobState
 
@@ -243,6 +243,8 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
     if lost or any(fault.age_s >= rules.blame_s for fault in faults.values()):
         return _replace(seen, lost, faults)
     broken = [trouble for trouble in seen.troubles if trouble.age_s >= rules.broken_group_s]
+    if broken and (cut := severed(seen.sight, rules)) is not None:
+        return _part_with(seen, *cut)
     if broken:
         return _change(
             seen,
@@ -321,6 +323,12 @@ def _replace(seen: Observation, lost: dict[str, str], faults: dict[str, TroubleS
         lost=tuple(sorted(known.items())),
         at_fault=frozenset(faults.keys() - lost.keys()),
     )
+
+
+def _part_with(seen: Observation, node: str, evidence: str) -> ChangePlan:
+    """With the same nodes the same would happen again."""
+    change = _change(seen, "node_lost", f"Going on without {node}: {evidence}.", without={node})
+    return dataclasses.replace(change, lost=((node, evidence),), at_fault=frozenset({node}))
 
 
 def _kept_ending(seen: Observation) -> End:

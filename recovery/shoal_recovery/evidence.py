@@ -7,6 +7,7 @@ have stopped. A done step is a sign of life of all who took part in it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -84,6 +85,24 @@ def may_be_cut_off(sight: Sight, patience: Patience) -> bool:
     """Whether what is not heard says more of who listens: no rank of the epoch can be stopped from here, or of three
     nodes or more all but one went dark at once."""
     return _unseen(sight, _dark(sight, patience))
+
+
+def severed(sight: Sight, patience: Patience) -> tuple[str, str] | None:
+    """A vital node that is well, and yet another one that is well does not hear it: no link between the two. Of both
+    the one that more others do not hear, and the evidence; None where there is nothing of the kind."""
+    well = sight.vital - _dark(sight, patience)
+    pairs = {
+        frozenset((witness.node, node))
+        for witness in sight.witnesses
+        for node, silent_s in witness.silent
+        if silent_s >= patience.out_of_sight_s and {witness.node, node} <= well
+    }
+    if not pairs:
+        return None
+    count = Counter(node for pair in pairs for node in pair)
+    node = max(count, key=lambda each: (count[each], each))
+    others = frozenset(other for pair in pairs if node in pair for other in pair) - {node}
+    return node, f"it and {names(others)} do not reach each other, though all answer"
 
 
 def _silent_s(member: Member, sight: Sight) -> float:

@@ -18,7 +18,7 @@ from shoal_planner.job import CheckpointSpec, LimitsSpec
 from shoal_recovery.journal import NodeJoined, NodeLost, PlanAdopted, RecoveryDone, StepDone
 from shoal_workers import messages as m
 from shoal_workers.solo import run_solo
-from shoal_workers.wire import ConnectionClosed, connect
+from shoal_workers.wire import ConnectionClosed, Server, connect
 
 WHY_NOT = missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "networks can be made")
@@ -88,6 +88,64 @@ def test_a_host_that_vanishes_is_missed_by_two_and_ends_itself(network: Network,
             running.eventually(lambda: [event.node for event in running.events(NodeJoined)].count(victim) == 2)
             running.steps_on()
             assert set(alone).isdisjoint(cluster.pids("vanishes").values())
+        assert_one_epoch_at_a_time(running)
+    finally:
+        cluster.close()
+
+
+@pytest.mark.parametrize("asked", ["before", "after"])
+def test_a_question_is_given_up_when_the_other_machine_is_gone(network: Network, asked: str) -> None:
+    """Whether it had come to the other side, which only takes its time, or not."""
+    servers: list[Server] = []
+    over = threading.Event()
+
+    def serve() -> None:
+        enter(network.namespace("a"))
+        servers.append(Server(network.host("a"), lambda connection: over.wait(60.0), "slow"))
+        servers[0].start()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    connection = connect((network.host("a"), servers[0].port))
+    connection.give_up_after(2.0)
+    try:
+        if asked == "before":
+            connection.send({"kind": "Anything"})
+            assert not connection.poll(5.0), "it may take as long as it likes"
+        network.cut("a")
+        with pytest.raises(ConnectionClosed):
+            if asked == "after":
+                connection.send({"kind": "Anything"})
+            connection.receive()
+    finally:
+        over.set()
+        connection.close()
+        servers[0].close()
+
+
+@pytest.mark.long
+def test_two_nodes_that_do_not_reach_each_other_do_not_stay_together(
+    network: Network, text: str, tmp_path: Path
+) -> None:
+    """Both answer the supervisor, so neither is lost; with both of them no step would ever be done again."""
+    settings = QUICK.model_copy(update={"cut_off_s": 5.0, "silence_s": 1.0, "group_timeout_s": 5.0})
+    shapes = dict.fromkeys(("a", "b", "c"), ("cpu-1t", 1))
+    cluster = ProcessCluster(tmp_path / "nodes", shapes, network=network, settings=settings)
+    spec = tiny_job(text, steps=100_000, min_devices=2)
+    try:
+        with supervised(cluster, "severed", spec, settings=settings) as running:
+            begins(running, 5)
+            known = len(running.events(RecoveryDone))
+            one, other = sorted(running.devices())[:2]
+            network.sever(one, other)
+            done = running.recovers(known)
+            (gone,) = done.nodes_lost
+            assert gone in (one, other)
+            assert (done.lost_steps, done.num_bytes["store"]) == (0, 0)
+            assert "do not reach each other" in running.events(NodeLost)[-1].evidence
+            running.steps_on(20)
+            assert not {one, other} <= running.devices()
         assert_one_epoch_at_a_time(running)
     finally:
         cluster.close()

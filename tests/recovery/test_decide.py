@@ -23,6 +23,7 @@ from shoal_recovery.decide import (
     Save,
     TroubleSeen,
     Wait,
+    Witness,
     decide,
 )
 from shoal_recovery.journal import AT_REST, TERMINAL, TRANSITIONS, JobState
@@ -78,6 +79,7 @@ def summary(decision: Decision) -> tuple[Any, ...]:
 KEEP, WAIT, DRAIN, SAVE, PAUSE = (Keep,), (Wait,), (Drain,), (Save,), (Pause,)
 STARTED = changes("start", {"a", "b", "c"})
 AGAIN = changes("interrupted", {"a", "b", "c"})
+UNHEARD = Witness(node="a", silent=(("b", 12.0), ("c", 0.1)))
 WITHOUT_B = changes("node_lost", {"a", "c"}, "b")
 STORED = PauseSeen(stored="step 7 stands in file:///store", saving=False, store_takes=True)
 NOT_STORED = PauseSeen(stored=None, saving=False, store_takes=True)
@@ -130,6 +132,23 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "never reached": (seen(members=(member("a"), member("c")), ready=frozenset({"a", "c"})), KEEP),
     "trouble, just now": (seen(troubles=(trouble("a", age_s=2.9),)), KEEP),
     "trouble that stays": (seen(troubles=(trouble("a", age_s=3.0),)), changes("group_broken", {"a", "b", "c"})),
+    "trouble that stays, and a link that is gone": (
+        seen(troubles=(trouble("a", age_s=3.0),), witnesses=(UNHEARD,)),
+        WITHOUT_B,
+    ),
+    "trouble that stays, and silence to all": (
+        seen(
+            members=(member("a"), member("b", silent_s=1.0), member("c")),
+            troubles=(trouble("b", age_s=3.0),),
+            witnesses=(Witness(node="a", silent=(("b", 12.0),)),),
+        ),
+        changes("group_broken", {"a", "b", "c"}),
+    ),
+    "a link that is gone, and no trouble": (seen(witnesses=(UNHEARD,)), KEEP),
+    "trouble that stays, and a link to a node that is not needed": (
+        seen(vital=frozenset({"a", "c"}), troubles=(trouble("a", age_s=3.0),), witnesses=(UNHEARD,)),
+        changes("group_broken", {"a", "b", "c"}),
+    ),
     "a fault of one node": (seen(troubles=(trouble("b", local=True, age_s=0.2), trouble("a"))), WITHOUT_B),
     "a fault of one node, just now": (seen(troubles=(trouble("b", local=True, age_s=0.1),)), KEEP),
     "a fault and a loss": (

@@ -42,6 +42,7 @@ from shoal_workers.wire import Connection, ConnectionClosed, Server, connect
 
 log = structlog.get_logger()
 
+_UNREACHED_S = 60.0  # a node that keeps copies: then the step is not safe, and whoever decides must know of it
 _Request = (
     m.OpenSlots
     | m.BeginSnapshot
@@ -81,7 +82,9 @@ class _Owner:
 
     def backup(self, address: tuple[str, int]) -> Connection:
         if address not in self._backups:
-            self._backups[address] = connect(address, shown=epoch_pass(self.opened.job, self.opened.epoch))
+            connection = connect(address, shown=epoch_pass(self.opened.job, self.opened.epoch))
+            connection.give_up_after(_UNREACHED_S)
+            self._backups[address] = connection
         return self._backups[address]
 
     def forget(self, address: tuple[str, int]) -> None:

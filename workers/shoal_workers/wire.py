@@ -120,6 +120,15 @@ class Connection:
         limit = struct.pack("@ll", int(seconds), int(rest * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
+    def give_up_after(self, silent_s: float) -> None:
+        """When the machine of the other side has acknowledged nothing for so long, be it a message or a probe while an
+        answer is waited for. However long its process takes is no matter."""
+        tcp = socket.IPPROTO_TCP
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket.setsockopt(tcp, socket.TCP_KEEPIDLE, max(1, int(silent_s / 4)))
+        self._socket.setsockopt(tcp, socket.TCP_KEEPINTVL, max(1, int(silent_s / 4)))
+        self._socket.setsockopt(tcp, socket.TCP_USER_TIMEOUT, int(silent_s * 1e3))
+
     def refuse(self, why: str) -> None:
         """Says so, as an answer to whatever is asked, and closes. Takes some of what is asked, unread: else the kernel
         would throw away what was said."""
