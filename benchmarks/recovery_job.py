@@ -70,8 +70,16 @@ class TrainingJob:
     """A context: everything is stopped at its end. Of `num_nodes` the first to die is the one with the number
     `first`."""
 
-    def __init__(self, folder: Path, first: int = 0, num_nodes: int = 3) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        first: int = 0,
+        num_nodes: int = 3,
+        *,
+        job: Mapping[str, Any] = JOB,
+        copies: int | str = 1,
+    ) -> None:
+        self._folder, self._job, self._copies = folder, job, copies
         self._nodes = tuple(f"node-{index}" for index in range(num_nodes))
         nodes = {"name": "node", "device": "cpu-1t", "count": num_nodes, "host_memory_gib": 4, "spot": True}
         self._cluster = {"nodes": [nodes], "devices": {"cpu-1t": {"memory_gib": 1}}}
@@ -88,8 +96,8 @@ class TrainingJob:
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
             # Stated, as losses that the job suffers may make the planner keep more: then nothing is missing.
-            stored = {"uri": uri, "every_steps": _EVERY // len(self._nodes), "copies": 1}
-            job = self._client.submit({**JOB, "checkpoint": stored})
+            stored = {"uri": uri, "every_steps": _EVERY // len(self._nodes), "copies": self._copies}
+            job = self._client.submit({**self._job, "checkpoint": stored})
             self._id: str = job["id"]
             self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)
             self._until(lambda event: event["kind"] == "checkpoint_committed")
@@ -143,6 +151,19 @@ class TrainingJob:
             rejoin_s=self._rejoin_s(gone) if comes_back else None,
             phases_s={phase: recovery[phase] for phase in _PHASES} | {"first_step_s": float(first["duration_s"])},
         )
+
+    def lose_one(self, gone: Sequence[str]) -> str:
+        """The first node by name that is not gone, as `strike` kills it; nothing is waited for."""
+        victim = next(name for name in self._nodes if name not in gone)
+        self._shoal.kill(victim)
+        return victim
+
+    def bring_back(self, node: str) -> None:
+        self._shoal.add(node)
+
+    def step(self) -> int:
+        """The newest step that is done and has not been rolled back."""
+        return int(self._client.get(self._id)["status"]["step"])
 
     def _owned_bytes(self, nodes: Sequence[str]) -> int:
         """Of the state in snapshots, what the plan has on these nodes."""

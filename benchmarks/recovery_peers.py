@@ -77,8 +77,10 @@ def peers(folder: Path, job: Mapping[str, Any]) -> dict[str, Torchft | RayTrain]
 class _Peer(abc.ABC):
     """A context: what `_start` has started ends with it."""
 
-    def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
-        self._folder, self._steps, self._job = folder, folder / "steps", _written(folder, job)
+    def __init__(self, folder: Path, job: Mapping[str, Any], batch: int | None = None) -> None:
+        """`batch`: samples of a step of all workers; None: each then has as many as a survivor of Shoal's has."""
+        self._batch = batch or int(job["train"]["global_batch"]) * NUM_WORKERS // (NUM_WORKERS - 1)
+        self._folder, self._steps, self._job = folder, folder / "steps", _written(folder, job, self._batch)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -95,6 +97,12 @@ class _Peer(abc.ABC):
     @abc.abstractmethod
     def _start(self) -> None:
         """Returns when steps are done."""
+
+    def samples(self) -> int:
+        """That the state of now has been trained on: of steps that were done again the last time counts."""
+        steps = read_steps(self._steps)
+        sizes = {step.step: step.size for step in steps}
+        return sum(size for step, size in sizes.items() if step <= steps[-1].step) * self._batch // NUM_WORKERS
 
     def _running(self, command: Sequence[object], log: str) -> subprocess.Popen[str]:
         return self._stack.enter_context(_running(list(map(str, command)), self._folder / log))
@@ -126,6 +134,13 @@ class Torchft(_Peer):
         whole = self._await(lambda steps: _since(steps, again_s, NUM_WORKERS) >= NUM_WORKERS * _STEPS_AFTER)
         return _with_rejoin(blow, whole, again_s)
 
+    def lose(self) -> None:
+        self._replicas.pop(min(self._replicas)).kill()
+
+    def gain(self) -> None:
+        index = next(index for index in range(NUM_WORKERS) if index not in self._replicas)
+        self._replicas[index] = self._replica(index)
+
     def _await(self, enough: Callable[[Sequence[DoneStep]], bool]) -> tuple[DoneStep, ...]:
         return _await(self._steps, enough, self._replicas.values())
 
@@ -135,14 +150,22 @@ class Torchft(_Peer):
 
 
 class RayTrain(_Peer):
-    """Three workers of Ray Train on as many raylets; with `elastic`, two will do."""
+    """Three workers of Ray Train on as many raylets; with `elastic`, `least` will do."""
 
-    def __init__(self, folder: Path, job: Mapping[str, Any], *, elastic: bool) -> None:
-        super().__init__(folder, job)
-        self._kind = "elastic" if elastic else "fixed"
+    def __init__(
+        self,
+        folder: Path,
+        job: Mapping[str, Any],
+        *,
+        elastic: bool,
+        least: int = NUM_WORKERS - 1,
+        batch: int | None = None,
+    ) -> None:
+        super().__init__(folder, job, batch)
+        self._least = least if elastic else NUM_WORKERS
 
     def _start(self) -> None:
-        command = [peer_python(), "-m", "benchmarks.peers.ray_train_job", self._kind, self._folder, self._job]
+        command = [peer_python(), "-m", "benchmarks.peers.ray_train_job", self._least, self._folder, self._job]
         self._driver = self._running(command, "driver.log")
         self._await(lambda steps: max((step.step for step in steps), default=0) >= _STEPS_BEFORE)
 
@@ -150,10 +173,7 @@ class RayTrain(_Peer):
         """A node with a worker dies; the job starts again from its last checkpoint."""
         before = read_steps(self._steps)
         old = {step.worker for step in before}
-        assert self._driver.stdin is not None and self._driver.stdout is not None
-        self._driver.stdin.write("kill\n")
-        self._driver.stdin.flush()
-        began_s = float(self._driver.stdout.readline())
+        began_s = self._order("kill")
         newest = max(step.step for step in before)
         after = self._await(
             lambda steps: max((s.step for s in steps if s.worker not in old), default=0) >= newest + _STEPS_AFTER
@@ -162,6 +182,19 @@ class RayTrain(_Peer):
         loaded = max(path.stat().st_size for path in (self._folder / "storage").rglob("state.pt"))
         workers = {step.worker for step in after} - old
         return dataclasses.replace(blow, store_bytes=loaded * len(workers))
+
+    def lose(self) -> None:
+        self._order("kill")
+
+    def gain(self) -> None:
+        self._order("add")
+
+    def _order(self, what: str) -> float:
+        """When it was done."""
+        assert self._driver.stdin is not None and self._driver.stdout is not None
+        self._driver.stdin.write(f"{what}\n")
+        self._driver.stdin.flush()
+        return float(self._driver.stdout.readline())
 
     def _await(self, enough: Callable[[Sequence[DoneStep]], bool]) -> tuple[DoneStep, ...]:
         return _await(self._steps, enough, (self._driver,))
@@ -217,11 +250,9 @@ def _await(
     return steps
 
 
-def _written(folder: Path, job: Mapping[str, Any]) -> Path:
-    """Three workers' share of the survivors' samples is the batch: each then has what a survivor of Shoal's has."""
+def _written(folder: Path, job: Mapping[str, Any], batch: int) -> Path:
     (folder / "steps").mkdir(parents=True)
-    train = dict(job["train"])
-    train["global_batch"] = train["global_batch"] * NUM_WORKERS // (NUM_WORKERS - 1)
+    train = dict(job["train"]) | {"global_batch": batch}
     path = folder / "job.json"
     path.write_text(json.dumps({**job, "train": train}))  # JSON is YAML
     return path

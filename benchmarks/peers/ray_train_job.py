@@ -1,9 +1,10 @@
 """A job of Ray Train on a cluster of raylets of its own: DistributedDataParallel, a checkpoint every ten steps.
 
-Usage, in the peers' environment: python -m benchmarks.peers.ray_train_job fixed|elastic FOLDER JOB_FILE
+Usage, in the peers' environment: python -m benchmarks.peers.ray_train_job LEAST FOLDER JOB_FILE
 
-`fixed` has three workers and a fourth node to fall back on; `elastic` goes on with two or three. A line "kill" on
-standard input kills all processes of a node with a worker at once, answered by when; the end of input ends it all.
+Three workers, and a fourth node to fall back on; with a LEAST below three it is elastic, and goes on with as few. On
+standard input a line "kill" kills all processes of a node at once, of one with a worker if any has one, and "add" starts
+an empty node; each is answered by when. The end of input ends it all.
 """
 
 from __future__ import annotations
@@ -96,28 +97,42 @@ class Nodes:
                 "_system_config": _HEALTH,
             },
         )
-        self._raylets = [
-            self._cluster.add_node(
-                wait=True, num_cpus=1, object_store_memory=_OBJECT_STORE_BYTES, resources={"worker": 1}
-            )
-            for _ in range(num_nodes)
-        ]
+        self._raylets: list[Any] = []
+        for _ in range(num_nodes):
+            self.add(wait=True)
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level="error")
 
+    def add(self, *, wait: bool = False) -> float:
+        """When it was begun."""
+        began_s = time.time()
+        raylet = self._cluster.add_node(
+            wait=wait, num_cpus=1, object_store_memory=_OBJECT_STORE_BYTES, resources={"worker": 1}
+        )
+        self._raylets.append(raylet)
+        return began_s
+
     def kill(self) -> float:
-        """The first node on which a worker runs; when. All its processes get SIGKILL at once."""
+        """The first node on which a worker runs, or else the first; when. All its processes get SIGKILL at once."""
+        chosen = self._raylets[0]
         for raylet in self._raylets:
-            leader = psutil.Process(raylet.all_processes["raylet"][0].process.pid)
-            os.kill(leader.pid, signal.SIGSTOP)
-            victims = [leader, *leader.children(recursive=True)]
-            if any("RayTrainWorker" in " ".join(victim.cmdline()) for victim in victims):
-                began_s = time.time()
-                for victim in victims:
-                    victim.kill()
-                psutil.wait_procs(victims, timeout=10)
-                return began_s
+            leader = self._leader(raylet)
+            os.kill(leader.pid, signal.SIGSTOP)  # it begins nothing more
+            if any("RayTrainWorker" in " ".join(one.cmdline()) for one in leader.children(recursive=True)):
+                chosen = raylet
+                break
             os.kill(leader.pid, signal.SIGCONT)
-        raise RuntimeError("no node runs a worker")
+        self._raylets.remove(chosen)
+        leader = self._leader(chosen)
+        os.kill(leader.pid, signal.SIGSTOP)
+        victims = [leader, *leader.children(recursive=True)]
+        began_s = time.time()
+        for victim in victims:
+            victim.kill()
+        psutil.wait_procs(victims, timeout=10)
+        return began_s
+
+    def _leader(self, raylet: Any) -> psutil.Process:
+        return psutil.Process(raylet.all_processes["raylet"][0].process.pid)
 
     def stop(self) -> None:
         ray.shutdown()
@@ -125,17 +140,18 @@ class Nodes:
 
 
 def main() -> None:
-    elastic, folder = sys.argv[1] == "elastic", Path(sys.argv[2])
+    least, folder = int(sys.argv[1]), Path(sys.argv[2])
     job = yaml.safe_load(Path(sys.argv[3]).read_text())
     os.environ |= {"OMP_NUM_THREADS": "1", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(_START_TIMEOUT_S)}
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray prints what it notices
+    elastic = least < NUM_WORKERS
     nodes = Nodes(NUM_WORKERS if elastic else NUM_WORKERS + 1)
     trainer = TorchTrainer(
         train,
         train_loop_config={"job": job, "folder": str(folder / "steps")},
         scaling_config=ray.train.ScalingConfig(
-            num_workers=(NUM_WORKERS - 1, NUM_WORKERS) if elastic else NUM_WORKERS,
+            num_workers=(least, NUM_WORKERS) if elastic else NUM_WORKERS,
             resources_per_worker={"CPU": 1, "worker": 1},
         ),
         run_config=ray.train.RunConfig(
@@ -147,8 +163,8 @@ def main() -> None:
     )
     threading.Thread(target=trainer.fit, daemon=True).start()
     for line in sys.stdin:
-        assert line.strip() == "kill", line
-        print(nodes.kill(), file=answers, flush=True)
+        done = {"kill": nodes.kill, "add": nodes.add}[line.strip()]
+        print(done(), file=answers, flush=True)
     nodes.stop()
 
 

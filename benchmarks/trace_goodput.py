@@ -1,0 +1,160 @@
+"""Samples per second that stay, of a job on nodes that come and go as in a real trace of spot instances.
+
+Usage: python -m benchmarks.trace_goodput [--json] [--seconds N] [--rounds N]
+
+The trace is that of four V100 instances in us-east-2a (public, of SkyPilot), of which a window of 16.7 hours is
+replayed within `--seconds`. One to three nodes are there, as many as the trace had instances. A loss is SIGKILL to all
+processes of the node at once, and a node that comes is empty. `shoal` (the number of copies left to the planner,
+checkpoints to a real S3 server), `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train_elastic`
+(one to three workers, a checkpoint every ten steps to the local disk) train the same model and take turns.
+`samples_per_s` counts every step once that the last state has in it: steps that were lost and done again do not count
+twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.recovery_job import JOB, TrainingJob
+from benchmarks.recovery_peers import NUM_WORKERS, RayTrain, Torchft
+from benchmarks.reporting import answer
+
+TRACE = Path(__file__).parents[2] / "shared" / "traces" / "sky_preem_4node_aws08032023_us-east-2a_v100_1.csv"
+BEGIN_S, END_S = 90_000.0, 150_000.0
+# Each worker has a sample of a step while all are there; long enough that a step is more than what goes with it.
+_JOB = {**JOB, "train": {**JOB["train"], "global_batch": NUM_WORKERS, "seq_len": 64}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """So many nodes are there from `at_s` on, counted from the beginning of the replay."""
+
+    at_s: float
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    samples: int
+    seconds: float
+    samples_per_s: float
+
+
+class Contender(Protocol):
+    """A job under way on NUM_WORKERS nodes."""
+
+    def lose(self) -> None:
+        """One of the nodes that are there dies."""
+
+    def gain(self) -> None:
+        """One more is there, from now on or soon."""
+
+    def samples(self) -> int:
+        """That the state of now has been trained on."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    arguments = parser.parse_args()
+    changes = replayed(TRACE, arguments.seconds)
+    runs: defaultdict[str, list[Replayed]] = defaultdict(list)
+    problems: dict[str, str] = {}
+    for _, (side, begin) in itertools.product(range(arguments.rounds), _CONTENDERS.items()):
+        try:
+            with tempfile.TemporaryDirectory(prefix="shoal-trace-") as folder, begin(Path(folder)) as contender:
+                runs[side].append(play(contender, changes, arguments.seconds))
+                print(side, runs[side][-1], file=sys.stderr, flush=True)
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+            problems[side] = str(error)
+    results: dict[str, float | None] = {f"samples_per_s.{side}": None for side in problems}
+    for side, found in runs.items():
+        results[f"samples_per_s.{side}"] = statistics.median(one.samples_per_s for one in found)
+    ours = results.get("samples_per_s.shoal")
+    for side in ("torchft", "ray_train_elastic"):
+        theirs = results.get(f"samples_per_s.{side}")
+        results[f"ratio.{side}"] = None if ours is None or theirs is None else ours / theirs
+    told: dict[str, Any] = {side: list(map(asdict, found)) for side, found in runs.items()}
+    answer("trace_goodput", results, {**told, **problems, "changes": list(map(asdict, changes))})
+
+
+def replayed(trace: Path, seconds: float) -> tuple[Change, ...]:
+    """The changes of the window, on the scale of the replay."""
+    with trace.open() as file:
+        rows = [(float(row["t_s"]), int(row["available"])) for row in csv.DictReader(file)]
+    scale = seconds / (END_S - BEGIN_S)
+    found = [Change(at_s=0.0, nodes=NUM_WORKERS)]
+    for at_s, available in rows:
+        nodes = min(NUM_WORKERS, max(1, available))
+        if BEGIN_S < at_s < END_S and nodes != found[-1].nodes:
+            found.append(Change(at_s=(at_s - BEGIN_S) * scale, nodes=nodes))
+    return tuple(found)
+
+
+def play(contender: Contender, changes: Sequence[Change], seconds: float) -> Replayed:
+    """Whoever is late with a change makes up for it as soon as it can; the end is that of the trace in any case."""
+    before, began_s = contender.samples(), time.monotonic()
+    for earlier, change in itertools.pairwise(changes):
+        time.sleep(max(0.0, began_s + change.at_s - time.monotonic()))
+        for _ in range(earlier.nodes - change.nodes):
+            contender.lose()
+        for _ in range(change.nodes - earlier.nodes):
+            contender.gain()
+    time.sleep(max(0.0, began_s + seconds - time.monotonic()))
+    samples, took_s = contender.samples() - before, time.monotonic() - began_s
+    return Replayed(samples=samples, seconds=took_s, samples_per_s=samples / took_s)
+
+
+class _Shoal:
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self._gone: list[str] = []
+
+    def lose(self) -> None:
+        self._gone.append(self._job.lose_one(self._gone))
+
+    def gain(self) -> None:
+        self._job.bring_back(self._gone.pop(0))
+
+    def samples(self) -> int:
+        return self._job.step() * NUM_WORKERS
+
+
+@contextmanager
+def _shoal(folder: Path) -> Iterator[Contender]:
+    with TrainingJob(folder, num_nodes=NUM_WORKERS, job=_JOB, copies="auto") as job:
+        yield _Shoal(job)
+
+
+@contextmanager
+def _torchft(folder: Path) -> Iterator[Contender]:
+    with Torchft(folder / "torchft", _JOB, batch=NUM_WORKERS) as peer:
+        yield peer
+
+
+@contextmanager
+def _ray_train(folder: Path) -> Iterator[Contender]:
+    with RayTrain(folder / "ray_train", _JOB, elastic=True, least=1, batch=NUM_WORKERS) as peer:
+        yield peer
+
+
+_CONTENDERS = {"shoal": _shoal, "torchft": _torchft, "ray_train_elastic": _ray_train}
+
+
+if __name__ == "__main__":
+    main()
