@@ -3,8 +3,8 @@
 Usage, in the peers' environment: python -m benchmarks.peers.ray_train_job LEAST FOLDER JOB_FILE
 
 Three workers, and a fourth node to fall back on; with a LEAST below three it is elastic, and goes on with as few. On
-standard input a line "kill" kills all processes of a node at once, of one with a worker if any has one, and "add" starts
-an empty node; each is answered by when. The end of input ends it all.
+standard input a line "kill" kills all processes of a node at once, of one with a worker if any has one, and "add"
+starts an empty node; each is answered by when. The end of input ends it all.
 """
 
 from __future__ import annotations

@@ -328,7 +328,7 @@ class Changer:
         agents: tuple[Contact, ...],
     ) -> None:
         shards, before = shard_map(plan, self._spec.model), self._record.history()
-        zones = {agent.node: self._roster.seen(agent.node).node.zone for agent in agents}
+        zones = {seen.node.id: seen.node.zone for seen in self._roster.nodes}  # who is gone by now is near to nobody
         supply = self.supply = Supply(number, self._job, self._spec, shards, zones, found, before, pending.faults)
         try:
             restore, step = supply.choose()
