@@ -263,7 +263,7 @@ class PoisonedOnce:
         self._step = step
         self._whole = torch.zeros(1)
 
-    def begin(self, step: int, live: LiveState) -> None:
+    def begin(self, step: int, live: LiveState, *, always: bool = False) -> None:
         weight = live.weight(next(span for span in live.state.holds if span.fqn == "layers.0.attention_norm.weight"))
         if step == self._step - 1:
             self._whole = weight.clone()
@@ -318,7 +318,7 @@ class UnsafeOnce:
         self.waiting = threading.Event()
         self._step = step
 
-    def begin(self, step: int, live: LiveState) -> None:
+    def begin(self, step: int, live: LiveState, *, always: bool = False) -> None:
         assert live.tag == step
         self.asked.append(("begin", step))
 

@@ -172,7 +172,7 @@ async def test_one_replica_gives_the_jobs_of_a_lost_cluster_away(database_url: s
         await session.execute(update(JobRow).values(cluster_id="lost"))
     awake, planner = Awake(lambda: clock_s[0]), CountingPlanner(5.0)
     clock_s[0] += 4.0
-    replicas = [Takeover(database, planner, Bell(), 0.0, awake) for database in (first, second)]
+    replicas = [Takeover(database, planner, Bell(), 0.0, 0.0, awake) for database in (first, second)]
     for takeover in replicas:
         takeover.look("here")
     await asyncio.gather(*(task for takeover in replicas for task in takeover._looking.values()))

@@ -111,7 +111,10 @@ def test_a_mixture_is_written_and_read() -> None:
         ({"uri": "file:///a", "template": "chatml"}, "data.template = 'chatml': is of no use with format 'text'"),
         ({"uri": "file:///a", "token_type": "uint32"}, "data.token_type = 'uint32': is of no use but with"),
         ({"uri": "file:///a.parquet"}, "data.uri = 'file:///a.parquet': is no text: say format: parquet"),
-        ({"uri": "file:///a", "eval_uri": "ftp://a"}, "data.eval_uri = 'ftp://a': must begin with"),
+        (
+            {"uri": "file:///a", "eval_uri": "ftp://a"},
+            "data.eval_uri = 'ftp://a': must be an absolute path, or begin with",
+        ),
         ({"uri": "stdlib:", "format": "jsonl"}, "data.uri = 'stdlib:': is text, not jsonl"),
         ({"uri": "file:///a", "end_token": "</s>"}, "data.end_token = '</s>': needs a tokenizer"),
         (
