@@ -14,7 +14,9 @@ import pytest
 from process_cluster import SETTINGS, ProcessCluster
 from supervised import Supervised, assert_same_training, supervised, tiny_job
 
+from shoal_planner.cluster import snapshot_from_mapping
 from shoal_planner.job import CheckpointSpec, LimitsSpec
+from shoal_planner.plan import parse_plan
 from shoal_recovery.journal import (
     CheckpointCommitted,
     CheckpointFailed,
@@ -29,7 +31,7 @@ from shoal_recovery.journal import (
 )
 from shoal_workers import changer
 from shoal_workers import messages as m
-from shoal_workers.change import assignments
+from shoal_workers.change import assignments, copies_of
 from shoal_workers.exchange import SoloExchange
 from shoal_workers.keeper import Keeper
 from shoal_workers.record import JobRecord
@@ -111,7 +113,10 @@ def test_a_node_that_vanishes_in_the_middle_of_the_recovery_from_another(cluster
     with supervised(cluster, "nodes", spec) as running:
         running.reaches(5)
         first = min(running.devices() - {"b"})
-        second = min({"a", "c", "d"} - {first})
+        sent = _sent(running)
+        second = next(
+            node for node in "acd" if node != first and node not in sent[first] and first not in sent.get(node, ())
+        )
         cluster.kill_node(first)
         running.eventually(lambda: running.state is JobState.RECOVERING or running.events(RecoveryDone))
         cluster.kill_node(second)
@@ -128,6 +133,15 @@ def test_a_node_that_vanishes_in_the_middle_of_the_recovery_from_another(cluster
         running.succeeds()
         assert_same_training(running, spec)
         assert len(pids) == 3
+
+
+def _sent(running: Supervised) -> dict[str, set[str]]:
+    """By node that has state, those to which copies of it are sent."""
+    plan, snapshot = parse_plan(running.epoch.plan), snapshot_from_mapping(running.epoch.snapshot)
+    found: dict[str, set[str]] = {}
+    for place, copies in zip(plan.places(), copies_of(plan, snapshot, running.spec.model), strict=True):
+        found.setdefault(place.device.node, set()).update(node for node, _ in copies.sent)
+    return found
 
 
 def test_agents_that_outlive_all_ranks_still_have_the_state(cluster: ProcessCluster, text: str) -> None:
