@@ -50,6 +50,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
     started.close()
 
 
+@pytest.fixture(autouse=True)
+def whole(cluster: ProcessCluster) -> Iterator[None]:
+    """What one test leaves behind, the next one does not begin with: not even where it failed halfway."""
+    yield
+    cluster.heal()
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("text") / "text"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import zlib
 from collections.abc import Iterator
@@ -275,6 +276,18 @@ def test_short_steps_are_given_out_together_and_nothing_else_waits_for_them() ->
         keeper.append(step_done(4))
         keeper.append(NodeLost(node="a", evidence="e", detect_s=0.0))
         assert [entry.seq for entry in found.result(60.0)] == [3, 4, 5]
+
+
+def test_what_was_shown_while_there_was_no_agent_stays_shown_when_one_comes() -> None:
+    """Also before that one has it, as here, where nothing of it is ever answered."""
+    keeper = Keeper("job", wall_clock=lambda: 1.5)
+    keeper.append(NodeLost(node="a", evidence="e", detect_s=0.0))
+    assert len(keeper.entries_after(0, 0.0)) == 1
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        keeper.keep_on([silent.getsockname()])
+        keeper.append(NodeLost(node="b", evidence="e", detect_s=0.0))
+        assert [entry.seq for entry in keeper.entries_after(0, 0.0)] == [1]
+        keeper.close()
 
 
 def test_an_agent_that_cannot_write_is_no_keeper(tmp_path: Path, eventually: object) -> None:

@@ -39,6 +39,7 @@ class Keeper:
         self._changed = threading.Condition()
         self._copies: dict[tuple[str, int], Copy] = {}
         self._kept_seq = 0
+        self._given_seq = 0  # up to which somebody was given entries: what was shown once stays so
 
     def adopt(self, entries: Iterable[Entry]) -> None:
         """What an earlier supervisor of this job wrote."""
@@ -64,15 +65,19 @@ class Keeper:
         nothing but steps to tell and the last answer was just now. Any thread."""
         ends_s = self._clock() + wait_s
         with self._changed:
-            self._changed.wait_for(lambda: self._shown() > seq, wait_s)
+            self._changed.wait_for(lambda: self._visible() > seq, wait_s)
             together_s = min(ends_s, self._told_s + _TOGETHER_S) - self._clock()
             self._changed.wait_for(lambda: self._more_than_steps(seq), max(0.0, together_s))
-            found = tuple(self._entries[seq : self._shown()])
+            self._given_seq = self._visible()
+            found = tuple(self._entries[seq : self._given_seq])
             self._told_s = self._clock() if found else self._told_s
             return found
 
     def _more_than_steps(self, seq: int) -> bool:
-        return not all(isinstance(entry.event, StepDone) for entry in self._entries[seq : self._shown()])
+        return not all(isinstance(entry.event, StepDone) for entry in self._entries[seq : self._visible()])
+
+    def _visible(self) -> int:
+        return max(self._shown(), self._given_seq)
 
     def _shown(self) -> int:
         """Where there is no agent at all, there is nothing to wait for."""
