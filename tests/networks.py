@@ -79,6 +79,7 @@ class Network:
     def mend(self, *names: str) -> None:
         for name in names:
             _ip("link", "set", self._port(name), "master", self._bridge, "up")
+            _ip("-n", self.namespace(name), "neighbour", "flush", "dev", "eth0", "nud", "permanent")
 
     def cut_head(self) -> None:
         """This process hears nobody and is heard by nobody; the nodes hear each other."""

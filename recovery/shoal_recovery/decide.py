@@ -23,7 +23,8 @@ class Rules(Patience):
     """When to believe what.
 
     `start_wait_s` is how long a start waits for nodes that the cluster has but that do not answer yet; `broken_group_s`
-    how long trouble of a group may stay without anybody being lost; `blame_s` how long a rank that blames its own node
+    how long trouble of a group may stay without anybody being lost, and `find_apart_s` how long it is waited for where
+    nobody knows yet whether its nodes reach each other; `blame_s` how long a rank that blames its own node
     is not believed, for the others may be about to say the same; a node is taken in when the step gets faster by
     `join_gain`, and a plan is made for other speeds of its nodes when the step gets faster by `pace_gain`. After an
     attempt to change the plan was interrupted twice, the next waits `retry_s`, then twice as long, up to
@@ -32,6 +33,7 @@ class Rules(Patience):
 
     start_wait_s: float = 60.0
     broken_group_s: float = 3.0
+    find_apart_s: float = 10.0
     blame_s: float = 0.2
     join_gain: float = 1.05
     pace_gain: float = 1.1
@@ -81,7 +83,8 @@ class Observation:
     once had and the cluster has no more. `ended` is how all ranks of the epoch left it, None while any of them steps,
     and `last_step` where the last step of a job is that has done all of them: in the object store if it has one, on its
     way there, not even that, or given up, which `last_step_told` says; `interrupted` how many changes of plan in a row
-    were interrupted, the last of them `since_attempt_s` ago. `stalled_s`: for how long no rank has said a word, where
+    were interrupted, the last of them `since_attempt_s` ago. `apart` are pairs of nodes of an epoch in trouble that do
+    not reach each other, None as long as nobody knows. `stalled_s`: for how long no rank has said a word, where
     that is too long. `doomed` are nodes that are to go away, and what was told of that; they may be ready all the same.
     `given_up` are those among them that the job has to leave to other jobs.
     `leave_fits`: whether a plan fits without them (None: not known). `rescue`: state would go with them, and is not on
@@ -105,6 +108,7 @@ class Observation:
     all_at_fault: bool = False
     away: frozenset[str] = frozenset()
     troubles: tuple[TroubleSeen, ...] = ()
+    apart: frozenset[frozenset[str]] | None = frozenset()
     ended: Literal["finished", "stopped"] | None = None
     last_step: Literal["safe", "coming", "missing", "never"] = "safe"
     last_step_told: str = "the last one could not be stored"
@@ -166,15 +170,16 @@ class Keep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePlan:
     """Raise the epoch and plan anew with the nodes in `use`. `lost` are nodes of the old plan, with the evidence; those
-    `at_fault` among them answer, but cannot do their part. `doomed` nodes answer and are to go away: they give what
-    they hold, and are planned with only where no plan fits without them. Where a job has `stalled`, ranks that do not
-    leave their epoch are to end."""
+    `at_fault` among them answer, but cannot do their part, or not `for_a_while`. `doomed` nodes answer and are to go
+    away: they give what they hold, and are planned with only where no plan fits without them. Where a job has
+    `stalled`, ranks that do not leave their epoch are to end."""
 
     cause: Cause
     use: frozenset[str]
     lost: tuple[tuple[str, str], ...]
     reason: str
     at_fault: frozenset[str] = frozenset()
+    for_a_while: bool = False
     doomed: frozenset[str] = frozenset()
 
 
@@ -242,9 +247,11 @@ def decide(seen: Observation, rules: Rules = Rules()) -> Decision:
         return _nowhere(seen, faults)
     if lost or any(fault.age_s >= rules.blame_s for fault in faults.values()):
         return _replace(seen, lost, faults)
-    broken = [trouble for trouble in seen.troubles if trouble.age_s >= rules.broken_group_s]
-    if broken and (cut := severed(seen.sight, rules)) is not None:
+    if seen.troubles and (cut := severed(seen.sight, rules, seen.apart or ())) is not None:
         return _part_with(seen, *cut)
+    broken = [trouble for trouble in seen.troubles if trouble.age_s >= rules.broken_group_s]
+    if seen.apart is None and all(trouble.age_s < rules.find_apart_s for trouble in seen.troubles):
+        return Keep()
     if broken:
         return _change(
             seen,
@@ -326,9 +333,9 @@ def _replace(seen: Observation, lost: dict[str, str], faults: dict[str, TroubleS
 
 
 def _part_with(seen: Observation, node: str, evidence: str) -> ChangePlan:
-    """With the same nodes the same would happen again."""
+    """With the same nodes the same would happen again; but a link that is gone may come back."""
     change = _change(seen, "node_lost", f"Going on without {node}: {evidence}.", without={node})
-    return dataclasses.replace(change, lost=((node, evidence),), at_fault=frozenset({node}))
+    return dataclasses.replace(change, lost=((node, evidence),), at_fault=frozenset({node}), for_a_while=True)
 
 
 def _kept_ending(seen: Observation) -> End:

@@ -87,16 +87,11 @@ def may_be_cut_off(sight: Sight, patience: Patience) -> bool:
     return _unseen(sight, _dark(sight, patience))
 
 
-def severed(sight: Sight, patience: Patience) -> tuple[str, str] | None:
-    """A vital node that is well, and yet another one that is well does not hear it: no link between the two. Of both
-    the one that more others do not hear, and the evidence; None where there is nothing of the kind."""
+def severed(sight: Sight, patience: Patience, apart: Iterable[frozenset[str]]) -> tuple[str, str] | None:
+    """Of vital nodes that are well, and yet do not reach each other (`apart`, in pairs), the one that reaches fewest,
+    and the evidence; None where there is nothing of the kind."""
     well = sight.vital - _dark(sight, patience)
-    pairs = {
-        frozenset((witness.node, node))
-        for witness in sight.witnesses
-        for node, silent_s in witness.silent
-        if silent_s >= patience.out_of_sight_s and {witness.node, node} <= well
-    }
+    pairs = [pair for pair in apart if pair <= well]
     if not pairs:
         return None
     count = Counter(node for pair in pairs for node in pair)

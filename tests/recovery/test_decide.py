@@ -23,7 +23,6 @@ from shoal_recovery.decide import (
     Save,
     TroubleSeen,
     Wait,
-    Witness,
     decide,
 )
 from shoal_recovery.journal import AT_REST, TERMINAL, TRANSITIONS, JobState
@@ -79,7 +78,7 @@ def summary(decision: Decision) -> tuple[Any, ...]:
 KEEP, WAIT, DRAIN, SAVE, PAUSE = (Keep,), (Wait,), (Drain,), (Save,), (Pause,)
 STARTED = changes("start", {"a", "b", "c"})
 AGAIN = changes("interrupted", {"a", "b", "c"})
-UNHEARD = Witness(node="a", silent=(("b", 12.0), ("c", 0.1)))
+A_AND_B = frozenset({frozenset({"a", "b"})})
 WITHOUT_B = changes("node_lost", {"a", "c"}, "b")
 STORED = PauseSeen(stored="step 7 stands in file:///store", saving=False, store_takes=True)
 NOT_STORED = PauseSeen(stored=None, saving=False, store_takes=True)
@@ -133,21 +132,42 @@ SCENARIOS: dict[str, tuple[Observation, tuple[Any, ...]]] = {
     "trouble, just now": (seen(troubles=(trouble("a", age_s=2.9),)), KEEP),
     "trouble that stays": (seen(troubles=(trouble("a", age_s=3.0),)), changes("group_broken", {"a", "b", "c"})),
     "trouble that stays, and a link that is gone": (
-        seen(troubles=(trouble("a", age_s=3.0),), witnesses=(UNHEARD,)),
+        seen(troubles=(trouble("a", age_s=3.0),), apart=A_AND_B),
         WITHOUT_B,
     ),
-    "trouble that stays, and silence to all": (
+    "trouble, just now, and a link that is gone": (seen(troubles=(trouble("a"),), apart=A_AND_B), WITHOUT_B),
+    "trouble while recovering, and a link that is gone": (
+        seen(JobState.RECOVERING, troubles=(trouble("a"),), apart=A_AND_B),
+        WITHOUT_B,
+    ),
+    "trouble that stays, and nobody knows of links yet": (
+        seen(troubles=(trouble("a", age_s=9.9),), apart=None),
+        KEEP,
+    ),
+    "trouble while recovering, and nobody knows of links yet": (
+        seen(JobState.RECOVERING, troubles=(trouble("a"),), apart=None),
+        KEEP,
+    ),
+    "trouble that stays, and nobody knows of links for long": (
+        seen(troubles=(trouble("a", age_s=10.0),), apart=None),
+        changes("group_broken", {"a", "b", "c"}),
+    ),
+    "trouble that stays, and a node shows no sign of life": (
         seen(
             members=(member("a"), member("b", silent_s=1.0), member("c")),
             troubles=(trouble("b", age_s=3.0),),
-            witnesses=(Witness(node="a", silent=(("b", 12.0),)),),
+            apart=A_AND_B,
         ),
         changes("group_broken", {"a", "b", "c"}),
     ),
-    "a link that is gone, and no trouble": (seen(witnesses=(UNHEARD,)), KEEP),
+    "a link that is gone, and no trouble": (seen(apart=A_AND_B), KEEP),
     "trouble that stays, and a link to a node that is not needed": (
-        seen(vital=frozenset({"a", "c"}), troubles=(trouble("a", age_s=3.0),), witnesses=(UNHEARD,)),
+        seen(vital=frozenset({"a", "c"}), troubles=(trouble("a", age_s=3.0),), apart=A_AND_B),
         changes("group_broken", {"a", "b", "c"}),
+    ),
+    "a loss beside a link that is gone": (
+        seen(members=(member("c", connected=False),), troubles=(trouble("a"),), apart=A_AND_B),
+        changes("node_lost", {"a", "b"}, "c"),
     ),
     "a fault of one node": (seen(troubles=(trouble("b", local=True, age_s=0.2), trouble("a"))), WITHOUT_B),
     "a fault of one node, just now": (seen(troubles=(trouble("b", local=True, age_s=0.1),)), KEEP),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -120,7 +121,8 @@ class Changer:
         """Nodes that are not used although they may answer, and why."""
         if self._left_out is None:
             self._left_out = LeftOut(self._figures.overrides)
-        return self._left_out.reasons(self._roster.nodes, self._roster.ranks(self._roster.expected))
+        ranks = self._roster.ranks(self._roster.expected)
+        return self._left_out.reasons(self._roster.nodes, ranks, self._clock())
 
     def drain(self, decision: Drain) -> None:
         """Tells every rank to stop after a step that nobody has begun to vote for yet."""
@@ -244,7 +246,8 @@ class Changer:
             if node not in decision.at_fault:
                 self._roster.forget(node)
             elif self._left_out is not None:  # it is connected and well, only of no use to this job
-                self._left_out.blame(self._roster.seen(node), evidence)
+                until_s = now_s + self._settings.apart_s if decision.for_a_while else math.inf
+                self._left_out.blame(self._roster.seen(node), evidence, until_s)
         return self._pending
 
     def _halt(self, number: int, nodes: frozenset[str], *, or_end: bool) -> dict[Contact, m.Halted]:

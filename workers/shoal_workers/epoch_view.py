@@ -86,6 +86,11 @@ class EpochView:
         return devices <= local and len({device.node for device in devices}) > 1
 
     @property
+    def has_lost_peers(self) -> bool:
+        """A rank cannot go on for reasons that are not its own."""
+        return any(not trouble.fatal and not trouble.local for trouble, _ in self.troubles.values())
+
+    @property
     def ended(self) -> Literal["finished", "stopped"] | None:
         if not self.plan.devices() <= self.left.keys():
             return None

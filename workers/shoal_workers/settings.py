@@ -50,6 +50,8 @@ class WorkerSettings(BaseSettings):
     steps are long; 0: never."""
     reply_timeout_s: float = 30.0
     """How long a change of plan waits for any word, of an answer or of progress, of a member that still shows life."""
+    apart_s: float = 300.0
+    """How long a job does without a node that another one of its nodes does not reach, before that is tried again."""
     inventory_timeout_s: float = 300.0
     """How long it waits until an agent has looked through the snapshots that it keeps."""
     metadata_url: str = "http://169.254.169.254"

@@ -32,6 +32,7 @@ from shoal_workers.measuring import Measuring
 from shoal_workers.nodes import Cluster
 from shoal_workers.pausing import BY_USER, Pausing
 from shoal_workers.pulse import Pulse
+from shoal_workers.reaching import Reaching
 from shoal_workers.record import JobRecord, step_done
 from shoal_workers.roster import Closed, Contact, Event, NodeReady, Roster, Said, ask
 from shoal_workers.safekeeping import owners
@@ -94,6 +95,7 @@ class Supervisor:
         self._last_step = LastStep(spec, self._record, self._commits, clock, settings.last_step_wait_s)
         self._doomed = Doomed(self._record, clock, settings.notice_overdue_s)
         self._stragglers = Stragglers(spec, self._record, clock)
+        self._reaching = Reaching(self._roster)
         self._stalls = Stalls(spec, self._record, settings.stalled_s, self._roster.wordless_s)
         self._measuring = Measuring(
             spec,
@@ -427,6 +429,7 @@ class Supervisor:
             tried_agents=self._changer.tried_agents,
             in_state_s=now_s - self._record.state_since_s,
             troubles=() if epoch is None else epoch.troubles_seen(now_s),
+            apart=self._reaching.apart(epoch),
             all_at_fault=epoch is not None and epoch.all_at_fault,
             ended=self._last_step.ended(epoch),
             last_step=self._last_step.seen(epoch),
