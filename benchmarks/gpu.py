@@ -45,23 +45,30 @@ class Side(Protocol):
 
 
 class Ours:
-    def __init__(self, job: JobSpec, device: torch.device) -> None:
-        train = job.train
-        stage = Stage(
-            layers=((0, job.model.layers),),
-            replicas=(Replica(node="here", devices=(0,), samples=train.global_batch),),
-        )
-        pipeline = Pipeline(micro_batch=train.global_batch, micro_batches=1, stages=(stage,))
-        plan = Plan(pipelines=(pipeline,), copies=0)
-        request = RunRequest(job=job, plan=plan, until_step=train.steps, device=str(device))
-        self._engine = build_rank(request, 0, SoloExchange()).engine
+    """One rank that does all of the plan, in its own process."""
+
+    def __init__(self, job: JobSpec, device: torch.device, plan: Plan) -> None:
+        request = RunRequest(job=job, plan=plan, until_step=job.train.steps, device=str(device))
+        self._rank = build_rank(request, 0, SoloExchange())
         self._losses: list[float] = []
 
+    @property
+    def peak_bytes(self) -> int:
+        """By the rank's own ledger."""
+        return self._rank.memory.peak_bytes
+
     def step(self, number: int) -> float:
-        self._engine.run(
+        self._rank.engine.run(
             until_step=number, report=lambda report: self._losses.append(report.loss), stop_after=lambda: None
         )
         return self._losses[-1]
+
+
+def whole_batch(job: JobSpec) -> Plan:
+    """On one device, in one micro-batch."""
+    batch = job.train.global_batch
+    stage = Stage(layers=((0, job.model.layers),), replicas=(Replica(node="here", devices=(0,), samples=batch),))
+    return Plan(pipelines=(Pipeline(micro_batch=batch, micro_batches=1, stages=(stage,)),), copies=0)
 
 
 def flops_per_step(job: JobSpec) -> float:
@@ -75,7 +82,7 @@ def flops_per_step(job: JobSpec) -> float:
 def compare(job: JobSpec, device: torch.device, num_pairs: int) -> list[dict[str, dict[str, float]]]:
     """Seconds and loss of each step of both; the first steps only warm up."""
     with current(device):
-        sides: dict[str, Side] = {"ours": Ours(job, device), "torch_loop": MixedLoop(job, device)}
+        sides: dict[str, Side] = {"ours": Ours(job, device, whole_batch(job)), "torch_loop": MixedLoop(job, device)}
         pairs = []
         for number in range(1, _WARM_UP + num_pairs + 1):
             names = list(sides) if number % 2 else list(reversed(sides))
