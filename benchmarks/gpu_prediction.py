@@ -5,9 +5,9 @@ Usage: python -m benchmarks.gpu_prediction [--json] [--device cpu --type cpu-1t]
 As before a job's first plan, one block, the ends of the model and the update are timed on the device. `error.measured`
 is the median error of the predicted seconds of a step with these figures, `error.catalogue` that from the datasheet
 alone, `rank.*` Spearman's correlation of predicted and real steps over all settings. `memory.*` compare the peak that
-is predicted, by which plans are taken or refused, with the engine's own ledger and with what torch says it had
-allocated: the median and the worst of real over predicted (above 1 a plan may not fit). Three models run in bf16, in several
-micro-batches, with and without recompute. Without a CUDA device all of it is null, and `runs` says so.
+is predicted, by which plans are taken or refused, with what torch had allocated at most: the median and the worst of
+real over predicted (above 1 a plan may not fit). Three models run in bf16, in several micro-batches, with and without
+recompute. Without a CUDA device all of it is null, and `runs` says so.
 """
 
 from __future__ import annotations
