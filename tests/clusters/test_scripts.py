@@ -20,7 +20,7 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from shoal_workers.script_places import slots
 from shoal_workers.script_words import loss_of, metrics_of
-from shoal_workers.train_policy import died_with_its_node
+from shoal_workers.train_policy import Link, Reporter, died_with_its_node
 from shoal_workers.train_shim import TrainerOrder, run_of, scaling_of
 
 TRAINER: dict[str, Any] = {
@@ -186,3 +186,36 @@ def test_a_worker_that_died_with_its_node_is_told_from_one_that_only_died() -> N
 )
 def test_workers_fit_by_what_they_take(offered: dict[str, float], wanted: dict[str, float], expected: int) -> None:
     assert slots(offered, wanted) == expected
+
+
+class Group:
+    """Of Ray Train's workers, as far as a callback sees it."""
+
+    _callbacks: tuple[()] = ()
+
+    def __init__(self) -> None:
+        self.running = True
+
+    def get_workers(self) -> list[Any]:
+        return []
+
+    def has_started(self) -> bool:
+        return self.running
+
+    def shutdown(self) -> None:
+        assert self.running
+        self.running = False
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_a_group_that_ray_forgot_is_ended_before_the_next(monkeypatch: pytest.MonkeyPatch, forgotten: bool) -> None:
+    """As it does where a worker dies between the start of the group and that of its function."""
+    reporter = Reporter("job_x", 1, 1, "s3://bucket/runs")
+    answers = {"places": {"slots": {"n1": 1, "n0": 2}}, "workers_started": {"epoch": 1}}
+    monkeypatch.setattr(Link, "call", lambda link, what, *arguments: answers[what])
+    group = Group()
+    reporter.after_worker_group_start(group)
+    if not forgotten:
+        group.shutdown()
+    selector = reporter.on_controller_start_worker_group(scaling_config=None, num_workers=2)
+    assert (selector, group.running) == ({"ray.io/node-id": "in(n0,n1)"}, False)

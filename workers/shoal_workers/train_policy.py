@@ -137,14 +137,21 @@ class Reporter(ControllerCallback, WorkerGroupCallback, ReportCallback):
         self._nodes: dict[int, str] = {}
         self._leaving: PreemptionInfo | None = None
         self._looked_s = 0.0
+        self._group: Any = None
 
     # --- where workers are ---
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
+        # Ray 2.60 forgets a group whose workers die as their function is launched: the others would run on, and all
+        # nodes of the group stay reserved, with no room for the next one.
+        if self._group is not None and self._group.has_started():
+            self._group.shutdown()
+        self._group = None
         slots = self.link.call("places", self._attempt)["slots"]
         return {"ray.io/node-id": f"in({','.join(sorted(slots))})"}
 
     def after_worker_group_start(self, worker_group: Any) -> None:
+        self._group = worker_group
         workers = worker_group.get_workers()
         self._workers = {worker.distributed_context.world_rank: worker.actor for worker in workers}
         self._nodes = {worker.distributed_context.world_rank: worker.metadata.node_id for worker in workers}
