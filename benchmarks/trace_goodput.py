@@ -1,6 +1,6 @@
 """Samples per second that stay, of a job on nodes that come and go as in a real trace of spot instances.
 
-Usage: python -m benchmarks.trace_goodput [--json] [--seconds N] [--rounds N]
+Usage: python -m benchmarks.trace_goodput [--json] [--seconds N] [--rounds N] [--seq-len N]
 
 The trace is that of four V100 instances in us-east-2a (public, of SkyPilot), of which a window of 16.7 hours is
 replayed within `--seconds`. One to three nodes are there, as many as the trace had instances. A loss is SIGKILL to all
@@ -8,7 +8,7 @@ processes of the node at once, and a node that comes is empty. `shoal` (the numb
 checkpoints to a real S3 server), `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train_elastic`
 (one to three workers, a checkpoint every ten steps to the local disk) train the same model and take turns.
 `samples_per_s` counts every step once that the last state has in it: steps that were lost and done again do not count
-twice.
+twice; `steady_samples_per_s` is the rate on all nodes before the first of them is lost.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ from benchmarks.reporting import answer
 
 TRACE = Path(__file__).parents[2] / "shared" / "traces" / "sky_preem_4node_aws08032023_us-east-2a_v100_1.csv"
 BEGIN_S, END_S = 90_000.0, 150_000.0
-# Each worker has a sample of a step while all are there; long enough that a step is more than what goes with it.
-_JOB = {**JOB, "train": {**JOB["train"], "global_batch": NUM_WORKERS, "seq_len": 64}}
+_STEADY_S = 15.0
+
+
+def job(seq_len: int) -> dict[str, Any]:
+    """Each worker has a sample of a step while all are there. The state is 12 bytes a parameter, whatever a step takes:
+    so long samples are what training has, and short ones favour whoever keeps nothing."""
+    return {**JOB, "train": {**JOB["train"], "global_batch": NUM_WORKERS, "seq_len": seq_len}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,7 @@ class Replayed:
     samples: int
     seconds: float
     samples_per_s: float
+    steady_samples_per_s: float
 
 
 class Contender(Protocol):
@@ -71,13 +77,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--only", default=",".join(_CONTENDERS), help="systems, separated by commas")
     arguments = parser.parse_args()
     changes = replayed(TRACE, arguments.seconds)
     runs: defaultdict[str, list[Replayed]] = defaultdict(list)
     problems: dict[str, str] = {}
-    for _, (side, begin) in itertools.product(range(arguments.rounds), _CONTENDERS.items()):
+    chosen = {side: _CONTENDERS[side] for side in arguments.only.split(",")}
+    for _, (side, begin) in itertools.product(range(arguments.rounds), chosen.items()):
+        folders = tempfile.TemporaryDirectory(prefix="shoal-trace-")
         try:
-            with tempfile.TemporaryDirectory(prefix="shoal-trace-") as folder, begin(Path(folder)) as contender:
+            with folders as folder, begin(Path(folder), job(arguments.seq_len)) as contender:
                 runs[side].append(play(contender, changes, arguments.seconds))
                 print(side, runs[side][-1], file=sys.stderr, flush=True)
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
@@ -85,12 +95,17 @@ def main() -> None:
     results: dict[str, float | None] = {f"samples_per_s.{side}": None for side in problems}
     for side, found in runs.items():
         results[f"samples_per_s.{side}"] = statistics.median(one.samples_per_s for one in found)
+        results[f"steady_samples_per_s.{side}"] = statistics.median(one.steady_samples_per_s for one in found)
     ours = results.get("samples_per_s.shoal")
     for side in ("torchft", "ray_train_elastic"):
         theirs = results.get(f"samples_per_s.{side}")
         results[f"ratio.{side}"] = None if ours is None or theirs is None else ours / theirs
     told: dict[str, Any] = {side: list(map(asdict, found)) for side, found in runs.items()}
-    answer("trace_goodput", results, {**told, **problems, "changes": list(map(asdict, changes))})
+    answer(
+        "trace_goodput",
+        results,
+        {**told, **problems, "seq_len": arguments.seq_len, "changes": list(map(asdict, changes))},
+    )
 
 
 def replayed(trace: Path, seconds: float) -> tuple[Change, ...]:
@@ -108,6 +123,7 @@ def replayed(trace: Path, seconds: float) -> tuple[Change, ...]:
 
 def play(contender: Contender, changes: Sequence[Change], seconds: float) -> Replayed:
     """Whoever is late with a change makes up for it as soon as it can; the end is that of the trace in any case."""
+    steady = _rate(contender, _STEADY_S)
     before, began_s = contender.samples(), time.monotonic()
     for earlier, change in itertools.pairwise(changes):
         time.sleep(max(0.0, began_s + change.at_s - time.monotonic()))
@@ -117,7 +133,14 @@ def play(contender: Contender, changes: Sequence[Change], seconds: float) -> Rep
             contender.gain()
     time.sleep(max(0.0, began_s + seconds - time.monotonic()))
     samples, took_s = contender.samples() - before, time.monotonic() - began_s
-    return Replayed(samples=samples, seconds=took_s, samples_per_s=samples / took_s)
+    rate = samples / took_s
+    return Replayed(samples=samples, seconds=took_s, samples_per_s=rate, steady_samples_per_s=steady)
+
+
+def _rate(contender: Contender, seconds: float) -> float:
+    before, began_s = contender.samples(), time.monotonic()
+    time.sleep(seconds)
+    return (contender.samples() - before) / (time.monotonic() - began_s)
 
 
 class _Shoal:
@@ -136,20 +159,20 @@ class _Shoal:
 
 
 @contextmanager
-def _shoal(folder: Path) -> Iterator[Contender]:
-    with TrainingJob(folder, num_nodes=NUM_WORKERS, job=_JOB, copies="auto") as job:
-        yield _Shoal(job)
+def _shoal(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
+    with TrainingJob(folder, num_nodes=NUM_WORKERS, job=job, copies="auto") as running:
+        yield _Shoal(running)
 
 
 @contextmanager
-def _torchft(folder: Path) -> Iterator[Contender]:
-    with Torchft(folder / "torchft", _JOB, batch=NUM_WORKERS) as peer:
+def _torchft(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
+    with Torchft(folder / "torchft", job, batch=NUM_WORKERS) as peer:
         yield peer
 
 
 @contextmanager
-def _ray_train(folder: Path) -> Iterator[Contender]:
-    with RayTrain(folder / "ray_train", _JOB, elastic=True, least=1, batch=NUM_WORKERS) as peer:
+def _ray_train(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
+    with RayTrain(folder / "ray_train", job, elastic=True, least=1, batch=NUM_WORKERS) as peer:
         yield peer
 
 
