@@ -1,11 +1,11 @@
 """A Llama of a billion parameters in bf16 on one GPU: the engine beside a plain PyTorch loop with the same kernels.
 
-Usage: python -m benchmarks.gpu [--json] [--pairs N] [--peak TFLOPS]
+Usage: python -m benchmarks.gpu [--json] [--pairs N] [--peak TFLOPS] [--compile]
 
 `mfu.*` are model FLOPs utilisations: what the model's products take, forward and backward and nothing made again, over
 the datasheet's dense bf16 rate; `ratio.gpu` is ours over the loop's tokens per second, the median of paired steps. The
-steps of both alternate on the same device, on the same samples from the same weights. Without a CUDA device all of it
-is null, and `runs` says so.
+steps of both alternate on the same device, on the same samples from the same weights. With `--compile` ours
+is a job with `train.compile`; the loop stays plain. Without a CUDA device all of it is null, and `runs` says so.
 """
 
 from __future__ import annotations
@@ -79,10 +79,13 @@ def flops_per_step(job: JobSpec) -> float:
     return train.tokens_per_step * 6.0 * (weights + model.layers * train.seq_len * model.hidden)
 
 
-def compare(job: JobSpec, device: torch.device, num_pairs: int) -> list[dict[str, dict[str, float]]]:
+def compare(
+    job: JobSpec, device: torch.device, num_pairs: int, *, compiled: bool = False
+) -> list[dict[str, dict[str, float]]]:
     """Seconds and loss of each step of both; the first steps only warm up."""
+    own = dataclasses.replace(job, train=dataclasses.replace(job.train, compile=compiled))
     with current(device):
-        sides: dict[str, Side] = {"ours": Ours(job, device, whole_batch(job)), "torch_loop": MixedLoop(job, device)}
+        sides: dict[str, Side] = {"ours": Ours(own, device, whole_batch(job)), "torch_loop": MixedLoop(job, device)}
         pairs = []
         for number in range(1, _WARM_UP + num_pairs + 1):
             names = list(sides) if number % 2 else list(reversed(sides))
@@ -121,6 +124,7 @@ def peak(device_name: str) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--pairs", type=int, default=NUM_PAIRS)
     parser.add_argument("--peak", type=float, help="dense bf16 TFLOP/s of this device, if the catalogue lacks it")
     arguments = parser.parse_args()
@@ -132,13 +136,14 @@ def main() -> None:
         return
     device, name = torch.device("cuda", 0), torch.cuda.get_device_name(0)
     try:
-        pairs = compare(JOB, device, arguments.pairs)
+        pairs = compare(JOB, device, arguments.pairs, compiled=arguments.compile)
     except torch.OutOfMemoryError as error:
         answer("gpu", nothing, {"device": name, "reason": f"both sides at once do not fit: {error}"})
         return
     peak_flops_per_s = arguments.peak * 1e12 if arguments.peak else peak(name)
     runs = {
         "device": name,
+        "compile": arguments.compile,
         "peak_flops_per_s": peak_flops_per_s,
         "flops_per_step": flops_per_step(JOB),
         "model": dataclasses.asdict(MODEL),
