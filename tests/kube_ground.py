@@ -223,5 +223,5 @@ def told(provisioner: Provisioner) -> dict[str, dict[str, Any]]:
 
 def told_well(provisioner: Provisioner) -> dict[str, dict[str, Any]]:
     found = told(provisioner)
-    assert found and [report["problem"] for report in found.values()] == [None] * len(found)
+    assert found and all((report["problem"], report["unreached"]) == (None, None) for report in found.values()), found
     return found

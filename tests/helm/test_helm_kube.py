@@ -311,6 +311,6 @@ def test_an_account_that_is_made_anew_is_refused_until_its_token_is(
     made = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": HEAD}}
     installed.server.create(made, NAMESPACE)
     # The server believes a token for some seconds more.
-    eventually(lambda: all("status 401" in (each["problem"] or "") for each in told(provisioner).values()), 60)
+    eventually(lambda: all("status 401" in (each["unreached"] or "") for each in told(provisioner).values()), 60)
     (tmp_path / "account" / "token").write_text(installed.server.token_of(NAMESPACE, HEAD))
     told_well(provisioner)
