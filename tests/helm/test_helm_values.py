@@ -188,6 +188,15 @@ def test_values_that_do_not_fit_each_other_are_told(values: dict[str, Any], said
         ({}, "Nothing outside of the Kubernetes cluster reaches it yet", True),
         ({"controlPlane": {"service": {"type": "NodePort"}}}, "Nothing outside of", False),
         ({"controlPlane": {"service": {"type": "NodePort"}}}, "Service of type NodePort is plain HTTP", True),
+        (
+            {
+                "controlPlane": {"ingress": {"enabled": True, "host": "a.example.org"}},
+                "networkPolicy": {"ingressNamespaces": ["traefik", "kube-system"]},
+            },
+            "ingress controllers in traefik, kube-system (networkPolicy",
+            True,
+        ),
+        ({}, "NetworkPolicy lets in", False),
         ({"controlPlane": {"tls": {"existingSecret": "cert"}}}, "or set controlPlane.publicUrl to one", True),
         (
             {"controlPlane": {"tls": {"existingSecret": "cert"}, "publicUrl": "https://shoal.internal"}},
