@@ -36,11 +36,12 @@ async def list_nodes(
     cursor: Cursor = None,
     cluster_id: Annotated[str | None, Query(max_length=80, description="Only those of this cluster.")] = None,
 ) -> Response:
-    """The nodes of every cluster that came to us, which jobs' plans use them (of those that you may see), and what of
-    them was `measured`, each figure with its source; `reclaim_at_s` while a drill says that a node goes away;
-    `heard_at` is when there was a sign of life of it, in heartbeats that a job's supervisor listens to (`heard_by`
-    processes) or, where no job has the node, in Ray's list of nodes (`ray`). Not connected: as last seen. By cluster
-    and name; `next_cursor` is null on the last page, and a page ends before it is too large for an answer."""
+    """The nodes of every cluster that came to us, which jobs' plans use them (of those that you may see), and
+    what of them was `measured`, each figure with its source; `reclaim_at_s` while a drill, or Ray, says that a
+    node goes away; `heard_at` is when there was a sign of life of it, in heartbeats that a job's supervisor
+    listens to (`heard_by` processes) or, where no job has the node, in Ray's list of nodes (`ray`). Not
+    connected: as last seen. By cluster and name; `next_cursor` is null on the last page, and a page ends before
+    it is too large for an answer."""
     found = [node for node in await all_nodes(deps, caller) if cluster_id in (None, node["cluster_id"])]
     return page_after(found, _place, limit, cursor)
 

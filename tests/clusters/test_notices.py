@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 from pathlib import Path
@@ -21,7 +22,7 @@ from shoal_workers.herald import Herald
 from shoal_workers.keeper import Keeper
 from shoal_workers.nodes import NodeSeen, NodeUnreachable
 from shoal_workers.record import JobRecord
-from shoal_workers.roster import Contact, Roster, _Entry
+from shoal_workers.roster import Contact, Roster, Said, _Entry
 from shoal_workers.supervisor import Supervisor
 from shoal_workers.wire import Connection, connect
 
@@ -240,6 +241,42 @@ def test_silence_on_an_open_connection_ends_no_notice(watched: Watched) -> None:
     assert roster.there(watched.now_s, 2.0) == set()
     agent.connected = False
     assert roster.there(watched.now_s, 4.0) == set()
+
+
+class Drained(ProcessCluster):
+    """Agents run on, but nothing begins on its nodes any more, as where Ray drains them."""
+
+    refused = 0
+
+    def rank(self, seen: NodeSeen, job: str, index: int) -> tuple[str, int]:
+        self.refused += 1
+        raise NodeUnreachable(seen.node.id, "the node is being drained")
+
+
+def test_a_node_that_takes_no_ranks_any_more_is_told_of_once(watched: Watched, tmp_path: Path) -> None:
+    """It is asked again and again; what its agent has told of its end holds meanwhile, and is no news."""
+    cluster, events = Drained(tmp_path, {"a": ("cpu-1t", 1)}), queue.SimpleQueue[Any]()
+    roster = Roster(cluster, "job", events, lambda: watched.now_s)
+
+    def refused(often: int) -> bool:
+        roster.refresh()
+        with contextlib.suppress(queue.Empty):
+            match events.get_nowait():
+                case Said(contact=contact, message=m.Noticed() as message):
+                    watched.doomed.hear(contact.node, message)
+        watched.doomed.settle(roster.there(watched.now_s, 4.0))
+        return cluster.refused >= often
+
+    try:
+        eventually(lambda: refused(1), 20.0)
+        cluster.notice("a", 120.0)
+        eventually(lambda: refused(1) and bool(watched.events()), 20.0)
+        often = cluster.refused + 5
+        eventually(lambda: refused(often), 20.0)
+        assert [type(event) for event in watched.events()] == [NodeNoticed]
+    finally:
+        roster.close()
+        cluster.close()
 
 
 class Reluctant(ProcessCluster):

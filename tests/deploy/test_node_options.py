@@ -131,6 +131,7 @@ def test_options_of_ray() -> None:
     [
         ({"device": "A10"}, 0, "SHOAL_NODE_DEVICES = None: is not given, and this machine shows no NVIDIA devices"),
         ({"device": "B52"}, 1, "shoal.io/device = 'B52': must be one of"),
+        ({"device": "B52"}, 0, "shoal.io/device = 'B52': must be one of"),
         ({"device": "T4", "labels": "price"}, 1, "SHOAL_NODE_LABELS = 'price': must be FIELD=VALUE"),
         ({"device": "T4", "labels": "colour=red"}, 1, "shoal.io/colour = 'red': is no field of a node"),
         ({"device": "T4", "labels": "price-per-hour=cheap"}, 1, "shoal.io/price-per-hour = 'cheap': must be a number"),
@@ -212,5 +213,10 @@ def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
     told = {"RAY_AUTH_TOKEN": "token", "SHOAL_HEAD_ADDRESS": "127.0.0.1:1", "SHOAL_NODE_DEVICE": "T4"}
     done = start("start-worker.sh", tmp_path, **told, SHOAL_NODE_DEVICES="64")
     assert done.returncode != 0 and "shoal.io/devices = 64: this machine shows" in done.stderr
+    for head in ("127.0.0.1", "head:", "127.0.0.1:70000", "no-such-host.invalid:6379"):
+        done = start(
+            "start-worker.sh", tmp_path, **(told | {"SHOAL_HEAD_ADDRESS": head, "SHOAL_NODE_DEVICE": "cpu-1t"})
+        )
+        assert done.returncode == 1 and done.stderr.startswith(f"SHOAL_HEAD_ADDRESS = '{head}': must be HOST:PORT")
     done = start("start-connector.sh", tmp_path)
     assert done.returncode == 2 and "SHOAL_SERVER is not set" in done.stderr

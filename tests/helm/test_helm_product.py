@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 import yaml
-from helm_ground import A100, COMBINATIONS, L4, ROOT, of_kind, pod_templates, rendered, run_helm
+from helm_ground import A100, CHART, COMBINATIONS, L4, ROOT, of_kind, pod_templates, rendered, run_helm
 from typer.main import get_command
 
 from shoal.cli import app
@@ -41,6 +42,17 @@ def test_variables_are_settings(combination: str) -> None:
         for variable in container.get("env", ()):
             if variable["name"].startswith("SHOAL_") and not variable["name"].startswith("SHOAL_STORAGE_"):
                 assert variable["name"] in known, where
+
+
+def test_settings_are_those_of_the_program_that_have_no_value_of_their_own() -> None:
+    """Kubernetes takes a variable once; and one that nobody reads would pass for a limit that holds."""
+    properties = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]
+    own = {"data_dir", "tokens_dir", "database_url", "host", "port", "public_url", "tls_cert", "tls_key"}
+    own |= {"behind_proxy", "trusted_proxies"} | {name for name in Settings.model_fields if name.startswith("oidc_")}
+    allowed = properties["controlPlane"]["properties"]["settings"]["propertyNames"]["enum"]
+    assert allowed == sorted(set(Settings.model_fields) - own)
+    allowed = properties["workers"]["properties"]["settings"]["propertyNames"]["enum"]
+    assert allowed == sorted(set(WorkerSettings.model_fields) - {"kubernetes_node", "kubernetes_pod"})
 
 
 def test_values_of_settings_are_taken_by_the_control_plane(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +218,13 @@ def test_the_connector_knows_the_pools_as_they_are() -> None:
         assert told["SHOAL_PROVISIONER_POOLS"] == "/etc/shoal/pools/pools.yaml"
         assert any(mount["mountPath"] == "/etc/shoal/pools" for mount in container["volumeMounts"])
     assert cluster["spec"]["enableInTreeAutoscaling"] is False
+
+
+def test_a_pool_that_is_nowhere_in_particular_has_no_zone_to_ask_prices_of() -> None:
+    done = run_helm(4, "template", {"pools": [{**L4, "node": {**L4["node"], "zone": "default"}}]})
+    (config,) = (each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "ConfigMap")
+    (pool,) = yaml.safe_load(config["data"]["pools.yaml"])
+    assert "zones" not in pool and pool["node"]["zone"] == "default"
 
 
 def test_without_provisioning_pools_have_as_many_nodes_as_is_said() -> None:

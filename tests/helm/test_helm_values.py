@@ -115,6 +115,10 @@ def test_templates_use_each_value() -> None:
         ({"images": {"pullPolicy": "Sometimes"}}, ["pullPolicy", "IfNotPresent"]),
         ({"database": {"external": {"url": "mysql://db/shoal"}}}, ["url", "postgres"]),
         ({"controlPlane": {"settings": {"NO_PROGRESS_S": 1}}}, ["NO_PROGRESS_S"]),
+        ({"controlPlane": {"settings": {"no_progres_s": 1}}}, ["no_progres_s", "no_progress_s"]),
+        ({"controlPlane": {"settings": {"database_url": "sqlite://"}}}, ["database_url", "must be one of"]),
+        ({"workers": {"settings": {"silence": 5}}}, ["silence", "silence_s"]),
+        ({"fullnameOverride": "Shoal_1"}, ["fullnameOverride"]),
         ({"controlPlane": {"publicUrl": "shoal.example.org"}}, ["publicUrl", "https?"]),
         ({"rayCluster": {"upgradeStrategy": "Rolling"}}, ["upgradeStrategy", "Recreate"]),
         ({"workers": {"sharedMemory": "lots"}}, ["sharedMemory"]),
@@ -145,6 +149,20 @@ def test_a_wrong_value_is_named(major: int, values: dict[str, Any], said: list[s
         ({"controlPlane": {"ingress": {"enabled": True}}}, "controlPlane.ingress.host is empty"),
         ({"controlPlane": {"oidc": {"issuer": "https://id.example.org"}}}, "controlPlane.oidc.clientId is empty"),
         ({"images": {"registry": "user:password@registry"}}, "must be a host and a path"),
+        ({"images": {"registry": "https://registry.example.org"}}, "must be a host and a path"),
+        (
+            {"pools": [{**L4, "resources": {"requests": {"memory": "64Gi"}}}]},
+            "pools[0] (l4): resources.requests.memory = 64Gi is more than resources.limits.memory = 32Gi",
+        ),
+        (
+            {"pools": [{**L4, "resources": {"requests": {"cpu": "2500m"}, "limits": {"cpu": 2}}}]},
+            "pools[0] (l4): resources.requests.cpu = 2500m is more than resources.limits.cpu = 2",
+        ),
+        (
+            {"pools": [{**L4, "sharedMemory": "64Gi"}]},
+            "pools[0] (l4): sharedMemory = 64Gi counts against resources.limits.memory = 32Gi",
+        ),
+        ({"rayCluster": {"head": {"sharedMemory": "8Gi"}}}, "rayCluster.head: sharedMemory = 8Gi counts against"),
         (
             {"objectStore": {"buckets": ["s3://a"]}, "controlPlane": {"settings": {"ambient_storage": "s3://b"}}},
             "controlPlane.settings.ambient_storage and objectStore.buckets say the same",
@@ -167,6 +185,24 @@ def test_values_that_do_not_fit_each_other_are_told(values: dict[str, Any], said
     [
         ({}, "Jobs may name no bucket without a storage profile yet", True),
         ({"objectStore": {"buckets": ["s3://runs"]}}, "Jobs may name no bucket", False),
+        ({}, "Nothing outside of the Kubernetes cluster reaches it yet", True),
+        ({"controlPlane": {"service": {"type": "NodePort"}}}, "Nothing outside of", False),
+        ({"controlPlane": {"service": {"type": "NodePort"}}}, "Service of type NodePort is plain HTTP", True),
+        (
+            {
+                "controlPlane": {"ingress": {"enabled": True, "host": "a.example.org"}},
+                "networkPolicy": {"ingressNamespaces": ["traefik", "kube-system"]},
+            },
+            "ingress controllers in traefik, kube-system (networkPolicy",
+            True,
+        ),
+        ({}, "NetworkPolicy lets in", False),
+        ({"controlPlane": {"tls": {"existingSecret": "cert"}}}, "or set controlPlane.publicUrl to one", True),
+        (
+            {"controlPlane": {"tls": {"existingSecret": "cert"}, "publicUrl": "https://shoal.internal"}},
+            "controlPlane.publicUrl",
+            False,
+        ),
     ],
 )
 def test_notes_name_what_is_missing(values: dict[str, Any], said: str, is_said: bool) -> None:

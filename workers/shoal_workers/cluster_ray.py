@@ -67,6 +67,7 @@ class RayCluster:
         self._cluster_id = cluster_id
         self._code = code
         self._known = snapshot_from_mapping({"nodes": [], **figures})
+        self._ends_at_s: dict[str, float] = {}  # of incarnations that are drained
 
     def life(self) -> Life:
         return Life(cluster=self._cluster_id, incarnation=ray._private.worker.global_worker.gcs_client.cluster_id.hex())
@@ -91,7 +92,15 @@ class RayCluster:
         return distinct(found)
 
     def snapshot(self) -> ClusterSnapshot:
-        return dataclasses.replace(self._known, nodes=tuple(seen.node for seen in self.nodes()))
+        """Nodes that Ray drains are marked as going away; jobs that have them hear of it by a notice."""
+        found, now_s = {each.incarnation: each.left_s for each in self.draining()}, time.time()
+        # What was said once stays, or everything would be decided anew because of it.
+        self._ends_at_s = {name: self._ends_at_s.get(name, now_s + left_s) for name, left_s in found.items()}
+        nodes = tuple(
+            dataclasses.replace(seen.node, reclaim_at_s=self._ends_at_s.get(seen.incarnation, seen.node.reclaim_at_s))
+            for seen in self.nodes()
+        )
+        return dataclasses.replace(self._known, nodes=nodes)
 
     def agent(self, seen: NodeSeen) -> tuple[str, int]:
         name = f"agent-{seen.node.id}-{seen.incarnation[:8]}"

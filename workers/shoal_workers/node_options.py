@@ -32,7 +32,6 @@ _NAMES = ("node", "pool", *_FIELDS)
 _GPU_FILE = re.compile(r"nvidia\d+")
 # Of drivers that do not show their devices one by one: AMD's, and that of Windows beneath Linux.
 _UNCOUNTED = ("kfd", "dxg")
-_DNS_PORT = 53
 
 
 def labels_for(
@@ -52,6 +51,8 @@ def labels_for(
     known = labels | overridden
     if "device" not in known:
         return {}
+    if known["device"] not in CATALOGUE:
+        raise InvalidField(f"{_PREFIX}device", known["device"], f"must be one of {', '.join(CATALOGUE)}")
     labels.setdefault("node", host.partition(".")[0])
     if "devices" not in known:
         labels["devices"] = str(_counted(known["device"], gpus))
@@ -113,8 +114,6 @@ def _checked(labels: Mapping[str, str]) -> Node:
     for name in labels:
         if name not in _NAMES:
             raise InvalidField(f"{_PREFIX}{name}", labels[name], f"is no field of a node: {', '.join(_NAMES)}")
-    if labels["device"] not in CATALOGUE:
-        raise InvalidField(f"{_PREFIX}device", labels["device"], f"must be one of {', '.join(CATALOGUE)}")
     return node_of({"NodeID": "unknown"}, {f"{_PREFIX}{name}": value for name, value in labels.items()})
 
 
@@ -125,28 +124,34 @@ def _check_shown(node: Node, gpus: int | None) -> None:
         raise InvalidField(f"{_PREFIX}devices", node.devices, problem)
 
 
-def _address_towards(head: str) -> str:
-    """Ray would look which address of ours reaches the internet, which a closed network does not have."""
+def _place_of(head: str) -> tuple[str, int]:
     host, _, port = head.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidField("SHOAL_HEAD_ADDRESS", head, "must be HOST:PORT, as 10.0.0.5:6379")
+    return host, int(port)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Ray would look which address of ours reaches the internet, which a closed network does not have."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host or head, int(port) if host else _DNS_PORT))  # sends nothing
+            probe.connect((host, port))  # sends nothing
             return str(probe.getsockname()[0])
-    except (OSError, ValueError) as error:
+    except (OSError, OverflowError) as error:  # no such name, no way to it, no such port
         problem = f"must be HOST:PORT of a head that can be reached: {error}"
-        raise InvalidField("SHOAL_HEAD_ADDRESS", head, problem) from error
+        raise InvalidField("SHOAL_HEAD_ADDRESS", f"{host}:{port}", problem) from error
 
 
 def main(arguments: list[str]) -> None:
-    head = arguments[0] if arguments else None
     try:
+        head = _place_of(arguments[0]) if arguments else None
         settings = NodeSettings()
         gpus = shown_devices(Path("/dev"))
         metadata = Metadata(WorkerSettings().metadata_url)
         labels = labels_for(settings, socket.gethostname(), gpus, lambda: find_place(metadata))
         if head is not None and not labels:
             raise InvalidField("SHOAL_NODE_DEVICE", None, f"is needed: one of {', '.join(CATALOGUE)}")
-        address = settings.address or (None if head is None else _address_towards(head))
+        address = settings.address or (None if head is None else _address_towards(*head))
     except ValidationError as error:
         told = error.errors()[0]
         sys.exit(f"SHOAL_NODE_{str(told['loc'][0]).upper()} = {told['input']!r}: {told['msg']}")

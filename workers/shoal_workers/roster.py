@@ -267,9 +267,12 @@ class Roster:
         """The node is recruited again if the cluster shows it. Its agent, if it lives, is still listened to."""
         with self._lock:
             entry = self._entries.pop(node, None)
-        for contact in entry.contacts if entry else ():
+        self._let_go(entry.contacts if entry else ())
+
+    def _let_go(self, contacts: Iterable[Contact]) -> None:
+        for contact in contacts:
             if contact.index is None and contact.connected:
-                self._keep_agent(node, contact)
+                self._keep_agent(contact.node, contact)
             else:
                 contact.connection.close()
 
@@ -316,11 +319,10 @@ class Roster:
             self._events.put(NodeReady(seen))
         except (NodeUnreachable, ConnectionClosed, m.ProtocolError) as error:
             log.warning("node not recruited", node=seen.node.id, error=str(error))
+            self._let_go(entry.contacts)  # first: the supervisor must not find its agent gone, with what that has told
             with self._lock:
                 if self._entries.get(seen.node.id) is entry:
                     del self._entries[seen.node.id]
-            for contact in entry.contacts:
-                contact.connection.close()
         finally:
             with self._lock:
                 self._recruiting.discard(seen.incarnation)

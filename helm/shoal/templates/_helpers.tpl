@@ -194,12 +194,12 @@ seccompProfile:
 {{- end }}
 {{- end -}}
 
-{{/* A quantity of Kubernetes as a number of bytes. */}}
-{{- define "shoal.bytes" -}}
+{{/* A quantity of Kubernetes as a number, down to thousandths. */}}
+{{- define "shoal.amount" -}}
 {{- $binary := dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 -}}
 {{- $units := merge $binary (dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15) -}}
 {{- $text := include "shoal.plain" . -}}
-{{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[a-zA-Z]*$" $text)) | printf "%.0f" -}}
+{{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[a-zA-Z]*$" $text)) | printf "%.3f" -}}
 {{- end -}}
 
 {{- define "shoal.plain" -}}

@@ -28,6 +28,25 @@ shoal.io/preemptions-per-hour: {{ include "shoal.plain" . | quote }}
 {{- end }}
 {{- end -}}
 
+{{/* Fails for what Kubernetes would refuse or end a pod for, of which KubeRay tells in its own log and events alone. Called
+with a dict: where, resources, sharedMemory. */}}
+{{- define "shoal.checkResources" -}}
+{{- $where := .where -}}
+{{- $limits := default dict .resources.limits -}}
+{{- range $name, $asked := default dict .resources.requests -}}
+{{- with get $limits $name -}}
+{{- if gt (include "shoal.amount" $asked | float64) (include "shoal.amount" . | float64) -}}
+{{- fail (printf "%s: resources.requests.%s = %s is more than resources.limits.%s = %s" $where $name (include "shoal.plain" $asked) $name (include "shoal.plain" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $limits.memory -}}
+{{- if ge (include "shoal.amount" $.sharedMemory | float64) (include "shoal.amount" . | float64) -}}
+{{- fail (printf "%s: sharedMemory = %s counts against resources.limits.memory = %s, and leaves nothing of it" $where (include "shoal.plain" $.sharedMemory) (include "shoal.plain" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether the connector asks for nodes: "true", or nothing. */}}
 {{- define "shoal.isProvisioned" -}}
 {{- if and .Values.rayCluster.enabled .Values.provisioning.enabled .Values.pools -}}true{{- end -}}

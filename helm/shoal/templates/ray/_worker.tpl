@@ -68,7 +68,7 @@ spec:
         {{- range $setting, $share := dict "disk_limit_bytes" 0.64 "data_cache_bytes" 0.16 }}
         {{- if not (hasKey $root.Values.workers.settings $setting) }}
         - name: SHOAL_WORKER_{{ upper $setting }}
-          value: {{ mulf (include "shoal.bytes" $pool.scratch.size | float64) $share | printf "%.0f" | quote }}
+          value: {{ mulf (include "shoal.amount" $pool.scratch.size | float64) $share | printf "%.0f" | quote }}
         {{- end }}
         {{- end }}
         {{- with $pool.extraEnv }}{{ toYaml . | nindent 8 }}{{ end }}
