@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tempfile
 import time
 import traceback
@@ -19,6 +20,7 @@ from shoal_planner.job import parse_job
 
 _LOOK_S = 1.0
 _LIMIT_S = 1800.0
+_PIPS_ERROR = re.compile(r"^\s*error: .*", re.IGNORECASE | re.MULTILINE | re.DOTALL)
 _MOST_TRIES = 3  # a process that ends while it looks, on a node that stays, ends for the code in it
 
 
@@ -43,6 +45,12 @@ def environment_of(code: CodeSpec) -> dict[str, Any]:
         problem = "code.working_dir or code.py_modules hold something else than when the job began: submit a new job"
         raise CodeRefused("code_changed", problem)
     return made
+
+
+def not_made(error: ray.exceptions.RuntimeEnvSetupError) -> str:
+    """For the user. Before the first error of pip are calls of Ray's own, and all that pip did until then."""
+    pips = _PIPS_ERROR.search(str(error))
+    return f"the job's environment cannot be made: {_in_short(pips[0] if pips else error)}"
 
 
 def packages_of(environment: dict[str, Any]) -> tuple[str, ...]:
@@ -141,8 +149,7 @@ def look_at(
         try:
             answer = _answer(actor.look.remote(spec), wanted, time.monotonic() + _LIMIT_S)
         except ray.exceptions.RuntimeEnvSetupError as error:
-            problem = f"the job's environment cannot be made: {_in_short(error)}"
-            raise CodeRefused("environment_failed", problem) from error
+            raise CodeRefused("environment_failed", not_made(error)) from error
         except ray.exceptions.RayActorError as error:
             if node in nodes():  # else it went with its node, which is nobody's fault
                 ended, tried = _in_short(error), tried + 1
@@ -173,5 +180,5 @@ def _answer(reference: Any, wanted: Callable[[], bool], until_s: float) -> dict[
     return None
 
 
-def _in_short(error: BaseException) -> str:
+def _in_short(error: BaseException | str) -> str:
     return " ".join(str(error).split())[-1000:]
