@@ -69,6 +69,8 @@ def _order(what: str, tokenizer: str | None) -> dict[str, Any]:
     folder, unknown = Path(what), {"jobs_tokenizer": None}
     if "://" in what or folder.is_dir():
         return {"uri": what if "://" in what else folder.resolve().as_uri(), "tokenizer": tokenizer} | unknown
+    if "/" in what:
+        raise BadUsage(f"{what}: there is no such folder")
     with Client() as client:
         job = client.get(what)
         spec, place = job_with_model(job), place_of(client, job)
