@@ -43,6 +43,7 @@ def generate(
 ) -> None:
     """Let a model go on with a text, on this machine. Needs access to its weights from here, and memory for them."""
     order = _order(what, tokenizer) | {
+        "asked": what,
         "step": step,
         "prompt": prompt,
         "count": tokens,

@@ -286,7 +286,11 @@ def test_the_documented_lines_read_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("{store}/job_2", "{out}"), 2, "has no checkpoint of job_2"),
+        (
+            ("{store}/job_2", "{out}"),
+            2,
+            "has no checkpoint of job_2; of a job that runs 'shoal checkpoint ID' stores one",
+        ),
         (("{store}/job_1", "{out}", "--step", "7"), 2, "--step 7: {store} has steps 1 of job_1"),
         (("gs://bucket/job_1", "{out}"), 2, "must begin with file:// or s3://"),
         (("{store}/job_1", "{store_path}/job_1/manifests/000000001.json"), 1, "File exists"),

@@ -59,7 +59,7 @@ def main() -> int:
         for text in _pieces(_noted(tokens, found), tokenizer):
             _say({"text": text})
     except (InvalidField, StoreError) as error:
-        sys.stderr.write(f"{_as_asked(error)}\n")
+        sys.stderr.write(f"{_as_asked(error, order['asked'])}\n")
         return 2
     except BaseException as error:  # theirs may raise anything
         if (theirs := told(error)) is None:
@@ -73,9 +73,10 @@ def main() -> int:
     return 0
 
 
-def _as_asked(error: InvalidField | StoreError) -> InvalidField | StoreError:
+def _as_asked(error: InvalidField | StoreError, what: str) -> InvalidField | StoreError:
     if isinstance(error, InvalidField) and error.field in _ASKED_AS:
-        return InvalidField(_ASKED_AS[error.field], error.value, error.problem)
+        field = _ASKED_AS[error.field]
+        return InvalidField(field, what if field == "WHAT" else error.value, error.problem)
     return error
 
 
