@@ -16,6 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.code_spec import CodeSpec
+from shoal_planner.errors import InvalidField
 from shoal_planner.job import parse_job
 
 _LOOK_S = 1.0
@@ -64,8 +65,9 @@ def _sent(code: CodeSpec) -> dict[str, Any]:
     from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
     from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
 
-    working_dir = () if code.working_dir is None else (_place(code.working_dir),)
-    made = _environment(code, working_dir, tuple(map(_place, code.py_modules)))
+    working_dir = () if code.working_dir is None else (_place("working_dir", code.working_dir),)
+    modules = (_place(f"py_modules[{index}]", uri) for index, uri in enumerate(code.py_modules))
+    made = _environment(code, working_dir, tuple(modules))
     try:
         with tempfile.TemporaryDirectory(prefix="shoal-code-") as scratch:
             if working_dir:
@@ -98,13 +100,14 @@ def _is_there(package: str) -> bool:
     return not package.startswith("gcs://") or package_exists(package)
 
 
-def _place(uri: str) -> str:
+def _place(field: str, uri: str) -> str:
     parts = urlsplit(uri)
     if parts.scheme != "file":
         return uri
     path = unquote(parts.path)
     if not os.path.exists(path):
-        raise CodeRefused("environment_failed", f"{uri}: there is no {path} where the job is supervised")
+        problem = str(InvalidField(field, uri, f"there is no {path} where the job is supervised"))
+        raise CodeRefused("environment_failed", problem)
     return path
 
 
