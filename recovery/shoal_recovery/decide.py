@@ -314,11 +314,17 @@ def _faults(seen: Observation) -> dict[str, TroubleSeen]:
 
 
 def _nowhere(seen: Observation, faults: dict[str, TroubleSeen]) -> End:
+    """Each fault is told once, and before the lines of code that the first one came from."""
     first, *others = [faults[node] for node in sorted(faults)]
-    same = "".join(f" {fault.node}: {_line(fault.problem)}." for fault in others)
-    before = "".join(f" {node}: {why}." for node, why in seen.left_out)
-    reason = f"{first.name} cannot go on, and no node is left that could: {first.problem}{same}{before}"
-    return End(state=JobState.FAILED, code="rank_failed", reason=reason)
+    fault, end_of_line, where = first.problem.partition("\n")
+    told = [*((other.node, _line(other.problem)) for other in others), *seen.left_out]
+    alike = {node for node, why in told if why.endswith(fault)}  # of one left out it is told which rank it was, too
+    rest = [f"{node}: {why.removesuffix('.')}." for node, why in told if node not in alike]
+    if alike:
+        rest.insert(0, f"The same on {names(alike)}.")
+    said = " ".join([fault.removesuffix(".") + ".", *rest]) if rest else fault
+    reason = f"{first.name} cannot go on, and no node is left that could: {said}{end_of_line}{where}"
+    return End(state=JobState.FAILED, code=first.code, reason=reason)
 
 
 def _replace(seen: Observation, lost: dict[str, str], faults: dict[str, TroubleSeen]) -> ChangePlan:

@@ -29,6 +29,7 @@ from shoal_recovery.reading import MasterIntervals
 from shoal_recovery.state import Manifest
 from shoal_recovery.store import Store, open_store
 
+NONE_YET = "of a job that runs 'shoal checkpoint ID' stores one"
 _STEP = "train.init_step"
 # Contexts are made longer by changing these; the family says no more than how files are laid out.
 _FREE = ("family", "rope_theta", "rope_scaling", "window", "window_layers")
@@ -202,7 +203,7 @@ def _parameters_of(model: ModelSpec) -> object:
 
 def _not_there(uri: str, step: int | None, there: Sequence[int]) -> Exception:
     if not there:
-        return StoreError(uri, f"holds neither {CONFIG} nor a checkpoint")
+        return StoreError(uri, f"holds neither {CONFIG} nor a checkpoint; {NONE_YET}")
     return InvalidField(_STEP, step, f"must be one of the stored steps: {', '.join(map(str, there))}")
 
 

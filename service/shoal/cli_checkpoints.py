@@ -116,10 +116,11 @@ def _found(what: str) -> tuple[str, str, ModelSpec | None, int | None]:
 
 def _step(store: Store, job_id: str, wanted: int | None) -> int:
     from shoal_recovery.checkpoints import list_manifests
+    from shoal_recovery.first_weights import NONE_YET
 
     there = list_manifests(store, job_id)
     if not there:
-        raise BadUsage(f"{store.uri} has no checkpoint of {job_id}")
+        raise BadUsage(f"{store.uri} has no checkpoint of {job_id}; {NONE_YET}")
     if wanted is not None and wanted not in there:
         raise BadUsage(f"--step {wanted}: {store.uri} has steps {', '.join(map(str, there))} of {job_id}")
     return there[0] if wanted is None else wanted

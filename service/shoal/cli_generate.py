@@ -43,6 +43,7 @@ def generate(
 ) -> None:
     """Let a model go on with a text, on this machine. Needs access to its weights from here, and memory for them."""
     order = _order(what, tokenizer) | {
+        "asked": what,
         "step": step,
         "prompt": prompt,
         "count": tokens,
@@ -69,6 +70,8 @@ def _order(what: str, tokenizer: str | None) -> dict[str, Any]:
     folder, unknown = Path(what), {"jobs_tokenizer": None}
     if "://" in what or folder.is_dir():
         return {"uri": what if "://" in what else folder.resolve().as_uri(), "tokenizer": tokenizer} | unknown
+    if "/" in what:
+        raise BadUsage(f"{what}: there is no such folder")
     with Client() as client:
         job = client.get(what)
         spec, place = job_with_model(job), place_of(client, job)

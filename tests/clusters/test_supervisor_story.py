@@ -191,8 +191,9 @@ def test_a_fault_that_every_node_has_is_the_jobs(cluster: ProcessCluster, tmp_pa
     spec = tiny_job((tmp_path / "no such text").as_uri(), steps=5, min_devices=3)
     with supervised(cluster, "everywhere", spec) as running:
         assert running.ends() is JobState.FAILED
-        assert running.code == "rank_failed"
-        assert "data.uri" in running.reason
+        assert running.code == "data_broken"
+        told, _, where = running.reason.partition(". The same on ")
+        assert "data.uri" in told and where.endswith(".")
         running.eventually(lambda: not _kept(cluster, "everywhere"))  # no step was done: nobody needs any of it
 
 

@@ -401,6 +401,19 @@ def test_reasons_name_nodes_and_evidence() -> None:
     everywhere = decide(seen(vital={"b"}, ready={"b"}, expected={"b"}, troubles=(trouble("b", local=True),)))
     assert isinstance(everywhere, End)
     assert everywhere.reason == "rank process b:0 cannot go on, and no node is left that could: no space\nin file f"
+    lacks = dataclasses.replace(trouble("c", local=True), problem="no data", code="data_broken")
+    gone = (("d", "rank process d:0 cannot go on there: no space"), ("e", "it is odd."))
+    several = decide(seen(troubles=(trouble("a", local=True), trouble("b", local=True), lacks), left_out=gone))
+    assert isinstance(several, End)
+    assert several.reason == (
+        "rank process a:0 cannot go on, and no node is left that could: no space. The same on b, d. c: no data. "
+        "e: it is odd.\nin file f"
+    )
+    assert decide(seen(vital={"c"}, ready={"c"}, expected={"c"}, troubles=(lacks,))) == End(
+        state=JobState.FAILED,
+        code="data_broken",
+        reason="rank process c:0 cannot go on, and no node is left that could: no data",
+    )
     late = decide(begin(JobState.WAITING, ready=frozenset({"a"}), in_state_s=61.0))
     assert isinstance(late, ChangePlan)
     assert late.reason == "Going on with a without b, c, which did not answer."

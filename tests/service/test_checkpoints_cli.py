@@ -172,11 +172,14 @@ def test_a_checkpoint_goes_on_with_a_text_as_its_export_does(
         assert said["text"] == bytes(expected).decode("utf-8", "replace")
     assert cli.run(["generate", place, "--prompt", "import o", "--tokens", "32"]) == 0
     assert capsys.readouterr().out == bytes(expected).decode("utf-8", "replace") + "\n"
-    for given, problem in (
-        (["--step", "7"], "must be one of the stored steps: 2"),
-        (["--tokenizer", str(tmp_path / "no.json")], "no.json"),
+    missing = tmp_path / "no.json"
+    for what, given, problem in (
+        (place, ["--step", "7"], "--step = 7: must be one of the stored steps: 2"),
+        (place, ["--tokenizer", str(missing)], f"--tokenizer = '{missing}': cannot be read"),
+        (missing.as_uri(), [], f"WHAT = '{missing.as_uri()}': cannot be used"),
+        (str(missing), [], f"{missing}: there is no such folder"),
     ):
-        assert cli.run(["generate", place, "--prompt", "a", *given]) == 2
+        assert cli.run(["generate", what, "--prompt", "a", *given]) == 2
         assert problem in capsys.readouterr().err
     assert cli.run(["generate", place, "--prompt", ""]) == 2
     assert "must have at least one token" in capsys.readouterr().err
@@ -283,7 +286,11 @@ def test_the_documented_lines_read_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("{store}/job_2", "{out}"), 2, "has no checkpoint of job_2"),
+        (
+            ("{store}/job_2", "{out}"),
+            2,
+            "has no checkpoint of job_2; of a job that runs 'shoal checkpoint ID' stores one",
+        ),
         (("{store}/job_1", "{out}", "--step", "7"), 2, "--step 7: {store} has steps 1 of job_1"),
         (("gs://bucket/job_1", "{out}"), 2, "must begin with file:// or s3://"),
         (("{store}/job_1", "{store_path}/job_1/manifests/000000001.json"), 1, "File exists"),

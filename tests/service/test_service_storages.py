@@ -159,6 +159,10 @@ def test_jobs_use_the_profiles_of_their_project(
     assert [each["name"] for each in json.loads(capsys.readouterr().out)["items"]] == ["minio"]
     assert cli.run(["export", job_id, str(tmp_path / "out")]) == 2
     assert f"has no checkpoint of {job_id}" in capsys.readouterr().err  # it was looked for, and there is none yet
+    assert cli.run(["generate", job_id, "--prompt", "a"]) == 2
+    none_yet = "nor a checkpoint; of a job that runs 'shoal checkpoint ID' stores one"
+    said = capsys.readouterr().err
+    assert said.startswith(f"shoal: WHAT = '{job_id}': cannot be used: ") and none_yet in said
     assert cli.run(["storage", "set", "more", "--region", "eu-west-1", "--profile", "team"]) == 0
     assert "credentials in the section shoal-team" in capsys.readouterr().out
     assert cli.run(["storage", "delete", "more", "--json"]) == 0

@@ -31,7 +31,9 @@ from shoal_workers.errors import DataError
         ("[1, 2]", r"line 118: '\[1, 2\]' is no JSON object"),
         ('{"txt": "x"}', r"""line 118: '{"txt": "x"}' has no field 'text'"""),
         ('{"text": 5}', r"line 118: 5 is no text"),
-        ('{"text": [null]}', r"line 118: \[None\] is no text"),
+        ('{"text": [null]}', r"line 118: \[None\] is no text$"),
+        ('{"text": [{"role": "user"}]}', r"line 118: .* is no text; for chats say data.template"),
+        ('{"messages": []}', r"line 118: .* has no field 'text': it has \['messages'\]; for chats say data.template"),
         ("\x00\x01" * 60, r"line 118: '\\x00.*\.\.\. is no JSON"),
     ],
 )
@@ -138,6 +140,9 @@ def test_columns_and_datasets_that_are_not_there_are_named(tmp_path: Path) -> No
         data = WRITERS[name](tmp_path / name, documents())
         with pytest.raises(InvalidField, match=r"has no column 'content': .* has .*text"):
             training_samples(job(replace(data, field="content")))
+    pq.write_table(pa.table({"conversations": [[{"from": "human"}]]}), tmp_path / "chats.parquet")
+    with pytest.raises(InvalidField, match=r"has no column 'text': .* has conversations; for chats say data.template"):
+        training_samples(job(DataSpec(uri=(tmp_path / "chats.parquet").as_uri(), format="parquet")))
     write_arrow(tmp_path / "both" / "train", documents())
     (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     with pytest.raises(InvalidField, match=r"has several datasets: name one of them, as in file:.*/both/train"):

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from shoal_planner.architecture import ModelSpec
+from shoal_planner.errors import InvalidField
 from shoal_planner.own_model import OwnModule
 from shoal_workers.endings import Ending, ending_of
 from shoal_workers.errors import EpochAbandoned, OutOfDeviceMemory, PeerLost, UserCodeError
@@ -141,6 +142,12 @@ def test_what_a_peer_or_a_device_did_is_not_theirs(users: ModuleType, passed_on:
     assert lost is not None and (lost.fatal, lost.local, lost.code) == (False, False, "rank_failed")
     lack = ending(users, passed_on(OutOfDeviceMemory("a:0", 8, 4, "weights")))
     assert lack is not None and lack.local and lack.problem.startswith("lacks: a:0 would need 8 bytes")
+
+
+@pytest.mark.parametrize(("field", "code"), [("data.uri", "data_broken"), ("train.init_from", "rank_failed")])
+def test_a_field_that_cannot_be_used_is_told_in_a_sentence(users: ModuleType, field: str, code: str) -> None:
+    found = ending(users, raising(InvalidField(field, "/a", "is not there")), OURS)
+    assert found == Ending(problem=f"{field} = '/a': is not there", local=True, code=code)
 
 
 @pytest.mark.parametrize(

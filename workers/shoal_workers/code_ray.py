@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tempfile
 import time
 import traceback
@@ -15,10 +16,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.code_spec import CodeSpec
+from shoal_planner.errors import InvalidField
 from shoal_planner.job import parse_job
 
 _LOOK_S = 1.0
 _LIMIT_S = 1800.0
+_PIPS_ERROR = re.compile(r"^\s*error: .*", re.IGNORECASE | re.MULTILINE | re.DOTALL)
 _MOST_TRIES = 3  # a process that ends while it looks, on a node that stays, ends for the code in it
 
 
@@ -45,6 +48,12 @@ def environment_of(code: CodeSpec) -> dict[str, Any]:
     return made
 
 
+def not_made(error: ray.exceptions.RuntimeEnvSetupError) -> str:
+    """For the user. Before the first error of pip are calls of Ray's own, and all that pip did until then."""
+    pips = _PIPS_ERROR.search(str(error))
+    return f"the job's environment cannot be made: {_in_short(pips[0] if pips else error)}"
+
+
 def packages_of(environment: dict[str, Any]) -> tuple[str, ...]:
     """Names that depend on what is in them, but for archives that nodes fetch themselves."""
     found = (environment.get("working_dir"), *environment.get("py_modules", ()))
@@ -56,8 +65,9 @@ def _sent(code: CodeSpec) -> dict[str, Any]:
     from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
     from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
 
-    working_dir = () if code.working_dir is None else (_place(code.working_dir),)
-    made = _environment(code, working_dir, tuple(map(_place, code.py_modules)))
+    working_dir = () if code.working_dir is None else (_place("working_dir", code.working_dir),)
+    modules = (_place(f"py_modules[{index}]", uri) for index, uri in enumerate(code.py_modules))
+    made = _environment(code, working_dir, tuple(modules))
     try:
         with tempfile.TemporaryDirectory(prefix="shoal-code-") as scratch:
             if working_dir:
@@ -90,13 +100,14 @@ def _is_there(package: str) -> bool:
     return not package.startswith("gcs://") or package_exists(package)
 
 
-def _place(uri: str) -> str:
+def _place(field: str, uri: str) -> str:
     parts = urlsplit(uri)
     if parts.scheme != "file":
         return uri
     path = unquote(parts.path)
     if not os.path.exists(path):
-        raise CodeRefused("environment_failed", f"{uri}: there is no {path} where the job is supervised")
+        problem = str(InvalidField(field, uri, f"there is no {path} where the job is supervised"))
+        raise CodeRefused("environment_failed", problem)
     return path
 
 
@@ -141,8 +152,7 @@ def look_at(
         try:
             answer = _answer(actor.look.remote(spec), wanted, time.monotonic() + _LIMIT_S)
         except ray.exceptions.RuntimeEnvSetupError as error:
-            problem = f"the job's environment cannot be made: {_in_short(error)}"
-            raise CodeRefused("environment_failed", problem) from error
+            raise CodeRefused("environment_failed", not_made(error)) from error
         except ray.exceptions.RayActorError as error:
             if node in nodes():  # else it went with its node, which is nobody's fault
                 ended, tried = _in_short(error), tried + 1
@@ -173,5 +183,5 @@ def _answer(reference: Any, wanted: Callable[[], bool], until_s: float) -> dict[
     return None
 
 
-def _in_short(error: BaseException) -> str:
+def _in_short(error: BaseException | str) -> str:
     return " ".join(str(error).split())[-1000:]

@@ -8,7 +8,7 @@ which blocks are read when, and how documents fill sequences, is `streams`' affa
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -28,6 +28,8 @@ from shoal_workers.kept_ids import KeptIds
 from shoal_workers.tokenizing import Ids, Places, Tokenizer, with_begin
 
 _MOST_SHOWN = 80
+_CHATS = frozenset({"messages", "conversations"})
+_FOR_CHATS = "; for chats say data.template"
 log = structlog.get_logger()
 
 
@@ -202,8 +204,14 @@ class Encoder:
 
 def _text(raw: Raw) -> str:
     if not isinstance(raw.content, str):
-        raise _wrong(raw, "is no text")
+        is_chat = isinstance(raw.content, list) and bool(raw.content) and isinstance(raw.content[0], dict)
+        raise _wrong(raw, f"is no text{_FOR_CHATS if is_chat else ''}")
     return raw.content
+
+
+def what_then(field: str, names: Iterable[str]) -> str:
+    """What to say behind the `names` that are there where `field` is not."""
+    return _FOR_CHATS if field not in _CHATS and not _CHATS.isdisjoint(names) else ""
 
 
 def _wrong(raw: Raw, problem: str) -> DataError:

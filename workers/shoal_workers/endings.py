@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal_planner.architecture import ModelSpec
+from shoal_planner.errors import InvalidField
 from shoal_recovery.errors import BaseChanged, StoreError
 from shoal_workers.errors import (
     DataDiffers,
@@ -25,7 +26,7 @@ from shoal_workers.wire import ConnectionClosed
 
 _KNOWN = (
     *(EpochAbandoned, PeerLost, FetchFailed, ConnectionClosed, StoreError, BaseChanged, StepRefused, DataError),
-    *(DeviceMissing, OutOfDeviceMemory, torch.OutOfMemoryError),
+    *(InvalidField, DeviceMissing, OutOfDeviceMemory, torch.OutOfMemoryError),
 )
 
 
@@ -55,13 +56,16 @@ def ending_of(error: BaseException, model: ModelSpec, shortage: Callable[[BaseEx
             return Ending(problem=str(known), local=True, code="data_broken")
         case DataError() as known:
             return Ending(problem=str(known), fatal=True, code="data_broken")  # it reads the same on every node
+        case InvalidField() as known:  # no file, no column, half a file: other nodes may have what this one lacks
+            of_data = known.field.startswith("data.")
+            return Ending(problem=str(known), local=True, code="data_broken" if of_data else "rank_failed")
         case DeviceMissing() as known:
             return Ending(problem=str(known), local=True)
         case OutOfDeviceMemory() | torch.OutOfMemoryError() as known:
             return Ending(problem=shortage(known), local=True)  # another plan may ask less of this node
     if (theirs := users_own(error, model)) is not None:
         return Ending(problem=theirs, fatal=True, code="user_code_failed")
-    # Missing data, a full disk, or an error of ours: nothing that a peer did. If it is the job's fault it shows on
-    # every node; the user must see where.
+    # A full disk, or an error of ours: nothing that a peer did. If it is the job's fault it shows on every node; the
+    # user must see where.
     lines = "".join(traceback.format_exception(error, limit=8))
     return Ending(problem=f"{type(error).__name__}: {error}\n{lines}", local=True)

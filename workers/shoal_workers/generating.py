@@ -28,6 +28,8 @@ from shoal_workers.tokenizing import Tokenizer, open_tokenizer, with_begin
 from shoal_workers.user_code import told
 
 _WHAT_THEN = {True: "what comes after these it was not taught", False: "there is no room for more"}
+# What `shoal generate` calls the fields of a job that these are elsewhere.
+_ASKED_AS = {"train.init_from": "WHAT", "train.init_step": "--step", "data.tokenizer": "--tokenizer"}
 _HALF = "\ufffd"  # what stands for a character of which a part is still to come
 
 
@@ -57,7 +59,7 @@ def main() -> int:
         for text in _pieces(_noted(tokens, found), tokenizer):
             _say({"text": text})
     except (InvalidField, StoreError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{_as_asked(error, order['asked'])}\n")
         return 2
     except BaseException as error:  # theirs may raise anything
         if (theirs := told(error)) is None:
@@ -69,6 +71,13 @@ def main() -> int:
         notes.append(f"the model has {limit} positions: {_WHAT_THEN[is_rotary]}")
     _say({"tokens": found, "notes": notes})
     return 0
+
+
+def _as_asked(error: InvalidField | StoreError, what: str) -> InvalidField | StoreError:
+    if isinstance(error, InvalidField) and error.field in _ASKED_AS:
+        field = _ASKED_AS[error.field]
+        return InvalidField(field, what if field == "WHAT" else error.value, error.problem)
+    return error
 
 
 def _tokenizer(named: str | None, jobs: str | None, files: Files, vocab: int) -> Tokenizer:

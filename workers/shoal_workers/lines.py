@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from shoal_planner.errors import show
-from shoal_workers.documents import Chunk, Raw, shown
+from shoal_workers.documents import Chunk, Raw, shown, what_then
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File, looked_at
 from shoal_workers.plain_text import text_of
@@ -143,7 +143,7 @@ class JsonLines(_Ranges):
         if not isinstance(value, dict):
             raise self._wrong(file, offset, line, _ARRAY if _begins_array(line) else "is no JSON object")
         if self._field not in value:
-            problem = f"has no field {show(self._field)}: it has {shown(list(value))}"
+            problem = f"has no field {show(self._field)}: it has {shown(list(value))}{what_then(self._field, value)}"
             raise self._wrong(file, offset, line, problem)
         tools = None if self._tools_field is None else value.get(self._tools_field)
         return Raw(value[self._field], offset + shift, file.name, _Line(file, offset), tools=tools)

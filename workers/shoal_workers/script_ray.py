@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.script_spec import ProgramSpec
 from shoal_workers.cluster_ray import NAMESPACE
-from shoal_workers.code_ray import CodeRefused, environment_of
+from shoal_workers.code_ray import CodeRefused, environment_of, not_made
 from shoal_workers.script_actor import ScriptActor
 from shoal_workers.script_words import NODE_DIED
 from shoal_workers.scripts import Looked, ScriptGone, ScriptUnanswered
@@ -62,7 +62,7 @@ class RayScripts:
             actor = self._handles.get(attempt) or ray.get_actor(self._name(attempt), namespace=NAMESPACE)
             found = ray.get(actor.look.remote(after), timeout=_ANSWER_S)
         except ray.exceptions.RuntimeEnvSetupError as error:
-            raise ScriptGone("environment_failed", str(error), node_lost=False) from error
+            raise ScriptGone("environment_failed", not_made(error), node_lost=False) from error
         except ray.exceptions.ActorUnschedulableError as error:
             raise ScriptGone("script_lost", str(error), node_lost=True) from error
         except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError) as error:

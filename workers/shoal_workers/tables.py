@@ -22,7 +22,7 @@ from shoal_recovery.errors import StoreError
 from shoal_workers.arrow_streams import BATCH, Message, messages_of
 from shoal_workers.data_cache import DataCache
 from shoal_workers.data_files import check_unused, chosen
-from shoal_workers.documents import Chunk, Raw
+from shoal_workers.documents import Chunk, Raw, what_then
 from shoal_workers.errors import DataError
 from shoal_workers.file_ranges import File
 from shoal_workers.held_rows import HeldRows, Laid
@@ -372,7 +372,8 @@ def _saved(field: str, uri: str, files: Sequence[File]) -> list[File]:
 
 def _check_column(field: str, uri: str, file: File, column: str, names: Sequence[str]) -> None:
     if column not in names:
-        raise InvalidField(field, uri, f"has no column {show(column)}: {file.name} has {', '.join(names)}")
+        there = f"{file.name} has {', '.join(names)}{what_then(column, names)}"
+        raise InvalidField(field, uri, f"has no column {show(column)}: {there}")
 
 
 def _text(file: File) -> str:
