@@ -147,9 +147,10 @@ class RenderedPods:
         self._run_head()
 
     def lose_head(self) -> None:
-        """As when its machine loses its power."""
-        self.network.cut(self.head)
+        """As when its pod is deleted: all its connections close. (Of a machine that only falls silent nobody knows
+        whether it is gone; then ranks stop, as in a partition.)"""
         self.kill(self.head)
+        self.network.cut(self.head)
         self.kubernetes.forget(self.head)
 
     def replace_head(self) -> None:

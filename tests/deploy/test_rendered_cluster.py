@@ -108,7 +108,7 @@ def test_a_job_leaves_a_deleted_pod_and_survives_the_loss_of_a_machine(pods: Ren
 
 
 def test_training_goes_on_while_the_head_is_away(pods_and_redis: RenderedPods) -> None:
-    """Its container is started again in the same pod; then its machine is lost, and another pod takes its place, which
+    """Its container is started again in the same pod; then the pod is deleted, and another one takes its place, which
     has another address. Nobody plans anew for either."""
     pods, client = pods_and_redis, pods_and_redis.client
     assert unasked(pods.network.host(REDIS)).startswith(b"-NOAUTH")
