@@ -2,44 +2,47 @@
 container with its own variables, volumes and command, with what KubeRay adds to them. Needs root, `ip` and `unshare`.
 
 It is started as KubeRay starts it, but for three things: no images (the programs are those of this checkout), no
-dashboard, which takes a gigabyte, and nobody who restarts a container.
+dashboard, which takes a gigabyte, and nobody who restarts a container or makes another pod of the head, unless asked.
+The Redis of the chart, where it renders one, is a pod, too.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import http.server
-import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import kuberay
 import psutil
 import yaml
 from helm_ground import NAMESPACE, run_helm
+from kubernetes_pods import KubernetesPods, kubernetes_pods
+from name_server import name_server
 from networks import Network
 from started_nodes import certificate, control_plane
 from waiting import eventually
 
 CLUSTER_ID = "pods"
 HEAD = "head"
+REDIS = "redis"
+_NEXT_HEAD = "head-again"
 _PROGRAMS = Path(sys.executable).parent
-_START_S = 300.0
-_PORT = 6379
+_PROGRAMS_INSIDE = "/run/programs"  # there, too, as the volume of a pod may lie over where they are
+_START_S = 600.0
+_TRAINING_NICE = 15  # in a cluster what trains has machines of its own, and keeps no head from starting
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _RAY_TOKEN = "0123456789abcdef" * 4
 # What is written stays in the pod, and places that this machine lacks can be mounted on. Ray finds its address by a way
-# out, and its name.
+# out, and its name; services have names, too, and their addresses may change.
 _PAUSE = """
 set -e
 mount --make-rprivate /
@@ -51,6 +54,7 @@ mount -t tmpfs tmpfs /run
 hostname "$2"
 echo "$3 $2" >>/etc/hosts
 ip route add default via "$4"
+printf 'nameserver %s\nsearch %s\noptions ndots:5\n' "$4" "$5" >/etc/resolv.conf
 touch "$1/ready"
 sleep infinity &
 wait
@@ -69,13 +73,17 @@ class RenderedPods:
         self._pauses: dict[str, subprocess.Popen[bytes]] = {}
         self._containers: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
         self._templates: dict[str, Any] = {}
-        self.network = Network((HEAD, *workers))
+        self._services: dict[str, str] = {}
+        self.head = HEAD
+        """The pod that is the head now."""
+        self.network = Network((HEAD, _NEXT_HEAD, REDIS, *workers))
         self.kubernetes: KubernetesPods
 
     def __enter__(self) -> RenderedPods:
         try:
             self._ray = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="rp-")))
             self._closing.enter_context(self.network)
+            self._closing.enter_context(name_server(self.network.address, self._services))
             self._closing.callback(self._end_all)
             made, key = certificate(self._folder, self.network.address)
             data = self._folder / "control-plane"
@@ -87,7 +95,11 @@ class RenderedPods:
                 "ray-token": {"auth_token": _RAY_TOKEN},
             }
             self._configs = {"server-ca": {"ca.crt": made.read_text()}}
-            self.cluster = self._rendered(url)
+            documents = self._rendered(url)
+            (self.cluster,) = (each for each in documents if each["kind"] == "RayCluster")
+            for each in documents:
+                if each["kind"] == "StatefulSet":
+                    self._start_redis(each)
             self._start_head()
             for name, pool in self._workers.items():
                 self._start_worker(name, pool)
@@ -125,9 +137,37 @@ class RenderedPods:
             os.kill(_first_child(pause.pid), signal.SIGKILL)
         pause.wait(30)
 
-    # --- what is rendered, and what KubeRay makes of it ---
+    def crash_head(self) -> None:
+        """All processes of Ray's container end at once, as where its memory is used up; the pod and the connector's
+        container stay."""
+        self._end(self.head, "ray-head")
 
-    def _rendered(self, url: str) -> dict[str, Any]:
+    def restart_head(self) -> None:
+        """As the kubelet does with a container that has ended: in the same pod, with what its volumes hold."""
+        self._run_head()
+
+    def lose_head(self) -> None:
+        """As when its pod is deleted: all its connections close. (Of a machine that only falls silent nobody knows
+        whether it is gone; then ranks stop, as in a partition.)"""
+        self.kill(self.head)
+        self.network.cut(self.head)
+        self.kubernetes.forget(self.head)
+
+    def replace_head(self) -> None:
+        """As KubeRay does with a head that is gone: another pod, which has another address, behind the same service."""
+        self.head = _NEXT_HEAD
+        self._start_head()
+
+    def read(self, pod: str, pattern: str) -> Iterator[str]:
+        """Of files in a pod, by a pattern of their absolute paths, those that stay long enough to be read."""
+        root = Path(f"/proc/{_first_child(self._pauses[pod].pid)}/root")
+        for path in root.glob(pattern.lstrip("/")):
+            with contextlib.suppress(FileNotFoundError):
+                yield path.read_text()
+
+    # --- what is rendered ---
+
+    def _rendered(self, url: str) -> list[dict[str, Any]]:
         own = {
             "controlPlane": {"enabled": False},
             "connector": {"server": url, "clusterId": CLUSTER_ID, "serverCaConfigMap": "server-ca"},
@@ -146,30 +186,53 @@ class RenderedPods:
             if each["kind"] == "Secret":
                 data = {key: base64.b64decode(value).decode() for key, value in each["data"].items()}
                 self._secrets[each["metadata"]["name"]] = data
-        (found,) = (each for each in documents if each["kind"] == "RayCluster")
-        return dict(found)
+        return documents
+
+    def _start_redis(self, stateful_set: Mapping[str, Any]) -> None:
+        template = stateful_set["spec"]["template"]
+        claimed = [{"name": each["metadata"]["name"]} for each in stateful_set["spec"]["volumeClaimTemplates"]]
+        spec = {**template["spec"], "volumes": [*template["spec"]["volumes"], *claimed]}
+        self._services[kuberay.whole_name(stateful_set["spec"]["serviceName"])] = self.network.host(REDIS)
+        self._start_pod(REDIS, {**template, "spec": spec})
+        (container,) = spec["containers"]
+        self._run(REDIS, container, [*container["command"], *container["args"]])
 
     def _start_head(self) -> None:
+        self._services[kuberay.head_service(self.cluster)] = self.network.host(self.head)
+        template = self.cluster["spec"]["headGroupSpec"]["template"]
+        self._start_pod(self.head, template)
+        for container in template["spec"]["containers"][1:]:
+            self._run(self.head, container, container["args"])
+        self._run_head()
+
+    def _run_head(self) -> None:
         group = self.cluster["spec"]["headGroupSpec"]
-        ray, *others = group["template"]["spec"]["containers"]
-        self._start_pod(HEAD, group["template"])
-        options = {"include-dashboard": "false", **group["rayStartParams"]}
-        self._run(HEAD, ray, _ray_start(options, ray, group.get("labels") or {}, "--head"))
-        for container in others:
-            self._run(HEAD, container, container["args"])
-        eventually(lambda: self._has_started(HEAD, ray["name"]), _START_S)
+        ray = group["template"]["spec"]["containers"][0]
+        self._run_ray(self.head, ray, kuberay.head_command(self.cluster, group, {"include-dashboard": "false"}))
 
     def _start_worker(self, name: str, pool: str) -> None:
         (group,) = (each for each in self.cluster["spec"]["workerGroupSpecs"] if each["groupName"] == pool)
         (container,) = group["template"]["spec"]["containers"]
         self._start_pod(name, group["template"])
-        options = {"address": f"{self.network.host(HEAD)}:{_PORT}", **group["rayStartParams"]}
-        self._run(name, container, _ray_start(options, container, group["labels"]))
-        eventually(lambda: self._has_started(name, container["name"]), _START_S)
+        self._run_ray(name, container, kuberay.worker_command(self.cluster, group))
+        for process in self._processes(name, container["name"]):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.nice(_TRAINING_NICE)
 
-    def _has_started(self, pod: str, container: str) -> bool:
-        assert self._containers[pod, container].poll() is None, self.log(pod, container)
-        return "Ray runtime started" in self.log(pod, container)
+    def _run_ray(self, pod: str, container: Mapping[str, Any], command: Sequence[str]) -> None:
+        """Returns when Ray has started. It gives up where the machine is so busy that its agents take longer than 15 s;
+        a container that has ended is started again, as the kubelet does."""
+        self._run(pod, container, command)
+
+        def has_started() -> bool:
+            said = self.log(pod, container["name"])
+            if self._containers[pod, container["name"]].poll() is not None:
+                self._end(pod, container["name"])
+                self._run(pod, container, command)
+            assert "Ray runtime started" in said, said
+            return True
+
+        eventually(has_started, _START_S)
 
     # --- pods ---
 
@@ -180,6 +243,7 @@ class RenderedPods:
         command = ["ip", "netns", "exec", self.network.namespace(pod)]
         command += ["unshare", "--mount", "--pid", "--fork", "--uts", "--mount-proc", "--kill-child"]
         command += ["bash", "-c", _PAUSE, "pause", str(written), pod, self.network.host(pod), self.network.address]
+        command += [kuberay.DOMAIN]
         with (self._folder / f"{pod}-pause.log").open("wb") as log:
             self._pauses[pod] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         eventually((written / "ready").exists, 60)
@@ -193,6 +257,7 @@ class RenderedPods:
         ):
             (account / name).write_text(text)
         self._mount(pod, "--bind", account, _ACCOUNT)
+        self._mount(pod, "--bind", Path(sys.prefix), _PROGRAMS_INSIDE)
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
         mounted: set[str] = set()
         for container in template["spec"]["containers"]:
@@ -219,8 +284,35 @@ class RenderedPods:
     def _run(self, pod: str, container: Mapping[str, Any], command: Sequence[str]) -> None:
         with (self._folder / f"{pod}-{container['name']}.log").open("wb") as log:
             self._containers[pod, container["name"]] = subprocess.Popen(
-                self._inside(pod, container, command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._inside(pod, container, command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
+
+    def _end(self, pod: str, container: str) -> None:
+        """Whatever runs in it, at once."""
+
+        def ended() -> bool:
+            left = self._processes(pod, container)
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return not left  # none began meanwhile
+
+        eventually(ended, 30)
+        self._containers[pod, container].wait(30)
+
+    def _processes(self, pod: str, container: str) -> list[psutil.Process]:
+        """What starts a container begins a session, which Ray never leaves."""
+        session = self._containers[pod, container].pid
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def _inside(self, pod: str, container: Mapping[str, Any], command: Sequence[str]) -> list[str]:
         variables = self._environment(pod, container)
@@ -234,14 +326,17 @@ class RenderedPods:
         """Of the image, of the chart, and what KubeRay adds."""
         (self._folder / pod / "home").mkdir(exist_ok=True)
         image = {
-            "PATH": f"{_PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": f"{_PROGRAMS}:{_PROGRAMS_INSIDE}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(self._folder / pod / "home"),
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "OMP_NUM_THREADS": "1",
         }
         fields = {"metadata.name": pod, "spec.nodeName": f"machine-of-{pod}"}
+        added: Iterable[Mapping[str, Any]] = ()
+        if container["name"] in ("ray-head", "ray-worker"):
+            added = kuberay.variables(self.cluster, of_head=container["name"] == "ray-head")
         told = {}
-        for variable in container["env"]:
+        for variable in (*added, *container["env"]):
             source = variable.get("valueFrom", {})
             if "secretKeyRef" in source:
                 told[variable["name"]] = self._secrets[source["secretKeyRef"]["name"]][source["secretKeyRef"]["key"]]
@@ -249,17 +344,7 @@ class RenderedPods:
                 told[variable["name"]] = fields[source["fieldRef"]["fieldPath"]]
             else:
                 told[variable["name"]] = variable["value"]
-        if container["name"] not in ("ray-head", "ray-worker"):
-            return {**image, **told}
-        ip = "127.0.0.1" if pod == HEAD else self.network.host(HEAD)
-        kuberay = {
-            "RAY_CLUSTER_NAME": self.cluster["metadata"]["name"],
-            "RAY_PORT": str(_PORT),
-            "RAY_ADDRESS": f"{ip}:{_PORT}",
-            "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
-            **({} if pod == HEAD else {"FQ_RAY_IP": ip, "RAY_IP": ip}),
-        }
-        return {**image, **kuberay, **told}
+        return {**image, **told}
 
     def _end_all(self) -> None:
         for pod in list(self._pauses):
@@ -267,33 +352,6 @@ class RenderedPods:
         for container in self._containers.values():
             container.wait(30)
         shutil.rmtree(self._ray, ignore_errors=True)
-
-
-def _ray_start(
-    options: Mapping[str, str], container: Mapping[str, Any], labels: Mapping[str, str], *first: str
-) -> list[str]:
-    """What KubeRay makes of a group: what resources say goes into options that the group does not give, and the labels
-    of the group are those of Ray's node."""
-    resources = container["resources"]
-    limits, requests = resources.get("limits", {}), resources.get("requests", {})
-    known: dict[str, str] = {"metrics-export-port": "8080", "dashboard-agent-listen-port": "52365", "block": "true"}
-    if cpus := limits.get("cpu", requests.get("cpu")):
-        known["num-cpus"] = str(int(cpus))
-    if memory := limits.get("memory"):
-        known["memory"] = str(_bytes(memory))
-    if labels:
-        known["labels"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
-    switches = {"true": lambda name: [f"--{name}"], "false": lambda name: []}
-    words = ["ray", "start", *first]
-    for name, value in sorted({**known, **options}.items()):
-        plain = value not in switches or name == "include-dashboard"
-        words += [f"--{name}={value}"] if plain else switches[value](name)
-    return ["bash", "-c", f"ulimit -n 65536; {shlex.join(words)}"]
-
-
-def _bytes(quantity: str) -> int:
-    units = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-    return int(quantity[:-2]) * units[quantity[-2:]]
 
 
 def _first_child(pid: int) -> int:
@@ -310,51 +368,3 @@ def _namespaced(process: psutil.Process) -> int | None:
             if inner[-1] == "1" and len(inner) > 1:
                 return child.pid
     return None
-
-
-class KubernetesPods:
-    """What agents ask of the API of Kubernetes: the object of their own pod."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._pods: dict[str, dict[str, Any]] = {}
-
-    def add(self, pod: str) -> None:
-        self._pods[pod] = {"kind": "Pod", "metadata": {"name": pod}}
-
-    def delete(self, pod: str, grace_s: float) -> None:
-        ends = datetime.now(UTC) + timedelta(seconds=grace_s)
-        self._pods[pod] = {"kind": "Pod", "metadata": {"name": pod, "deletionTimestamp": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}}
-
-    def forget(self, pod: str) -> None:
-        self._pods.pop(pod, None)
-
-    def answer(self, path: str) -> tuple[int, dict[str, Any]]:
-        found = self._pods.get(path.removeprefix(f"/api/v1/namespaces/{NAMESPACE}/pods/"))
-        return (404, {"kind": "Status"}) if found is None else (200, found)
-
-
-@contextlib.contextmanager
-def kubernetes_pods(host: str) -> Iterator[KubernetesPods]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, value = pods.answer(self.path)
-            raw = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer((host, 0), Handler)
-    pods = KubernetesPods(f"http://{host}:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield pods
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
