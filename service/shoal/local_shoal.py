@@ -113,6 +113,7 @@ class LocalShoal:
         """Also after it was killed. Returns when it answers."""
         if self._server is not None:
             self._server.wait(_STOP_S)
+        _check_free(int(self.url.rpartition(":")[2]))
         command = [sys.executable, "-m", "shoal_service"]
         port = self.url.rpartition(":")[2]
         # Alone on its machine, for the user who started it: whatever that user may read and write, jobs may name.
@@ -249,6 +250,15 @@ class LocalShoal:
 
     def _log(self, part: str) -> Path:
         return self._options.data_dir / f"{part}.log"
+
+
+def _check_free(port: int) -> None:
+    """Before anything is started: the control plane itself would say it in a log."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        problem = f"cannot be listened on: {os.strerror(error.errno or 0)}; choose another one, or 0 for a free one"
+        raise LocalShoalFailed(f"--port {port}: {problem}") from error
 
 
 def free_port() -> int:

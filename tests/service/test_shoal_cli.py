@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from control_plane import CLUSTER, Connector, ControlPlane, Story, job_mapping, 
 from servers import free_ports
 
 from shoal import cli
+from shoal.local_shoal import LocalOptions, LocalShoal, LocalShoalFailed
 from shoal_planner.job import parse_job
 
 
@@ -307,3 +309,12 @@ def test_the_client_needs_neither_web_stack_nor_torch() -> None:
 def test_the_control_plane_needs_neither_torch_nor_ray() -> None:
     blocked = "import sys; sys.modules.update({name: None for name in ('torch', 'ray', 'boto3')}); "
     subprocess.run([sys.executable, "-c", f"{blocked} import shoal_service.server"], check=True, timeout=60)
+
+
+def test_a_port_that_is_taken_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        shoal = LocalShoal(LocalOptions(cluster={"nodes": []}, data_dir=tmp_path, port=port))
+        with pytest.raises(LocalShoalFailed, match=f"^--port {port}: cannot be listened on: Address already in use; "):
+            shoal.start_server()
+    assert not list(tmp_path.iterdir())
