@@ -23,7 +23,7 @@ from waiting import eventually
 
 from shoal.client import Client
 
-STEPS, BATCH = 200, 16  # enough for two commands to start meanwhile
+STEPS, BATCH = 500, 16  # enough for two commands to start meanwhile, on a machine where nothing else runs, too
 
 
 @pytest.fixture
