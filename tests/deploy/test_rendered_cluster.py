@@ -24,11 +24,11 @@ from waiting import eventually
 WHY_NOT = missing() or ("" if shutil.which("unshare") and shutil.which("nsenter") else "no unshare or nsenter here")
 WORKERS = {"small-a": "small", "small-b": "small", "small-c": "small", "big-a": "big"}
 OF_REDIS = {"small-a": "small", "small-b": "small"}
-STEPS = 150
+STEPS = 500
 MANY_STEPS = 100_000  # more than are ever done
 NEW_BEGINNINGS = ("cluster_entered", "plan_adopted", "recovery_done")
 LIMIT_S = 600.0
-SMALL = {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}}
+SMALL = {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "2Gi"}}
 NODE = {"price_per_hour": 0.1, "host_memory_gib": 2, "intra_gb_per_s": 10, "inter_gbit_per_s": 80}
 VALUES: dict[str, Any] = {
     "pools": [
