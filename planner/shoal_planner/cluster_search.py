@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 from shoal_planner.cluster import ClusterSnapshot, Node
@@ -24,29 +25,33 @@ from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.parts import least_s
 from shoal_planner.plainer import ever_fewer, plainer
 from shoal_planner.plan import Plan
+from shoal_planner.relief import least_step_s, loosened, with_smaller
 from shoal_planner.replan import mend_plan
-from shoal_planner.rescue import is_pressed, rescue, unburden
+from shoal_planner.rescue import RoomyCosts, is_pressed, rescue, unburden
 from shoal_planner.rounds import Lead, rounds
 from shoal_planner.score import score_with
 from shoal_planner.standing import word_of
 from shoal_planner.teams import try_teams
-from shoal_planner.ways import ground_of, ways_of
+from shoal_planner.ways import Ways, ground_of, ways_of
 
 # Where the best so far takes so many times the least possible, so many sets of pipelines are tried step by step, on up
 # to so many devices.
 _TRIES, _TRIED_ON = ((1.6, 300), (1.35, 100)), 80
 _NEAR, _NEAR_TRIES, _NEAR_ON = 1.25, 100, 48  # where it takes less, so many on up to so many devices
 _FEWEST_TRIES, _TRIES_DEVICES = 100, 7200  # fewer where each takes longer
-_PATIENCE = 80  # of these tries in a row without success
+_PATIENCE = 40  # tries from one of them in a row without success
 _QUICKLY = 5  # so many times fewer where plans are merely compared
+# Where plans have to be eased, which takes longer; as if there were so much memory.
+_EASED_TRIES, _EASED_DEVICES, _ROOMY = 150, 3000, 3.0
 # From so far on, what is found on parts of the cluster is a start, too: no node must hide what the others can do.
 _FAR, _RATHER_FAR, _MOST_KINDS = 1.6, 1.5, 12
+_LESS_FAR, _LESS_ROOM = 1.2, (0.95, 0.85)
 _BEYOND = 1.15  # unless what such a part could do at best is not so far below what is known
 _FEW_DEVICES = 16  # on no more than these a round is soon followed by steps that find the same
 # So many devices such parts may have together, and plainer clusters: that bounds how long it takes to look at them.
 _PARTS_DEVICES, _PLAINER_DEVICES = 96, 112
-# On more devices than these a proof may take seconds: too long for a part, or for a job that waits.
-_AGAIN = 6
+# On more devices than these a proof may take seconds: too long for a job that waits, or for more than so many parts.
+_AGAIN, _PROOFS = 6, 2
 _TEAMS_AGAIN = 256  # to try teams beside what was made of a running plan takes too long on more
 _FINALISTS = 5  # drafts that are scored, of each round
 # Rounds that go on after being scouted, and explored; fewer where each is dear.
@@ -74,6 +79,7 @@ class Search:
         self.finalists: set[str] = set()  # plans that are looked at more closely, whatever else is found
         self._finisher = Finisher(costs, copies)
         self._seen: set[tuple[object, ...]] = set()
+        self._proofs = _PROOFS
         self._least_s = 0.0  # the least possible, once it was asked for
 
     def look(self, *, thorough: bool = True, previous: Plan | None = None) -> None:
@@ -96,6 +102,8 @@ class Search:
         if not fits:
             refusal = self.refusal
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
+            if thorough and previous is None and self.scored and not is_proven(self.costs):
+                self._improve_eased()
             if not isinstance(self.refusal, HostTooSmall):  # which fewer copies, or larger hosts, would mend
                 self.refusal = refusal
         elif thorough and is_proven(self.costs):
@@ -103,6 +111,7 @@ class Search:
         elif thorough and previous is None and self.is_far() and any(map(is_pressed, self.best(_FINALISTS))):
             # What is found where nothing fits must not be lost where something fits.
             rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
+            self._improve_eased()
         else:
             unburden(self.costs, self.best()[0], self.consider)
 
@@ -132,6 +141,8 @@ class Search:
                 self._try_fewer()
             if thorough and self.is_far() and not self.is_spoilt_by_copies():
                 self._try_parts(nodes)
+            if thorough and self.scored and self.is_far(_LESS_FAR):
+                self._try_less_room()
             self._improve(nodes, 1 if thorough else _QUICKLY)
         elif thorough and self.scored and self.late():
             self.truncated = True
@@ -206,6 +217,14 @@ class Search:
             copies = min(self.copies, len(others.nodes) - 1)
             try_teams(CostModel(self.costs.job, others, self.costs.profile), copies, self.best_s(), consider)
 
+    def _try_less_room(self) -> None:
+        """What is found on devices with a little less memory fits, too, and is another place to begin."""
+        for room in _LESS_ROOM:
+            if self._ends():
+                return
+            for found in self.on_other_devices(RoomyCosts(self.costs, room)):
+                self.consider(found)
+
     def _ends(self) -> bool:
         """Whether the time is over; what is not looked at any more is told."""
         self.truncated = self.truncated or self.late()
@@ -224,7 +243,9 @@ class Search:
         key = (others, copies, briefly)
         if key not in self.known:
             fewer = Search(CostModel(self.costs.job, others, self.costs.profile), copies, self.late)
-            if is_proven(fewer.costs) and num_devices(fewer.costs) <= _AGAIN:
+            proven = is_proven(fewer.costs) and (num_devices(fewer.costs) <= _AGAIN or self._proofs > 0)
+            if proven:
+                self._proofs -= num_devices(fewer.costs) > _AGAIN
                 fewer.run()
             else:
                 fewer._follow(usable_nodes(self.costs.job, others), briefly=briefly)
@@ -241,8 +262,32 @@ class Search:
         tries = next((tries // part for least, tries in (*_TRIES, *near) if self._over() > least), 0)
         tries = min(tries, max(_FEWEST_TRIES, _TRIES_DEVICES // num_devices(self.costs)))
         if tries:
-            starts = [ways_of(tuple(map(word_of, found.pipelines))) for found in self.best(len(self.scored))]
-            Improver(ground_of(nodes, self.costs), self._judged, tries, _PATIENCE).run(starts)
+            Improver(ground_of(nodes, self.costs), self._judged, tries, _PATIENCE).run(self._starts())
+
+    def _improve_eased(self) -> None:
+        """The same where nothing fits as it is: plans are made as if devices had more memory, and eased."""
+        if num_devices(self.costs) > _TRIED_ON or self.costs.job.train.sharding == "none":
+            return
+        roomy = Finisher(RoomyCosts(self.costs, _ROOMY), self.copies)
+
+        def judged(words: tuple[Word, ...]) -> float:
+            draft = roomy.draft(words) if self._enough_devices(words) else None
+            sizes = [] if draft is None else list(with_smaller(roomy.plan(draft)))
+            few = dict.fromkeys((*range(0, len(sizes), 3), len(sizes) - 1)) if sizes else {}
+            return min((fitted_s(sizes[at]) for at in few), default=math.inf)
+
+        def fitted_s(made: Plan) -> float:
+            """The first way in which it fits is as good as any."""
+            if least_step_s(made, self.costs) >= self.best_s() * _BEYOND:
+                return math.inf
+            return next(filter(math.isfinite, map(self.consider, loosened(made, self.costs))), math.inf)
+
+        tries = min(_EASED_TRIES, _EASED_DEVICES // num_devices(self.costs))
+        ground = ground_of(usable_nodes(self.costs.job, self.costs.snapshot), self.costs)
+        Improver(ground, judged, tries, _PATIENCE).run(self._starts())
+
+    def _starts(self) -> list[tuple[float, Ways]]:
+        return [(step_s(found), ways_of(tuple(map(word_of, found.pipelines)))) for found in self.best(len(self.scored))]
 
     def _parts(self, nodes: tuple[Node, ...]) -> Iterator[ClusterSnapshot]:
         """The cluster without each kind of node, each zone of it, and a node of each kind."""

@@ -166,13 +166,13 @@ class Columns:
         prices = price(table, figures, self.num_layers)
         fits = np.flatnonzero(np.isfinite(prices.period_s))
         table = table[fits]
-        blocks = prices.layers[fits] + figures.end_blocks[places(table)]
+        exchange_s = prices.layers[fits] * sync_s[-1, table] + sync_s[places(table), table]
         return _Priced(
             rows=rows[within[fits]],
             needs=needs[within[fits]],
             period_s=prices.period_s[fits],
             fill_s=prices.fill_s[fits],
-            sync_s=np.where(table >= 0, blocks * sync_s[table], 0.0).max(axis=1, initial=0.0),
+            sync_s=np.where(table >= 0, exchange_s, 0.0).max(axis=1, initial=0.0),
             size=figures.size[table[:, 0]].astype(np.float64),
         )
 
@@ -200,7 +200,7 @@ class Columns:
 
     def _side_by_side(self, sizes: tuple[int, ...]) -> tuple[Figures, Floats]:
         parts = [self.figures(size) for size in sizes]
-        return side_by_side([figures for figures, _ in parts]), np.concatenate([sync_s for _, sync_s in parts])
+        return side_by_side([figures for figures, _ in parts]), np.concatenate([sync_s for _, sync_s in parts], axis=-1)
 
     def figures(self, size: int) -> tuple[Figures, Floats]:
         if size not in self._figures:

@@ -16,12 +16,11 @@ import numpy as np
 from shoal_planner.again import Kinds, Mix, cheapest, kinds_of, marked
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
-from shoal_planner.distinct import distinct
+from shoal_planner.dividing import divide
 from shoal_planner.memory import ELEMENT_BYTES, snapshot_bytes, stage_bytes, unit_elements, usable_bytes
 from shoal_planner.options import Floats, Ints, sizes_of
 from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
 
-_BOUNDS = 12  # values of the slowest stage that are tried, from the smallest that is possible
 _SYNC_STEP = 0.85  # by so much the bound on the exchange is lowered each time
 _HOPELESS = 1.1  # larger micro-batches are not tried beyond this
 
@@ -56,36 +55,41 @@ class Split:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
     """Seconds by number of layers, inf beyond memory, with the layers computed again for them: `over` bytes are then
-    missing otherwise, and `kinds` says what each layer gives back. The exchange after the step takes `reach_s` for each
-    of `exchanged` blocks, and the update of each `update_s`."""
+    missing otherwise, and `kinds` says what each layer gives back. `sync_s` is the exchange after the step, and the
+    update, which is all there is without a way to reach others."""
 
     seconds: Floats
     over: Floats
     again: Mix
     kinds: Kinds
-    exchanged: Floats
-    update_s: float
-    reach_s: float
+    sync_s: Floats
     least: int
-
-    @property
-    def sync_s(self) -> Floats:
-        return self.exchanged * (self.reach_s + self.update_s)
 
     def plain_s(self, count: int) -> float:
         """Without what is computed again."""
         return float(self.seconds[count] - Mix(*self.again.at(count)).seconds(self.kinds))
 
 
+class Reach(NamedTuple):
+    """Seconds of an exchange: of a block, and of what the stages with the first and the last of them have beside."""
+
+    block_s: float
+    first_s: float
+    last_s: float
+
+    def at_least(self, other: Reach) -> Reach:
+        return Reach(*map(max, self, other))
+
+
 class Common(NamedTuple):
-    """What pipelines of a plan have in common: how many hold each layer, what a block's exchange among them takes as
-    far as the links go, and how long a stage may be at it. `crowds` are kinds of node and what the exchange takes where
-    most stages share a node's network interfaces."""
+    """What pipelines of a plan have in common: how many hold each layer, what its exchange among them takes as far as
+    the links go, and how long a stage may be at it. `crowds` are kinds of node and what the exchange takes where most
+    stages share a node's network interfaces."""
 
     holders: int
-    reach_s: float
+    reach: Reach
     most_sync_s: float
-    crowds: tuple[tuple[int, float], ...] = ()
+    crowds: tuple[tuple[int, Reach], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +115,10 @@ class Finisher:
         train = costs.job.train
         self.batch = train.global_batch
         self.num_layers = costs.job.model.layers
+        self._counts = np.arange(self.num_layers + 1.0)
         self.sizes = tuple(sizes_of(self.batch))
         self._stages: dict[tuple[object, ...], _Stage] = {}  # with no way to reach others
-        self._reaching: dict[tuple[tuple[object, ...], float], _Stage] = {}
+        self._reaching: dict[tuple[tuple[object, ...], Reach], _Stage] = {}
         self._splits: dict[tuple[Key, int, int, Common], Split | None] = {}
 
     def draft(self, words: tuple[Word, ...]) -> Draft | None:
@@ -125,8 +130,7 @@ class Finisher:
         if not words or len(words) > self.batch:
             return None
         keys = tuple(self.key(word) for word in words)
-        reach_s = self.exchange_s(words)
-        common = Common(holders=len(words), reach_s=reach_s, most_sync_s=np.inf, crowds=self._crowds(words))
+        common = Common(len(words), self.reach(words), np.inf, self._crowds(words))
         best = self._draft(words, keys, common)
         found = best
         while best is not None and found is not None:
@@ -174,11 +178,10 @@ class Finisher:
         names: dict[str, int] = {}
         return tuple((self.costs.kind(unit.node), unit.tp, names.setdefault(unit.node, len(names))) for unit in word)
 
-    def exchange_s(self, words: tuple[Word, ...]) -> float:
-        """Seconds per block of summing its gradients and gathering its weights, as far as all pipelines share it."""
+    def reach(self, words: tuple[Word, ...]) -> Reach:
+        """Of summing gradients and gathering weights, as far as all pipelines share them."""
         if len(words) < 2:
-            return 0.0
-        num_bytes = self._block_bytes()
+            return Reach(0.0, 0.0, 0.0)
         ways = {tuple(unit.node for unit in word) for word in words}
         if len(ways) == 1:  # slices of the same nodes: nobody else holds what they hold
             groups = [frozenset({(unit.node, unit.tp)}) for unit in words[0]]
@@ -189,25 +192,33 @@ class Finisher:
                 if len(some) < 2:
                     some.add(node_id)
             groups = [frozenset((node_id, 1) for some in by_kind.values() for node_id in some)]
-        return 2 * max(self.costs.half_exchange_s(group, len(words), num_bytes) for group in groups)
 
-    def _crowds(self, words: tuple[Word, ...]) -> tuple[tuple[int, float], ...]:
+        def seconds(num_bytes: float) -> float:
+            return 2 * max(self.costs.half_exchange_s(group, len(words), num_bytes) for group in groups)
+
+        block_s, first_s, last_s = (seconds(num_bytes) for num_bytes in self._unit_bytes())
+        return Reach(block_s, first_s, last_s + (first_s if self.costs.job.model.tie_embeddings else 0.0))
+
+    def _crowds(self, words: tuple[Word, ...]) -> tuple[tuple[int, Reach], ...]:
         """As in `Common`. Slices of a node that hold the same layers leave it once."""
         ways = Counter(tuple(unit.node for unit in word) for word in words)
         if len(ways) < 2 or not self.costs.are_apart([node_id for way in ways for node_id in way]):
             return ()
         slices = min(ways.values())
         units = Counter(node_id for way, count in ways.items() for node_id in way for _ in range(count))
-        moved = self._block_bytes() * (1 - 1 / len(words))
         most: dict[int, float] = {}
         for node_id, count in units.items():
             kind = self.costs.kind(node_id)
-            seconds = 2 * moved * count / slices / self.costs.node_rate(node_id)
-            most[kind] = max(most.get(kind, 0.0), seconds)
-        return tuple(sorted(most.items()))
+            per_byte_s = 2 * (1 - 1 / len(words)) * count / slices / self.costs.node_rate(node_id)
+            most[kind] = max(most.get(kind, 0.0), per_byte_s)
+        sizes = self._unit_bytes()
+        return tuple((kind, Reach(*(size * per_byte_s for size in sizes))) for kind, per_byte_s in sorted(most.items()))
 
-    def _block_bytes(self) -> float:
-        return float(unit_elements(self.costs.job.model, 1, 1) * ELEMENT_BYTES[self.costs.job.train.precision])
+    def _unit_bytes(self) -> tuple[float, float, float]:
+        """Of a block, the first unit and the last one."""
+        model, size = self.costs.job.model, ELEMENT_BYTES[self.costs.job.train.precision]
+        block, first, last = (float(unit_elements(model, unit, 1) * size) for unit in (1, 0, model.layers + 1))
+        return block, first, last
 
     def rate(self, word: Word, key: Key, common: Common) -> float:
         split = self.split(word, key, 1, max(1, self.batch // common.holders), common)
@@ -250,14 +261,16 @@ class Finisher:
         in_flight = min(len(word) - s, number)
         onward = None if ends[1] else (self.costs.kind(word[s + 1].node), word[s + 1].node == unit.node)
         holders, kind = common.holders, self.costs.kind(unit.node)
-        reach_s = max(common.reach_s, dict(common.crowds).get(kind, 0.0))
+        reach = common.reach.at_least(dict(common.crowds).get(kind, common.reach))
         known = (kind, unit.tp, size, ends, in_flight, onward, holders)
-        if (known, reach_s) not in self._reaching:
+        if (known, reach) not in self._reaching:
             if known not in self._stages:
                 hop_s = 0.0 if ends[1] else 2 * self.costs.send_s(unit.node, word[s + 1].node, size)
                 self._stages[known] = self._figures(unit, size, ends, in_flight, hop_s, holders)
-            self._reaching[known, reach_s] = dataclasses.replace(self._stages[known], reach_s=reach_s)
-        return self._reaching[known, reach_s]
+            alone = self._stages[known]
+            reach_s = self._counts * reach.block_s + ends[0] * reach.first_s + ends[1] * reach.last_s
+            self._reaching[known, reach] = dataclasses.replace(alone, sync_s=alone.sync_s + reach_s)
+        return self._reaching[known, reach]
 
     def _figures(
         self, unit: Unit, size: int, ends: tuple[bool, bool], in_flight: int, hop_s: float, holders: int
@@ -269,7 +282,7 @@ class Finisher:
         shared = 1 if train.sharding == "none" else holders
         room = usable_bytes(costs.device(unit.node)) - line.empty(shared) - in_flight * line.flight
         kinds = kinds_of(costs, unit.node, unit.tp, size, in_flight, line)
-        counts = np.arange(self.num_layers + 1.0)
+        counts = self._counts
         over: Floats = counts * (line.per_block(shared) + in_flight * line.block_flight["none"]) - room
         over = np.where(over > 0, over + line.again, 0.0)
         again = cheapest(over, counts, kinds)
@@ -278,17 +291,14 @@ class Finisher:
         on_host = counts * each <= host.host_memory_bytes * unit.tp / host.devices
         fits = ((over == 0) | (train.recompute != "none")) & on_host
         seconds = np.where(fits, fixed_s + counts * block_s + again.seconds(kinds), np.inf)
-        held = unit_elements(model, 1, unit.tp)
         middle = not (ends[0] or ends[1])
-        extra = line.end_elements / max(held, 1)
+        held = line.end_elements + counts * unit_elements(model, 1, unit.tp)
         return _Stage(
             seconds=seconds,
             over=over,
             again=again,
             kinds=kinds,
-            exchanged=counts + extra,
-            update_s=costs.update_s(unit.node, held / shared),
-            reach_s=0.0,
+            sync_s=held * costs.update_s(unit.node, 1.0 / shared),
             least=1 if middle or all(ends) else 0,
         )
 
@@ -304,62 +314,22 @@ class Table:
 
 
 def split_layers(stages: list[_Stage], num_layers: int, number: int, most_sync_s: float) -> Split | None:
-    """Least (number - 1) max_s t_s + sum_s t_s. The bottleneck is some stage with some number of layers; under each
-    bound the cheapest layers are taken. Bounds from the least possible one upwards are tried, as a higher one pays only
-    by what the sum gains. No stage gets more layers than it exchanges in `most_sync_s`."""
+    """Least (number - 1) max_s t_s + sum_s t_s. No stage gets more layers than it exchanges in `most_sync_s`."""
     times = np.maximum.accumulate(np.stack([stage.seconds for stage in stages]), axis=1)  # [P, L+1]
-    each_s = np.array([stage.reach_s + stage.update_s for stage in stages])
-    sync = np.stack([stage.exchanged for stage in stages]) * each_s[:, None]
+    sync = np.stack([stage.sync_s for stage in stages])
     times = np.where(sync <= most_sync_s * (1 + 1e-9), times, np.inf)
-    least, rows = np.array([stage.least for stage in stages]), np.arange(len(stages))
-    # With so many of all times within a bound, the stages together hold enough layers.
-    enough = num_layers + len(stages)
-    values = np.sort(times, axis=None)
-    lowest_s = max(values[enough - 1], times[rows, least].max()) if enough <= len(values) else np.inf
-    if not lowest_s < np.inf:
+    layers = divide(times, np.array([stage.least for stage in stages]), num_layers, number)
+    if layers is None:
         return None
-    tried = _bounds(values, lowest_s) if number > 1 else values[values < np.inf][-1:]
-    limits = (times <= tried[:, None, None]).sum(axis=2) - 1  # [K, P]
-    layers = _cheapest(times, limits, least, num_layers)
-    if not len(layers):
-        return None
+    rows = np.arange(len(stages))
     chosen = times[rows, layers]
-    best = int(np.argmin((number - 1) * chosen.max(axis=1) + chosen.sum(axis=1)))
     return Split(
-        layers=tuple(int(count) for count in layers[best]),
-        again=tuple(stage.again.at(count) for stage, count in zip(stages, layers[best], strict=True)),
-        period_s=float(chosen[best].max()),
-        fill_s=float(chosen[best].sum()),
-        sync_s=float(sync[rows, layers[best]].max()),
+        layers=tuple(int(count) for count in layers),
+        again=tuple(stage.again.at(count) for stage, count in zip(stages, layers, strict=True)),
+        period_s=float(chosen.max()),
+        fill_s=float(chosen.sum()),
+        sync_s=float(sync[rows, layers].max()),
     )
-
-
-def _bounds(values: Floats, lowest_s: float) -> Floats:
-    """The first distinct ones from the lowest on, of sorted values."""
-    first, most = int(np.searchsorted(values, lowest_s)), _BOUNDS
-    while True:
-        found = distinct(values[first : first + most])
-        if len(found) >= _BOUNDS or first + most >= len(values):
-            return found[found < np.inf][:_BOUNDS]
-        most *= 2
-
-
-def _cheapest(times: Floats, limits: Ints, least: Ints, num_layers: int) -> Ints:
-    """[<=K, P]: layers within limits whose seconds add up to least, for those limits that allow enough. A stage's
-    marginal seconds hardly ever fall, so taking the cheapest next layer each time is as good as it gets."""
-    limits = limits[(limits >= least).all(axis=1) & (limits.sum(axis=1) >= num_layers)]
-    left = num_layers - int(least.sum())
-    if left < 0 or not len(limits):
-        return np.zeros((0, len(times)), dtype=np.int64)
-    most = int(limits.max())
-    with np.errstate(invalid="ignore"):
-        steps = np.diff(times[:, : most + 1], axis=1)
-    stage, place = np.divmod(np.argsort(steps, axis=None, kind="stable"), max(1, most))
-    free = (place >= least[stage]) & (place < limits[:, stage])
-    taken = free & (np.cumsum(free, axis=1) <= left)
-    of_stage = stage[:, None] == np.arange(len(times))
-    layers: Ints = least + (taken.astype(np.float64) @ of_stage.astype(np.float64)).astype(np.int64)
-    return layers
 
 
 def pipeline_of(word: Word, size: int, number: int, split: Split) -> Pipeline:

@@ -20,37 +20,44 @@ class Improver:
     """Descents on one cluster, `judge` saying what sets of pipelines take; every set is judged once."""
 
     def __init__(self, ground: Ground, judge: Callable[[tuple[Word, ...]], float], tries: int, patience: int) -> None:
-        """At most so many tries, and no more once so many in a row brought nothing better."""
+        """At most so many tries. Once so many in a row brought nothing better, a set is given up with what came of it,
+        and the next best goes on."""
         self.ground = ground
         self.left = tries
         self._patience, self._idle, self._best_s = patience, 0, math.inf
         self._judge = judge
         self._known: set[object] = set()
+        self._queue: list[tuple[float, int, Iterator[Ways]]] = []
+        self._numbers = itertools.count()
 
-    def run(self, starts: Iterable[Ways]) -> None:
-        """From these and from the simple ways to use the nodes, the best first: the next step is always one from the
-        best set that has steps left."""
-        queue: list[tuple[float, int, Iterator[Ways]]] = []
-        for ways in (*starts, *simple(self.ground)):
-            self._reach(ways, queue)
+    def run(self, starts: Iterable[tuple[float, Ways]]) -> None:
+        """From these, whose seconds are known, and from the simple ways to use the nodes, the best first: the next step
+        is always one from the best set that has steps left."""
+        for seconds, ways in starts:
+            self._add(seconds, ways)
+        for ways in simple(self.ground):
+            self._reach(ways)
         self._idle = 0
-        while queue and self.left > 0 and self._idle < self._patience:
-            found = next(queue[0][2], None)
-            if found is None:
-                heapq.heappop(queue)
+        while self._queue and self.left > 0:
+            found = next(self._queue[0][2], None)
+            if found is None or self._idle >= self._patience:
+                heapq.heappop(self._queue)
+                self._idle = 0
             else:
-                self._reach(found, queue)
+                self._reach(found)
 
-    def _reach(self, ways: Ways, queue: list[tuple[float, int, Iterator[Ways]]]) -> None:
-        name = self.ground.named(ways)
-        if name not in self._known:
+    def _reach(self, ways: Ways) -> None:
+        if self.ground.named(ways) not in self._known:
             self.left -= 1
-            self._known.add(name)
             seconds = self._judge(words_of(ways))
             self._idle = 0 if seconds < self._best_s else self._idle + 1
-            self._best_s = min(self._best_s, seconds)
-            if math.isfinite(seconds):
-                heapq.heappush(queue, (seconds, len(self._known), steps(ways, self.ground)))
+            self._add(seconds, ways)
+
+    def _add(self, seconds: float, ways: Ways) -> None:
+        self._known.add(self.ground.named(ways))
+        self._best_s = min(self._best_s, seconds)
+        if math.isfinite(seconds):
+            heapq.heappush(self._queue, (seconds, next(self._numbers), steps(ways, self.ground)))
 
 
 def simple(ground: Ground) -> Iterator[Ways]:

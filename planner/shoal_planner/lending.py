@@ -54,9 +54,11 @@ def lent(plan: Plan, costs: CostModel) -> Plan | None:
 
 
 def _idle(plan: Plan, costs: CostModel) -> list[Replica]:
+    """Those that update what they own soonest first."""
     allowed = {node.id for node in usable_nodes(costs.job, costs.snapshot)}
     places = (name.rpartition(":") for name in unused(plan, costs.snapshot))
-    return [Replica(node=node, devices=(int(index),), samples=0) for node, _, index in places if node in allowed]
+    idle = [Replica(node=node, devices=(int(index),), samples=0) for node, _, index in places if node in allowed]
+    return sorted(idle, key=lambda holder: costs.update_s(holder.node, 1.0))
 
 
 def _room(holder: Replica, pipeline: Pipeline, s: int, costs: CostModel) -> float:

@@ -123,9 +123,7 @@ class Figures:
     """By option, for micro-batches of `size` samples; [4, O] where the place in the pipeline matters.
 
     Optimizer state is shared by `holders` replicas. `hop_s[i, j]` is what stage i spends on sending to stage j and
-    getting back, on another node; `near_s[i]` the same within its node. `sync_s` is the exchange of one block's
-    gradients and weights over the slowest link in `reach`, `crowd_s` what it takes of the node's interfaces; both with
-    the optimizer's step on it.
+    getting back, on another node; `near_s[i]` the same within its node.
     """
 
     def __init__(self, basis: Basis, costs: CostModel, holders: float, copies: int) -> None:
@@ -143,22 +141,25 @@ class Figures:
         # Blocks whose snapshots, and as much of other nodes' as they keep of ours, a unit's part of its host can hold.
         each = snapshot_bytes(unit_elements(model, 1, 1) / holders) * (1 + copies)
         self.host_blocks = np.array([o.kind.node.host_memory_bytes / o.per_node // each for o in options])
-        held = unit_elements(model, 1, 1)
         self.holders = max(1, round(holders))
-        self.block_gradient_bytes = 2.0 * held * ELEMENT_BYTES[train.precision]
+        self._units = [unit_elements(model, unit, 1) for unit in (1, 0, model.layers + 1)]
+        self.block_gradient_bytes = 2.0 * self._units[0] * ELEMENT_BYTES[train.precision]
         update = [costs.update_s(o.kind.node.id, unit_elements(model, 1, o.tp) / shared) for o in options]
-        self.update_s = np.array(update)
-        # An end of the model is synchronised as so many blocks.
-        sizes = [unit_elements(model, unit, 1) / held for unit in (0, model.layers + 1)]
-        self.end_blocks = np.array([0.0, sizes[0], sizes[1], sum(sizes)])
+        self._update_s = np.array(update)
 
     def sync_s(self, costs: CostModel, reach: tuple[Kind, ...], *, within: bool) -> Floats:
-        """Seconds per block and option of its exchange and update, where pipelines stand on these kinds of node, or all
-        of them `within` the same nodes, in slices. Round a ring the narrowest replica counts, and there will be one
-        with a single device."""
+        """[5, O]: seconds of exchange and update, of what a stage has beside its blocks by its place in the pipeline,
+        and of each block; where pipelines stand on these kinds of node, or all of them `within` the same nodes, in
+        slices. Round a ring the narrowest replica counts, and there will be one with a single device."""
+        block_s, first_s, last_s = (self._unit_s(costs, reach, elements, within=within) for elements in self._units)
+        last_s = last_s + first_s if costs.job.model.tie_embeddings else last_s
+        return np.stack([np.zeros_like(block_s), first_s, last_s, first_s + last_s, block_s])
+
+    def _unit_s(self, costs: CostModel, reach: tuple[Kind, ...], elements: int, *, within: bool) -> Floats:
+        update_s: Floats = self._update_s * (elements / self._units[0])
         if self.holders < 2:
-            return self.update_s
-        num_bytes = self.block_gradient_bytes / 2
+            return update_s
+        num_bytes = float(elements * ELEMENT_BYTES[costs.job.train.precision])
         if within:
             own = [frozenset({(option.kind.node.id, option.tp)}) for option in self.options]
             halves = np.array([costs.half_exchange_s(members, self.holders, num_bytes) for members in own])
@@ -168,13 +169,13 @@ class Figures:
             moved = num_bytes * (1 - 1 / self.holders)
             crowd_s = [moved * option.per_node / costs.node_rate(option.kind.node.id) for option in self.options]
             halves = np.maximum(half_s, np.array(crowd_s) if costs.are_apart(nodes) else 0.0)
-        total: Floats = 2 * halves + self.update_s
+        total: Floats = 2 * halves + update_s
         return total
 
 
 _BY_OPTION = (
     *("size", "per_node", "kind", "block_s", "end_s", "capacity", "empty_bytes", "flight_bytes", "block_bytes"),
-    *("kept_bytes", "again_bytes", "host_blocks", "near_s", "update_s"),
+    *("kept_bytes", "again_bytes", "host_blocks", "near_s"),
 )
 _OF_LADDER = ("first_s", "first_bytes", "more_s", "more_bytes", "full_bytes")
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal_planner.choices import Choice, LayerFigures, Offload, Options, options, overrides
 from shoal_planner.costs import CostModel
-from shoal_planner.distinct import distinct
+from shoal_planner.dividing import divide
 from shoal_planner.loads import ReplicaLoad, replica_loads, segments
 from shoal_planner.memory import (
     ELEMENT_BYTES,
@@ -34,7 +34,6 @@ from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Stage
 # In whose mixes layers are divided, from the fastest to the smallest: counts of so few are found for all at once.
 _STEPS = (Choice(), Choice(offload="optimizer"), Choice(recompute="full", offload="optimizer"))
 _ENDS = 2  # embedding and head may be stages without a layer
-_BOUNDS = 12  # times of the slowest stage that are tried, from the least possible
 _LEAST_ROOM = 1e-3  # of a device's memory: whoever has none keeps this part of what the others do
 _MOST_SHARE = 1e6
 # Rounding of sums: what is chosen here leaves so much of a device free.
@@ -45,17 +44,22 @@ Where = tuple[int, int]  # pipeline and stage
 
 def eased(plan: Plan, costs: CostModel, may_pay: Callable[[Plan], bool]) -> Iterator[Plan]:
     """What can be made of the plan as it is and with ever fewer and longer pipelines, with micro-batches of its size
-    and of smaller ones; optimizer state shared evenly, or by free memory. None of them need fit. `may_pay` is asked
-    of devices and micro-batches, before their layers are divided."""
-    for smaller in (made for deeper in _deeper(plan) for made in _smaller(deeper)):
-        if not may_pay(smaller):
-            continue
-        by_room = shared_by_room(smaller, costs)
-        for shared in (smaller,) if by_room is smaller else (smaller, by_room):
-            for offload in (False, True):
-                made = relieved(shared, costs, offload=offload)
-                if made is not None:
-                    yield made
+    and of smaller ones; see `loosened`. `may_pay` is asked of devices and micro-batches, before their layers are
+    divided."""
+    for smaller in (made for deeper in _deeper(plan) for made in with_smaller(deeper)):
+        if may_pay(smaller):
+            yield from loosened(smaller, costs)
+
+
+def loosened(plan: Plan, costs: CostModel) -> Iterator[Plan]:
+    """With optimizer state shared evenly, and by free memory, on devices alone, and on hosts, too. None of them need
+    fit."""
+    by_room = shared_by_room(plan, costs)
+    for shared in (plan,) if by_room is plan else (plan, by_room):
+        for offload in (False, True):
+            made = relieved(shared, costs, offload=offload)
+            if made is not None:
+                yield made
 
 
 def _deeper(plan: Plan) -> Iterator[Plan]:
@@ -84,7 +88,7 @@ def _chained(here: Pipeline, there: Pipeline) -> Pipeline:
     return Pipeline(micro_batch=size, micro_batches=samples // size, stages=tuple(made))
 
 
-def _smaller(plan: Plan) -> Iterator[Plan]:
+def with_smaller(plan: Plan) -> Iterator[Plan]:
     """Micro-batches of the size that each pipeline has, of half of it and so on down to one sample, where stages have
     one replica."""
     yield plan
@@ -214,7 +218,8 @@ class _Relief:
             if times is None:
                 times = self._times()
             least = np.array([0 if s in (0, len(rows) - 1) else 1 for s in range(len(rows))])
-            counts = divide(times[rows], least, plan.num_layers, pipeline.micro_batches)
+            increasing = np.maximum.accumulate(times[rows], axis=1)
+            counts = divide(increasing, least, plan.num_layers, pipeline.micro_batches)
             if counts is None:
                 return None
             found[rows] = counts
@@ -317,35 +322,3 @@ def _few(found: Options, rows: int, times: int) -> Options:
         bytes=some(found.bytes),
         peak_bytes=some(found.peak_bytes),
     )
-
-
-def divide(times: Floats, least: Ints, layers: int, number: int) -> list[int] | None:
-    """Layers by stage, about with the least (number - 1) max_s t_s + sum_s t_s, `times` [S, L+1] being seconds by
-    number of layers, inf where they do not fit."""
-    times = np.maximum.accumulate(times, axis=1)
-    bounds = distinct(times[np.isfinite(times)])
-    rows = np.arange(len(times))
-
-    def limits(bound: float) -> Ints:
-        found: Ints = (times <= bound).sum(axis=1) - 1
-        return found
-
-    def enough(bound: float) -> bool:
-        most = limits(bound)
-        return bool((most >= least).all() and most.sum() >= layers)
-
-    low, high = 0, len(bounds)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(bounds[middle]) else (middle + 1, high)
-    best_s, best = np.inf, None
-    for bound in bounds[low : low + _BOUNDS]:
-        counts = limits(bound)
-        while counts.sum() > layers:
-            saved = np.where(counts > least, times[rows, counts] - times[rows, np.maximum(counts - 1, 0)], -1.0)
-            counts[int(saved.argmax())] -= 1
-        chosen = times[rows, counts]
-        seconds = (number - 1) * chosen.max() + chosen.sum()
-        if seconds < best_s:
-            best_s, best = seconds, counts
-    return None if best is None else [int(count) for count in best]

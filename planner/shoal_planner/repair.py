@@ -100,7 +100,7 @@ class Mender:
         if not self.kept:
             return []
         words = tuple(word_of(pipeline) for pipeline in self.kept)
-        common = Common(self.standing.num_pipelines, self.finisher.exchange_s(words), np.inf)
+        common = Common(self.standing.num_pipelines, self.finisher.reach(words), np.inf)
         clocks = ((pipeline, self._clock(pipeline, common)) for pipeline in self.kept)
         return [(pipeline, clock) for pipeline, clock in clocks if clock is not None]
 
@@ -278,7 +278,7 @@ class Mender:
         finisher, batch = self.finisher, self.finisher.batch
         if not slots or len(slots) > batch or self._num_devices(slots) < self.costs.job.limits.min_devices:
             return None
-        common = Common(len(slots), finisher.exchange_s(tuple(_word(slot) for slot in slots)), np.inf)
+        common = Common(len(slots), finisher.reach(tuple(_word(slot) for slot in slots)), np.inf)
         slots = tuple(self._stays(slot, common) for slot in slots)
         if not any(isinstance(slot, Pipeline) for slot in slots):
             return self._remade(tuple(_word(slot) for slot in slots))

@@ -7,7 +7,9 @@ Owns which clusters are searched, and the choice from what is found there; how o
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -33,8 +35,8 @@ from shoal_planner.replan import Replan, choose, explained
 from shoal_planner.reschedule import with_schedules
 from shoal_planner.rescue import RoomyCosts
 
-# Devices so many times slower than the fastest are also left out from the start: if they are but one in so many, or in
-# every combination where there is much to win.
+# Devices so many times slower than the fastest are also left out from the start: as far as they are but one in so many,
+# or in every combination where there is much to win.
 _MUCH_SLOWER, _FEW = 5, 8
 # So far above the least possible, plainer clusters are searched, too: that takes as long again, twice or three times.
 _FARTHER = 2.25
@@ -200,19 +202,19 @@ def _apart(costs: CostModel) -> Iterator[ClusterSnapshot]:
 
 
 def _simpler(costs: CostModel, search: Search) -> Iterator[tuple[ClusterSnapshot, bool]]:
-    """Clusters whose plans are plans of this one, and whether to look closely. Without the slowest type of devices and
-    without all types that are far slower than the fastest, if they are few or where there is much to win, so that one
+    """Clusters whose plans are plans of this one, and whether to look closely. Without the slowest types of devices as
+    far as they are few, and, where there is much to win, without all that are far slower than the fastest, so that one
     of them more never hides what is found without it. Where there is much to win also without each of these types and
     without ever more, and where there is most plainer clusters of what then is left."""
-    slow, few = _stragglers(costs)
+    slow, num_few = _stragglers(costs)
     far, farther = search.is_far(), search.is_far(_FARTHER)
 
     def without(names: Iterable[str]) -> ClusterSnapshot:
         return costs.snapshot.without(_of(names, costs))
 
-    closely = dict.fromkeys((slow[:1], slow)) if slow else {}
-    if far or few:
-        yield from ((without(names), True) for names in closely)
+    several = (slow[:1], slow[:num_few], slow) if far else (slow[: min(1, num_few)], slow[:num_few])
+    closely = dict.fromkeys(filter(None, several))
+    yield from ((without(names), True) for names in closely)
     if far:
         others = [(name,) for name in slow] + [slow[:count] for count in range(2, len(slow))]
         yield from ((without(names), False) for names in dict.fromkeys(others) if names not in closely)
@@ -220,15 +222,19 @@ def _simpler(costs: CostModel, search: Search) -> Iterator[tuple[ClusterSnapshot
         yield from ((plain, True) for plain in plainer(CostModel(costs.job, without(slow), costs.profile)))
 
 
-def _stragglers(costs: CostModel) -> tuple[tuple[str, ...], bool]:
-    """Types of devices that are far slower than the fastest, the slowest first, and whether they are few."""
+def _stragglers(costs: CostModel) -> tuple[tuple[str, ...], int]:
+    """Types of devices that are far slower than the fastest, the slowest first, and how many of these are few devices
+    together."""
     nodes = usable_nodes(costs.job, costs.snapshot)
     rate = {node.device_label: 1 / costs.part("block", node.id, 1, 1).total_s for node in nodes}
     slow = tuple(
         sorted((name for name in rate if rate[name] * _MUCH_SLOWER < max(rate.values())), key=lambda name: rate[name])
     )
-    num_slow = sum(node.devices for node in nodes if node.device_label in slow)
-    return slow, num_slow <= max(1, sum(node.devices for node in nodes) // _FEW)
+    number = Counter[str]()
+    for node in nodes:
+        number[node.device_label] += node.devices
+    reached = itertools.accumulate(number[name] for name in slow)
+    return slow, sum(count <= max(1, number.total() // _FEW) for count in reached)
 
 
 def _of(types: Iterable[str], costs: CostModel) -> list[str]:

@@ -12,13 +12,14 @@ import recount
 
 from shoal_planner.cluster import ClusterSnapshot, parse_cluster
 from shoal_planner.costs import CostModel
+from shoal_planner.dividing import divide
 from shoal_planner.errors import HostTooSmall, NoPlanFits
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.lending import lent
 from shoal_planner.loads import replica_loads, segments
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.profile import Profile
-from shoal_planner.relief import divide, eased, relieved, shared_by_room
+from shoal_planner.relief import eased, relieved, shared_by_room
 from shoal_planner.score import score, score_with
 from shoal_planner.search import plan
 
@@ -165,9 +166,15 @@ def test_the_same_devices_get_layers_and_mixes_anew() -> None:
 def test_layers_are_divided_for_the_slowest_stage_and_the_sum() -> None:
     inf = np.inf
     times = np.array([[0, 1, 2, 3, inf], [0, 2, 4, 6, 8.0]])
-    assert divide(times, np.array([0, 0]), 4, 1) == [3, 1]
-    assert divide(times, np.array([0, 0]), 4, 100) == [3, 1]
-    assert divide(times, np.array([0, 2]), 4, 1) == [2, 2]
+
+    def layers(least: list[int], number: int) -> list[int]:
+        found = divide(times, np.array(least), 4, number)
+        assert found is not None
+        return [int(count) for count in found]
+
+    assert layers([0, 0], 1) == [3, 1]
+    assert layers([0, 0], 100) == [3, 1]
+    assert layers([0, 2], 1) == [2, 2]
     assert divide(times[:1], np.array([0]), 4, 1) is None
 
 

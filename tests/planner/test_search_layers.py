@@ -15,12 +15,13 @@ from planner_ground import make_cluster, make_job
 
 from shoal_planner.again import Kinds, Mix, cheapest, kinds_of, marked
 from shoal_planner.costs import CostModel
-from shoal_planner.finish import _Stage, split_layers
+from shoal_planner.finish import Finisher, Unit, _Stage, split_layers
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import stage_bytes
 from shoal_planner.options import FIRST, LAST, MIDDLE, ONLY, Basis, Figures, group_kinds, options_of
 from shoal_planner.plan import Replica, Stage
 from shoal_planner.profile import Profile
+from shoal_planner.score import score_with
 from shoal_planner.templates import Sequence, as_table, first_sequences, hops_s, places, price
 
 
@@ -50,9 +51,7 @@ def stages(draw: st.DrawFn) -> _Stage:
         over=np.zeros(NUM_LAYERS + 1),
         again=Mix(np.maximum(0, counts - draw(st.integers(0, NUM_LAYERS))), np.minimum(counts, 1)),
         kinds=Kinds(1.0, 2.0, 1.0, 2.0),
-        exchanged=counts.astype(float),
-        update_s=0.0,
-        reach_s=float(draw(st.integers(0, 3))),
+        sync_s=counts * float(draw(st.integers(0, 3))),
         least=draw(st.integers(0, 1)),
     )
 
@@ -89,6 +88,26 @@ def test_the_layers_of_a_pipeline_are_what_trying_all_finds(
     assert found.again == tuple(stage.again.at(count) for stage, count in taken)
     assert found.sync_s == max(float(stage.sync_s[count]) for stage, count in taken) <= most_sync_s
     assert (number - 1) * found.period_s + found.fill_s == pytest.approx(best)
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("on", ["one node", "a node each"])
+def test_what_a_draft_says_of_the_exchange_is_what_it_takes(tie: bool, on: str) -> None:
+    """Small blocks and a large vocabulary: an end of the model is one exchange, however many blocks it outweighs."""
+    cluster = make_cluster(("n", "A100-80G", 2, 4), memory_mib={"A100-80G": 81920}, inter_gbit_per_s=10.0)
+    job = make_job(layers=12, batch=8, hidden=64, vocab=32000, tie=tie)
+    costs = CostModel(job, cluster, Profile())
+    first, second = (cluster.nodes[0].id, cluster.nodes[0 if on == "one node" else 1].id)
+    words = (
+        tuple(Unit(first, (device,)) for device in (0, 1)),
+        tuple(Unit(second, (device,)) for device in (2, 3)),
+    )
+    finisher = Finisher(costs, 0)
+    draft = finisher.draft(words)
+    assert draft is not None
+    prediction = score_with(finisher.plan(draft), costs).prediction
+    assert prediction is not None
+    assert draft.sync_s == pytest.approx(prediction.terms.gradient_s + prediction.terms.optimizer_s, rel=0.35 if tie else 0.05)
 
 
 # --- templates.price -------------------------------------------------------------------------------------------------

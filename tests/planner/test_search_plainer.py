@@ -109,3 +109,17 @@ def test_plans_of_a_plainer_cluster_take_no_longer_on_the_cluster() -> None:
 def test_where_larger_clusters_once_lost_a_plan(seed: int) -> None:
     tally = campaign.judge_larger(seed, changes=1)
     assert not tally.failures, tally.failures
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("slow", 645),  # as fast as most, beside nine devices whose best plan is proven
+        ("slow", 973),  # an idle device holds state: not the slow one
+        *(pytest.param("slow", seed, marks=pytest.mark.long) for seed in (867, 870)),
+        *(pytest.param("larger", seed, marks=pytest.mark.long) for seed in (74, 75, 97)),
+    ],
+)
+def test_where_a_better_cluster_once_lost_a_plan(name: str, seed: int) -> None:
+    tally = campaign.JUDGES[name](seed)
+    assert not tally.failures, tally.failures

@@ -1,0 +1,65 @@
+"""How many layers each stage of a pipeline gets.
+
+Owns the choice alone: what a stage takes for each number of layers, and how many fit, is known to whoever asks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal_planner.distinct import distinct
+from shoal_planner.options import Floats, Ints
+
+_BOUNDS = 12  # values of the slowest stage that are tried, from the smallest that is possible
+
+
+def divide(times: Floats, least: Ints, num_layers: int, number: int) -> Ints | None:
+    """Layers [S] with the least (number - 1) max_s t_s + sum_s t_s, of which each stage has at least `least` [S]; none
+    if too few fit. `times` [S, L+1] are seconds by number of layers, which never fall, inf where they do not fit.
+
+    The bottleneck is some stage with some number of layers; under each bound the cheapest layers are taken. Bounds from
+    the least possible one upwards are tried, as a higher one pays only by what the sum gains.
+    """
+    rows = np.arange(len(times))
+    # With so many of all times within a bound, the stages together hold enough layers.
+    enough = num_layers + len(times)
+    values = np.sort(times, axis=None)
+    lowest_s = max(values[enough - 1], times[rows, least].max()) if enough <= len(values) else np.inf
+    if not lowest_s < np.inf:
+        return None
+    tried = _bounds(values, lowest_s) if number > 1 else values[values < np.inf][-1:]
+    limits = (times <= tried[:, None, None]).sum(axis=2) - 1  # [K, S]
+    layers = _cheapest(times, limits, least, num_layers)
+    if not len(layers):
+        return None
+    chosen = times[rows, layers]
+    found: Ints = layers[int(np.argmin((number - 1) * chosen.max(axis=1) + chosen.sum(axis=1)))]
+    return found
+
+
+def _bounds(values: Floats, lowest_s: float) -> Floats:
+    """The first distinct ones from the lowest on, of sorted values."""
+    first, most = int(np.searchsorted(values, lowest_s)), _BOUNDS
+    while True:
+        found = distinct(values[first : first + most])
+        if len(found) >= _BOUNDS or first + most >= len(values):
+            return found[found < np.inf][:_BOUNDS]
+        most *= 2
+
+
+def _cheapest(times: Floats, limits: Ints, least: Ints, num_layers: int) -> Ints:
+    """[<=K, P]: layers within limits whose seconds add up to least, for those limits that allow enough. A stage's
+    marginal seconds hardly ever fall, so taking the cheapest next layer each time is as good as it gets."""
+    limits = limits[(limits >= least).all(axis=1) & (limits.sum(axis=1) >= num_layers)]
+    left = num_layers - int(least.sum())
+    if left < 0 or not len(limits):
+        return np.zeros((0, len(times)), dtype=np.int64)
+    most = int(limits.max())
+    with np.errstate(invalid="ignore"):
+        steps = np.diff(times[:, : most + 1], axis=1)
+    stage, place = np.divmod(np.argsort(steps, axis=None, kind="stable"), max(1, most))
+    free = (place >= least[stage]) & (place < limits[:, stage])
+    taken = free & (np.cumsum(free, axis=1) <= left)
+    of_stage = stage[:, None] == np.arange(len(times))
+    layers: Ints = least + (taken.astype(np.float64) @ of_stage.astype(np.float64)).astype(np.int64)
+    return layers
