@@ -26,6 +26,7 @@ from faults.ray_ground import RayGround
 from faults.references import Reference, reference
 from faults.stored import Stored, check_stored
 from faults.stores import Stores
+from servers import ProgramMissing
 from time_budget import ROOT, sources_of
 
 from shoal_planner.job import JobSpec
@@ -101,6 +102,8 @@ class Campaign:
             stored = grounds.stored(job, expected, played)
             line |= self._judged(drill, job, expected, played, stored)
             line |= {"seconds": time.monotonic() - prepared_s}
+        except ProgramMissing:
+            raise  # no drill could be played, and so none would ever be enough
         except Exception:  # whatever went wrong is this drill's result; the others go on
             line |= {"problems": [traceback.format_exc()], "seconds": time.monotonic() - began_s}
         if line["problems"]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from faults import campaign
 from faults.campaign import Campaign, summary
 from faults.drills import KINDS, Kind, Level, Moment, draw
 from faults.judging import Blow, judge
 from faults.playing import NO_GOAL
+from servers import ProgramMissing
 
 from shoal_planner.cluster import GIB, ClusterSnapshot, Node, snapshot_to_mapping
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, plan_to_mapping
@@ -61,6 +65,17 @@ def test_jobs_survive_hundreds_of_faults(pytestconfig: pytest.Config) -> None:
     is_all = found["faults_on_ray"] >= LEAST_FAULTS and found["drills"] >= LEAST_DRILLS
     assert is_all, "time was up: the same command goes on from there"
     assert not found["never_fell"]
+
+
+def test_nothing_is_drilled_where_the_store_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on for ever: as long as too few faults have fallen."""
+
+    def stores(_: Path) -> NoReturn:
+        raise ProgramMissing("no weed program")
+
+    monkeypatch.setattr(campaign, "Stores", stores)
+    with pytest.raises(ProgramMissing, match="no weed program"):
+        Campaign(tmp_path, print).run(range(17, 18), 300, None, math.inf)
 
 
 def test_no_drill_begins_that_would_not_end_in_time(tmp_path: Path) -> None:

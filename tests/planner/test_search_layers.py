@@ -107,7 +107,9 @@ def test_what_a_draft_says_of_the_exchange_is_what_it_takes(tie: bool, on: str) 
     assert draft is not None
     prediction = score_with(finisher.plan(draft), costs).prediction
     assert prediction is not None
-    assert draft.sync_s == pytest.approx(prediction.terms.gradient_s + prediction.terms.optimizer_s, rel=0.35 if tie else 0.05)
+    assert draft.sync_s == pytest.approx(
+        prediction.terms.gradient_s + prediction.terms.optimizer_s, rel=0.35 if tie else 0.05
+    )
 
 
 # --- templates.price -------------------------------------------------------------------------------------------------
