@@ -21,6 +21,7 @@ from shoal_planner.exact import MOST_DEVICES, is_proven, num_devices, search_exa
 from shoal_planner.finish import Draft, Finisher, Word
 from shoal_planner.halving import halve
 from shoal_planner.improve import Improver
+from shoal_planner.node_teams import try_node_teams
 from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.parts import least_s
 from shoal_planner.plainer import ever_fewer, plainer
@@ -97,6 +98,7 @@ class Search:
             return
         if not self.mended or num_devices(self.costs) <= _TEAMS_AGAIN:
             try_teams(self.costs, self.copies, self.best_s(), self.consider)
+            try_node_teams(self.costs, self.copies, self.best_s(), self.consider)
         if thorough and fits and previous is None and not is_proven(self.costs) and self.is_far(_RATHER_FAR):
             self._try_teams_on_plainer()
         if not fits:

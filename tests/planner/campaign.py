@@ -136,7 +136,8 @@ def _wider(found: PlanResult | None, *, one_replica: bool) -> bool:
     assert found is not None
     stages = [stage for pipeline in found.plan.pipelines for stage in pipeline.stages]
     return (
-        any(stage.overrides or stage.recompute == "selective" for stage in stages)
+        found.plan.sharding.gradients != "none"
+        or any(stage.overrides or stage.recompute == "selective" for stage in stages)
         or any(replica.state_share != 1 or not replica.samples for stage in stages for replica in stage.replicas)
         or (one_replica and any(len(stage.replicas) > 1 for stage in stages))
     )
