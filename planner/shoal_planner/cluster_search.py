@@ -46,7 +46,7 @@ _QUICKLY = 5  # so many times fewer where plans are merely compared
 _EASED_TRIES, _EASED_DEVICES, _ROOMY = 150, 3000, 3.0
 # From so far on, what is found on parts of the cluster is a start, too: no node must hide what the others can do.
 _FAR, _RATHER_FAR, _MOST_KINDS = 1.6, 1.5, 12
-_LESS_FAR, _LESS_ROOM = 1.2, (0.95, 0.85)
+_LESS_ROOM = (0.95, 0.85)
 _BEYOND = 1.15  # unless what such a part could do at best is not so far below what is known
 _FEW_DEVICES = 16  # on no more than these a round is soon followed by steps that find the same
 # So many devices such parts may have together, and plainer clusters: that bounds how long it takes to look at them.
@@ -143,7 +143,7 @@ class Search:
                 self._try_fewer()
             if thorough and self.is_far() and not self.is_spoilt_by_copies():
                 self._try_parts(nodes)
-            if thorough and self.scored and self.is_far(_LESS_FAR):
+            if thorough and self.scored and self.is_far():
                 self._try_less_room()
             self._improve(nodes, 1 if thorough else _QUICKLY)
         elif thorough and self.scored and self.late():
