@@ -153,19 +153,19 @@ class Sharing:
         return gradient.copy_(gradient.to(self._live.dtype))
 
     def _add(self, routes: UnitRoutes, arrivals: _Arrivals) -> None:
-        """Sums in the order of ranks, this one's own contribution in its place. Where that comes first, or second of
-        two (a sum of two has no order), it is already where the sum belongs."""
+        """Sums in the order of ranks, this one's own contribution in its place. A sum of two has no order: where
+        no two come before it, it is already where the sum belongs."""
         came = list(arrivals)
-        first = [parts for source, parts in came if source < self._exchange.rank]
-        if first and len(came) > 1:
+        before = [parts for source, parts in came if source < self._exchange.rank]
+        if len(before) > 1:
             spans = joined(span for message in routes.receives for span in message.spans)
             total = FlatBuffer(spans, torch.float32, self._live.device)
-            for parts in first:
+            for parts in before:
                 for span, part in parts:
                     total.view(span).add_(part)
             for span in spans:
-                self._live.gradient(span).copy_(total.view(span).add_(self._live.gradient(span)))
-            came = came[len(first) :]
+                self._live.gradient(span).add_(total.view(span))
+            came = came[len(before) :]
         for _, parts in came:
             for span, part in parts:
                 self._live.gradient(span).add_(part)
