@@ -42,7 +42,7 @@ class DeviceType:
     """`efficiency` is the share of the peak that large matrix products reach, or, where `efficiency_stated` in the
     cluster file, the share that this job reaches. `threads` is None unless it is a CPU; `kernel_s` is what the start of
     a kernel costs, `passes` how often activations cross memory, over what `compute` counts. `link_bytes_per_s` and
-    `node_sizes` tell of usual nodes, to help describe a cluster: no cost rests on them."""
+    `node_sizes` tell of usual nodes: no cost rests on them where a cluster says what it has."""
 
     name: str
     memory_bytes: int

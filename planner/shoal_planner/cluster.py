@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shoal_planner.datasheets import DATASHEETS
+from shoal_planner.datasheets import DATASHEETS, usual_link_bytes_per_s
 from shoal_planner.errors import InvalidField
 from shoal_planner.ranges import Range, check_range, check_ranges
 from shoal_planner.strict import check_document, check_known, number, read
@@ -213,7 +213,7 @@ class NodeEntry:
     device: str
     devices: int = 1
     count: int = 1
-    intra_gb_per_s: float = 10.0
+    intra_gb_per_s: float | None = None
     inter_gbit_per_s: float = 10.0
     zone: str = "default"
     host: str | None = None
@@ -232,6 +232,7 @@ class NodeEntry:
             raise InvalidField("preemptions_per_hour", self.preemptions_per_hour, "is only for nodes with spot: true")
 
     def nodes(self, overrides: Iterable[DeviceOverride]) -> tuple[Node, ...]:
+        intra = None if self.intra_gb_per_s is None else self.intra_gb_per_s * 1e9
         host_gib = self.host_memory_gib
         if host_gib is None:
             host_gib = _usual_host_gib(self.device, self.devices, overrides)
@@ -242,7 +243,7 @@ class NodeEntry:
                 devices=self.devices,
                 host_memory_bytes=int(host_gib * GIB),
                 disk_bytes=int(self.disk_gib * GIB),
-                intra_bytes_per_s=self.intra_gb_per_s * 1e9,
+                intra_bytes_per_s=usual_link_bytes_per_s(self.device) if intra is None else intra,
                 inter_bytes_per_s=self.inter_gbit_per_s * 1e9 / 8,
                 device_group=self.device_group,
                 group_bytes_per_s=None if self.group_gb_per_s is None else self.group_gb_per_s * 1e9,

@@ -10,7 +10,7 @@ NODES: Mapping[str, str] = {
     "device": "A device type of the catalogue, or one of `devices`.",
     "devices": "How many devices each node has.",
     "count": "How many such nodes there are.",
-    "intra_gb_per_s": "Gigabytes per second between devices of one node.",
+    "intra_gb_per_s": "Gigabytes per second between devices of one node; by default what such devices have.",
     "inter_gbit_per_s": "Gigabits per second of each network interface.",
     "zone": "Nodes of one zone may fail together.",
     "host": "Shapes with one host are parts of the same machines, HOST-0, HOST-1 and so on, each with its own devices.",

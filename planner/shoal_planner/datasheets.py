@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PCIE3, PCIE4, PCIE5 = 15.8, 31.5, 63.0
+BUS_BYTES_PER_S = 10e9  # where a bus is shared, and all bytes pass through the host
 
 
 class Datasheet(NamedTuple):
@@ -88,3 +89,10 @@ DATASHEETS: dict[str, Datasheet] = {
     "MI325X": Datasheet(256, 163.4, 653.7, 1307.4, 1307.4, 6000, 0.4, 448, (8,), "AMD Instinct MI325X datasheet"),
 }
 # fmt: on
+
+
+def usual_link_bytes_per_s(device: str) -> float:
+    """Between devices of a node of which nobody said: the device's own links where it has such, else what usually is
+    left of a bus."""
+    sheet = DATASHEETS.get(device)
+    return BUS_BYTES_PER_S if sheet is None or sheet.link_gb_per_s <= PCIE5 else sheet.link_gb_per_s * 1e9

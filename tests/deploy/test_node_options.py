@@ -109,6 +109,9 @@ def test_what_is_said_goes_before_what_is_asked() -> None:
         0.4,
         2,
     )
+    assert node.intra_bytes_per_s == 10e9, "what a bus leaves"
+    nvlink = node_of({"NodeID": "0" * 56}, {"shoal.io/device": "H100-80G"})
+    assert nvlink.intra_bytes_per_s == 450e9, "of the datasheet"
     assert labels_for(settings(), "host", 8, nowhere) == {}, "a head that computes nothing is no node of ours"
     half = labels_for(settings(device="T4", zone="rack"), "host", 1, lambda: Place(zone="z", spot=True))
     assert (half["zone"], half["spot"]) == ("rack", "true")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal_planner.catalogue import CATALOGUE, CPU_KERNEL_S, device_type
-from shoal_planner.cluster import GIB, DeviceOverride
+from shoal_planner.cluster import GIB, DeviceOverride, parse_cluster
 from shoal_planner.datasheets import DATASHEETS
 from shoal_planner.errors import InvalidField
 
@@ -86,3 +86,13 @@ def test_what_a_cluster_file_states_is_marked() -> None:
     new = device_type("mine", [DeviceOverride(name="mine", memory_bytes=GIB, tflops_fp32=1.0, threads=2)])
     assert (new.kernel_s, new.efficiency_stated) == (CPU_KERNEL_S, False)
     assert CATALOGUE["cpu-2t"].kernel_s == CPU_KERNEL_S
+
+
+@pytest.mark.parametrize(
+    ("device", "link_bytes_per_s"), [("H100-80G", 450e9), ("V100-16G", 150e9), ("L40S", 10e9), ("cpu-1t", 10e9)]
+)
+def test_nodes_of_which_nothing_is_said_have_the_links_of_their_devices(device: str, link_bytes_per_s: float) -> None:
+    (node,) = parse_cluster({"nodes": [{"name": "n", "device": device}]}).nodes
+    assert node.intra_bytes_per_s == link_bytes_per_s
+    (stated,) = parse_cluster({"nodes": [{"name": "n", "device": device, "intra_gb_per_s": 7}]}).nodes
+    assert stated.intra_bytes_per_s == 7e9

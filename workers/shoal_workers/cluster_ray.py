@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal_planner.cluster import ClusterSnapshot, Node, snapshot_from_mapping, snapshot_to_mapping
 from shoal_planner.code_spec import NO_CODE, CodeSpec
+from shoal_planner.datasheets import usual_link_bytes_per_s
 from shoal_planner.errors import InvalidField
 from shoal_planner.rented_pools import pool_of
 from shoal_planner.strict import hints_of
@@ -270,7 +271,7 @@ def node_of(entry: dict[str, Any], labels: dict[str, str]) -> Node:
         "id": _id_of(entry, labels),
         "devices": 1,
         "host_memory_bytes": int(resources.get("memory", 0)),
-        "intra_bytes_per_s": _DEFAULT_BYTES_PER_S,
+        "intra_bytes_per_s": usual_link_bytes_per_s(labels.get(_label("device"), "")),
         "inter_bytes_per_s": _DEFAULT_BYTES_PER_S,
     }
     if zone := labels.get("ray.io/availability-zone"):

@@ -8,7 +8,9 @@ shoal.io/devices: {{ include "shoal.plain" (default 1 $node.devices) | quote }}
 shoal.io/spot: {{ default false .spot | quote }}
 shoal.io/zone: {{ default "default" $node.zone | quote }}
 shoal.io/price-per-hour: {{ include "shoal.plain" (default 0 $node.price_per_hour) | quote }}
-shoal.io/intra-bytes-per-s: {{ mulf (default 10 $node.intra_gb_per_s) 1e9 | printf "%.0f" | quote }}
+{{- with $node.intra_gb_per_s }}
+shoal.io/intra-bytes-per-s: {{ mulf . 1e9 | printf "%.0f" | quote }}
+{{- end }}
 shoal.io/inter-bytes-per-s: {{ mulf (default 10 $node.inter_gbit_per_s) 125e6 | printf "%.0f" | quote }}
 shoal.io/disk-bytes: {{ mulf (default 100 $node.disk_gib) 1073741824 | printf "%.0f" | quote }}
 {{- with $node.host_memory_gib }}
