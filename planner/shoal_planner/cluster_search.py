@@ -98,7 +98,7 @@ class Search:
             return
         if not self.mended or num_devices(self.costs) <= _TEAMS_AGAIN:
             try_teams(self.costs, self.copies, self.best_s(), self.consider)
-            try_node_teams(self.costs, self.copies, self.best_s(), self.consider)
+            try_node_teams(self.costs, self.copies, self.best_s(), self._consider_closely)
         if thorough and fits and previous is None and not is_proven(self.costs) and self.is_far(_RATHER_FAR):
             self._try_teams_on_plainer()
         if not fits:
@@ -328,6 +328,14 @@ class Search:
                 self.refusal = error
             return float("inf")
         self.scored[scored.plan_id] = scored
+        return step_s(scored)
+
+    def _consider_closely(self, made: Plan) -> float:
+        """For those whose seconds say little before it is known what overlaps."""
+        scored = self.scored_or_none(made)
+        if scored is None:
+            return math.inf
+        self.finalists.add(scored.plan_id)
         return step_s(scored)
 
     def scored_or_none(self, made: Plan) -> Plan | None:

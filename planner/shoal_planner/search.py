@@ -188,10 +188,12 @@ def _look_at(others: ClusterSnapshot, search: Search, *, thorough: bool) -> None
     simple = Search(CostModel(costs.job, others, costs.profile), fewer, search.late, search.known)
     simple.look(thorough=thorough)
     search.truncated = search.truncated or simple.truncated
-    here = [dataclasses.replace(found, copies=search.copies) for found in simple.best(len(simple.scored))]
-    for found in here:
-        search.consider(found)
-    search.finalists.update(found.plan_id for found in here[:_FINALISTS])
+    closely = simple.finalists.union(found.plan_id for found in simple.best(_FINALISTS))
+    for found in simple.best(len(simple.scored)):
+        here = dataclasses.replace(found, copies=search.copies)
+        search.consider(here)
+        if found.plan_id in closely:
+            search.finalists.add(here.plan_id)
 
 
 def _apart(costs: CostModel) -> Iterator[ClusterSnapshot]:

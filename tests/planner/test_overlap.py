@@ -28,7 +28,7 @@ from shoal_planner.search import plan, step_s
 from shoal_planner.simulate import simulate
 
 JOB = make_job(layers=8, batch=16, hidden=1024, seq_len=1024, precision="bf16", copies=0)
-GPUS = make_cluster(("n", "A100-80G", 2, 2), memory_mib={})
+GPUS = make_cluster(("n", "A100-80G", 2, 2), memory_mib={}, intra_gb_per_s=10.0)
 
 
 def slow(cluster: ClusterSnapshot, *, inside: float = 1.0, between: float = 1.0) -> ClusterSnapshot:

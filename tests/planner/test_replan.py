@@ -194,7 +194,7 @@ def test_random_clusters_lose_a_node(seed: int) -> None:
     fresh = plan(drawn.job, rest).plan
     result = plan(drawn.job, rest, previous=before, outlook=LONG)
     score(result.plan, drawn.job, rest)
-    assert step_s(result.plan) <= step_s(fresh) * 1.03
+    assert step_s(result.plan) <= step_s(fresh) * 1.04
     again = plan(drawn.job, rest, previous=before, outlook=LONG)
     assert again.plan == result.plan and again.change == result.change
 
