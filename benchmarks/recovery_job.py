@@ -33,6 +33,7 @@ from shoal_recovery.shard_map import shard_map
 
 STORE_BYTES_PER_S = 400e6 / 8
 _STEPS_BETWEEN = 12  # of each plan before the next blow: what a change of plan sets going has come to rest
+_WATCHED = 40  # of survivors: a checkpoint that was on its way takes 4 s of the same cores, 25 steps
 _EVERY = 300  # steps, over nodes, between checkpoints: on many nodes of one machine steps are long
 _LIMIT_S = 180.0
 _MEMORY_DIR = Path("/dev/shm")
@@ -137,7 +138,7 @@ class TrainingJob:
             began_s = self._shoal.kill(*gone)
         first = self._until(lambda event: event["kind"] == "step_done" and event["epoch"] > epoch)
         recovery = self._until(_recovered(lambda event: event["epoch"] > epoch), again=True)
-        self._rest()
+        self._rest(_WATCHED)
         later = [event for event in self._steps(recovery["epoch"]) if event["step"] > first["step"]]
         return Blow(
             node=" ".join(gone),
@@ -217,10 +218,10 @@ class TrainingJob:
     def _steps(self, epoch: int) -> list[dict[str, Any]]:
         return [event for event in self._events if event["kind"] == "step_done" and event["epoch"] == epoch]
 
-    def _rest(self) -> None:
+    def _rest(self, num_steps: int = _STEPS_BETWEEN) -> None:
         """Until the plan that runs has made some steps."""
         epoch = self._epoch()
-        for _ in range(_STEPS_BETWEEN):
+        for _ in range(num_steps):
             self._until(lambda event: event["kind"] == "step_done" and event["epoch"] >= epoch)
 
     def _adopted(self) -> dict[str, Any]:
