@@ -35,12 +35,13 @@ from benchmarks.reporting import answer
 TRACE = Path(__file__).parents[2] / "shared" / "traces" / "sky_preem_4node_aws08032023_us-east-2a_v100_1.csv"
 BEGIN_S, END_S = 90_000.0, 150_000.0
 _STEADY_S = 15.0
+_BATCH = 2 * NUM_WORKERS  # samples that one, two and three nodes share out evenly
 
 
 def job(seq_len: int) -> dict[str, Any]:
-    """Each worker has a sample of a step while all are there. The state is 12 bytes a parameter, whatever a step takes:
-    so long samples are what training has, and short ones favour whoever keeps nothing."""
-    return {**JOB, "train": {**JOB["train"], "global_batch": NUM_WORKERS, "seq_len": seq_len}}
+    """The state is 12 bytes a parameter, whatever a step takes: so long samples are what training has, and short ones
+    favour whoever keeps nothing."""
+    return {**JOB, "train": {**JOB["train"], "global_batch": _BATCH, "seq_len": seq_len}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +156,7 @@ class _Shoal:
         self._job.bring_back(self._gone.pop(0))
 
     def samples(self) -> int:
-        return self._job.step() * NUM_WORKERS
+        return self._job.step() * _BATCH
 
 
 @contextmanager
@@ -166,13 +167,13 @@ def _shoal(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
 
 @contextmanager
 def _torchft(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
-    with Torchft(folder / "torchft", job, batch=NUM_WORKERS) as peer:
+    with Torchft(folder / "torchft", job, batch=_BATCH) as peer:
         yield peer
 
 
 @contextmanager
 def _ray_train(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
-    with RayTrain(folder / "ray_train", job, elastic=True, least=1, batch=NUM_WORKERS) as peer:
+    with RayTrain(folder / "ray_train", job, elastic=True, least=1, batch=_BATCH) as peer:
         yield peer
 
 
