@@ -224,7 +224,7 @@ def _simpler(costs: CostModel, search: Search) -> Iterator[tuple[ClusterSnapshot
 
 
 def _combinations(types: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """What is left out together: whatever that is, the slowest type may be left out beside it. All combinations of a few
+    """What is left out together; whatever that is, the slowest type may be left out, too. All combinations of a few
     types; of more, the slowest ones and at most one other."""
     if len(types) <= _ALL_OF:
         counts = range(1, len(types) + 1)
