@@ -37,11 +37,12 @@ from shoal_planner.ways import Ways, ground_of, ways_of
 
 # Where the best so far takes so many times the least possible, so many sets of pipelines are tried step by step, on up
 # to so many devices.
-_TRIES, _TRIED_ON = ((1.6, 300), (1.35, 100)), 80
+_TRIES, _TRIED_ON = ((1.6, 1200), (1.35, 400)), 80
 _NEAR, _NEAR_TRIES, _NEAR_ON = 1.25, 100, 48  # where it takes less, so many on up to so many devices
-_FEWEST_TRIES, _TRIES_DEVICES = 100, 7200  # fewer where each takes longer
+_FEWEST_TRIES, _TRIES_DEVICES = 400, 28800  # fewer where each takes longer
+_HOPELESS = 1.25  # sets whose drafts take so many times the best so far are not looked at more closely
 _PATIENCE = 40  # tries from one of them in a row without success
-_QUICKLY = 5  # so many times fewer where plans are merely compared
+_QUICKLY, _HURRIED = 8, 2  # so many times fewer where plans are merely compared, and where a job waits
 # Where plans have to be eased, which takes longer; as if there were so much memory.
 _EASED_TRIES, _EASED_DEVICES, _ROOMY = 150, 3000, 3.0
 # From so far on, what is found on parts of the cluster is a start, too: no node must hide what the others can do.
@@ -91,7 +92,7 @@ class Search:
             self.run(thorough=thorough)
         elif not self.mended:
             mended, self.scored = self.scored, {}  # what is known would make the search give up other ways early
-            self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN)
+            self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN, part=_HURRIED)
             self.scored = mended | self.scored
         fits = bool(self.scored)
         if self.is_spoilt_by_copies():
@@ -124,9 +125,9 @@ class Search:
         lacking = not self.scored and isinstance(self.refusal, HostTooSmall)
         return may_be_fewer and lacking and num_devices(self.costs) > MOST_DEVICES
 
-    def run(self, *, thorough: bool = True) -> None:
+    def run(self, *, thorough: bool = True, part: int = _QUICKLY) -> None:
         """All rounds are scouted, fewer explored, and the best ones followed to plans; those are bettered step by step,
-        or what is best on a small cluster is proven."""
+        or what is best on a small cluster is proven. Unless `thorough`, that takes a `part` of the steps."""
         nodes = usable_nodes(self.costs.job, self.costs.snapshot)
         # Other schedules are tried on what was found, so for them one good plan is not enough.
         to_prove = thorough and is_proven(self.costs) and self.costs.job.train.schedule == "1f1b"
@@ -145,7 +146,7 @@ class Search:
                 self._try_parts(nodes)
             if thorough and self.scored and self.is_far():
                 self._try_less_room()
-            self._improve(nodes, 1 if thorough else _QUICKLY)
+            self._improve(nodes, 1 if thorough else part)
         elif thorough and self.scored and self.late():
             self.truncated = True
         elif thorough:
@@ -311,7 +312,9 @@ class Search:
 
     def _judged(self, words: tuple[Word, ...]) -> float:
         draft = self._finisher.draft(words) if self._enough_devices(words) else None
-        return float("inf") if draft is None else self.consider(self._finisher.plan(draft))
+        if draft is None or draft.seconds > self.best_s() * _HOPELESS:
+            return math.inf if draft is None else draft.seconds
+        return self.consider(self._finisher.plan(draft))
 
     def mend(self, running: Plan) -> bool:
         """Looks at the running plan and at what can be made of it; whether no search is needed."""

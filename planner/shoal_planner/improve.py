@@ -15,15 +15,17 @@ from shoal_planner.finish import Word
 from shoal_planner.ways import Ground, Place, Way, Ways, words_of
 from shoal_planner.ways_steps import steps
 
+_UNFIT = 1 / 4  # of a try: what does not fit is soon known not to
+
 
 class Improver:
     """Descents on one cluster, `judge` saying what sets of pipelines take; every set is judged once."""
 
     def __init__(self, ground: Ground, judge: Callable[[tuple[Word, ...]], float], tries: int, patience: int) -> None:
-        """At most so many tries. Once so many in a row brought nothing better, a set is given up with what came of it,
-        and the next best goes on."""
+        """At most so many tries; one that does not fit counts as a part of one. Once so many in a row brought nothing
+        better, a set is given up with what came of it, and the next best goes on."""
         self.ground = ground
-        self.left = tries
+        self.left: float = tries
         self._patience, self._idle, self._best_s = patience, 0, math.inf
         self._judge = judge
         self._known: set[object] = set()
@@ -48,8 +50,8 @@ class Improver:
 
     def _reach(self, ways: Ways) -> None:
         if self.ground.named(ways) not in self._known:
-            self.left -= 1
             seconds = self._judge(words_of(ways))
+            self.left -= 1 if math.isfinite(seconds) else _UNFIT
             self._idle = 0 if seconds < self._best_s else self._idle + 1
             self._add(seconds, ways)
 

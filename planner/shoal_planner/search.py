@@ -37,7 +37,7 @@ from shoal_planner.rescue import RoomyCosts
 
 # Devices so many times slower than the fastest are also left out from the start: as far as they are but one in so many,
 # or in every combination where there is much to win.
-_MUCH_SLOWER, _FEW = 5, 8
+_MUCH_SLOWER, _FEW, _ALL_OF = 5, 8, 3
 # So far above the least possible, plainer clusters are searched, too: that takes as long again, twice or three times.
 _FARTHER = 2.25
 _FINALISTS = 5  # plans that are shown, and looked at more closely
@@ -205,23 +205,33 @@ def _apart(costs: CostModel) -> Iterator[ClusterSnapshot]:
 
 def _simpler(costs: CostModel, search: Search) -> Iterator[tuple[ClusterSnapshot, bool]]:
     """Clusters whose plans are plans of this one, and whether to look closely. Without the slowest types of devices as
-    far as they are few, and, where there is much to win, without all that are far slower than the fastest, so that one
-    of them more never hides what is found without it. Where there is much to win also without each of these types and
-    without ever more, and where there is most plainer clusters of what then is left."""
+    far as they are few, and, where there is much to win, without ever more of those that are far slower than the
+    fastest, so that one of them more never hides what is found without it. Where there is much to win also without
+    others of these types, and where there is most plainer clusters of what then is left."""
     slow, num_few = _stragglers(costs)
     far, farther = search.is_far(), search.is_far(_FARTHER)
 
     def without(names: Iterable[str]) -> ClusterSnapshot:
         return costs.snapshot.without(_of(names, costs))
 
-    several = (slow[:1], slow[:num_few], slow) if far else (slow[: min(1, num_few)], slow[:num_few])
+    several = [slow[:count] for count in range(1, len(slow) + 1)] if far else [slow[: min(1, num_few)], slow[:num_few]]
     closely = dict.fromkeys(filter(None, several))
     yield from ((without(names), True) for names in closely)
     if far:
-        others = [(name,) for name in slow] + [slow[:count] for count in range(2, len(slow))]
-        yield from ((without(names), False) for names in dict.fromkeys(others) if names not in closely)
+        yield from ((without(names), False) for names in _combinations(slow) if names not in closely)
     if farther:
         yield from ((plain, True) for plain in plainer(CostModel(costs.job, without(slow), costs.profile)))
+
+
+def _combinations(types: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """What is left out together; whatever that is, the slowest type may be left out, too. All combinations of a few
+    types; of more, the slowest ones and at most one other."""
+    if len(types) <= _ALL_OF:
+        counts = range(1, len(types) + 1)
+        yield from itertools.chain.from_iterable(itertools.combinations(types, count) for count in counts)
+        return
+    for count in range(len(types)):
+        yield from ((*types[:count], one) for one in types[count:])
 
 
 def _stragglers(costs: CostModel) -> tuple[tuple[str, ...], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,6 +44,7 @@ def logs_as_before() -> Iterator[None]:
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind: who asks for it, or for `app` or `api`, runs on both."""
     if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("migrated_file"), tmp_path / "shoal.db")
         return f"sqlite:///{tmp_path / 'shoal.db'}"
     server: RunningPostgres = request.getfixturevalue("postgres")
     return server.new_database(request.getfixturevalue("migrated"))
@@ -59,14 +61,25 @@ def postgres() -> Iterator[RunningPostgres]:
 def migrated(postgres: RunningPostgres) -> str:
     """The name of a database with all tables, of which others are copies."""
     url = postgres.new_database()
+    _migrate(url)
+    return url.rpartition("/")[2]
 
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of SQLite."""
+    path = tmp_path_factory.mktemp("migrated") / "shoal.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+def _migrate(url: str) -> None:
     async def migrate() -> None:
         database = Database(url)
         await database.migrate()
         await database.close()
 
     asyncio.run(migrate())
-    return url.rpartition("/")[2]
 
 
 @pytest.fixture
