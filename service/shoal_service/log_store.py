@@ -155,7 +155,8 @@ async def read(session: AsyncSession, row: LogRow, wanted: Wanted, line: int, li
         query = _where(_chunks(row.job_id), wanted).where(LogChunkRow.first_line >= position)
         chunks = (await session.scalars(query.order_by(LogChunkRow.first_line).limit(_AT_ONCE))).all()
         if not chunks:
-            return Page(lines=tuple(taken), next_line=max(line, row.next_line), more=False)
+            # `row` was read before: what came meanwhile has been taken, too.
+            return Page(lines=tuple(taken), next_line=max(line, row.next_line, position), more=False)
         for chunk in chunks:
             opened += chunk.num_bytes
             hits = await asyncio.to_thread(found, chunk.content, wanted)

@@ -17,8 +17,9 @@ from shoal_recovery.journal import ClusterEntered, Entry
 from shoal_service import log_store
 from shoal_service.database import Database
 from shoal_service.jobs import rfc3339
-from shoal_service.log_chunks import CHUNK_BYTES, Wanted
+from shoal_service.log_chunks import CHUNK_BYTES, Line, Wanted
 from shoal_service.log_retention import forget_old
+from shoal_service.log_store import Brought
 from shoal_service.models import JobRow
 
 BASE_S = 1_800_000_000.0
@@ -158,18 +159,38 @@ def test_old_lines_are_gone_with_a_reason(database_url: str, api: httpx.Client, 
 async def test_of_a_job_that_prints_too_much_the_newest_is_kept(database_url: str, api: httpx.Client, job: str) -> None:
     database = Database(database_url)
     lines = [(n, "z" * 1000) for n in range(1, 3001)]
-    from shoal_service.log_chunks import Line
-    from shoal_service.log_store import Brought, append
-
     made = tuple((n, Line(at_s=n, level="info", attempt=1, rank=0, node="a", text=text)) for n, text in lines)
     async with database.write() as session:
-        assert await append(session, job, [Brought(source="a@1", lines=made)], 2**20)
+        assert await log_store.append(session, job, [Brought(source="a@1", lines=made)], 2**20)
     async with database.read() as session:
         kept = await log_store.get(session, job)
         assert kept is not None and kept.forgotten is not None
         assert 2**20 - CHUNK_BYTES < kept.num_bytes <= 2**20 and kept.next_line == 3001
         page = await log_store.read(session, kept, Wanted(), kept.first_line, 5000)
     assert [number for number, _ in page.lines] == list(range(kept.first_line, 3001))
+    await database.close()
+
+
+async def test_lines_that_come_while_one_reads_are_read_once(database_url: str, api: httpx.Client, job: str) -> None:
+    """How many there are is known before they are read."""
+    database = Database(database_url)
+
+    async def append(number: int) -> None:
+        line = Line(at_s=number, level="info", attempt=1, rank=0, node="a", text=f"line {number}")
+        async with database.write() as session:
+            assert await log_store.append(session, job, [Brought(source="a@1", lines=((number, line),))], 2**20)
+
+    await append(1)
+    async with database.read() as session:
+        known = await log_store.get(session, job)
+        assert known is not None
+        session.expunge(known)
+    await append(2)
+    async with database.read() as session:
+        page = await log_store.read(session, known, Wanted(), 1, 500)
+        assert [number for number, _ in page.lines] == [1, 2]
+        following = await log_store.read(session, known, Wanted(), page.next_line, 500)
+    assert following.lines == () and following.next_line == 3
     await database.close()
 
 
