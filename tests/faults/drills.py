@@ -69,10 +69,10 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, int]]] = {
 }
 _DRILLS_IN_A_ROW = 4  # on the same nodes, which they reuse
 _PROCESSES_EVERY = 5  # all other drills are on Ray
-# Of each job. Where nothing else runs, some 13 faults fall among processes and 8 to 12 on Ray, where a node needs
+# Of each job. Where nothing else runs, some 13 faults fall among processes and 9 to 11 on Ray, where a node needs
 # seconds to come back.
-STEPS: Mapping[Level, int] = {"processes": 140, "ray": 600}
-_FALL: Mapping[Level, int] = {"processes": 13, "ray": 8}
+STEPS: Mapping[Level, int] = {"processes": 260, "ray": 400}
+_FALL: Mapping[Level, int] = {"processes": 13, "ray": 9}
 _MOST: Mapping[Level, int] = {"processes": 36, "ray": 12}
 
 # Without a second device that has it, all of a node's state is with that node and its backup: what takes both of them
