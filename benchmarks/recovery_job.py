@@ -166,6 +166,10 @@ class TrainingJob:
         """The newest step that is done and has not been rolled back."""
         return int(self._client.get(self._id)["status"]["step"])
 
+    def num_computing(self) -> int:
+        """Nodes in the plan that the job runs by now."""
+        return len(_nodes(self._client.plan(self._id)))
+
     def _owned_bytes(self, nodes: Sequence[str]) -> int:
         """Of the state in snapshots, what the plan has on these nodes."""
         ranks = shard_map(parse_plan(self._adopted()["plan"]), parse_job(JOB).model).ranks

@@ -104,6 +104,10 @@ class _Peer(abc.ABC):
         sizes = {step.step: step.size for step in steps}
         return sum(size for step, size in sizes.items() if step <= steps[-1].step) * self._batch // NUM_WORKERS
 
+    def num_computing(self) -> int:
+        """Workers of the newest step."""
+        return read_steps(self._steps)[-1].size
+
     def _running(self, command: Sequence[object], log: str) -> subprocess.Popen[str]:
         return self._stack.enter_context(_running(list(map(str, command)), self._folder / log))
 

@@ -1,20 +1,25 @@
-"""Samples per second that stay, of a job on nodes that come and go as in a real trace of spot instances.
+"""Goodput of a job on nodes that come and go as in a real trace of spot instances.
 
-Usage: python -m benchmarks.trace_goodput [--json] [--seconds N] [--rounds N] [--seq-len N]
+Usage: python -m benchmarks.trace_goodput [--json] [--seconds N] [--rounds N] [--seq-len N] [--only NAME,NAME]
 
 The trace is that of four V100 instances in us-east-2a (public, of SkyPilot), of which a window of 16.7 hours is
 replayed within `--seconds`. One to three nodes are there, as many as the trace had instances. A loss is SIGKILL to all
 processes of the node at once, and a node that comes is empty. `shoal` (the number of copies left to the planner,
 checkpoints to a real S3 server), `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train_elastic`
 (one to three workers, a checkpoint every ten steps to the local disk) train the same model and take turns.
+
 `samples_per_s` counts every step once that the last state has in it: steps that were lost and done again do not count
-twice; `steady_samples_per_s` is the rate on all nodes before the first of them is lost.
+twice. `resting_samples_per_s` is the rate with so many nodes and no changes, from a job of its own. `goodput` is what
+was done of the samples that the same nodes would have done at these rates: what coming and going leaves of a system's
+own speed. Nodes are shares of one machine's cores, so that two nodes are faster than two thirds of three; hence a rate
+for each number of nodes.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import itertools
 import statistics
 import subprocess
@@ -22,9 +27,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +39,10 @@ from benchmarks.reporting import answer
 
 TRACE = Path(__file__).parents[2] / "shared" / "traces" / "sky_preem_4node_aws08032023_us-east-2a_v100_1.csv"
 BEGIN_S, END_S = 90_000.0, 150_000.0
-_STEADY_S = 15.0
+_REST_S = 10.0  # after a change
+_RATED_S = 30.0
+_LIMIT_S = 120.0
+_POLL_S = 0.05
 _BATCH = 2 * NUM_WORKERS  # samples that one, two and three nodes share out evenly
 
 
@@ -54,10 +62,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
+    """`rates` are samples per second at rest, by the number of nodes."""
+
     samples: int
     seconds: float
     samples_per_s: float
-    steady_samples_per_s: float
+    goodput: float
+    rates: Mapping[int, float]
 
 
 class Contender(Protocol):
@@ -71,6 +82,9 @@ class Contender(Protocol):
 
     def samples(self) -> int:
         """That the state of now has been trained on."""
+
+    def num_computing(self) -> int:
+        """Nodes that the job runs on now."""
 
 
 def main() -> None:
@@ -86,21 +100,24 @@ def main() -> None:
     problems: dict[str, str] = {}
     chosen = {side: _CONTENDERS[side] for side in arguments.only.split(",")}
     for _, (side, begin) in itertools.product(range(arguments.rounds), chosen.items()):
-        folders = tempfile.TemporaryDirectory(prefix="shoal-trace-")
         try:
-            with folders as folder, begin(Path(folder), job(arguments.seq_len)) as contender:
-                runs[side].append(play(contender, changes, arguments.seconds))
-                print(side, runs[side][-1], file=sys.stderr, flush=True)
+            with _begun(begin, arguments.seq_len) as contender:
+                rates = at_rest(contender)
+            with _begun(begin, arguments.seq_len) as contender:
+                runs[side].append(play(contender, changes, arguments.seconds, rates))
+            print(side, runs[side][-1], file=sys.stderr, flush=True)
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
             problems[side] = str(error)
-    results: dict[str, float | None] = {f"samples_per_s.{side}": None for side in problems}
+    results: dict[str, float | None] = {}
     for side, found in runs.items():
-        results[f"samples_per_s.{side}"] = statistics.median(one.samples_per_s for one in found)
-        results[f"steady_samples_per_s.{side}"] = statistics.median(one.steady_samples_per_s for one in found)
-    ours = results.get("samples_per_s.shoal")
-    for side in ("torchft", "ray_train_elastic"):
-        theirs = results.get(f"samples_per_s.{side}")
-        results[f"ratio.{side}"] = None if ours is None or theirs is None else ours / theirs
+        for figure in ("samples_per_s", "goodput"):
+            results[f"{figure}.{side}"] = statistics.median(getattr(one, figure) for one in found)
+        for nodes in range(1, NUM_WORKERS + 1):
+            results[f"resting_samples_per_s.{side}.{nodes}"] = statistics.median(one.rates[nodes] for one in found)
+    for figure, side in itertools.product(("samples_per_s", "goodput"), _PEERS):
+        ours, theirs = (results.setdefault(f"{figure}.{one}", None) for one in ("shoal", side))
+        ratio = "ratio" if figure == "samples_per_s" else "goodput_ratio"
+        results[f"{ratio}.{side}"] = None if ours is None or theirs is None else ours / theirs
     told: dict[str, Any] = {side: list(map(asdict, found)) for side, found in runs.items()}
     answer(
         "trace_goodput",
@@ -122,26 +139,72 @@ def replayed(trace: Path, seconds: float) -> tuple[Change, ...]:
     return tuple(found)
 
 
-def play(contender: Contender, changes: Sequence[Change], seconds: float) -> Replayed:
+def at_rest(contender: Contender) -> dict[int, float]:
+    """Samples per second of all nodes, and of fewer and fewer, each time when the loss has been got over."""
+    found: dict[int, float] = {}
+    for nodes in range(NUM_WORKERS, 0, -1):
+        _await(functools.partial(_computes_on, contender, nodes), f"the job does not run on {nodes} nodes")
+        time.sleep(_REST_S)
+        found[nodes] = _rate(contender, _RATED_S)
+        if nodes > 1:
+            contender.lose()
+    return found
+
+
+def _computes_on(contender: Contender, nodes: int) -> bool:
+    return contender.num_computing() == nodes
+
+
+def play(contender: Contender, changes: Sequence[Change], seconds: float, rates: Mapping[int, float]) -> Replayed:
     """Whoever is late with a change makes up for it as soon as it can; the end is that of the trace in any case."""
-    steady = _rate(contender, _STEADY_S)
+    time.sleep(_REST_S)
     before, began_s = contender.samples(), time.monotonic()
+    real = [changes[0]]
     for earlier, change in itertools.pairwise(changes):
         time.sleep(max(0.0, began_s + change.at_s - time.monotonic()))
+        real.append(replace(change, at_s=time.monotonic() - began_s))
         for _ in range(earlier.nodes - change.nodes):
             contender.lose()
         for _ in range(change.nodes - earlier.nodes):
             contender.gain()
     time.sleep(max(0.0, began_s + seconds - time.monotonic()))
     samples, took_s = contender.samples() - before, time.monotonic() - began_s
-    rate = samples / took_s
-    return Replayed(samples=samples, seconds=took_s, samples_per_s=rate, steady_samples_per_s=steady)
+    return Replayed(
+        samples=samples,
+        seconds=took_s,
+        samples_per_s=samples / took_s,
+        goodput=samples / possible(real, took_s, rates),
+        rates=rates,
+    )
+
+
+def possible(changes: Sequence[Change], seconds: float, rates: Mapping[int, float]) -> float:
+    """Samples that the nodes of a trace would do if changes took no time."""
+    ends = [*(change.at_s for change in changes[1:]), seconds]
+    return sum((end - change.at_s) * rates[change.nodes] for change, end in zip(changes, ends, strict=True))
 
 
 def _rate(contender: Contender, seconds: float) -> float:
-    before, began_s = contender.samples(), time.monotonic()
+    """From the end of a step to the end of a step."""
+    before, began_s = _next(contender)
     time.sleep(seconds)
-    return (contender.samples() - before) / (time.monotonic() - began_s)
+    after, ended_s = _next(contender)
+    return (after - before) / (ended_s - began_s)
+
+
+def _next(contender: Contender) -> tuple[int, float]:
+    """What has been done when the step that is under way is, and when that was."""
+    before = contender.samples()
+    _await(lambda: contender.samples() != before, "no step is done")
+    return contender.samples(), time.monotonic()
+
+
+def _await(holds: Callable[[], bool], problem: str) -> None:
+    deadline_s = time.monotonic() + _LIMIT_S
+    while not holds():
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{problem}, after {_LIMIT_S:g} s")
+        time.sleep(_POLL_S)
 
 
 class _Shoal:
@@ -157,6 +220,9 @@ class _Shoal:
 
     def samples(self) -> int:
         return self._job.step() * _BATCH
+
+    def num_computing(self) -> int:
+        return self._job.num_computing()
 
 
 @contextmanager
@@ -177,7 +243,18 @@ def _ray_train(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
         yield peer
 
 
-_CONTENDERS = {"shoal": _shoal, "torchft": _torchft, "ray_train_elastic": _ray_train}
+_Begin = Callable[[Path, dict[str, Any]], AbstractContextManager[Contender]]
+_PEERS: dict[str, _Begin] = {"torchft": _torchft, "ray_train_elastic": _ray_train}
+_CONTENDERS: dict[str, _Begin] = {"shoal": _shoal, **_PEERS}
+
+
+@contextmanager
+def _begun(begin: _Begin, seq_len: int) -> Iterator[Contender]:
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-trace-") as folder,
+        begin(Path(folder), job(seq_len)) as contender,
+    ):
+        yield contender
 
 
 if __name__ == "__main__":
