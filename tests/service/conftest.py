@@ -17,6 +17,7 @@ from control_plane import Connector, ControlPlane, control_plane
 from fastapi import FastAPI
 from postgres import RunningPostgres, start_postgres
 from servers import free_ports
+from starlette.routing import BaseRoute
 
 from shoal_service.app import create_app
 from shoal_service.database import Database
@@ -90,9 +91,18 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path, database_url: str) 
     return Settings(**{**given, "plan_time_limit_s": 3, "file_roots": "/", **more})
 
 
+@pytest.fixture(scope="session")
+def routes(tmp_path_factory: pytest.TempPathFactory) -> list[BaseRoute]:
+    """Every application has the same ones, and to work out what they take and answer costs it a tenth of a second."""
+    return create_app(Settings(data_dir=tmp_path_factory.mktemp("routes"))).router.routes
+
+
 @pytest.fixture
-def app(settings: Settings) -> FastAPI:
-    return create_app(settings)
+def app(settings: Settings, routes: list[BaseRoute]) -> FastAPI:
+    made = create_app(settings)
+    assert len(made.router.routes) == len(routes)
+    made.router.routes = routes
+    return made
 
 
 @pytest.fixture
