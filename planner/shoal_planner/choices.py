@@ -125,19 +125,28 @@ def options(
 
 def overrides(first: int, choices: Sequence[Choice], counts: Sequence[int]) -> tuple[Recompute, tuple[Override, ...]]:
     """What a stage that begins at layer `first` says in a plan: how most of its layers recompute, and what is otherwise
-    with the rest, in the order of the choices. Raises InvalidField where weights are sharded, which plans say of all
-    layers alike (`sharding`)."""
+    with the rest, in the order of the choices. The plan is one that splits what any of them shards. Raises InvalidField
+    where some slices of a layer alone are sharded, which plans cannot say."""
     taken = Counter[Recompute]()
     for choice, count in zip(choices, counts, strict=True):
-        if count and choice.sharded:
-            raise InvalidField("sharded", choice.sharded, "cannot differ between layers of a plan")
+        if count and 0 < choice.sharded < choice.split:
+            raise InvalidField("sharded", choice.sharded, f"must be 0 or all {choice.split} slices in a plan")
         taken[choice.recompute] += count
+    splits = any(count and choice.sharded for choice, count in zip(choices, counts, strict=True))
     usual = max(RECOMPUTES, key=lambda recompute: taken[recompute])
     found, begin = [], first
     for choice, count in zip(choices, counts, strict=True):
         end = begin + count
-        if count and (choice.recompute != usual or choice.offload != "none"):
-            found.append(Override(layers=(begin, end), recompute=choice.recompute, offload=choice.offload))
+        whole = splits and not choice.sharded
+        if count and (choice.recompute != usual or choice.offload != "none" or whole):
+            found.append(
+                Override(
+                    layers=(begin, end),
+                    recompute=choice.recompute,
+                    offload=choice.offload,
+                    sharding="none" if whole else None,
+                )
+            )
         begin = end
     return usual, tuple(found)
 

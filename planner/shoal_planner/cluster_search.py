@@ -34,6 +34,7 @@ from shoal_planner.score import score_with
 from shoal_planner.standing import word_of
 from shoal_planner.teams import try_teams
 from shoal_planner.ways import Ways, ground_of, ways_of
+from shoal_planner.whole_layers import with_whole_layers
 
 # Where the best so far takes so many times the least possible, so many sets of pipelines are tried step by step, on up
 # to so many devices.
@@ -98,7 +99,7 @@ class Search:
         if self.is_spoilt_by_copies():
             return
         if not self.mended or num_devices(self.costs) <= _TEAMS_AGAIN:
-            try_teams(self.costs, self.copies, self.best_s(), self.consider)
+            try_teams(self.costs, self.copies, self.best_s(), self.consider, self._consider_exposed)
             try_node_teams(self.costs, self.copies, self.best_s(), self._consider_closely)
         if thorough and fits and previous is None and not is_proven(self.costs) and self.is_far(_RATHER_FAR):
             self._try_teams_on_plainer()
@@ -213,12 +214,18 @@ class Search:
     def _try_teams_on_plainer(self) -> None:
         """Teams take all nodes, so those of fewer kinds are looked for where there are fewer."""
 
-        def consider(found: Plan) -> float:
-            return self.consider(dataclasses.replace(found, copies=self.copies))
+        def here(found: Plan) -> Plan:
+            return dataclasses.replace(found, copies=self.copies)
 
         for others in plainer(self.costs):
             copies = min(self.copies, len(others.nodes) - 1)
-            try_teams(CostModel(self.costs.job, others, self.costs.profile), copies, self.best_s(), consider)
+            try_teams(
+                CostModel(self.costs.job, others, self.costs.profile),
+                copies,
+                self.best_s(),
+                lambda found: self.consider(here(found)),
+                lambda found: self._consider_exposed(here(found)),
+            )
 
     def _try_less_room(self) -> None:
         """What is found on devices with a little less memory fits, too, and is another place to begin."""
@@ -320,7 +327,7 @@ class Search:
         """Looks at the running plan and at what can be made of it; whether no search is needed."""
         self.running = running
         self.consider(running)
-        return mend_plan(running, self.costs, self._finisher, self.consider)
+        return mend_plan(running, self.costs, self._finisher, self._consider_exposed)
 
     def consider(self, made: Plan) -> float:
         """Scores a plan, and keeps it if it fits. Its seconds; inf if it does not."""
@@ -332,6 +339,14 @@ class Search:
             return float("inf")
         self.scored[scored.plan_id] = scored
         return step_s(scored)
+
+    def _consider_exposed(self, made: Plan) -> float:
+        """With as many layers whole as fit, too, if that may be faster."""
+        scored = self.scored_or_none(made)
+        if scored is None:
+            return math.inf
+        _, better = with_whole_layers(scored, self.costs)
+        return min(step_s(scored), math.inf if better is scored else self.consider(better))
 
     def _consider_closely(self, made: Plan) -> float:
         """For those whose seconds say little before it is known what overlaps."""

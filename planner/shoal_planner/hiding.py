@@ -44,12 +44,14 @@ def beside(share: float, seconds: float, computing_s: float) -> float:
     return seconds - min(share * seconds, computing_s)
 
 
-def with_shards_hidden(its: Shards, time: PartTime, share: float) -> Shards:
-    """Of each pass, what computing does not hide: weights come one unit ahead, also from pass to pass."""
+def with_shards_hidden(its: Shards, time: PartTime, share: float, layers: int) -> Shards:
+    """Of each pass of so many layers, what computing does not hide: weights come one unit ahead, also from pass to
+    pass, so that nothing is on its way beside units whose neighbours are whole."""
+    split = 1 - its.whole / layers if its.whole else 1.0
     return dataclasses.replace(
         its,
-        forward_s=beside(share, its.forward_s, time.forward_s),
-        backward_s=beside(share, its.backward_s, time.backward_s),
+        forward_s=beside(share, its.forward_s, split * time.forward_s),
+        backward_s=beside(share, its.backward_s, split * time.backward_s),
     )
 
 

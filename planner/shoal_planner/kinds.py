@@ -96,8 +96,10 @@ def marks(stage: Stage) -> tuple[str, ...]:
         first, last = override.layers
         chosen = [f"recompute {override.recompute}"] if override.recompute is not None else []
         chosen += [f"{override.offload} on the host"] if override.offload != "none" else []
+        chosen += ["whole on each replica"] if override.sharding else []
         if chosen:
-            found.append(f"{first}-{last - 1}: {', '.join(chosen)}" if last > first + 1 else f"{first}: {chosen[0]}")
+            layers = f"{first}-{last - 1}" if last > first + 1 else str(first)
+            found.append(f"{layers}: {', '.join(chosen)}")
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.explanation import LeftOut, prediction_of
 from shoal_planner.group_choice import with_groups
 from shoal_planner.kinds import kinds, nodes_by_id
-from shoal_planner.plan import Override, Pipeline, Plan, Replica, Stage
+from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_planner.score import score_with
 
 MAX_TYPES = 8  # of devices, for which variants are tried
@@ -143,5 +143,5 @@ def _cut(stage: Stage, first: int, last: int) -> Stage:
     for override in stage.overrides:
         low, high = max(override.layers[0], first), min(override.layers[1], last)
         if low < high:
-            overrides.append(Override(layers=(low, high), recompute=override.recompute, offload=override.offload))
+            overrides.append(dataclasses.replace(override, layers=(low, high)))
     return dataclasses.replace(stage, layers=((first, last),), overrides=tuple(overrides))

@@ -27,13 +27,14 @@ from shoal_planner.memory import (
     unit_elements,
 )
 from shoal_planner.orders import InFlight, fullest
-from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Stage
+from shoal_planner.plan import Override, Pipeline, Plan, Recompute, Replica, Stage
 from shoal_planner.schedule import place_of
-from shoal_planner.sharding import WHOLE, Place, Shards, optimizer_split, shards
+from shoal_planner.sharding import WHOLE, Place, Shards, optimizer_split, shards, shares_inside
 
 
 class Holder(NamedTuple):
-    """A replica that holds a unit: where it stands in the plan, its node, its tp, and its ratio of the unit's state."""
+    """A replica that holds a unit: where it stands in the plan, its node, its tp, its ratio of the unit's state, and
+    whether it keeps the unit whole where its plan splits others."""
 
     pipeline: int
     stage: int
@@ -41,6 +42,7 @@ class Holder(NamedTuple):
     node: str
     tp: int
     share: float
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,8 @@ def segments(plan: Plan, costs: CostModel) -> tuple[Segment, ...]:
     for pipeline in plan.pipelines:
         cuts.update(first for stage in pipeline.stages for first, _ in stage.layers)
     cuts.update(*(group.layers for group in plan.groups))
+    for entry in _whole_entries(plan):
+        cuts.update(entry.layers)
     bounds = sorted(cuts)
     at = [[(p, s) for p, s in _ends(plan, first=True)]]
     at += [[] for _ in bounds[1:]]
@@ -103,7 +107,7 @@ def segments(plan: Plan, costs: CostModel) -> tuple[Segment, ...]:
         Segment(
             first=low,
             last=high,
-            holders=tuple(_holders(plan, places)),
+            holders=tuple(_holders(plan, places, low - 1)),
             collective=collective_of(plan.groups, num_layers, low, high),
         )
         for (low, high), places in zip(ranges, [*at, last], strict=True)
@@ -115,10 +119,19 @@ def _ends(plan: Plan, *, first: bool) -> Iterator[tuple[int, int]]:
         yield p, 0 if first else len(pipeline.stages) - 1
 
 
-def _holders(plan: Plan, places: list[tuple[int, int]]) -> Iterator[Holder]:
+def _whole_entries(plan: Plan) -> Iterator[Override]:
+    for pipeline in plan.pipelines if shares_inside(plan) else ():
+        for stage in pipeline.stages:
+            yield from (entry for entry in stage.overrides if entry.sharding)
+
+
+def _holders(plan: Plan, places: list[tuple[int, int]], layer: int) -> Iterator[Holder]:
+    """Of units that begin with this block; what is none is split where anything is."""
     for p, s in places:
-        for r, replica in enumerate(plan.pipelines[p].stages[s].replicas):
-            yield Holder(p, s, r, replica.node, replica.tp, replica.state_share)
+        stage = plan.pipelines[p].stages[s]
+        whole = bool(stage.overrides) and stage.is_whole(layer)
+        for r, replica in enumerate(stage.replicas):
+            yield Holder(p, s, r, replica.node, replica.tp, replica.state_share, whole)
 
 
 def replica_loads(plan: Plan, costs: CostModel, parts: tuple[Segment, ...]) -> tuple[ReplicaLoad, ...]:
@@ -159,7 +172,7 @@ def _hidden(plan: Plan, stage: Stage, replica: Replica, its: Shards, time: PartT
     """What stays exposed of what is passed round within a step."""
     inside = {plan.sharding.weights, plan.sharding.gradients} <= {"none", "group", "node"}
     nodes = [replica.node] if inside else [other.node for other in stage.replicas]
-    return with_shards_hidden(its, time, hideable_among(costs, nodes))
+    return with_shards_hidden(its, time, hideable_among(costs, nodes), stage.num_layers)
 
 
 class _Work(NamedTuple):
@@ -222,6 +235,7 @@ def _memory(
         weights=its.weights,
         gradients=its.gradients,
         near=its.near,
+        whole=its.whole,
         slices=its.slices,
     )
     if plain:

@@ -249,31 +249,36 @@ def stage_memory(
     weights: float = 1.0,
     gradients: float = 1.0,
     near: float = 0.0,
+    whole: int = 0,
     slices: int = 1,
 ) -> StageMemory:
     """Peak bytes of a rank that owns the optimizer state of `owned` elements, `offloaded` of them on the host, and runs
     `layers` blocks with each kind of recomputation. It keeps these parts of its `weights` and `gradients`; the rest is
-    made whole one unit, or slice of a unit, at a time. `near` is what it keeps besides of the weights that its node
-    gathered.
+    made whole one unit, or slice of a unit, at a time; but for `whole` of the blocks, of which it keeps all. `near` is
+    what it keeps besides of the weights that its node gathered.
 
     Linear in `layers`: the largest unit counts a block even where a stage holds none.
     """
     line = stage_bytes(model, seq_len, precision, tp, samples, embedding=embedding, head=head)
-    held = line.end_elements + sum(layers.values()) * line.block_elements
+    kept_whole = whole * line.block_elements
+    split = line.end_elements + sum(layers.values()) * line.block_elements - kept_whole
     size = ELEMENT_BYTES[precision]
     kept = in_flight * sum(count * line.block_flight[kind] for kind, count in layers.items())
     again = line.again if layers.get("full", 0) or layers.get("selective", 0) else 0.0
     portion: float = (
         line.largest if slices == 1 else _largest_portion(model, tp, slices, embedding=embedding, head=head)
     )
-    whole = portion * (GATHERED_UNITS * size * (weights < 1) + SCATTERED_UNITS * GRADIENT_BYTES * (gradients < 1))
+    gathered = portion * (GATHERED_UNITS * size * (weights < 1) + SCATTERED_UNITS * GRADIENT_BYTES * (gradients < 1))
     # At the end of a step, parts of whole units are exchanged, as large as are kept.
-    staged = STAGING_COPIES * GRADIENT_BYTES * max(portion, line.largest * max(weights, gradients))
+    exchanged = max(portion, line.largest * max(weights, gradients), line.block_elements if whole else 0)
+    staged = STAGING_COPIES * GRADIENT_BYTES * exchanged
     return StageMemory(
-        weights=held * size * (weights + near) + line.frozen_ends + sum(layers.values()) * line.frozen_block,
-        gradients=held * GRADIENT_BYTES * gradients,
+        weights=size * (split * (weights + near) + kept_whole)
+        + line.frozen_ends
+        + sum(layers.values()) * line.frozen_block,
+        gradients=GRADIENT_BYTES * (split * gradients + kept_whole),
         optimizer=(owned - offloaded) * OPTIMIZER_BYTES,
-        staging=staged + whole,
+        staging=staged + gathered,
         activations=kept + in_flight * line.flight + line.fixed + again,
     )
 

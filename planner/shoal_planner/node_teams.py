@@ -10,6 +10,7 @@ but what is slower than the best that is known however little it exchanges. On l
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -23,11 +24,12 @@ from shoal_planner.options import tp_degrees, usable_nodes
 from shoal_planner.plan import Level, Pipeline, Plan, Recompute, Replica, Stage
 from shoal_planner.score import score_with
 from shoal_planner.slices import most_slices
+from shoal_planner.whole_layers import with_whole_layers
 
 _LEAST_REPLICAS, _MOST_SAMPLES = 2, 16  # of a micro-batch, of one replica
 _SLICES = (1, 2, 4, 8)
 _WEIGHTS: tuple[Level, ...] = ("none", "node")
-_OFFERED = 3  # with weights split, and without
+_OFFERED = 3  # with weights split, and without, of each degree: what hides of sums within replicas is not known here
 _PARTS = 4  # layers are computed again by so manieth parts of all
 
 
@@ -47,14 +49,17 @@ def try_node_teams(costs: CostModel, copies: int, best_s: float, consider: Calla
     """Offers `consider` the few best of them, if there may be any that are faster than `best_s`."""
     if costs.job.train.sharding == "none" or num_devices(costs) > MOST_DEVICES:
         return
-    found: list[Plan] = []
+    found: defaultdict[tuple[Level, int], list[tuple[float, Plan]]] = defaultdict(list)
     for team in _teams(costs):
         if _least_s(team, costs) < best_s:
-            found += filter(None, (_scored(_plan(team, weights, costs, copies), costs) for weights in _WEIGHTS))
-            best_s = min(best_s, min(map(_step_s, found[-len(_WEIGHTS) :]), default=best_s))
-    for weights in _WEIGHTS:
-        alike = [made for made in found if made.sharding.weights == weights]
-        for made in sorted(alike, key=_step_s)[:_OFFERED]:
+            for weights in _WEIGHTS:
+                made = _scored(_plan(team, weights, costs, copies), costs)
+                if made is not None:
+                    seconds, made = with_whole_layers(made, costs, best_s)
+                    found[weights, team.tp].append((seconds, made))
+                    best_s = min(best_s, seconds)
+    for ranked in found.values():
+        for _, made in sorted(ranked, key=lambda entry: entry[0])[:_OFFERED]:
             consider(made)
 
 
@@ -63,11 +68,6 @@ def _scored(made: Plan, costs: CostModel) -> Plan | None:
         return score_with(made, costs)
     except NoPlanFits:
         return None
-
-
-def _step_s(made: Plan) -> float:
-    assert made.prediction is not None
-    return made.prediction.step_s
 
 
 def _teams(costs: CostModel) -> Iterator[_Team]:
@@ -103,12 +103,13 @@ def _again(costs: CostModel) -> list[tuple[int, int]]:
 
 
 def _least_s(team: _Team, costs: CostModel) -> float:
-    """Without what is exchanged."""
+    """Without what is exchanged, within replicas as well where that may go on beside computing."""
     layers: dict[Recompute, int] = {"selective": team.selective, "full": team.full}
     layers["none"] = costs.job.model.layers - team.selective - team.full
     samples = -(-team.micro_batch // team.replicas)
     time = costs.stage(team.node, team.tp, samples, layers, embedding=True, head=True, slices=team.slices)
-    return costs.job.train.global_batch // team.micro_batch * time.total_s
+    each_s = time.total_s if costs.job.train.overlap == "none" else time.forward_s + time.backward_s
+    return costs.job.train.global_batch // team.micro_batch * each_s
 
 
 def _plan(team: _Team, weights: Level, costs: CostModel, copies: int) -> Plan:

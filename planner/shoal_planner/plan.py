@@ -58,11 +58,13 @@ class Replica:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
     """What holds for blocks [first, last) of a stage instead of the stage's own choice. `offload: optimizer` keeps
-    their optimizer state in the host's memory."""
+    their optimizer state in the host's memory. `sharding: none` leaves their weights and gradients whole on each
+    replica where the plan splits those of the others."""
 
     layers: tuple[int, int]
     recompute: Recompute | None = None
     offload: Literal["none", "optimizer"] = "none"
+    sharding: Literal["none"] | None = None
 
     def __post_init__(self) -> None:
         first, last = self.layers
@@ -136,6 +138,16 @@ class Stage:
     def offloaded(self) -> int:
         """How many of its layers keep their optimizer state in the host's memory."""
         return sum(entry.layers[1] - entry.layers[0] for entry in self.overrides if entry.offload == "optimizer")
+
+    def is_whole(self, layer: int) -> bool:
+        """Whether this block is split among nobody, whatever the plan splits."""
+        return any(entry.sharding and entry.layers[0] <= layer < entry.layers[1] for entry in self.overrides)
+
+    def whole(self, recompute: Recompute | None = None) -> int:
+        """How many of its layers are split among nobody, or of those that are recomputed so."""
+        kept = (entry for entry in self.overrides if entry.sharding)
+        alike = (entry for entry in kept if recompute in (None, entry.recompute or self.recompute))
+        return sum(entry.layers[1] - entry.layers[0] for entry in alike)
 
     def sample_range(self, replica: int) -> tuple[int, int]:
         """The half-open range of samples of each micro-batch that this replica runs."""
@@ -229,6 +241,8 @@ class Plan:
             )
             raise InvalidField("groups", len(self.groups), problem)
         check_overlap(self.overlap, self.schedule, self.sharding, self.groups)
+        if self.sharding.weights == self.sharding.gradients == "none":
+            _check_nothing_whole(self.pipelines)
         named = [entry.node for entry in self.device_groups]
         if len(set(named)) < len(named):
             raise InvalidField("device_groups", named, "names a node twice")
@@ -279,6 +293,18 @@ class Plan:
     def group_size(self, node: str) -> int:
         """Of the device groups of this node."""
         return next((entry.size for entry in self.device_groups if entry.node == node), 1)
+
+
+def _check_nothing_whole(pipelines: tuple[Pipeline, ...]) -> None:
+    for p, pipeline in enumerate(pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for index, entry in enumerate(stage.overrides):
+                if entry.sharding:
+                    field = f"pipelines[{p}].stages[{s}].overrides[{index}].sharding"
+                    problem = (
+                        "must be left out where sharding splits neither weights nor gradients: all layers are whole"
+                    )
+                    raise InvalidField(field, entry.sharding, problem)
 
 
 def check_plan(plan: Plan, job: JobSpec) -> None:
@@ -343,17 +369,22 @@ def _levels(sharding: Sharding) -> dict[str, object]:
 
 
 def _plain(value: Any) -> object:
-    """As `dataclasses.asdict`, which copies every leaf and so takes several times as long on large plans. A single
-    slice is not said, so that plans without any keep their ids."""
+    """As `dataclasses.asdict`, which copies every leaf and so takes several times as long on large plans. What came
+    later is said only where it is not the default, so that plans without it keep their ids."""
     kind: Any = type(value)
     if kind is tuple:
         return [_plain(item) for item in value]
     if kind in _ATOMS:
         return value
     found = {name: _plain(getattr(value, name)) for name in _names(kind)}
-    return found if found.get("slices") != 1 else {name: its for name, its in found.items() if name != "slices"}
+    if kind in _LATER:
+        name, usual = _LATER[kind]
+        if found[name] == usual:
+            del found[name]
+    return found
 
 
+_LATER: dict[type, tuple[str, object]] = {Stage: ("slices", 1), Override: ("sharding", None)}
 _ATOMS = frozenset((int, str, float, bool, type(None)))
 
 

@@ -27,7 +27,7 @@ from shoal_planner.job import Schedule
 from shoal_planner.loads import ReplicaLoad, Segment, replica_loads, segments
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
 from shoal_planner.plan import Pipeline, Plan, Prediction, Terms
-from shoal_planner.sharding import Split, carried_bytes, split_at
+from shoal_planner.sharding import Split, carried_bytes, exchanged_at, optimizer_split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,11 +253,11 @@ def synchronisation_splits(plan: Plan, costs: CostModel) -> tuple[tuple[Split | 
     """How what is exchanged is split, each exchange half of an all-reduce: of gradients, and then of weights. Where
     several own the same state the sum goes on to all of them; if they own all of it there is nothing to gather."""
     sharding = plan.sharding
-    reduced = split_at(plan, sharding.gradients, costs)
-    gathered = reduced if sharding.weights == sharding.gradients else split_at(plan, sharding.weights, costs)
+    reduced = exchanged_at(plan, sharding.gradients, costs)
+    gathered = reduced if sharding.weights == sharding.gradients else exchanged_at(plan, sharding.weights, costs)
     if sharding.optimizer == "cluster":
         return (reduced,), (gathered,)
-    owned = split_at(plan, sharding.optimizer, costs)
+    owned = optimizer_split(plan, costs)
     return (reduced, owned), () if owned is None else (gathered,)
 
 
@@ -308,20 +308,26 @@ def unit_exchange(part: Segment, costs: CostModel, split: Split | None = None) -
 
 
 def _split_exchange(part: Segment, costs: CostModel, split: Split) -> Exchange:
+    """Who keeps the unit whole is a circle by itself. Everybody sends all that it has to each of the others that have
+    the same, and takes it from them, whichever nodes they are on."""
     places = [(holder.pipeline, holder.stage, holder.replica) for holder in part.holders]
-    count = len({split.circle[place] for place in places})
+    whole = {place for place, holder in zip(places, part.holders, strict=True) if holder.whole and not split.owned}
+    count = len({split.circle[place] for place in places if place not in whole}) + len(whole)
     if count < 2:
         return Exchange(seconds=0.0, network_s=())
     num_bytes = unit_bytes(part, costs)
-    largest = max(split.part[place] for place in places)
+    kept = {place: 1.0 if place in whole else split.part[place] for place in places}
+    largest = max(kept.values())
     seconds = costs.half_exchange_s(_members(part, costs), count, num_bytes * largest)
     on_node: dict[str, float] = defaultdict(float)
     for place, holder in zip(places, part.holders, strict=True):
-        on_node[holder.node] += split.part[place]
+        on_node[holder.node] += kept[place]
     if not costs.are_apart(on_node):
         return Exchange(seconds=seconds, network_s=())
-    moved = num_bytes * (1 - 1 / count)  # of the parts that a node keeps, each leaves it once
-    network = ((node_id, min(1.0, its) * moved / costs.node_rate(node_id)) for node_id, its in sorted(on_node.items()))
+    network = []
+    for node_id, its in sorted(on_node.items()):
+        elsewhere = max(0.0, 1 - max(1.0, its) / count)
+        network.append((node_id, num_bytes * its * elsewhere / costs.node_rate(node_id)))
     return Exchange(seconds=seconds, network_s=tuple(network))
 
 

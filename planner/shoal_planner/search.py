@@ -34,6 +34,7 @@ from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained
 from shoal_planner.reschedule import with_schedules
 from shoal_planner.rescue import RoomyCosts
+from shoal_planner.sharding import shares_inside
 
 # Devices so many times slower than the fastest are also left out from the start: as far as they are but one in so many,
 # or in every combination where there is much to win.
@@ -43,6 +44,7 @@ _FARTHER = 2.25
 _FINALISTS = 5  # plans that are shown, and looked at more closely
 # So many more are looked at that would be first if all that may overlap were hidden, fewer where each takes longer.
 _PROMISING, _PROMISING_DEVICES = 16, 1024
+_TEAMS = 2  # and of teams, which are few and exchange most, so manieth as many
 # Other schedules keep more in memory, so for them plans are tried, too, that need so much of it under 1F1B.
 _LESS_ROOM = (0.85, 0.7, 0.5)
 
@@ -282,7 +284,10 @@ def _promising(scored: list[Plan], costs: CostModel) -> list[Plan]:
     if costs.job.train.overlap == "none":
         return []
     number = min(_PROMISING, _PROMISING_DEVICES // costs.snapshot.num_devices)
-    return sorted(scored, key=lambda found: (alone_s(found), found.plan_id))[:number]
+    ordered = sorted(scored, key=lambda found: (alone_s(found), found.plan_id))
+    apart = (found for found in ordered if not shares_inside(found))
+    teams = (found for found in ordered if shares_inside(found))
+    return [*itertools.islice(apart, number), *itertools.islice(teams, number // _TEAMS)]
 
 
 def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from shoal_planner.circles import Circle, circles, device_group
 from shoal_planner.costs import CostModel
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
-from shoal_planner.plan import Level, Plan, Replica, Stage
+from shoal_planner.plan import Level, Pipeline, Plan, Replica, Stage
 from shoal_planner.slices import Slicing, num_slices, slicing_of
 
 INT8_BYTES, INT4_BYTES = 1.0, 0.5  # scales come to 0.2 and 1.6 per cent more
@@ -27,11 +27,12 @@ Place = tuple[int, int, int]  # pipeline, stage and replica
 class Shards:
     """What a replica keeps of its weights and gradients, as parts of the whole, `near` of the weights that its node has
     gathered, and the seconds that passing them round, each unit in so many slices, adds to each micro-batch's forward
-    and backward."""
+    and backward. Of its blocks `whole` are not split."""
 
     weights: float = 1.0
     gradients: float = 1.0
     near: float = 0.0
+    whole: int = 0
     forward_s: float = 0.0
     backward_s: float = 0.0
     slices: int = 1
@@ -63,7 +64,7 @@ def shards(plan: Plan, costs: CostModel) -> dict[Place, Shards]:
     rounds = _rounds(plan, costs)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            units = _Units(stage.num_layers, s == 0, s + 1 == len(pipeline.stages))
+            units = _units(pipeline, s)
             forward, backward, scatter = (_by_replica(stage, one, units, costs, known) for one in rounds)
             again = _by_replica(stage, rounds[1], _gathered_again(stage), costs, known)
             for r, replica in enumerate(stage.replicas):
@@ -72,6 +73,7 @@ def shards(plan: Plan, costs: CostModel) -> dict[Place, Shards]:
                     weights=forward[r][0],
                     gradients=scatter[r][0],
                     near=backward[r][0] if plan.sharding.secondary else 0.0,
+                    whole=stage.whole() if busy else 0,
                     forward_s=forward[r][1] if busy else 0.0,
                     backward_s=backward[r][1] + again[r][1] + scatter[r][1] if busy else 0.0,
                     slices=stage.slices,
@@ -97,16 +99,21 @@ def _rounds(plan: Plan, costs: CostModel) -> tuple[_Round, _Round, _Round]:
 
 
 class _Units(NamedTuple):
-    """Of a stage: how many blocks, and which ends of the model."""
+    """Of a stage what is split: how many blocks, and which ends of the model."""
 
     layers: int
     first: bool = False
     last: bool = False
 
 
+def _units(pipeline: Pipeline, s: int) -> _Units:
+    stage = pipeline.stages[s]
+    return _Units(stage.num_layers - stage.whole(), s == 0, s + 1 == len(pipeline.stages))
+
+
 def _gathered_again(stage: Stage) -> _Units:
     """What a forward that runs again leaves when it is done: weights that come in slices."""
-    return _Units(stage.recomputed()["full"] if stage.slices > 1 else 0)
+    return _Units(stage.recomputed()["full"] - stage.whole("full") if stage.slices > 1 else 0)
 
 
 def _by_replica(
@@ -177,7 +184,7 @@ def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
     found: Counter[str] = Counter()
     for pipeline in plan.pipelines if shares_inside(plan) else ():
         for s, stage in enumerate(pipeline.stages):
-            units = _Units(stage.num_layers, s == 0, s + 1 == len(pipeline.stages))
+            units = _units(pipeline, s)
             forward, backward, scatter = _rounds(plan, costs)
             for one, passed in (
                 (forward, units),
@@ -197,16 +204,20 @@ def carried_bytes(plan: Plan, costs: CostModel) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """How a kind of state lies in the circles of a plan: by replica the number of its circle, and its part."""
+    """How a kind of state lies in the circles of a plan: by replica the number of its circle, and its part. What is
+    `owned` is split in layers that are whole, too."""
 
     circle: Mapping[Place, int]
     part: Mapping[Place, float]
+    owned: bool = False
 
 
-def split_at(plan: Plan, level: Level, costs: CostModel) -> Split | None:
-    """None: each replica has all of it."""
-    if level == "none":
-        return None
+def exchanged_at(plan: Plan, level: Level, costs: CostModel) -> Split | None:
+    """None: each replica has all of it, and so have all that is exchanged."""
+    return _split_at(plan, level, costs) if level != "none" or shares_inside(plan) else None
+
+
+def _split_at(plan: Plan, level: Level, costs: CostModel, *, owned: bool = False) -> Split:
     number: dict[Place, int] = {}
     part: dict[Place, float] = {}
     count = 0
@@ -216,10 +227,10 @@ def split_at(plan: Plan, level: Level, costs: CostModel) -> Split | None:
                 for member, its in zip(circle.members, circle.parts, strict=True):
                     number[p, s, member], part[p, s, member] = count, its
                 count += 1
-    return Split(circle=number, part=part)
+    return Split(circle=number, part=part, owned=owned)
 
 
 def optimizer_split(plan: Plan, costs: CostModel) -> Split | None:
-    """Of optimizer state, where circles split it; None also where all holders of a weight do."""
+    """Of optimizer state, where circles split it; None: each replica has all of it, or all holders of a weight do."""
     level = plan.sharding.optimizer
-    return None if level == "cluster" else split_at(plan, level, costs)
+    return None if level in ("none", "cluster") else _split_at(plan, level, costs, owned=True)

@@ -88,7 +88,7 @@ def word_of(pipeline: Pipeline) -> Word:
 
 
 def _is_plain(stage: Stage) -> bool:
-    return len(stage.replicas) == len(stage.layers) == 1 and not stage.offloaded()
+    return len(stage.replicas) == len(stage.layers) == 1 and not stage.offloaded() and not stage.whole()
 
 
 def _is_there(unit: Unit, nodes: Mapping[str, Node]) -> bool:

@@ -13,12 +13,14 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
 from shoal_planner.distinct import distinct
+from shoal_planner.hiding import hideable_among
 from shoal_planner.levels import sharding_of
 from shoal_planner.memory import ELEMENT_BYTES, held_elements, stage_memory, usable_bytes
 from shoal_planner.options import Floats, Ints, Kind, group_kinds, tp_degrees, usable_nodes
@@ -33,6 +35,7 @@ LEAST_DEVICES, _ONE_TEAM, MOST_DEVICES = 9, 256, 2048
 _FEW_NODES = 8  # so many are one team without one of them, too: what all add up between them may take longer
 _AS_MUCH = 1.15
 _MOST_SAMPLES = 16  # of a micro-batch, of one replica
+_FEW_TIMES = 2  # micro-batches
 _SCORED, _OF_EACH = 3, 2  # ways in all, and of each kind of sharing
 # Tried where the best so far takes so many times what they could at best, by the number of devices up to which that
 # holds.
@@ -45,10 +48,12 @@ Team = tuple[Replica, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Crew:
-    """Equal replicas of a team: how many, and their seconds by samples, as far as these fit."""
+    """Equal replicas of a team: how many, their seconds by samples, as far as these fit, and whether as many as fit
+    hide not all of what is passed round."""
 
     count: int
     seconds: Floats
+    exposed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +70,30 @@ class _Way:
     sizes: tuple[int, ...]
 
     @property
+    def wants_larger(self) -> bool:
+        """Whether micro-batches are too small to hide what is passed round, or few, where one less is worth most."""
+        few = any(size < samples <= _FEW_TIMES * size for samples, size in zip(self.samples, self.sizes, strict=True))
+        return few or self.exposed
+
+    @property
+    def exposed(self) -> bool:
+        return any(crew.exposed for crews in self.crews for crew in crews.values())
+
+    @property
     def nodes(self) -> int:
         return len({replica.node for team in self.teams for replica in team})
 
 
-def try_teams(costs: CostModel, copies: int, best_s: float, consider: Callable[[Plan], float]) -> None:
+def try_teams(
+    costs: CostModel,
+    copies: int,
+    best_s: float,
+    consider: Callable[[Plan], float],
+    consider_exposed: Callable[[Plan], float],
+) -> None:
     """Offers `consider` the few that may be faster than `best_s`, where that is far from what the devices can do;
-    infinite: there is no plan yet, and any is welcome."""
+    infinite: there is no plan yet, and any is welcome. Those that wait for what they pass round are offered
+    `consider_exposed`."""
     nodes = usable_nodes(costs.job, costs.snapshot)
     num_devices = sum(node.devices for node in nodes)
     many = LEAST_DEVICES <= num_devices or np.isinf(best_s)
@@ -92,7 +114,7 @@ def try_teams(costs: CostModel, copies: int, best_s: float, consider: Callable[[
         made = teams.plan(way, copies)
         for tried in dict.fromkeys((made, _without_idle(made))):
             eased = relieved(tried, costs, offload=False) if way.recompute != "none" else None
-            consider(eased or tried)
+            (consider_exposed if way.exposed else consider)(eased or tried)
 
 
 def mend_teams(running: Plan, costs: CostModel, consider: Callable[[Plan], float]) -> bool:
@@ -136,6 +158,22 @@ def mend_teams(running: Plan, costs: CostModel, consider: Callable[[Plan], float
     return consider(eased or made) <= running.prediction.step_s * before / after * _AS_MUCH
 
 
+class _Times(NamedTuple):
+    """Of a micro-batch, by its samples: in all, and in each pass without what is exchanged."""
+
+    total_s: Floats
+    forward_s: Floats
+    backward_s: Floats
+
+    def exposed_s(self, its: Shards, hideable: float) -> Floats:
+        """What each pass does not hide of what is passed round, for any samples."""
+        found = its.total_s - sum(
+            np.minimum(hideable * passed_s, computing_s)
+            for passed_s, computing_s in ((its.forward_s, self.forward_s), (its.backward_s, self.backward_s))
+        )
+        return np.where(np.arange(len(self.total_s)) > 0, found, 0.0)
+
+
 class _Teams:
     """Every question is answered once."""
 
@@ -144,12 +182,13 @@ class _Teams:
         self.best_s = best_s
         self.batch = costs.job.train.global_batch
         self._recomputes = _RECOMPUTES if costs.job.train.recompute != "none" else _RECOMPUTES[:1]
+        self._hidden: dict[tuple[str, ...], float] = {}
         self._divisors = tuple(size for size in range(1, self.batch + 1) if self.batch % size == 0)
-        self._known: dict[tuple[int, int, Recompute, int], list[float]] = {}
+        self._known: dict[tuple[int, int, Recompute, int], list[tuple[float, float, float]]] = {}
 
     def bound_s(self, kinds: tuple[Kind, ...]) -> float:
         """Nothing is faster: every device by itself runs the whole model, and waits for nobody."""
-        rates = [(kind.devices, self._seconds(kind.number, kind.node.id, 1, "none")[1:]) for kind in kinds]
+        rates = [(kind.devices, self._times(kind.number, kind.node.id, 1, "none").total_s[1:]) for kind in kinds]
         return self.batch / sum(
             count * float((np.arange(1, len(seconds) + 1) / seconds).max()) for count, seconds in rates
         )
@@ -157,7 +196,7 @@ class _Teams:
     def ways(self, kinds: tuple[Kind, ...]) -> Iterator[_Way]:
         """With the nodes of all kinds, of ever fewer of the fastest, of each kind alone, and of all but one."""
         names = {kind.number: kind.node.id for kind in kinds}
-        by_speed = sorted(kinds, key=lambda kind: self._seconds(kind.number, names[kind.number], 1, "none")[1])
+        by_speed = sorted(kinds, key=lambda kind: self._times(kind.number, names[kind.number], 1, "none").total_s[1])
         some = [tuple(by_speed[:count]) for count in range(len(kinds), 0, -1)] + [(kind,) for kind in by_speed[1:]]
         some += [tuple(other for other in by_speed if other is not kind) for kind in by_speed if len(kinds) > 1]
         every = tp_degrees(self.costs, max(kind.slice for kind in kinds))
@@ -217,8 +256,9 @@ class _Teams:
     def _by_recompute(
         self, teams: tuple[Team, ...], sharding: Sharding, slices: int, after_s: float
     ) -> list[_Way] | None:
-        """Those that fit, up to the first that is fast enough: to recompute more pays where less does not fit; what is
-        best in between, `relieved` finds. None: however much fits, none is fast enough."""
+        """Those that fit, up to the first that is fast enough and gains nothing from larger micro-batches: to recompute
+        more pays where less does not fit, or they hide more; what is best in between, `relieved` finds. None: however
+        much fits, none is fast enough."""
         one_of = {self._key(team): team for team in teams}
         shared = {key: self._shards(team, sharding, slices) for key, team in one_of.items()}
         if self._least_s(list(teams), shared) + after_s >= self.best_s:
@@ -228,7 +268,7 @@ class _Teams:
             way = self._way(teams, sharding, recompute, slices, one_of, shared)
             if way is not None:
                 found.append(way)
-                if way.seconds + after_s < self.best_s:
+                if way.seconds + after_s < self.best_s and not way.wants_larger:
                     break
         return found
 
@@ -290,16 +330,20 @@ class _Teams:
         """No deal is faster: all replicas run micro-batches of their best size all the time."""
         rate = 0.0
         keys: list[object] = []
+        firsts: list[Team] = []
         counts: Counter[tuple[int, tuple[int, int], str]] = Counter()
         for team in teams:
             key = self._key(team)  # as long as the team: too long for one of each replica
             if key not in keys:
                 keys.append(key)
+                firsts.append(team)
             number = keys.index(key)
             counts.update((number, self._crew_key(one), one.node) for one in team)
         for (number, crew, name), count in counts.items():
-            its = shared[keys[number]][crew].total_s if shared else 0.0
-            seconds = self._seconds(crew[0], name, crew[1], "none")[1:] + its
+            times = self._times(crew[0], name, crew[1], "none")
+            seconds = times.total_s[1:]
+            if shared:
+                seconds = seconds + times.exposed_s(shared[keys[number]][crew], self._hideable(firsts[number]))[1:]
             rate += count * float((np.arange(1, len(seconds) + 1) / seconds).max())
         return self.batch / rate
 
@@ -307,26 +351,37 @@ class _Teams:
         self, team: Team, shared: dict[tuple[int, int], Shards], recompute: Recompute, owners: int
     ) -> dict[tuple[int, int], _Crew]:
         found = {}
+        hideable = self._hideable(team)
         counts = Counter(self._crew_key(replica) for replica in team)
         for replica in team:
             crew = self._crew_key(replica)
             if crew not in found:
                 most = self._most_samples(replica, shared[crew], recompute, owners)
-                seconds = self._seconds(crew[0], replica.node, replica.tp, recompute, shared[crew].slices, most)
-                its = np.where(np.arange(len(seconds)) > 0, shared[crew].total_s, 0.0)
-                found[crew] = _Crew(count=counts[crew], seconds=seconds + its)
+                times = self._times(crew[0], replica.node, replica.tp, recompute, shared[crew].slices, most)
+                its = times.exposed_s(shared[crew], hideable)
+                exposed = bool(its.size) and float(its[-1]) > 0
+                rising = np.maximum.accumulate(times.total_s + its)
+                found[crew] = _Crew(count=counts[crew], seconds=rising, exposed=exposed)
         return found
 
-    def _seconds(
+    def _hideable(self, team: Team) -> float:
+        """The share of what a team passes round that may go on beside computing."""
+        nodes = tuple(dict.fromkeys(replica.node for replica in team))
+        if nodes not in self._hidden:
+            overlaps = self.costs.job.train.overlap != "none"
+            self._hidden[nodes] = hideable_among(self.costs, nodes) if overlaps else 0.0
+        return self._hidden[nodes]
+
+    def _times(
         self, kind: int, node: str, tp: int, recompute: Recompute, slices: int = 1, most: int = _MOST_SAMPLES
-    ) -> Floats:
+    ) -> _Times:
         """By samples, up to so many, of all layers; of -1 not even none."""
-        known = self._known.setdefault((kind, tp, recompute, slices), [0.0])
+        known = self._known.setdefault((kind, tp, recompute, slices), [(0.0, 0.0, 0.0)])
         layers = {recompute: self.costs.job.model.layers}
         for samples in range(len(known), min(self.batch, most) + 1):
             time = self.costs.stage(node, tp, samples, layers, embedding=True, head=True, slices=slices)
-            known.append(max(known[-1], time.total_s))
-        return np.array(known[: min(self.batch, most) + 1])
+            known.append((max(known[-1][0], time.total_s), time.forward_s, time.backward_s))
+        return _Times(*np.array(known[: min(self.batch, most) + 1]).reshape(-1, 3).T)
 
     def _most_samples(self, replica: Replica, its: Shards, recompute: Recompute, owners: int) -> int:
         model, train = self.costs.job.model, self.costs.job.train

@@ -13,7 +13,7 @@ in every circle a rank's part is its share of the circle's, up to rounding; and 
 it has at the levels below: what circles sum at the end of a step is summed by those who keep the same part.
 
 Of a replicated parameter other tp ranks keep the same weights as tp rank 0 of their replica. What is frozen is never
-split.
+split, nor are weights and gradients of blocks that a stage keeps whole: there a rank keeps and sums its whole slice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -30,7 +30,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_planner.levels import LEVELS, Level
 from shoal_planner.parameters import Parameter, frozen, parameters, stage_units
-from shoal_planner.plan import Plan, RankPlace, Replica
+from shoal_planner.plan import Override, Plan, RankPlace, Replica
 from shoal_planner.slices import check_slices, slicing_of
 from shoal_recovery.intervals import Interval, merge
 from shoal_recovery.state import Circles, RankState, ShardMap, Span
@@ -55,11 +55,13 @@ def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
     if plan.num_layers != model.layers:
         raise InvalidField("pipelines", plan.num_layers, f"must cover the {model.layers} layers of the model")
     check_slices(plan, model)
-    division, by_unit, hosted = _Division(plan), _places_by_unit(plan), _hosted_units(plan)
+    division, by_unit = _Division(plan), _places_by_unit(plan)
+    hosted = _marked_units(plan, lambda override: override.offload == "optimizer")
+    whole = _marked_units(plan, lambda override: override.sharding == "none")
     found: defaultdict[tuple[str, int], list[Span]] = defaultdict(list)  # by field of RankState and rank
     for parameter in sorted(parameters(model), key=lambda parameter: parameter.fqn):
         slices = _slices(parameter, by_unit)
-        for name, parts in division.divide(slices).items():
+        for name, parts in division.divide(slices, whole.get(parameter.units[0], frozenset())).items():
             for rank, intervals in parts.items():
                 found[name, rank].extend(Span(fqn=parameter.fqn, first=first, last=last) for first, last in intervals)
         for rank in hosted.get(parameter.units[0], ()):
@@ -81,7 +83,19 @@ def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
     )
 
 
-_FIELDS = ("holds", "keeps", "contributes", "sums", "owns", "vouches", "near", "relays", "hosted", "frozen")
+_FIELDS = (
+    "holds",
+    "keeps",
+    "contributes",
+    "sums",
+    "alone",
+    "owns",
+    "vouches",
+    "near",
+    "relays",
+    "hosted",
+    "frozen",
+)
 
 
 class _Division:
@@ -115,8 +129,8 @@ class _Division:
         """What each rank that runs samples has of a parameter that nobody owns: its slice, whatever is split."""
         return ((one.place.rank, one.interval) for one in slices if self._busy[one.place.rank])
 
-    def divide(self, slices: Sequence[_Slice]) -> dict[str, _Parts]:
-        """By field of RankState what each rank has of a parameter."""
+    def divide(self, slices: Sequence[_Slice], unsplit: Set[int] = frozenset()) -> dict[str, _Parts]:
+        """By field of RankState what each rank has of a parameter, which is split among none of the ranks `unsplit`."""
         leading = [one for one in slices if one.leads]
         whole = {one.place.rank: (one.interval,) for one in slices}
         by_level, vouches = self._by_level(leading)
@@ -129,15 +143,24 @@ class _Division:
         if self._sharding.gradients != "none":
             sums = by_level[self._sharding.gradients]
         owns = vouches if self._sharding.optimizer == "cluster" else by_level[self._sharding.optimizer]
+        near = _for_replicas(slices, by_level["node"]) if self._sharding.secondary else {}
+        relays = by_level["node"] if self._sharding.relayed else {}
+        if unsplit:
+            # Who runs nothing needs the gradient of what it owns; where it sums nothing at all that is known of it.
+            sharing = self._sharding.gradients != "none"
+            idle = {rank: part for rank, part in owns.items() if sharing and not self._busy[rank]}
+            keeps, sums = _instead(keeps, holds, unsplit), _instead(sums, {**contributes, **idle}, unsplit)
+            near, relays = _instead(near, {}, unsplit), _instead(relays, {}, unsplit)
         return {
             "holds": holds,
             "keeps": keeps,
             "contributes": contributes,
             "sums": sums,
+            "alone": {rank: sums[rank] for rank in unsplit if rank in sums},
             "owns": owns,
             "vouches": vouches,
-            "near": _for_replicas(slices, by_level["node"]) if self._sharding.secondary else {},
-            "relays": by_level["node"] if self._sharding.relayed else {},
+            "near": near,
+            "relays": relays,
         }
 
     def _by_level(self, leading: Sequence[_Slice]) -> tuple[dict[Level, _Parts], _Parts]:
@@ -198,15 +221,21 @@ def _places_by_unit(plan: Plan) -> dict[int, list[RankPlace]]:
     return found
 
 
-def _hosted_units(plan: Plan) -> dict[int, list[int]]:
-    """By unit, the ranks of whose optimizer state it lies on hosts. Blocks alone do: unit 1 + i is layer i."""
-    found: defaultdict[int, list[int]] = defaultdict(list)
+def _marked_units(plan: Plan, is_marked: Callable[[Override], bool]) -> dict[int, set[int]]:
+    """By unit, the ranks whose stage says so of it. Of blocks alone it does: unit 1 + i is layer i."""
+    found: defaultdict[int, set[int]] = defaultdict(set)
     for place in plan.places():
         for override in plan.pipelines[place.pipeline].stages[place.stage].overrides:
-            if override.offload == "optimizer":
+            if is_marked(override):
                 for layer in range(*override.layers):
-                    found[layer + 1].append(place.rank)
+                    found[layer + 1].add(place.rank)
     return found
+
+
+def _instead(parts: _Parts, others: _Parts, ranks: Set[int]) -> _Parts:
+    """The parts, but for these ranks what the others say, which may be nothing."""
+    changed = {rank: others[rank] for rank in ranks if rank in others}
+    return {rank: part for rank, part in parts.items() if rank not in ranks} | changed
 
 
 def _slices(parameter: Parameter, by_unit: Mapping[int, list[RankPlace]]) -> list[_Slice]:

@@ -116,7 +116,8 @@ class RankState:
     only tp rank 0). Between uses it keeps the weights of `keeps`: its part of what its circle holds. The gradients of
     `sums` add up on it through a step. It has master and moments of `owns`; of each element one owner `vouches`: there
     its gradient is summed over all circles, and is counted in the norm, and this copy of the state is snapshotted.
-    Of these, master and moments of `hosted` lie in the memory of its node's host.
+    What it sums `alone` its circle does not share, though it shares others: it takes nobody's gradients of it before
+    the end of a step. Of what it owns, master and moments of `hosted` lie in the memory of its node's host.
 
     Where the plan asks for that, nodes hold together within a step: the rank has `near` of the weights that its node
     gathered, and sums gradients of `relays` for its node before they go on to others.
@@ -135,6 +136,7 @@ class RankState:
     vouches: tuple[Span, ...]
     near: tuple[Span, ...] = ()
     relays: tuple[Span, ...] = ()
+    alone: tuple[Span, ...] = ()
     hosted: tuple[Span, ...] = ()
     frozen: tuple[Span, ...] = ()
     circles: Circles = ALONE

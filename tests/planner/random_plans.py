@@ -29,10 +29,12 @@ def random_plan(rng: random.Random, instance: Instance) -> Plan:
     for index, cell in enumerate(used):
         pieces[index if index < num_pipelines else rng.randrange(num_pipelines)].append(cell)
     counts = _deal(rng, job.train.global_batch, num_pipelines, least=1)
+    sharding = _sharding(rng)
+    splits = (sharding.weights, sharding.gradients) != ("none", "none")
     return Plan(
-        pipelines=tuple(_pipeline(rng, job, pieces[index], count) for index, count in enumerate(counts)),
+        pipelines=tuple(_pipeline(rng, job, pieces[index], count, splits) for index, count in enumerate(counts)),
         copies=num_copies(job, cluster),
-        sharding=_sharding(rng),
+        sharding=sharding,
     )
 
 
@@ -58,7 +60,7 @@ def _cells(rng: random.Random, job: JobSpec, cluster: ClusterSnapshot) -> list[C
     return found
 
 
-def _pipeline(rng: random.Random, job: JobSpec, cells: list[Cell], samples: int) -> Pipeline:
+def _pipeline(rng: random.Random, job: JobSpec, cells: list[Cell], samples: int, splits: bool) -> Pipeline:
     sizes = [size for size in range(1, samples + 1) if samples % size == 0]
     micro_batch = rng.choice(sizes)
     depth = min(rng.randint(1, len(cells)), job.model.layers + 2)
@@ -82,18 +84,28 @@ def _pipeline(rng: random.Random, job: JobSpec, cells: list[Cell], samples: int)
         )
         recompute = rng.choice(RECOMPUTATIONS) if job.train.recompute == "auto" else "none"
         layers = (first, first + count)
-        made.append(Stage(layers=(layers,), replicas=replicas, recompute=recompute, overrides=_hosted(rng, layers)))
+        made.append(
+            Stage(layers=(layers,), replicas=replicas, recompute=recompute, overrides=_other(rng, layers, splits))
+        )
         first += count
     return Pipeline(micro_batch=micro_batch, micro_batches=samples // micro_batch, stages=tuple(made))
 
 
-def _hosted(rng: random.Random, layers: tuple[int, int]) -> tuple[Override, ...]:
-    """In a quarter of the stages the optimizer state of some layers is on the host."""
+def _other(rng: random.Random, layers: tuple[int, int], splits: bool) -> tuple[Override, ...]:
+    """In a quarter of the stages the optimizer state of some layers is on the host; in half of those that split others
+    some are whole."""
     first, last = layers
-    if first == last or rng.random() < 0.75:
+    hosted, whole = rng.random() < 0.25, splits and rng.random() < 0.5
+    if first == last or not (hosted or whole):
         return ()
     begin = rng.randrange(first, last)
-    return (Override(layers=(begin, rng.randint(begin + 1, last)), offload="optimizer"),)
+    return (
+        Override(
+            layers=(begin, rng.randint(begin + 1, last)),
+            offload="optimizer" if hosted else "none",
+            sharding="none" if whole else None,
+        ),
+    )
 
 
 def _layers(rng: random.Random, layers: int, depth: int) -> list[int]:

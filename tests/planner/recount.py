@@ -178,7 +178,14 @@ def _kept_by_others(
     size = 2 if job.train.precision == "bf16" else 4
     weights = size * (1 - _part(stage, replica, plan.sharding.weights, cluster))
     gradients = 4 * (1 - _part(stage, replica, plan.sharding.gradients, cluster))
-    return float(sum(held.values()) * (weights + gradients))
+    split = sum(count for name, count in held.items() if name not in _whole(stage, replica))
+    return float(split * (weights + gradients))
+
+
+def _whole(stage: Stage, replica: Replica) -> set[str]:
+    """Blocks that nobody splits; who runs nothing has of them what it owns alone."""
+    layers = [range(*entry.layers) for entry in stage.overrides if entry.sharding and replica.samples]
+    return {f"block {layer}" for chunk in layers for layer in chunk}
 
 
 def _made_whole(
@@ -202,7 +209,8 @@ def _not_staged(
     parts = (
         _part(stage, replica, level, cluster) * largest for level in (plan.sharding.weights, plan.sharding.gradients)
     )
-    return float(2 * 4 * (largest - max(_largest_slice(held, stage, replica.tp, job.model), *parts)))
+    whole = [held[name] for name in _whole(stage, replica)]
+    return float(2 * 4 * (largest - max(_largest_slice(held, stage, replica.tp, job.model), *parts, *whole)))
 
 
 def _largest_slice(held: dict[str, int], stage: Stage, tp: int, model: ModelSpec) -> int:

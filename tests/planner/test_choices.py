@@ -133,7 +133,10 @@ def test_overrides_name_what_differs_from_most_layers() -> None:
     )
 
 
-def test_a_plan_cannot_say_that_one_layer_is_sharded() -> None:
-    with pytest.raises(InvalidField):
-        overrides(0, (Choice(sharded=1),), (2,))
-    assert overrides(0, (Choice(), Choice(sharded=1)), (2, 0)) == ("none", ())
+def test_a_plan_says_which_layers_are_not_sharded_but_not_which_slices() -> None:
+    with pytest.raises(InvalidField) as refused:
+        overrides(0, (Choice(sharded=1, split=2),), (2,))
+    assert str(refused.value) == "sharded = 1: must be 0 or all 2 slices in a plan"
+    mixed = (Choice(sharded=2, split=2), Choice())
+    assert overrides(0, mixed, (2, 0)) == overrides(0, mixed, (0, 2)) == ("none", ())
+    assert overrides(0, mixed, (2, 3)) == ("none", (Override(layers=(2, 5), recompute="none", sharding="none"),))

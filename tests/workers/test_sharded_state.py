@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 from engine_runs import assert_holders_agree, assert_same_bits, job, run_poisoned, worst_difference
 
+from shoal_planner.cluster import ClusterSnapshot, parse_cluster
+from shoal_planner.costs import CostModel
 from shoal_planner.job import JobSpec, ModelSpec, Schedule
 from shoal_planner.levels import DeviceGroups, Level, Sharding
+from shoal_planner.loads import segments
 from shoal_planner.memory import GATHERED_UNITS, GRADIENT_BYTES, SCATTERED_UNITS, STAGING_COPIES, unit_elements
 from shoal_planner.overlap import Overlap
 from shoal_planner.parameters import num_parameters
-from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Stage
+from shoal_planner.plan import Override, Pipeline, Plan, Recompute, Replica, Stage
+from shoal_planner.predict import unit_exchange
+from shoal_planner.profile import Profile
+from shoal_planner.sharding import exchanged_at
 from shoal_recovery.state import Kind
 from shoal_workers.courier import STAGING
 from shoal_workers.exchange import SoloExchange
@@ -33,6 +39,7 @@ GROUPS = tuple(DeviceGroups(node=node, size=2) for node in ("n0", "n1"))
 
 ZERO_3 = Sharding(weights="cluster", gradients="cluster")
 ZERO_PP = replace(ZERO_3, gather="int8", scatter="int4", secondary=True)
+ZERO_PP_PLAIN = replace(ZERO_3, secondary=True)
 THREE_LEVEL = Sharding(weights="group", gradients="node")
 
 
@@ -111,6 +118,45 @@ def test_every_level_equals_one_process(
         for key, values in rank.owned.items():
             whole = run.state.values[key.kind][key.fqn].reshape(-1)[key.first : key.last]
             assert values.tobytes() == whole.tobytes(), "owners of one interval have the same"
+
+
+def whole(first: int, last: int, one: Stage) -> Stage:
+    return replace(one, overrides=(Override(layers=(first, last), sharding="none"),))
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        THREE_LEVEL,
+        pytest.param(Sharding(weights="node", gradients="group", optimizer="node"), marks=_LONG),
+        pytest.param(ZERO_PP_PLAIN, marks=_LONG),
+        pytest.param(Sharding(gradients="node"), marks=_LONG),
+        pytest.param(Sharding(weights="node"), marks=_LONG),
+    ],
+)
+@pytest.mark.parametrize("slices", [1, pytest.param(2, marks=_LONG)])
+def test_whole_layers_among_split_ones_equal_one_process(
+    processes: Processes, solo: dict[bool, SoloRun], sharding: Sharding, slices: int
+) -> None:
+    """Each pipeline keeps others whole, and one device only holds state. A rank keeps what `shard_map` says, and its
+    whole layers are passed round once a step."""
+    alike = tuple(replica(node, device, tp=tp, samples=samples) for node, device, tp, samples in _MIXED)
+    stages = whole(2, 5, stage(0, 6, *alike)), whole(0, 3, stage(0, 6, replica("n0", 3), replica("n1", 3)))
+    if slices > 1:
+        stages = tuple(replace(one, replicas=_alike(one, 1), slices=slices) for one in stages)
+    split = plan(sharding, (1, (stages[0],)), (2, (stages[1],)))
+    spec = job(tied=True)
+    run = processes.run(RunRequest(job=spec, plan=split, until_step=STEPS))
+    assert worst_difference(run.weights, solo[True].weights) <= BOUND
+    np.testing.assert_allclose(run.losses, solo[True].losses, rtol=1e-5)
+    assert_holders_agree(run, spec)
+
+
+_MIXED = (("n0", 0, 1, 2), ("n0", 1, 1, 1), ("n1", 0, 2, 1), ("n1", 2, 1, 0))
+
+
+def _alike(one: Stage, tp: int) -> tuple[Replica, ...]:
+    return tuple(replace(each, devices=each.devices[:tp], tp=tp) for each in one.replicas)
 
 
 @pytest.mark.parametrize("sharding", [THREE_LEVEL, pytest.param(Sharding(optimizer="none"), marks=_LONG)])
@@ -266,6 +312,35 @@ def test_three_levels_cross_nodes_once_a_step(one_step: OneStep) -> None:
     assert crossing[Purpose.REDUCE, Link.ZONE] == pytest.approx(8 * MODEL_BYTES / 4 / 2, rel=0.02)
     assert crossing[Purpose.GATHER, Link.ZONE] == pytest.approx(8 * MODEL_BYTES / 2 / 2, rel=0.02)
     assert once[Purpose.GATHER, Link.NODE] == pytest.approx(8 * MODEL_BYTES / 8, rel=0.02)
+
+
+def test_whole_layers_cross_nodes_as_often_as_they_are_kept(processes: Processes) -> None:
+    """Four replicas of a node send their gradients, and four of the other get the weights; as the planner counts."""
+    sharding = Sharding(weights="node", gradients="node")
+    moved = {}
+    for layers in (0, 2):
+        some = eight(sharding)
+        if layers:
+            some = replace(some, pipelines=tuple(replace(one, stages=_wholes(one, layers)) for one in some.pipelines))
+        found = received(processes.run(RunRequest(job=sized(), plan=some, until_step=1)))
+        moved[layers] = [found[purpose, Link.ZONE] for purpose in (Purpose.REDUCE, Purpose.GATHER)]
+    blocks = 2 * 2 * unit_elements(sized().model, 1, 1)
+    ends = MODEL_BYTES - blocks
+    assert moved[0] == pytest.approx([2 * MODEL_BYTES / 2] * 2, rel=0.02)
+    assert moved[2] == pytest.approx([2 * (ends / 2 + 4 * blocks / 2)] * 2, rel=0.02)
+    nodes = parse_cluster({"nodes": [{"name": "n", "device": "A100-40G", "devices": 4, "count": 2}]}).nodes
+    cluster = ClusterSnapshot(nodes=tuple(replace(node, id=f"n{index}") for index, node in enumerate(nodes)))
+    costs = CostModel(sized(), cluster, Profile())
+    whole = replace(eight(sharding), pipelines=some.pipelines)
+    counted = Counter[str]()
+    for part in segments(whole, costs):
+        exchange = unit_exchange(part, costs, exchanged_at(whole, "node", costs))
+        counted.update({node: (part.last - part.first) * s * costs.node_rate(node) for node, s in exchange.network_s})
+    assert sum(counted.values()) == pytest.approx(moved[2][0], rel=0.02)
+
+
+def _wholes(pipeline: Pipeline, layers: int) -> tuple[Stage, ...]:
+    return tuple(whole(0, layers, one) for one in pipeline.stages)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def scatter_routes(shards: ShardMap, model: ModelSpec, rank: int) -> Routes:
     def between(giver: RankState, taker: RankState) -> _Spans:
         if giver.circles.gradients != taker.circles.gradients or not taker.shares_gradients:
             return ()
-        return common(giver.contributes, taker.sums)
+        return without(common(giver.contributes, taker.sums), taker.alone)
 
     return _routes(shards, rank, _users(model, _slicing(shards, rank)), between)
 
