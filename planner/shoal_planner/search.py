@@ -42,9 +42,9 @@ _MUCH_SLOWER, _FEW, _ALL_OF = 5, 8, 3
 # So far above the least possible, plainer clusters are searched, too: that takes as long again, twice or three times.
 _FARTHER = 2.25
 _FINALISTS = 5  # plans that are shown, and looked at more closely
-# So many more are looked at that would be first if all that may overlap were hidden, fewer where each takes longer.
+# So many more are looked at that would be first if all that may overlap were hidden, and as many teams, which exchange
+# most; fewer where each takes longer.
 _PROMISING, _PROMISING_DEVICES = 16, 1024
-_TEAMS = 2  # and of teams, which are few and exchange most, so manieth as many
 # Other schedules keep more in memory, so for them plans are tried, too, that need so much of it under 1F1B.
 _LESS_ROOM = (0.85, 0.7, 0.5)
 
@@ -287,7 +287,7 @@ def _promising(scored: list[Plan], costs: CostModel) -> list[Plan]:
     ordered = sorted(scored, key=lambda found: (alone_s(found), found.plan_id))
     apart = (found for found in ordered if not shares_inside(found))
     teams = (found for found in ordered if shares_inside(found))
-    return [*itertools.islice(apart, number), *itertools.islice(teams, number // _TEAMS)]
+    return [*itertools.islice(apart, number), *itertools.islice(teams, number)]
 
 
 def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:

@@ -32,7 +32,7 @@ from shoal_planner.slices import most_slices
 # On fewer, all that shares nothing is searched exactly. On more devices than the second of these numbers all nodes are
 # not one team too, as it takes long to add up what so many share; and on more than the third there are no teams.
 LEAST_DEVICES, _ONE_TEAM, MOST_DEVICES = 9, 256, 2048
-_FEW_NODES = 8  # so many are one team without one of them, too: what all add up between them may take longer
+_FEW_NODES = 8  # of so many, fewer are one team, too: what all add up between them may take longer
 _AS_MUCH = 1.15
 _MOST_SAMPLES = 16  # of a micro-batch, of one replica
 _FEW_TIMES = 2  # micro-batches
@@ -214,9 +214,9 @@ class _Teams:
                 if fewer < len(nodes):
                     yield from self._shared(tuple(nodes[:fewer]), "node", 0.0)
             if sum(map(len, nodes)) <= _ONE_TEAM:
-                for together in (nodes, nodes[:-1] if len(nodes) <= _FEW_NODES else []):
-                    if len(together) > 1:
-                        yield from self._shared((tuple(itertools.chain(*together)),), "cluster", 0.0)
+                fewest = 2 if len(nodes) <= _FEW_NODES else len(nodes)
+                for count in range(len(nodes), fewest - 1, -1):
+                    yield from self._shared((tuple(itertools.chain(*nodes[:count])),), "cluster", 0.0)
 
     def _between_s(self, kinds: tuple[Kind, ...]) -> float:
         """The least that nodes of these kinds need to add up gradients and to gather weights: all of them cross."""

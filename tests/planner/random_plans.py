@@ -3,6 +3,7 @@ all of them. Owns the drawing alone; a plan may need more memory than there is."
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections import defaultdict
@@ -29,13 +30,31 @@ def random_plan(rng: random.Random, instance: Instance) -> Plan:
     for index, cell in enumerate(used):
         pieces[index if index < num_pipelines else rng.randrange(num_pipelines)].append(cell)
     counts = _deal(rng, job.train.global_batch, num_pipelines, least=1)
-    sharding = _sharding(rng)
-    splits = (sharding.weights, sharding.gradients) != ("none", "none")
-    return Plan(
-        pipelines=tuple(_pipeline(rng, job, pieces[index], count, splits) for index, count in enumerate(counts)),
+    made = Plan(
+        pipelines=tuple(_pipeline(rng, job, pieces[index], count) for index, count in enumerate(counts)),
         copies=num_copies(job, cluster),
-        sharding=sharding,
+        sharding=_sharding(rng),
     )
+    apart = random.Random()
+    apart.setstate(rng.getstate())  # what is drawn after this plan does not hang on it
+    return _with_whole_layers(apart, made)
+
+
+def _with_whole_layers(rng: random.Random, made: Plan) -> Plan:
+    """In half of the stages of a plan that splits others."""
+    if made.sharding.weights == made.sharding.gradients == "none":
+        return made
+
+    def change(stage: Stage) -> Stage:
+        first, last = stage.first, stage.last
+        if first == last or stage.overrides or rng.random() < 0.5:
+            return stage
+        begin = rng.randrange(first, last)
+        whole = Override(layers=(begin, rng.randint(begin + 1, last)), sharding="none")
+        return dataclasses.replace(stage, overrides=(whole,))
+
+    pipelines = (dataclasses.replace(one, stages=tuple(map(change, one.stages))) for one in made.pipelines)
+    return dataclasses.replace(made, pipelines=tuple(pipelines))
 
 
 def _sharding(rng: random.Random) -> Sharding:
@@ -60,7 +79,7 @@ def _cells(rng: random.Random, job: JobSpec, cluster: ClusterSnapshot) -> list[C
     return found
 
 
-def _pipeline(rng: random.Random, job: JobSpec, cells: list[Cell], samples: int, splits: bool) -> Pipeline:
+def _pipeline(rng: random.Random, job: JobSpec, cells: list[Cell], samples: int) -> Pipeline:
     sizes = [size for size in range(1, samples + 1) if samples % size == 0]
     micro_batch = rng.choice(sizes)
     depth = min(rng.randint(1, len(cells)), job.model.layers + 2)
@@ -84,28 +103,18 @@ def _pipeline(rng: random.Random, job: JobSpec, cells: list[Cell], samples: int,
         )
         recompute = rng.choice(RECOMPUTATIONS) if job.train.recompute == "auto" else "none"
         layers = (first, first + count)
-        made.append(
-            Stage(layers=(layers,), replicas=replicas, recompute=recompute, overrides=_other(rng, layers, splits))
-        )
+        made.append(Stage(layers=(layers,), replicas=replicas, recompute=recompute, overrides=_hosted(rng, layers)))
         first += count
     return Pipeline(micro_batch=micro_batch, micro_batches=samples // micro_batch, stages=tuple(made))
 
 
-def _other(rng: random.Random, layers: tuple[int, int], splits: bool) -> tuple[Override, ...]:
-    """In a quarter of the stages the optimizer state of some layers is on the host; in half of those that split others
-    some are whole."""
+def _hosted(rng: random.Random, layers: tuple[int, int]) -> tuple[Override, ...]:
+    """In a quarter of the stages the optimizer state of some layers is on the host."""
     first, last = layers
-    hosted, whole = rng.random() < 0.25, splits and rng.random() < 0.5
-    if first == last or not (hosted or whole):
+    if first == last or rng.random() < 0.75:
         return ()
     begin = rng.randrange(first, last)
-    return (
-        Override(
-            layers=(begin, rng.randint(begin + 1, last)),
-            offload="optimizer" if hosted else "none",
-            sharding="none" if whole else None,
-        ),
-    )
+    return (Override(layers=(begin, rng.randint(begin + 1, last)), offload="optimizer"),)
 
 
 def _layers(rng: random.Random, layers: int, depth: int) -> list[int]:

@@ -16,6 +16,7 @@ from shoal_planner.exact import MOST_DEVICES
 from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.memory import unit_elements
 from shoal_planner.node_teams import try_node_teams
+from shoal_planner.overlap_choice import with_overlap
 from shoal_planner.picture import plan_svg
 from shoal_planner.plan import Plan, parse_plan, plan_to_mapping
 from shoal_planner.profile import Profile
@@ -144,3 +145,14 @@ def test_the_best_of_them_is_no_slower_on_a_better_cluster(seed: int) -> None:
         what, cluster = change(instance)
         if cluster.num_devices <= MOST_DEVICES:
             assert best_s(cluster) <= best_s(instance.cluster) * (1 + 1e-9), what
+
+
+def test_with_more_memory_more_layers_may_be_whole_and_never_to_the_worse() -> None:
+    """Seconds are convex in their number: the most that fit are not the best."""
+    job, found = billions(global_batch=1016), []
+    for memory in (57, 58, 59):
+        nodes = [{"name": "n", "device": "A100-80G", "devices": 8, "intra_gb_per_s": 2.54}]
+        cluster = parse_cluster({"nodes": nodes, "devices": {"A100-80G": {"memory_gib": memory}}})
+        costs = CostModel(job, cluster, Profile())
+        found.append(min(step_s(with_overlap(score_with(made, costs), costs)) for made in offered(job, cluster)))
+    assert found == sorted(found, reverse=True)

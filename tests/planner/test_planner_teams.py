@@ -63,7 +63,7 @@ def offers(job: JobSpec, cluster: ClusterSnapshot, best_s: float = float("inf"))
             return float("inf")
         return step_s(found[-1])
 
-    try_teams(costs, 0, best_s, consider)
+    try_teams(costs, 0, best_s, consider, consider)
     return sorted(found, key=step_s)
 
 
@@ -74,9 +74,9 @@ def test_teams_win_where_stages_would_wait() -> None:
     """One micro-batch for each device: a pipeline idles while it fills, and a whole model is too large for a device."""
     job = make_job(batch=16)
     found = plan(job, TWO_NODES).plan
-    assert found.sharding == Sharding(weights="node", gradients="node")
-    assert [len(pipeline.stages) for pipeline in found.pipelines] == [1, 1]
-    assert all(len(pipeline.stages[0].replicas) == 8 for pipeline in found.pipelines)
+    assert found.sharding == Sharding(weights="cluster", gradients="cluster") and found.overlap.shards
+    assert [len(pipeline.stages) for pipeline in found.pipelines] == [1]
+    assert len(found.pipelines[0].stages[0].replicas) == 16
     assert score(found, job, TWO_NODES) == found
     used = recount.device_bytes(found, job, TWO_NODES)
     assert all(size <= recount.room_bytes(TWO_NODES, device.rsplit(":")[0]) for device, size in used.items())
@@ -129,20 +129,22 @@ def test_a_node_more_never_puts_teams_out_of_reach() -> None:
     assert step_s(more) < 1.01 * step_s(fewer)
 
 
-@pytest.mark.parametrize("nodes", [32, 40])
-def test_teams_that_lost_a_node_are_mended(nodes: int) -> None:
-    """In its place comes one that was idle, if there is one."""
+@pytest.mark.parametrize(("nodes", "gbit", "level"), [(32, 200, "node"), (40, 200, "node"), (32, 400, "cluster")])
+def test_teams_that_lost_a_node_are_mended(nodes: int, gbit: int, level: str) -> None:
+    """In its place comes one that was idle, if there is one. Where the network is fast all are one team."""
     job = make_job(batch=256, seq_len=2048)
-    cluster = make_cluster(("A100-40G", nodes, 8))
+    cluster = make_cluster(("A100-40G", nodes, 8), inter_gbit_per_s=gbit)
     running = plan(job, cluster).plan
-    assert running.sharding.weights == "node" and len(running.pipelines) == 32
+    assert running.sharding.weights == level and len(running.pipelines) == (32 if level == "node" else 1)
     result = plan(job, cluster.without(["a100-40g-3"]), previous=running)
     there = {replica.node for replica in result.plan.replicas()}
     assert "a100-40g-3" not in there and len(there) == min(32, nodes - 1)
     if nodes > 32:
         assert result.num_candidates < 10, "mended, not searched for"
-    # 256 samples no longer go one by one to 248 devices: by fours these share five, a quarter more for each.
-    assert step_s(result.plan) < step_s(running) * (1.001 if nodes > 32 else 1.3)
+    # 256 samples no longer go one by one to 248 devices. By fours these share five, a quarter more for each; of one
+    # team some have two.
+    most = 1.001 if nodes > 32 else 1.3 if level == "node" else 1.4
+    assert step_s(result.plan) < step_s(running) * most
 
 
 def test_a_stage_of_replicas_that_share_nothing_may_lose_one() -> None:
