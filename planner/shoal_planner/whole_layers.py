@@ -31,16 +31,15 @@ def with_whole_layers(plan: Plan, costs: CostModel, enough_s: float = math.inf) 
     found = _Numbers(plan, costs)
     none_s = found.seconds(0)
     spared_s = found.part() * _exchanged_s(plan)
-    if found.exposed_s() > 0 and none_s - spared_s < enough_s:
-        low, high = 0, found.most()
+    if found.exposed_s() > 0 and none_s - spared_s < enough_s and found.one_betters():
+        low, high = 1, found.most()
         while low < high:
             middle = (low + high) // 2
             if found.seconds(middle + 1) < found.seconds(middle):
                 low = middle + 1
             else:
                 high = middle
-        if found.seconds(low) < none_s:
-            return found.seconds(low), score_with(found.plan(low), costs)
+        return found.seconds(low), score_with(found.plan(low), costs)
     return none_s, plan
 
 
@@ -64,6 +63,13 @@ class _Numbers:
     def exposed_s(self) -> float:
         """What is not hidden where no layer is whole."""
         return _exchanged_s(self._hidden(0))
+
+    def one_betters(self) -> bool:
+        """Else no number does."""
+        try:
+            return self.part() > 0 and self.seconds(1) < self.seconds(0)
+        except NoPlanFits:
+            return False
 
     def most(self) -> int:
         """The largest number that fits: exchanged whole, layers need larger buffers than they are counted with."""

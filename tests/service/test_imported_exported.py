@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,16 @@ TRAIN = {"global_batch": 4, "seq_len": 16, "steps": 3}
 BEGIN, END = 100, 101
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *WINDOWS])
+# One of each family; the others differ in what tests of the engine see, too.
+_USUAL = frozenset({"llama", "mistral, windows", "qwen2", "gpt2"})
+
+
+def _usual_and_long(every: Sequence[Any], usual: Collection[Any]) -> list[Any]:
+    """Those that are not usual are long tests: each starts processes that import transformers."""
+    return [one if one in usual else pytest.param(one, marks=pytest.mark.long) for one in every]
+
+
+@pytest.mark.parametrize("name", _usual_and_long([*CONFIGS, *WINDOWS], _USUAL))
 def test_what_comes_back_is_what_came_and_goes_on_alike(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,7 +115,7 @@ def _with_tokenizer(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral, wide heads"])
+@pytest.mark.parametrize("name", _usual_and_long(["llama", "mistral, wide heads"], {"llama"}))
 def test_a_prompt_begins_as_the_tokenizer_has_texts_begin(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,7 +144,7 @@ def _says(folder: Path, **fields: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-@pytest.mark.parametrize("penalty", [0.9, 1.05, 1.3])
+@pytest.mark.parametrize("penalty", _usual_and_long([0.9, 1.05, 1.3], {1.3}))
 def test_tokens_that_are_there_already_are_penalised_as_the_folder_says(
     penalty: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
