@@ -98,7 +98,10 @@ def main() -> None:
     changes = replayed(TRACE, arguments.seconds)
     runs: defaultdict[str, list[Replayed]] = defaultdict(list)
     problems: dict[str, str] = {}
-    chosen = {side: _CONTENDERS[side] for side in arguments.only.split(",")}
+    wanted = arguments.only.split(",")
+    if unknown := sorted(set(wanted) - set(_CONTENDERS)):
+        parser.error(f"--only {unknown[0]}: there are {', '.join(_CONTENDERS)}")
+    chosen = {side: _CONTENDERS[side] for side in wanted}
     for _, (side, begin) in itertools.product(range(arguments.rounds), chosen.items()):
         try:
             with _begun(begin, arguments.seq_len) as contender:
@@ -114,7 +117,7 @@ def main() -> None:
             results[f"{figure}.{side}"] = statistics.median(getattr(one, figure) for one in found)
         for nodes in range(1, NUM_WORKERS + 1):
             results[f"resting_samples_per_s.{side}.{nodes}"] = statistics.median(one.rates[nodes] for one in found)
-    for figure, side in itertools.product(("samples_per_s", "goodput"), _PEERS):
+    for figure, side in itertools.product(("samples_per_s", "goodput"), filter(chosen.__contains__, _PEERS)):
         ours, theirs = (results.setdefault(f"{figure}.{one}", None) for one in ("shoal", side))
         ratio = "ratio" if figure == "samples_per_s" else "goodput_ratio"
         results[f"{ratio}.{side}"] = None if ours is None or theirs is None else ours / theirs
@@ -122,7 +125,7 @@ def main() -> None:
     answer(
         "trace_goodput",
         results,
-        {**told, **problems, "seq_len": arguments.seq_len, "changes": list(map(asdict, changes))},
+        {**told, "problems": problems, "seq_len": arguments.seq_len, "changes": list(map(asdict, changes))},
     )
 
 

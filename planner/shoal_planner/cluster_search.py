@@ -341,7 +341,7 @@ class Search:
         return step_s(scored)
 
     def _consider_exposed(self, made: Plan) -> float:
-        """With as many layers whole as fit, too, if that may be faster."""
+        """With the number of whole layers that is best, too."""
         scored = self.scored_or_none(made)
         if scored is None:
             return math.inf
