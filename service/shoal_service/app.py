@@ -176,6 +176,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     relay = Relay(services.database.engine, services.bell) if services.database.is_postgres else None
     if relay is not None:
         relay.start()
+    services.bell.hears_others = relay is None  # SQLite has no other replica: nothing changes that is not rung for here
     beat = asyncio.create_task(services.awake.beat(), name="awake")
     forgetting = asyncio.create_task(
         keep_forgetting(services.database, services.settings.log_kept_s), name="log-retention"

@@ -71,12 +71,14 @@ class LocalCluster:
         shutil.rmtree(head_dir, ignore_errors=True)
         self._env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(head_dir)}
         os.environ.update(self._env)  # what raylets and their workers inherit
+        _without_dashboard()
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
                 "num_cpus": 1,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,
+                "include_log_monitor": False,  # agents bring home what is printed
                 "_system_config": _SYSTEM_CONFIG,
             },
         )
@@ -142,6 +144,12 @@ class LocalCluster:
                 process = psutil.Process(pid)
                 found += [process, *process.children(recursive=True)]
         return list(dict.fromkeys(found))
+
+
+def _without_dashboard() -> None:
+    """Agents of a dashboard that is not there take a second of a core to start on each node, and go on looking for
+    events and figures. Where Ray finds none of what a dashboard needs it starts small ones."""
+    sys.modules["ray.dashboard.optional_deps"] = None  # type: ignore[assignment]
 
 
 def _raylet_pid(raylet: Any) -> int:

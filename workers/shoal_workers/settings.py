@@ -30,7 +30,7 @@ class WorkerSettings(BaseSettings):
     """Where agents and ranks listen."""
     advertise_host: str | None = None
     """Where peers reach them; none means the address that Ray knows the node by."""
-    heartbeat_s: float = 0.05
+    heartbeat_s: float = 0.1
     """How often agents and ranks show that they live."""
     silence_s: float = 2.0
     """Silence of this length counts as death when one observer sees it."""
