@@ -13,6 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -311,10 +312,14 @@ class Roster:
 
     def _recruit(self, seen: NodeSeen) -> None:
         entry = _Entry(seen)
+        starting: dict[int | None, Future[tuple[str, int]]] = {None: Future()}
+        starting |= {index: Future() for index in range(seen.node.devices if self._with_ranks else 0)}
+        for index, address in starting.items():
+            arguments = (seen, index, address)
+            threading.Thread(target=self._start, args=arguments, name=f"start-{seen.node.id}", daemon=True).start()
         try:
-            self._enter(entry, None, self._cluster.agent(seen))
-            for index in range(seen.node.devices if self._with_ranks else 0):
-                self._enter(entry, index, self._cluster.rank(seen, self._job, index))
+            for index, address in starting.items():
+                self._enter(entry, index, address.result())
             entry.ready = True
             self._events.put(NodeReady(seen))
         except (NodeUnreachable, ConnectionClosed, m.ProtocolError) as error:
@@ -326,6 +331,14 @@ class Roster:
         finally:
             with self._lock:
                 self._recruiting.discard(seen.incarnation)
+
+    def _start(self, seen: NodeSeen, index: int | None, address: Future[tuple[str, int]]) -> None:
+        """All processes of a node at once: each of them takes seconds to load what it needs."""
+        try:
+            known = self._cluster.agent(seen) if index is None else self._cluster.rank(seen, self._job, index)
+            address.set_result(known)
+        except Exception as error:  # NodeUnreachable; what else it may be is for whoever waits, too
+            address.set_exception(error)
 
     def _enter(self, entry: _Entry, index: int | None, address: tuple[str, int]) -> None:
         connection = connect(address, shown=None if index is None else job_pass(self._job))
