@@ -79,8 +79,11 @@ class TrainingJob:
         *,
         job: Mapping[str, Any] = JOB,
         copies: int | str = 1,
+        every_steps: int | None = None,
     ) -> None:
+        """`every_steps`: between two checkpoints."""
         self._folder, self._job, self._copies = folder, job, copies
+        self._every_steps = every_steps or _EVERY // num_nodes
         self._nodes = tuple(f"node-{index}" for index in range(num_nodes))
         nodes = {"name": "node", "device": "cpu-1t", "count": num_nodes, "host_memory_gib": 4, "spot": True}
         self._cluster = {"nodes": [nodes], "devices": {"cpu-1t": {"memory_gib": 1}}}
@@ -97,7 +100,7 @@ class TrainingJob:
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
             # Stated, as losses that the job suffers may make the planner keep more: then nothing is missing.
-            stored = {"uri": uri, "every_steps": _EVERY // len(self._nodes), "copies": self._copies}
+            stored = {"uri": uri, "every_steps": self._every_steps, "copies": self._copies}
             job = self._client.submit({**self._job, "checkpoint": stored})
             self._id: str = job["id"]
             self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)

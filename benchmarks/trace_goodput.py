@@ -43,6 +43,7 @@ _REST_S = 10.0  # after a change
 _RATED_S = 30.0
 _LIMIT_S = 120.0
 _POLL_S = 0.05
+_EVERY_STEPS = 25  # of seconds each
 _BATCH = 2 * NUM_WORKERS  # samples that one, two and three nodes share out evenly
 
 
@@ -92,7 +93,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--seq-len", type=int, default=512)
     parser.add_argument("--only", default=",".join(_CONTENDERS), help="systems, separated by commas")
     arguments = parser.parse_args()
     changes = replayed(TRACE, arguments.seconds)
@@ -230,7 +231,7 @@ class _Shoal:
 
 @contextmanager
 def _shoal(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
-    with TrainingJob(folder, num_nodes=NUM_WORKERS, job=job, copies="auto") as running:
+    with TrainingJob(folder, num_nodes=NUM_WORKERS, job=job, copies="auto", every_steps=_EVERY_STEPS) as running:
         yield _Shoal(running)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import socket
+import threading
 import time
 from collections.abc import Iterable, Mapping
 
@@ -131,3 +133,41 @@ def test_what_a_rank_died_of_is_asked_and_not_waited_for(answer: m.SignalIs | m.
         assert lost.ended_by == (answer.name if isinstance(answer, m.SignalIs) else None)
         roster.close()
         agent.close()
+
+
+class SlowNode(OneNode):
+    """Its processes are loaded when all of them are asked for."""
+
+    def __init__(self, address: tuple[str, int], rank_address: tuple[str, int], num_devices: int) -> None:
+        super().__init__(address, rank_address)
+        self._seen = NodeSeen(node=dataclasses.replace(self._seen.node, devices=num_devices), incarnation="0" * 8)
+        self._all_asked = threading.Barrier(1 + num_devices, timeout=20)
+
+    def agent(self, seen: NodeSeen) -> tuple[str, int]:
+        self._all_asked.wait()
+        return super().agent(seen)
+
+    def rank(self, seen: NodeSeen, job: str, index: int) -> tuple[str, int]:
+        self._all_asked.wait()
+        return super().rank(seen, job, index)
+
+
+@pytest.mark.timeout(30)
+def test_all_processes_of_a_node_are_started_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as agents, socket.create_server(("127.0.0.1", 0)) as ranks:
+        node = SlowNode(agents.getsockname(), ranks.getsockname(), 3)
+        roster = Roster(node, "job", queue.SimpleQueue(), time.monotonic)  # type: ignore[arg-type]
+        roster.refresh()
+        agent, _ = _called(agents)
+        agent.send(m.encode(m.Heartbeat(at_s=1.0)))
+        called = []
+        for pid in range(3):
+            assert not roster.ready()
+            rank, _ = _called(ranks)
+            rank.send(m.encode(m.Hello(pid=pid, epoch=0, stepping=False)))
+            called.append(rank)
+        eventually(lambda: roster.ready() == {"n-0"})
+        assert [contact.index for contact in roster.contacts()] == [None, 0, 1, 2]
+        roster.close()
+        for connection in (agent, *called):
+            connection.close()
