@@ -43,7 +43,7 @@ _REST_S = 10.0  # after a change
 _RATED_S = 30.0
 _LIMIT_S = 120.0
 _POLL_S = 0.05
-_EVERY_STEPS = 25  # of seconds each
+_EVERY_STEPS = 50  # between checkpoints: the first of them is waited for
 _BATCH = 2 * NUM_WORKERS  # samples that one, two and three nodes share out evenly
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seq-len", type=int, default=512)
+    parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--only", default=",".join(_CONTENDERS), help="systems, separated by commas")
     arguments = parser.parse_args()
     changes = replayed(TRACE, arguments.seconds)
