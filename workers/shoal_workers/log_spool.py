@@ -28,7 +28,7 @@ from shoal_workers.rows import Row
 
 log = structlog.get_logger()
 
-_LOOK_S = 0.5
+_LOOK_S = 0.2
 _READ_BYTES = 2**18
 _KEPT_BYTES = 8 * 2**20  # of lines in memory, at most
 _LINE_BYTES = 2**13  # of one line, the rest is left out
