@@ -147,8 +147,8 @@ class LocalCluster:
 
 
 def _without_dashboard() -> None:
-    """Agents of a dashboard that is not there take a second of a core to start on each node, and go on looking for
-    events and figures. Where Ray finds none of what a dashboard needs it starts small ones."""
+    """Agents of a dashboard that is not there take 0.75 s of a core to start on each node, and go on looking for events
+    and figures. Where Ray finds none of what a dashboard needs it starts small ones."""
     sys.modules["ray.dashboard.optional_deps"] = None  # type: ignore[assignment]
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -329,6 +329,7 @@ class Roster:
                 if self._entries.get(seen.node.id) is entry:
                     del self._entries[seen.node.id]
         finally:
+            wait(starting.values())  # or those that hang would be asked for again and again while another one fails
             with self._lock:
                 self._recruiting.discard(seen.incarnation)
 
