@@ -30,7 +30,7 @@ from shoal_planner.relief import least_step_s, loosened, with_smaller
 from shoal_planner.replan import mend_plan
 from shoal_planner.rescue import RoomyCosts, is_pressed, rescue, unburden
 from shoal_planner.rounds import Lead, rounds
-from shoal_planner.score import score_with
+from shoal_planner.score import by_step, score_with, step_s
 from shoal_planner.standing import word_of
 from shoal_planner.teams import try_teams
 from shoal_planner.ways import Ways, ground_of, ways_of
@@ -85,12 +85,13 @@ class Search:
         self._proofs = _PROOFS
         self._least_s = 0.0  # the least possible, once it was asked for
 
-    def look(self, *, thorough: bool = True, previous: Plan | None = None) -> None:
-        """Everything; what takes long and rarely wins, if `thorough`. A plan that runs is mended first, and nothing is
-        searched for where that is good enough; its job waits, so nothing takes long then."""
+    def look(self, *, thorough: bool = True, briefly: bool = True, previous: Plan | None = None) -> None:
+        """Everything; what takes long and rarely wins, if `thorough`, and else fewer steps, if `briefly`. A plan that
+        runs is mended first, and nothing is searched for where that is good enough; its job waits, so then nothing
+        takes long."""
         self.mended = previous is not None and self.mend(previous)
         if previous is None:
-            self.run(thorough=thorough)
+            self.run(thorough=thorough, part=_QUICKLY if briefly else 1)
         elif not self.mended:
             mended, self.scored = self.scored, {}  # what is known would make the search give up other ways early
             self.run(thorough=thorough and num_devices(self.costs) <= _AGAIN, part=_HURRIED)
@@ -375,12 +376,3 @@ class Search:
 
     def _enough_devices(self, words: tuple[Word, ...]) -> bool:
         return sum(unit.tp for word in words for unit in word) >= self.costs.job.limits.min_devices
-
-
-def by_step(plan: Plan) -> tuple[float, str]:
-    return step_s(plan), plan.plan_id
-
-
-def step_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_s

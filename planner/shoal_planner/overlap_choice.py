@@ -14,7 +14,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField
 from shoal_planner.overlap import NOTHING, Overlap
 from shoal_planner.plan import Plan
-from shoal_planner.score import score_with
+from shoal_planner.score import score_with, step_s
 
 CHUNKS = (2, 4, 8)
 # Less is within what a prediction is wrong by, and overlapping has costs that no model knows.
@@ -33,7 +33,7 @@ def with_overlap(plan: Plan, costs: CostModel) -> Plan:
     for way in _ways(plan, chunks=costs.job.model.module is None):
         for change in way:
             found = _scored(best, costs, change(best.overlap))
-            if found is None or _step_s(found) >= _SURELY * _step_s(best):
+            if found is None or step_s(found) >= _SURELY * step_s(best):
                 break  # where a few chunks do not pay, more do not either
             best = found
     return best
@@ -47,7 +47,7 @@ def with_like_overlap(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan:
     has_stages = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
     like = dataclasses.replace(overlap, stages=has_stages)
     found = plan if like == NOTHING else _scored(plan, costs, like) or _ahead(plan, costs)
-    return found if _step_s(found) <= _step_s(plan) else plan
+    return found if step_s(found) <= step_s(plan) else plan
 
 
 def _ahead(plan: Plan, costs: CostModel) -> Plan:
@@ -98,8 +98,3 @@ def _scored(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan | None:
         return score_with(dataclasses.replace(plan, overlap=overlap, prediction=None), costs)
     except InvalidField:  # its groups name collectives
         return None
-
-
-def _step_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_s

@@ -106,7 +106,7 @@ def forced_reason(previous: Plan, chosen: Plan, cost: Move, costs: CostModel) ->
     """Why the running plan is left that cannot go on."""
     there = {node.id for node in costs.snapshot.nodes}
     lost = sorted({replica.node for replica in previous.replicas()} - there)
-    why = f"{_names(lost)} {'is' if len(lost) == 1 else 'are'} gone" if lost else "the running plan does not fit"
+    why = f"{_names(lost)} can no longer be used" if lost else "the running plan does not fit"
     before = {tuple(_structure(previous, place)) for place in range(len(previous.pipelines))}
     kept = sum(tuple(_structure(chosen, place)) in before for place in range(len(chosen.pipelines)))
     num = len(chosen.pipelines)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from shoal_planner.chunks import Chunks
 from shoal_planner.costs import CostModel
 from shoal_planner.plan import Override, Pipeline, Plan, Stage
+from shoal_planner.score import step_s
 
 MAX_CHUNKS = 8  # of a stage: more send ever more often for ever less
 _TRIED = 32  # plans of a search, those first that would be fastest if their stages waited half as long
@@ -33,21 +34,16 @@ def with_schedules(found: Iterable[Plan], costs: CostModel, score: Score) -> lis
         made = (scored for plan in plain for changed in _under(plan, wanted, costs) if (scored := score(changed)))
         return list(made)
     faster: list[Plan] = []
-    best_s = min(map(_step_s, plain), default=math.inf)
-    for plan in sorted(plain, key=lambda found: _step_s(found) - _bubble_s(found) / 2)[:_TRIED]:
-        if _step_s(plan) - _bubble_s(plan) >= _SURELY * best_s:
+    best_s = min(map(step_s, plain), default=math.inf)
+    for plan in sorted(plain, key=lambda found: step_s(found) - _bubble_s(found) / 2)[:_TRIED]:
+        if step_s(plan) - _bubble_s(plan) >= _SURELY * best_s:
             continue  # however little its stages wait
         for changed in itertools.chain(_under(plan, "interleaved", costs), _under(plan, "zero_bubble", costs)):
             scored = score(changed)
-            if scored is not None and _step_s(scored) < _SURELY * _step_s(plan):
+            if scored is not None and step_s(scored) < _SURELY * step_s(plan):
                 faster.append(scored)
-                best_s = min(best_s, _step_s(scored))
+                best_s = min(best_s, step_s(scored))
     return plain + faster
-
-
-def _step_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_s
 
 
 def _bubble_s(plan: Plan) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from shoal_planner.circles import with_device_groups
 from shoal_planner.cluster import ClusterSnapshot
-from shoal_planner.cluster_search import Search, by_step, step_s
+from shoal_planner.cluster_search import Search
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import HostTooSmall, NoPlanFits
 from shoal_planner.exact import is_proven
@@ -25,7 +25,7 @@ from shoal_planner.job import JobSpec
 from shoal_planner.lasting import Expected, Losses
 from shoal_planner.machines import exchange_parts
 from shoal_planner.moving import UNKNOWN, Outlook
-from shoal_planner.options import usable_nodes
+from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.overlap import NOTHING, Overlap
 from shoal_planner.overlap_choice import overlapping, with_like_overlap, with_overlap
 from shoal_planner.plainer import plainer
@@ -34,11 +34,14 @@ from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained
 from shoal_planner.reschedule import with_schedules
 from shoal_planner.rescue import RoomyCosts
+from shoal_planner.score import by_step, step_s
 from shoal_planner.sharding import shares_inside
 
 # Devices so many times slower than the fastest are also left out from the start: as far as they are but one in so many,
 # or in every combination where there is much to win.
 _MUCH_SLOWER, _FEW, _ALL_OF = 5, 8, 3
+# Where there is most to win, so many kinds of nodes that are no more than one device in so many are left out, too.
+_HANDFULS = 2
 # So far above the least possible, plainer clusters are searched, too: that takes as long again, twice or three times.
 _FARTHER = 2.25
 _FINALISTS = 5  # plans that are shown, and looked at more closely
@@ -157,6 +160,11 @@ def _searched(
             search.truncated = True
             break
         _look_at(others, search, thorough=thorough and closely)
+    for others in () if is_whole or not thorough else _without_few(costs, search):
+        if search.scored and late():
+            search.truncated = True
+            break
+        _look_at(others, search, thorough=False, briefly=False)
     if costs.has_machines and previous is None:
         for found in search.best(_FINALISTS):
             exchange_parts(found, step_s(found), costs, search.consider)
@@ -183,12 +191,13 @@ def _scheduled(search: Search) -> list[Plan]:
     return sorted(made.values(), key=by_step)
 
 
-def _look_at(others: ClusterSnapshot, search: Search, *, thorough: bool) -> None:
-    """What is not there to tempt the search does it no harm."""
+def _look_at(others: ClusterSnapshot, search: Search, *, thorough: bool, briefly: bool = True) -> None:
+    """What is not there to tempt the search does it no harm. Not thorough, but not `briefly` either: with as many steps
+    as on the whole cluster."""
     fewer = min(search.copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
     costs = search.costs
     simple = Search(CostModel(costs.job, others, costs.profile), fewer, search.late, search.known)
-    simple.look(thorough=thorough)
+    simple.look(thorough=thorough, briefly=briefly)
     search.truncated = search.truncated or simple.truncated
     closely = simple.finalists.union(found.plan_id for found in simple.best(_FINALISTS))
     for found in simple.best(len(simple.scored)):
@@ -249,6 +258,15 @@ def _stragglers(costs: CostModel) -> tuple[tuple[str, ...], int]:
         number[node.device_label] += node.devices
     reached = itertools.accumulate(number[name] for name in slow)
     return slow, sum(count <= max(1, number.total() // _FEW) for count in reached)
+
+
+def _without_few(costs: CostModel, search: Search) -> Iterator[ClusterSnapshot]:
+    """Clusters without a few nodes that are like no others: they may hide as much as slow ones, however fast."""
+    kinds = group_kinds(usable_nodes(costs.job, costs.snapshot), costs)
+    few = sum(kind.devices for kind in kinds) // _FEW
+    for kind in sorted(kinds, key=lambda kind: (kind.devices, kind.node.id))[:_HANDFULS]:
+        if kind.devices <= few and search.is_far(_FARTHER):
+            yield costs.snapshot.without(kind.nodes)
 
 
 def _of(types: Iterable[str], costs: CostModel) -> list[str]:

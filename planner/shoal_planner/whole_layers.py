@@ -18,7 +18,7 @@ from shoal_planner.loads import ReplicaLoad, replica_loads, segments
 from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES, part_elements, usable_bytes
 from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Override, Plan, Stage
-from shoal_planner.score import score_with
+from shoal_planner.score import score_with, step_s
 from shoal_planner.sharding import shares_inside
 
 
@@ -27,7 +27,7 @@ def with_whole_layers(plan: Plan, costs: CostModel, enough_s: float = math.inf) 
     steps where what is passed round goes on beside computing, if the job allows that: for these it is chosen. None is
     looked for where no number could take less than `enough_s`."""
     if not shares_inside(plan):
-        return _step_s(plan), plan
+        return step_s(plan), plan
     found = _Numbers(plan, costs)
     none_s = found.seconds(0)
     spared_s = found.part() * _exchanged_s(plan)
@@ -85,7 +85,7 @@ class _Numbers:
 
     def seconds(self, number: int) -> float:
         """Raises NoPlanFits."""
-        return _step_s(self._hidden(number))
+        return step_s(self._hidden(number))
 
     def _hidden(self, number: int) -> Plan:
         if number not in self._scored:
@@ -121,11 +121,6 @@ def _count(load: ReplicaLoad, costs: CostModel) -> int:
 def _exchanged_s(plan: Plan) -> float:
     assert plan.prediction is not None
     return plan.prediction.terms.gradient_s
-
-
-def _step_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_s
 
 
 def _keeping(plan: Plan, counts: list[list[int]]) -> Plan:
