@@ -1,6 +1,7 @@
 """Goodput of a job on nodes that come and go as in a real trace of spot instances.
 
-Usage: python -m benchmarks.trace_goodput [--json] [--seconds N] [--rounds N] [--seq-len N] [--only NAME,NAME]
+Usage: python -m benchmarks.trace_goodput [--json] [--seconds N] [--rounds N] [--seq-len N] [--device-s S]
+       [--only NAME,NAME]
 
 The trace is that of four V100 instances in us-east-2a (public, of SkyPilot), of which a window of 16.7 hours is
 replayed within `--seconds`. One to three nodes are there, as many as the trace had instances. A loss is SIGKILL to all
@@ -13,6 +14,10 @@ twice. `resting_samples_per_s` is the rate with so many nodes and no changes, fr
 was done of the samples that the same nodes would have done at these rates: what coming and going leaves of a system's
 own speed. Nodes are shares of one machine's cores, so that two nodes are faster than two thirds of three; hence a rate
 for each number of nodes.
+
+For the same reason whatever goes on beside ranks is at their expense, which on nodes with a GPU has cores of its own.
+With `--device-s` ranks wait so many seconds a sample instead of computing (`benchmarks.peers.waiting_model`): what is
+left to share is what all systems do on processors besides.
 """
 
 from __future__ import annotations
@@ -47,10 +52,18 @@ _EVERY_STEPS = 50  # between checkpoints: the first of them is waited for
 _BATCH = 2 * NUM_WORKERS  # samples that one, two and three nodes share out evenly
 
 
-def job(seq_len: int) -> dict[str, Any]:
+def job(seq_len: int, device_s: float = 0.0) -> dict[str, Any]:
     """The state is 12 bytes a parameter, whatever a step takes: so long samples are what training has, and short ones
-    favour whoever keeps nothing."""
-    return {**JOB, "train": {**JOB["train"], "global_batch": _BATCH, "seq_len": seq_len}}
+    favour whoever keeps nothing. With `device_s` a step waits so long for each sample, and computes next to nothing."""
+    if not device_s:
+        return {**JOB, "train": {**JOB["train"], "global_batch": _BATCH, "seq_len": seq_len}}
+    waiting = {"layers": 11, "width": 384, "sample_s": device_s}  # as many parameters as JOB
+    return {
+        **JOB,
+        "model": {"entrypoint": "waiting_model:build", "arguments": waiting},
+        "code": {"working_dir": (Path(__file__).parent / "peers").as_uri()},
+        "train": {**JOB["train"], "global_batch": _BATCH},
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +107,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--device-s", type=float, default=0.0, help="a sample waits so long instead of computing")
     parser.add_argument("--only", default=",".join(_CONTENDERS), help="systems, separated by commas")
     arguments = parser.parse_args()
     changes = replayed(TRACE, arguments.seconds)
@@ -102,12 +116,13 @@ def main() -> None:
     wanted = arguments.only.split(",")
     if unknown := sorted(set(wanted) - set(_CONTENDERS)):
         parser.error(f"--only {unknown[0]}: there are {', '.join(_CONTENDERS)}")
+    wanted_job = job(arguments.seq_len, arguments.device_s)
     chosen = {side: _CONTENDERS[side] for side in wanted}
     for _, (side, begin) in itertools.product(range(arguments.rounds), chosen.items()):
         try:
-            with _begun(begin, arguments.seq_len) as contender:
+            with _begun(begin, wanted_job) as contender:
                 rates = at_rest(contender)
-            with _begun(begin, arguments.seq_len) as contender:
+            with _begun(begin, wanted_job) as contender:
                 runs[side].append(play(contender, changes, arguments.seconds, rates))
             print(side, runs[side][-1], file=sys.stderr, flush=True)
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
@@ -126,7 +141,8 @@ def main() -> None:
     answer(
         "trace_goodput",
         results,
-        {**told, "problems": problems, "seq_len": arguments.seq_len, "changes": list(map(asdict, changes))},
+        {**told, "problems": problems, "train": wanted_job["train"], "device_s": arguments.device_s}
+        | {"changes": list(map(asdict, changes))},
     )
 
 
@@ -253,10 +269,10 @@ _CONTENDERS: dict[str, _Begin] = {"shoal": _shoal, **_PEERS}
 
 
 @contextmanager
-def _begun(begin: _Begin, seq_len: int) -> Iterator[Contender]:
+def _begun(begin: _Begin, wanted_job: dict[str, Any]) -> Iterator[Contender]:
     with (
         tempfile.TemporaryDirectory(prefix="shoal-trace-") as folder,
-        begin(Path(folder), job(seq_len)) as contender,
+        begin(Path(folder), wanted_job) as contender,
     ):
         yield contender
 

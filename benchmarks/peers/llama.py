@@ -1,4 +1,4 @@
-"""The engine's model as ordinary modules of PyTorch: what all peers train.
+"""The engine's model as ordinary modules of PyTorch: what all peers train, unless the job names a model of its own.
 
 What autograd makes of F.rms_norm, SDPA, F.silu and matrix products with q, k, v, gate and up apart, and the same first
 weights. The engine has the same kernels, but goes back through norms and positions in a way of its own. Linear layers
@@ -9,12 +9,14 @@ Shapes: B sequences, S positions, N heads, D head size, H hidden.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.peers import waiting_model
 from shoal_planner.job import JobSpec, ModelSpec
 from shoal_planner.parameters import parameters
 from shoal_workers.initial import initial_values
@@ -120,6 +122,12 @@ def build(job: JobSpec, first: int = 0, last: int | None = None) -> Llama:
             values = initial_values(parameter, job.model, job.train.seed, 0, parameter.numel).view(parameter.shape)
             weight.copy_(values.t() if name.endswith(_STORED_TRANSPOSED) else values)
     return model
+
+
+def model_of(job: JobSpec) -> nn.Module:
+    """What the job trains: this, or the modules of `waiting_model`."""
+    module = job.model.module
+    return build(job) if module is None else nn.Sequential(*waiting_model.build(**json.loads(module.arguments)))
 
 
 def mean_loss(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:

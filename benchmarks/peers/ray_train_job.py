@@ -28,7 +28,7 @@ from ray.train.torch import TorchTrainer
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.peers.contender import Feed
-from benchmarks.peers.llama import adamw, build, mean_loss
+from benchmarks.peers.llama import adamw, mean_loss, model_of
 from benchmarks.peers.step_log import StepLog
 from shoal_planner.job import parse_job
 
@@ -50,7 +50,7 @@ _OBJECT_STORE_BYTES = 80_000_000
 def train(config: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     job = parse_job(config["job"])
-    model, feed = build(job), Feed(job)
+    model, feed = model_of(job), Feed(job)
     optimizer = adamw(job, model.parameters())
     step = 0
     if (checkpoint := ray.train.get_checkpoint()) is not None:

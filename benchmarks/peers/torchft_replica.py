@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 from benchmarks.peers.contender import Feed
-from benchmarks.peers.llama import adamw, build, mean_loss
+from benchmarks.peers.llama import adamw, mean_loss, model_of
 from benchmarks.peers.step_log import StepLog
 from shoal_planner.job import parse_job
 
@@ -30,7 +30,7 @@ _GROUP_TIMEOUT = timedelta(seconds=1)
 def main() -> None:
     lighthouse, index, folder, job_file = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
     job = parse_job(yaml.safe_load(job_file.read_text()))
-    model, feed = build(job), Feed(job)
+    model, feed = model_of(job), Feed(job)
     inner = adamw(job, model.parameters())
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
