@@ -57,7 +57,7 @@ def job(seq_len: int, device_s: float = 0.0) -> dict[str, Any]:
     favour whoever keeps nothing. With `device_s` a step waits so long for each sample, and computes next to nothing."""
     if not device_s:
         return {**JOB, "train": {**JOB["train"], "global_batch": _BATCH, "seq_len": seq_len}}
-    waiting = {"layers": 11, "width": 384, "sample_s": device_s}  # as many parameters as JOB
+    waiting = {"layers": 11, "width": 384, "sample_s": device_s}  # 13.2 million parameters, JOB has 13.7
     return {
         **JOB,
         "model": {"entrypoint": "waiting_model:build", "arguments": waiting},
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--device-s", type=float, default=0.0, help="a sample waits so long instead of computing")
+    parser.add_argument("--device-s", type=float, default=0.0, help="a sample waits so long, whatever --seq-len says")
     parser.add_argument("--only", default=",".join(_CONTENDERS), help="systems, separated by commas")
     arguments = parser.parse_args()
     changes = replayed(TRACE, arguments.seconds)
