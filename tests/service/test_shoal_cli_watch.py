@@ -176,6 +176,7 @@ def test_what_else_there_is_to_see_of_a_job(
 
 
 def test_a_clone_may_be_rehearsed_and_a_key_makes_one_job(http: httpx.Client, shell: Any, tmp_path: Path) -> None:
+    ok(Connector(http=http).renew(lease_s=300))
     path = tmp_path / "job.json"
     path.write_text(json.dumps(job_mapping()))
     status, first, _ = shell("submit", str(path), "--idempotency-key", "once")
