@@ -15,8 +15,10 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -40,6 +42,8 @@ _SYSTEM_CONFIG = {
 }
 _OBJECT_STORE_BYTES = 80_000_000
 _LOOK_S = 0.5
+_raylet: Any = ray._raylet
+_FIRST_PORT = 12_000  # those below have owners by convention
 
 
 class LocalCluster:
@@ -64,6 +68,11 @@ class LocalCluster:
             # Ray has workers give way to whatever else runs (niceness 15): beside a neighbour steps and recoveries then
             # take three times as long.
             "RAY_worker_niceness": "0",
+            # A raylet does not wait for its helpers (_expect), so the first rank may come before the one that makes
+            # environments listens; after the usual second it would have been there for half of it.
+            "RAY_agent_manager_retry_interval_ms": "50",
+            # With one CPU, Ray would have a rank wait until the agent has come up.
+            "RAY_worker_maximum_startup_concurrency": "4",
         }
         self._raylets: dict[str, Any] = {}
         self._stopping = threading.Event()
@@ -97,12 +106,28 @@ class LocalCluster:
 
     def add(self, node: Node) -> None:
         """Returns when the cluster knows the node."""
+        incarnation, port = ray.NodeID.from_random().hex(), _idle_port()
+        self._expect(incarnation, port)
         self._raylets[node.id] = self._cluster.add_node(
             wait=True,
             num_cpus=1,
             object_store_memory=_OBJECT_STORE_BYTES,
             labels=labels_of(node),
+            runtime_env_agent_port=port,
+            env_vars={"RAY_OVERRIDE_NODE_ID_FOR_TESTING": incarnation},
         )
+
+    def _expect(self, incarnation: str, port: int) -> None:
+        """A raylet joins when its helpers have left word where they listen, which takes them a second of importing;
+        nobody needs them so early, or at all. So the word is there before them: what they will say themselves."""
+        folder = self._cluster.head_node.get_session_dir_path()
+        _raylet.persist_port(folder, incarnation, _raylet.RUNTIME_ENV_AGENT_PORT_NAME, port)
+        for name in (
+            _raylet.METRICS_AGENT_PORT_NAME,
+            _raylet.METRICS_EXPORT_PORT_NAME,
+            _raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+        ):
+            _raylet.persist_port(folder, incarnation, name, -1)  # there is no dashboard
 
     def kill(self, node_ids: list[str]) -> float:
         """As machines that vanish at once; when, by the wall clock. Raises KeyError."""
@@ -150,6 +175,17 @@ def _without_dashboard() -> None:
     """Agents of a dashboard that is not there take 0.75 s of a core to start on each node, and go on looking for events
     and figures. Where Ray finds none of what a dashboard needs it starts small ones."""
     sys.modules["ray.dashboard.optional_deps"] = None  # type: ignore[assignment]
+
+
+def _idle_port() -> int:
+    """On all addresses, and none that the kernel would give to somebody else before it is listened on."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        first_given = int(file.read().split()[0])
+    while True:
+        port = random.randrange(min(_FIRST_PORT, first_given // 2), first_given)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("", port))
+            return port
 
 
 def _raylet_pid(raylet: Any) -> int:
