@@ -71,3 +71,16 @@ def test_the_state_after_a_loss_takes_what_was_lost_too() -> None:
     assert after_a_loss(60, 140, 3) == 80, "no more than there is"
     assert after_a_loss(60, 100, 3) == 60
     assert after_a_loss(60, None, 1) == 60, "nobody is left"
+
+
+def test_what_is_imported_is_not_collected_then_nor_later() -> None:
+    code = """
+import gc
+from shoal_workers.allocator import importing
+with importing():
+    during = gc.isenabled()
+    import decimal
+print(during, gc.isenabled(), gc.get_freeze_count() > 1000)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True"]

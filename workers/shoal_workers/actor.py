@@ -13,7 +13,7 @@ import threading
 
 import ray
 
-from shoal_workers.allocator import keep_memory, keep_modules
+from shoal_workers.allocator import importing, keep_memory
 from shoal_workers.cluster_key import join_cluster
 from shoal_workers.greeting import Pass, hold
 from shoal_workers.lifeline import Lifeline
@@ -40,10 +40,11 @@ def _end_when_cut_off(lifeline: Lifeline) -> None:
 @ray.remote
 class AgentActor:
     def __init__(self, cluster_id: str, node: str) -> None:
-        from shoal_recovery.store import open_store
-        from shoal_workers.agent import Agent
-        from shoal_workers.clouds import FIRMWARE, CloudWatch, Metadata, find_cloud
-        from shoal_workers.kubernetes import find_kubernetes
+        with importing():
+            from shoal_recovery.store import open_store
+            from shoal_workers.agent import Agent
+            from shoal_workers.clouds import FIRMWARE, CloudWatch, Metadata, find_cloud
+            from shoal_workers.kubernetes import find_kubernetes
 
         die_with_parent()
         join_cluster()
@@ -85,11 +86,11 @@ class RankActor:
         settings = WorkerSettings()
         output = Output(LogFile(settings.disk_dir / cluster_id / node / LOGS / job))
         output.take()  # first of all, so that whatever goes wrong here is told
-        from shoal_workers.rank import Rank  # torch is heavy; only the process that needs it loads it
+        with importing():
+            from shoal_workers.rank import Rank  # torch is heavy; only the process that needs it loads it
 
         die_with_parent()
         keep_memory()
-        keep_modules()
         hold(Pass(job, token))
         self._rank = Rank(node=node, index=index, settings=settings, output=output)
         self._rank.start()
