@@ -19,6 +19,9 @@ from shoal_recovery.shard_map import shard_map
 from shoal_workers.change import copies_of, vital_nodes
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.foresight import Foresight
+from shoal_workers.gains import Gains
+from shoal_workers.keeper import Keeper
+from shoal_workers.record import JobRecord
 from shoal_workers.slot_sizes import Sizes, slot_sizes
 
 NODES = {"a": ("cpu-1t", 1), "b": ("cpu-1t", 1), "c": ("cpu-1t", 1)}
@@ -67,6 +70,22 @@ def test_a_node_that_joins_and_is_not_used_is_looked_at_too(tmp_path: Path) -> N
     eventually(lambda: not _looking(), 30)
     foresight.look(epoch, whole, Profile(), UNKNOWN)
     assert not _looking(), "nothing is new"
+
+
+def test_the_plan_with_a_node_that_joins_is_what_was_weighed(tmp_path: Path) -> None:
+    """So it is not looked for once more while those that compute stand still."""
+    spec, whole = tiny_job("stdlib:", steps=9), ProcessCluster(tmp_path, NODES).snapshot()
+    two = dataclasses.replace(whole, nodes=whole.nodes[:2])
+    plan = search_plan(spec, two).plan
+    epoch = EpochView.begun(7, plan, two, 3, vital_nodes(plan, copies_of(plan, two, spec.model)))
+    gains, record = Gains(spec), JobRecord(Keeper("job", lambda: 0.0), lambda: 0.0)
+    ready = frozenset(NODES)
+    assert gains.plan(7, whole, record.profile) is None
+    eventually(lambda: gains.of(epoch, ready, record, lambda: whole) is not None, 30)
+    expected = search_plan(spec, whole, previous=plan, outlook=record.outlook).plan
+    assert gains.plan(7, whole, record.profile) == expected
+    assert gains.plan(8, whole, record.profile) is None and gains.plan(7, two, record.profile) is None
+    assert gains.plan(7, whole, dataclasses.replace(record.profile, kinds={"a": "another"})) is None
 
 
 def _looking() -> list[threading.Thread]:

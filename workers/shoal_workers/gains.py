@@ -36,6 +36,7 @@ class Gains:
         self._spec = spec
         self._found: dict[_Wanted, float | None] = {}
         self._wanted: _Wanted | None = None
+        self._weighed: tuple[int, ClusterSnapshot, Profile, Plan] | None = None
 
     def of(
         self, epoch: EpochView, ready: frozenset[str], record: JobRecord, snapshot: Callable[[], ClusterSnapshot]
@@ -54,6 +55,12 @@ class Gains:
             threading.Thread(target=self._find, args=arguments, name="gain", daemon=True).start()
         return self._found.get(wanted)
 
+    def plan(self, epoch: int, snapshot: ClusterSnapshot, profile: Profile) -> Plan | None:
+        """What was weighed last, if it was for these nodes with these figures: it need not be looked for again while
+        the nodes that compute stand still."""
+        known = self._weighed
+        return known[3] if known is not None and known[:3] == (epoch, snapshot, profile) else None
+
     def _find(
         self,
         wanted: _Wanted,
@@ -63,26 +70,33 @@ class Gains:
         outlook: Outlook,
         snapshot: ClusterSnapshot,
     ) -> None:
-        known = profile.on((*running.nodes, *snapshot.nodes))
-        self._found[wanted] = self._gain(plan, running, known, outlook, snapshot)
+        self._found[wanted] = self._gain(wanted[0], plan, running, profile, outlook, snapshot)
 
     def _gain(
-        self, plan: Plan, running: ClusterSnapshot, profile: Profile, outlook: Outlook, snapshot: ClusterSnapshot
+        self,
+        epoch: int,
+        plan: Plan,
+        running: ClusterSnapshot,
+        profile: Profile,
+        outlook: Outlook,
+        snapshot: ClusterSnapshot,
     ) -> float | None:
         """Over this plan on the nodes that it runs on."""
+        known = profile.on((*running.nodes, *snapshot.nodes))
         try:
             found = search_plan(
                 self._spec,
                 snapshot,
-                profile,
+                known,
                 previous=plan,
                 time_limit_s=_PLAN_LIMIT_S,
                 outlook=outlook,
             )
-            current = score(plan, self._spec, running, profile)
+            current = score(plan, self._spec, running, known)
         except (NoPlanFits, InvalidField) as error:
             log.warning("gain of a change not known", error=str(error))
             return None
+        self._weighed = epoch, snapshot, profile, found.plan
         if found.change is not None:
             log.info("change weighed", move=found.change.move, reason=found.change.reason)
             if not found.change.move:

@@ -69,7 +69,10 @@ class Prospects:
 
     def foreseen(self, epoch: EpochView | None, snapshot: ClusterSnapshot) -> Plan | None:
         """The plan for these nodes, if it was looked for."""
-        return None if epoch is None else self._foresight.plan(epoch.number, snapshot, self._record.profile)
+        if epoch is None:
+            return None
+        wanted = epoch.number, snapshot, self._record.profile
+        return self._foresight.plan(*wanted) or self._gains.plan(*wanted)
 
     def cannot_leave(self, nodes: frozenset[str], rest: frozenset[str], obstacle: str) -> None:
         """It was tried to go on without these nodes, with the `rest` alone."""
