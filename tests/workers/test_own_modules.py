@@ -22,10 +22,11 @@ from shoal_planner.own_model import OwnModule, seen_model
 from shoal_planner.parameters import num_parameters, parameters
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, check_plan
 from shoal_planner.slices import check_slices
+from shoal_workers import blueprint
+from shoal_workers.blueprint import BareModules, Blueprint
 from shoal_workers.data import training_samples
 from shoal_workers.errors import UserCodeError
 from shoal_workers.own_look import look
-from shoal_workers.own_modules import Blueprint
 from shoal_workers.processes import Processes
 from shoal_workers.solo import RunRequest, run_solo
 
@@ -54,8 +55,8 @@ def looked_at(given: dict[str, Any]) -> JobSpec:
 
 def modules(spec: JobSpec) -> list[nn.Module]:
     assert spec.model.module is not None
-    blueprint = Blueprint(spec.model.module, spec.train.seed)
-    return [blueprint.module(unit) for unit in range(blueprint.num_layers + 2)]
+    built = Blueprint(spec.model.module, spec.train.seed)
+    return [built.module(unit) for unit in range(built.num_layers + 2)]
 
 
 def plain_losses(spec: JobSpec) -> list[float]:
@@ -375,3 +376,31 @@ def test_plans_that_are_not_for_them_are_refused(change: dict[str, Any], said: s
     with pytest.raises(InvalidField, match=said):
         check_plan(plan, spec)
         check_slices(plan, spec.model)
+
+
+@pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
+def test_a_process_builds_modules_once_for_all_plans(entrypoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = seen(entrypoint)
+    built: list[int] = []
+    build = Blueprint.module
+    monkeypatch.setattr(Blueprint, "module", lambda self, unit: (built.append(unit), build(self, unit))[1])
+    blueprint._kept.cache_clear()
+    first, second = (BareModules(spec.model, spec.train.seed) for _ in range(2))
+    units = range(first.num_units)
+    bare = [first.module(unit) for unit in units]
+    assert [second.module(unit) for unit in units] == bare and built == list(units)
+    for module, whole in zip(bare, modules(spec), strict=True):
+        assert all(value.is_meta for _, value in blueprint.trained(module))
+        assert [name for name, _ in blueprint.trained(module)] == [name for name, _ in blueprint.trained(whole)]
+        for name, buffer in whole.named_buffers():
+            assert torch.equal(module.get_buffer(name), buffer)
+    built.clear()
+    monkeypatch.setattr(blueprint, "_KEPT_BYTES", -1)
+    blueprint._kept.cache_clear()
+    assert [first.module(0), second.module(0), first.module(0)] and built == [0, 0, 0], "constants may be large"
+
+
+def test_a_second_run_of_a_process_is_the_first_one_again() -> None:
+    spec = seen("own_code:build")
+    once, again = run_solo(spec, STEPS), run_solo(spec, STEPS)
+    assert once.losses == again.losses

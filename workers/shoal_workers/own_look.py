@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoal_planner.own_model import OwnModule, OwnShape, UnitShape
+from shoal_workers.blueprint import Blueprint
 from shoal_workers.errors import UserCodeError
 from shoal_workers.live import Precision
-from shoal_workers.own_modules import Blueprint, Split, described, split_of, take_constants
+from shoal_workers.own_modules import Split, described, split_of, take_constants
 from shoal_workers.own_rehearsal import rehearse
 
 _SAMPLES = 2  # of a rehearsal: what holds for one alone is seen there

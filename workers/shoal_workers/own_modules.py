@@ -15,29 +15,23 @@ Shapes: B sequences, S positions, H hidden, V vocabulary, I inputs and O outputs
 from __future__ import annotations
 
 import copy
-import difflib
-import importlib
-import random
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal_planner.architecture import ModelSpec
-from shoal_planner.own_model import Cut, OwnModule, OwnParameter
+from shoal_planner.own_model import Cut, OwnParameter
 from shoal_planner.parameters import Parameter, own_prefix
+from shoal_workers.blueprint import BareModules, Blueprint, trained
 from shoal_workers.errors import UserCodeError
 from shoal_workers.tensor_parallel import TensorGroup, enter, leave
 
 Manner = Literal["column", "row"]
 _MANNERS = ("column", "row")
-_FEWEST = 3
-Entry = nn.Module | Callable[[], nn.Module]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,72 +45,6 @@ class Split:
         module, _, kind = name.rpartition(".")
         manner = self.manners.get(module)
         return "whole" if manner is None or (manner == "row" and kind == "bias") else manner
-
-
-class Blueprint:
-    """What the entrypoint returned. Raises UserCodeError where that is no model."""
-
-    def __init__(self, module: OwnModule, seed: int) -> None:
-        self._seed = seed
-        self._where = f"model.entrypoint = {module.entrypoint!r}"
-        function = _function(module.entrypoint)
-        with _seeded(seed):
-            # Also through what it returned: a generator only builds when it is asked.
-            self._entries: list[Entry] = list(self._in_order(function(**module.called_with)))
-        if len(self._entries) < _FEWEST:
-            problem = f"returned {len(self._entries)} modules: it must return the first, one or more blocks, the last"
-            raise self._error(problem)
-
-    def _in_order(self, built: Any) -> Iterator[Entry]:
-        if isinstance(built, nn.Module) and not isinstance(built, nn.ModuleList | nn.Sequential):
-            raise self._error(f"returned one {type(built).__name__}: it must return a list of modules in order")
-        try:
-            return iter(built)
-        except TypeError as error:
-            raise self._error(f"returned {_kind(built)}: it must return a list of modules in order") from error
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._entries) - 2
-
-    def module(self, unit: int) -> nn.Module:
-        """Of this unit: the same one each time where the entrypoint returned it, else a new one."""
-        entry = self._entries[unit]
-        if isinstance(entry, nn.Module):
-            return entry
-        if not callable(entry):
-            raise self._error(
-                f"returned {_kind(entry)} at place {unit}: neither a module nor a callable that makes one"
-            )
-        with _seeded((self._seed * 1_000_003 + unit + 1) % 2**63):
-            found = entry()
-        if not isinstance(found, nn.Module):
-            raise self._error(f"returned a callable at place {unit} that makes {_kind(found)}, which is no module")
-        return found
-
-    def tied(self) -> tuple[tuple[str, str], ...]:
-        """Parameters of the last module that are the first one's: (its name there, its name in the first)."""
-        first, last = self.module(0), self.module(self.num_layers + 1)
-        names = {parameter: name for name, parameter in trained(first)}
-        return tuple((name, names[parameter]) for name, parameter in trained(last) if parameter in names)
-
-    def check_apart(self) -> None:
-        """That units share nothing that is trained, but the last one with the first. Raises UserCodeError."""
-        users: dict[nn.Parameter, int] = {}
-        for unit, entry in enumerate(self._entries):
-            for name, parameter in trained(entry) if isinstance(entry, nn.Module) else ():
-                other = users.setdefault(parameter, unit)
-                if other != unit and (other, unit) != (0, self.num_layers + 1):
-                    problem = f"module {unit} shares its parameter {name!r} with module {other}"
-                    raise self._error(f"{problem}: only the last one may, with the first")
-
-    def _error(self, problem: str) -> UserCodeError:
-        return UserCodeError(f"{self._where}: {problem}")
-
-
-def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """With their names; one that stands in two places under its first name."""
-    return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
 def split_of(module: nn.Module) -> Split:
@@ -143,18 +71,17 @@ class OwnUnits:
     """Modules on a rank, on views of its weights. Use from one thread."""
 
     def __init__(self, model: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> None:
-        assert model.module is not None
         shape = model.own_shape
         assert shape is not None
         self._shape = shape
-        self._blueprint = Blueprint(model.module, seed)
+        self._bare = BareModules(model, seed)
         self._device = device
         self._dtype = dtype
 
     def unit(self, number: int, lookup: Callable[[str], Tensor], group: TensorGroup) -> OwnFirst | OwnBlock | OwnLast:
         """`lookup` gives the rows of a parameter that this rank has. Raises UserCodeError where the module is not as
         it was when it was looked at."""
-        module, kind = self._blueprint.module(number), self._shape.kind(number)
+        module, kind = self._bare.module(number), self._shape.kind(number)
         split = split_of(module)
         tied = {mine: f"first.{theirs}" for mine, theirs in self._shape.tied} if kind == "last" else {}
         known = self._shape.unit(kind).parameters
@@ -306,43 +233,3 @@ def _replace(module: nn.Module, name: str, new: nn.Module) -> None:
     for place in [place for place, each in module.named_modules(remove_duplicate=False) if each is old]:
         parent, _, last = place.rpartition(".")
         module.get_submodule(parent).add_module(last, new)
-
-
-def _function(entrypoint: str) -> Callable[..., Any]:
-    name, _, path = entrypoint.partition(":")
-    where = f"model.entrypoint = {entrypoint!r}"
-    try:
-        found: Any = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise UserCodeError(f"{where}: there is no module {error.name!r} in the job's code") from error
-        raise  # something that the user's module wants
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise UserCodeError(f"{where}: {name} has no {path!r}{_near(found, part)}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UserCodeError(f"{where}: {path} is {_kind(found)}, which cannot be called")
-    return cast(Callable[..., Any], found)
-
-
-def _near(module: object, name: str) -> str:
-    near = difflib.get_close_matches(name, dir(module), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Generators of torch, numpy and random; afterwards they are as they were."""
-    before, numpys = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        yield
-    random.setstate(before)
-    np.random.set_state(numpys)
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__name__} {value!r}"[:80]

@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
+from shoal_workers.blueprint import trained
 from shoal_workers.errors import UserCodeError
 from shoal_workers.exchange import Pending, SoloExchange
-from shoal_workers.own_modules import Split, described, on_weights, stored, trained
+from shoal_workers.own_modules import Split, described, on_weights, stored
 from shoal_workers.tensor_parallel import TensorGroup
 
 _TOLERANCE = 1e-4  # of the largest value; sums are taken in another order

@@ -25,7 +25,7 @@ from shoal_workers.errors import UserCodeError
 
 _FAMILIAR = ("torch", "ray")
 _OURS = ("shoal_planner", "shoal_recovery", "shoal_workers")
-_CALLS_THEM = ("own_modules.py", "own_look.py", "own_rehearsal.py")
+_CALLS_THEM = ("blueprint.py", "own_modules.py", "own_look.py", "own_rehearsal.py")
 _PYTHON = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 _SITE = f"site-packages{os.sep}"
 _SENT = re.compile(r".*/_ray_pkg_[0-9a-f]+/")  # where Ray unpacks what it sends
