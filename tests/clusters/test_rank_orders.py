@@ -91,6 +91,19 @@ def spec() -> JobSpec:
     return tiny_job(Path(argparse.__file__).as_uri(), steps=STEPS)
 
 
+def test_a_rank_has_its_data_open_before_it_takes_part(rank: Rank, spec: JobSpec, tmp_path: Path) -> None:
+    """What is wrong with them is told when they are needed, as it is of a rank that was not prepared."""
+    nowhere = dataclasses.replace(spec, data=dataclasses.replace(spec.data, uri=(tmp_path / "none.txt").as_uri()))
+    for job in (spec, nowhere):
+        samples_of.cache_clear()
+        voice = Voice(rank)
+        assert isinstance(voice.next(), m.Hello)
+        voice.say(m.Prepare(spec=job_to_mapping(job)))
+        assert voice.next() == m.Prepared()
+        assert samples_of.cache_info().currsize == (job is spec)
+        voice.connection.close()
+
+
 @pytest.fixture
 def voices(rank: Rank) -> Iterator[list[Voice]]:
     opened: list[Voice] = []

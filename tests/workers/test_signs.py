@@ -16,7 +16,7 @@ from shoal_planner.cluster import ClusterSnapshot, Node, parse_cluster
 from shoal_workers import messages as m
 from shoal_workers.greeting import expect_greeting
 from shoal_workers.nodes import NodeSeen
-from shoal_workers.roster import Roster
+from shoal_workers.roster import Event, NodeReady, Roster
 from shoal_workers.signs import Signs
 from shoal_workers.wire import Connection
 
@@ -133,6 +133,39 @@ def test_what_a_rank_died_of_is_asked_and_not_waited_for(answer: m.SignalIs | m.
         assert lost.ended_by == (answer.name if isinstance(answer, m.SignalIs) else None)
         roster.close()
         agent.close()
+
+
+@pytest.mark.timeout(30)
+def test_a_node_is_ready_when_its_ranks_say_that_they_are_prepared() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as agents, socket.create_server(("127.0.0.1", 0)) as ranks:
+        node, order = OneNode(agents.getsockname(), ranks.getsockname()), m.Prepare(spec={"name": "job"})
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        roster = Roster(node, "job", events, time.monotonic, order=order)  # type: ignore[arg-type]
+        roster.refresh()
+        agent, _ = _called(agents)
+        agent.send(m.encode(m.Heartbeat(at_s=1.0)))
+        rank, _ = _called(ranks)
+        rank.send(m.encode(m.Hello(pid=71, epoch=0, stepping=False)))
+        assert m.decode(rank.receive()[0]) == order
+        assert not roster.ready()
+        rank.close()
+        asked, question = _called(agents)
+        assert isinstance(question, m.GetSignal)
+        asked.close()
+        eventually(lambda: not roster.contacts() and not roster._recruiting)  # nobody waits for one that is lost
+        roster.refresh()
+        again, _ = _called(agents)
+        again.send(m.encode(m.Heartbeat(at_s=1.0)))
+        second, _ = _called(ranks)
+        second.send(m.encode(m.Hello(pid=72, epoch=0, stepping=False)))
+        assert m.decode(second.receive()[0]) == order and not roster.ready()
+        second.send(m.encode(m.Prepared()))
+        eventually(lambda: roster.ready() == {"n-0"})
+        told = [events.get_nowait() for _ in range(events.qsize())]
+        assert sum(isinstance(each, NodeReady) for each in told) == 1 and isinstance(told[-1], NodeReady)
+        roster.close()
+        for connection in (agent, again, second):
+            connection.close()
 
 
 class SlowNode(OneNode):

@@ -30,7 +30,6 @@ from shoal_workers import messages as m
 from shoal_workers.allocator import after_a_loss, return_memory
 from shoal_workers.beside import beside
 from shoal_workers.data import samples_of
-from shoal_workers.data_cache import DataCache
 from shoal_workers.endings import ending_of
 from shoal_workers.engine import Engine, Finished, StepReport
 from shoal_workers.errors import EpochAbandoned
@@ -47,6 +46,7 @@ from shoal_workers.measure import compile_block
 from shoal_workers.memory import DeviceMemory
 from shoal_workers.node_exchange import nodes_of, open_exchange
 from shoal_workers.parts import in_parts
+from shoal_workers.preparing import open_samples
 from shoal_workers.rendezvous import AgentStore, Gate
 from shoal_workers.rows import Row, transfer_rows, transfers_from_rows
 from shoal_workers.samples import Samples
@@ -261,8 +261,7 @@ class EpochRun:
 
     def _samples(self, job: JobSpec) -> tuple[Samples, Samples | None]:
         """Raises DataError where they are others than the job began with; InvalidField where none would begin."""
-        cache = DataCache(self._settings.disk_dir / "data", self._settings.data_cache_bytes)
-        opened = samples_of(job, cache)
+        opened = open_samples(job, self._settings)
         if differs := opened.differs(self._order.files):
             samples_of.cache_clear()  # they may be as they were when this node is tried again
             raise differs

@@ -22,6 +22,8 @@ from shoal_workers.rank_messages import Lacking as Lacking
 from shoal_workers.rank_messages import Left as Left
 from shoal_workers.rank_messages import Measure as Measure
 from shoal_workers.rank_messages import Measured as Measured
+from shoal_workers.rank_messages import Prepare as Prepare
+from shoal_workers.rank_messages import Prepared as Prepared
 from shoal_workers.rank_messages import Progress as Progress
 from shoal_workers.rank_messages import Ready as Ready
 from shoal_workers.rank_messages import Stepped as Stepped
@@ -390,7 +392,7 @@ _KINDS: dict[str, type[Any]] = {
             RoomShort,
         ),
         *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, EvaluationDone, Left, Trouble, Measured),
-        *(Halt, Assign, Bring, Lacking, StopAfter, Measure),
+        *(Halt, Assign, Bring, Lacking, StopAfter, Measure, Prepare, Prepared),
     )
 }
 

@@ -24,6 +24,7 @@ from shoal_workers.epoch_run import EpochRun, WholeState
 from shoal_workers.frozen import FrozenWeights
 from shoal_workers.lifeline import Lifeline
 from shoal_workers.log_output import Output
+from shoal_workers.preparing import prepare
 from shoal_workers.settings import WorkerSettings
 from shoal_workers.slot_maps import SlotMaps
 from shoal_workers.timing import time_parts, time_update
@@ -98,7 +99,7 @@ class Rank:
         with contextlib.suppress(ConnectionClosed):  # the supervisor is gone; the next one asks for what it missed
             report(connection, outbox, self._settings.heartbeat_s)
 
-    def _obey(self, order: m.Halt | m.Assign | m.Bring | m.StopAfter | m.Measure) -> None:
+    def _obey(self, order: m.Halt | m.Assign | m.Bring | m.StopAfter | m.Measure | m.Prepare) -> None:
         match order:
             case m.Halt():
                 self._halt(order.epoch, or_end=order.or_end)
@@ -114,6 +115,8 @@ class Rank:
                         self._run.stop_after(order.step)
             case m.Measure():
                 threading.Thread(target=self._measure, args=(order,), name="measure", daemon=True).start()
+            case m.Prepare():
+                threading.Thread(target=self._prepare, args=(order,), name="prepare", daemon=True).start()
             case _:
                 assert_never(order)
 
@@ -203,6 +206,16 @@ class Rank:
                 raise
             self._say(m.Measured(rows=[], updates_per_s=0.0, problem=problem))
         return_memory(device)
+
+    def _prepare(self, order: m.Prepare) -> None:
+        with self._lock:
+            takes_part = self._run is not None and self._run.alive
+        try:
+            if not takes_part:  # it has all of it, and generators are in use
+                prepare(parse_job(order.spec), self._settings)
+        except BaseException as error:  # also of a user's own code
+            log.info("not all is ready", device=self._device, why=str(error))
+        self._say(m.Prepared())
 
     def _say(self, message: Any) -> None:
         with self._lock:

@@ -185,3 +185,16 @@ class Measure:
     spec: dict[str, Any]
     num_threads: int | None
     degrees: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """What a rank of this job needs whatever the plan is got ready, before anybody waits for it. Answered by
+    Prepared."""
+
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """As far as it could be: what is wrong is told when it is needed."""

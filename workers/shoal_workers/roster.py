@@ -19,13 +19,13 @@ from typing import Any
 
 import structlog
 
-from shoal_planner.cluster import DeviceRef
 from shoal_recovery.decide import Member, Witness
 from shoal_workers import messages as m
+from shoal_workers.contacts import Contact as Contact
 from shoal_workers.greeting import job_pass
 from shoal_workers.nodes import Cluster, NodeSeen, NodeUnreachable
 from shoal_workers.rows import Row
-from shoal_workers.wire import Connection, ConnectionClosed, connect
+from shoal_workers.wire import ConnectionClosed, connect
 
 log = structlog.get_logger()
 
@@ -33,44 +33,8 @@ _FIRST_WORD_S = 5.0
 _LOOK_S = 0.1  # whether who is asked is still there
 _LAST_WORDS_S = 0.1
 _ANSWER_S = 0.5  # between two answers to the heartbeats of one
+_PREPARED_S = 120.0  # a rank that takes longer has to go on with it when all others wait
 _NEIGHBOURS = 2  # of an agent on each side, which hear it
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Contact:
-    """An agent (`index` None) or the rank process of one device. A heartbeat is heard, but it is no word. `silent` is
-    what an agent says of others, `attends` whom it was told to listen for, `pid` and `cuda_devices` what a rank says of
-    itself (Hello), `ended_by` the signal that it died of, if it left word of that."""
-
-    node: str
-    index: int | None
-    address: tuple[str, int]
-    connection: Connection
-    last_heard_s: float
-    last_word_s: float
-    connected: bool = True
-    answered_s: float = -math.inf
-    silent: tuple[tuple[str, float], ...] = ()
-    pid: int | None = None
-    cuda_devices: int | None = None
-    ended_by: str | None = None
-    attends: tuple[Row, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return f"the agent of {self.node}" if self.index is None else f"rank process {self.node}:{self.index}"
-
-    @property
-    def device(self) -> DeviceRef:
-        assert self.index is not None
-        return DeviceRef(node=self.node, index=self.index)
-
-    def send(self, message: Any) -> None:
-        """A contact that is gone does not hear it; its closed connection is the evidence, not this."""
-        try:
-            self.connection.send(m.encode(message))
-        except ConnectionClosed:
-            self.connected = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +75,12 @@ class Roster:
         awake_s: Callable[[float, float], float] = lambda since_s, now_s: now_s - since_s,
         *,
         with_ranks: bool = True,
+        order: m.Prepare | None = None,
     ) -> None:
-        """Without ranks, agents alone are recruited."""
+        """Without ranks, agents alone are recruited. Where ranks are given an `order` to get ready, their node is when
+        they are."""
         self._cluster = cluster
+        self._order = order
         self._with_ranks = with_ranks
         self._job = job
         self._events = events
@@ -320,6 +287,7 @@ class Roster:
         try:
             for index, address in starting.items():
                 self._enter(entry, index, address.result())
+            self._await_prepared(entry)
             entry.ready = True
             self._events.put(NodeReady(seen))
         except (NodeUnreachable, ConnectionClosed, m.ProtocolError) as error:
@@ -340,6 +308,15 @@ class Roster:
             address.set_result(known)
         except Exception as error:  # NodeUnreachable; what else it may be is for whoever waits, too
             address.set_exception(error)
+
+    def _await_prepared(self, entry: _Entry) -> None:
+        """Raises NodeUnreachable."""
+        deadline_s = self._clock() + _PREPARED_S
+        for contact in entry.contacts:
+            waits = self._order is not None and contact.index is not None
+            while waits and not contact.prepared.wait(_LOOK_S) and self._clock() < deadline_s:
+                if not contact.connected:
+                    raise NodeUnreachable(contact.node, f"{contact.name} was lost while it got ready")
 
     def _enter(self, entry: _Entry, index: int | None, address: tuple[str, int]) -> None:
         connection = connect(address, shown=None if index is None else job_pass(self._job))
@@ -368,6 +345,8 @@ class Roster:
             self._keep_agent(contact.node, None)
         self._hear(contact, wire)
         threading.Thread(target=self._listen, args=(contact,), name=f"listen-{contact.name}", daemon=True).start()
+        if self._order is not None and index is not None:
+            contact.send(self._order)
 
     def _listen(self, contact: Contact) -> None:
         try:
@@ -408,6 +387,8 @@ class Roster:
             contact.last_word_s = now_s
             if isinstance(message, m.Hello):  # known before anybody plans with its node
                 contact.pid, contact.cuda_devices = message.pid, message.cuda_devices
+            if isinstance(message, m.Prepared):
+                contact.prepared.set()
             self._events.put(Said(contact, message))
 
     def _answer(self, contact: Contact, heartbeat: m.Heartbeat) -> None:

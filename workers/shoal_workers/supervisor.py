@@ -15,7 +15,7 @@ from typing import assert_never
 
 import structlog
 
-from shoal_planner.job import JobSpec
+from shoal_planner.job import JobSpec, job_to_mapping
 from shoal_recovery.decide import ChangePlan, Drain, End, Keep, Member, Observation, Pause, Rules, Save, Wait, decide
 from shoal_recovery.evidence import may_be_cut_off
 from shoal_recovery.journal import AT_REST, Entry, EvaluationDone, JobState, NodeJoined, StepSkipped
@@ -47,7 +47,7 @@ from shoal_workers.wire import ConnectionClosed
 log = structlog.get_logger()
 
 _TICK_S = 0.05
-_REFRESH_S = 0.5
+_REFRESH_S = 0.25
 _ADOPT_WAIT_S = 20.0
 
 
@@ -83,7 +83,8 @@ class Supervisor:
         )
         self._pulse = Pulse(clock)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._roster = Roster(cluster, job, self._events, clock, self._pulse.awake_s)
+        order = m.Prepare(spec=job_to_mapping(spec))
+        self._roster = Roster(cluster, job, self._events, clock, self._pulse.awake_s, order=order)
         self._roster.forgive_s = self._rules.out_of_sight_s
         self._record = JobRecord(Keeper(job, wall_clock), clock)
         self._commits = CheckpointCommits(job, spec, cluster.life(), self._record.append)
@@ -346,7 +347,7 @@ class Supervisor:
             case m.Lacking():
                 if self._changer.supply is not None:
                     self._changer.supply.hear(contact, message)
-            case m.Progress():
+            case m.Progress() | m.Prepared():
                 pass  # that it was said is all: the contact knows when
             case m.Stepped():
                 self._stepped(contact, message)
