@@ -26,6 +26,7 @@ import argparse
 import csv
 import functools
 import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -60,8 +61,7 @@ def job(seq_len: int, device_s: float = 0.0) -> dict[str, Any]:
     waiting = {"layers": 11, "width": 384, "sample_s": device_s}  # 13.2 million parameters, JOB has 13.7
     return {
         **JOB,
-        "model": {"entrypoint": "waiting_model:build", "arguments": waiting},
-        "code": {"working_dir": (Path(__file__).parent / "peers").as_uri()},
+        "model": {"entrypoint": "benchmarks.peers.waiting_model:build", "arguments": waiting},
         "train": {**JOB["train"], "global_batch": _BATCH},
     }
 
@@ -247,6 +247,9 @@ class _Shoal:
 
 @contextmanager
 def _shoal(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
+    # Nodes find the waiting model where peers' processes do: installed there, and not sent.
+    paths = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     with TrainingJob(folder, num_nodes=NUM_WORKERS, job=job, copies="auto", every_steps=_EVERY_STEPS) as running:
         yield _Shoal(running)
 

@@ -23,6 +23,8 @@ fi
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="${RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S:-$drain_s}"
 # Ray would have training give way to everything else on the machine.
 export RAY_worker_niceness="${RAY_worker_niceness:-0}"
+# Ranks keep their memory between steps. Where they find this they need no environment of their own, and start a second sooner.
+export MALLOC_ARENA_MAX="${MALLOC_ARENA_MAX:-1}"
 # How long a node waits for a head that is away: as long as jobs step on without one (SHOAL_WORKER_ORPHANED_S). Ray's own
 # minute is less than it takes to start a machine anew.
 export RAY_gcs_rpc_server_reconnect_timeout_s="${RAY_gcs_rpc_server_reconnect_timeout_s:-600}"

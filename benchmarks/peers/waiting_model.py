@@ -1,8 +1,8 @@
 """A model of one's own that waits where another would compute: a step as it is on a GPU, with the cores free meanwhile.
 
 Where nodes are shares of a machine's cores, whatever goes on beside the ranks takes these from them; on nodes with a
-GPU it has cores of its own. `build` is what a job of Shoal's names (`waiting_model:build`, with this folder as its
-`code.working_dir`), and what peers train: the same parameters, and the same waits.
+GPU it has cores of its own. `build` is what a job of Shoal's names, and what peers train: the same parameters, and the
+same waits.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 import typing
 from collections.abc import Collection, Mapping
@@ -113,7 +114,11 @@ class RayCluster:
             environment = environment_of(self._code)
         except CodeRefused as error:
             raise NodeUnreachable(seen.node.id, f"{name} was not started: {error}") from error
-        environment["env_vars"] = allocator.ENVIRONMENT | environment.get("env_vars", {})
+        # What this process was started with the others are, too. Where nothing is left to say, Ray starts a rank at
+        # once; else it waits for an agent of its own to listen, and has one Python start another: that is a second.
+        lacking = {name: value for name, value in allocator.ENVIRONMENT.items() if os.environ.get(name) != value}
+        if variables := lacking | environment.get("env_vars", {}):
+            environment["env_vars"] = variables
         token = job_pass(job).token
         return self._address(RankActor, name, seen, (self._cluster_id, seen.node.id, job, index, token), environment)
 

@@ -30,6 +30,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from shoal_planner.cluster import ClusterSnapshot, Node, parse_cluster
+from shoal_workers import allocator
 from shoal_workers.cluster_ray import NAMESPACE, figures_of, labels_of
 from shoal_workers.connector import start_connector
 
@@ -43,6 +44,7 @@ _SYSTEM_CONFIG = {
 _OBJECT_STORE_BYTES = 80_000_000
 _LOOK_S = 0.5
 _raylet: Any = ray._raylet
+_HELPERS = (os.path.join("dashboard", "agent.py"), os.path.join("runtime_env", "agent", "main.py"))
 _FIRST_PORT = 12_000  # those below have owners by convention
 
 
@@ -61,6 +63,7 @@ class LocalCluster:
             # Many processes share few cores here: what is only slow must not pass for dead. Deaths close connections.
             "SHOAL_WORKER_SILENCE_S": "5",
             "OMP_NUM_THREADS": "1",
+            **allocator.ENVIRONMENT,
             # A device of two threads would spin at every barrier, on cores that other nodes' threads wait for: with
             # two cores and four nodes its layers took 25 times as long.
             "OMP_WAIT_POLICY": "PASSIVE",
@@ -116,6 +119,10 @@ class LocalCluster:
             runtime_env_agent_port=port,
             env_vars={"RAY_OVERRIDE_NODE_ID_FOR_TESTING": incarnation},
         )
+        for process in self._processes(self._raylets[node.id]):
+            with contextlib.suppress(psutil.Error):
+                if any(word.endswith(_HELPERS) for word in process.cmdline()):
+                    process.nice(19)  # the two take 1.5 s of a core, and whoever trains does not need them
 
     def _expect(self, incarnation: str, port: int) -> None:
         """A raylet joins when its helpers have left word where they listen, which takes them a second of importing;
