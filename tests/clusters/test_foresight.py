@@ -74,16 +74,20 @@ def test_a_node_that_joins_and_is_not_used_is_looked_at_too(tmp_path: Path) -> N
 
 def test_the_plan_with_a_node_that_joins_is_what_was_weighed(tmp_path: Path) -> None:
     """So it is not looked for once more while those that compute stand still."""
-    spec, whole = tiny_job("stdlib:", steps=9), ProcessCluster(tmp_path, NODES).snapshot()
+    tiny, whole = tiny_job("stdlib:", steps=1000), ProcessCluster(tmp_path, NODES).snapshot()
+    model = dataclasses.replace(tiny.model, hidden=128, ffn=256)
+    spec = dataclasses.replace(tiny, model=model, train=dataclasses.replace(tiny.train, global_batch=12, seq_len=128))
     two = dataclasses.replace(whole, nodes=whole.nodes[:2])
     plan = search_plan(spec, two).plan
     epoch = EpochView.begun(7, plan, two, 3, vital_nodes(plan, copies_of(plan, two, spec.model)))
-    gains, record = Gains(spec), JobRecord(Keeper("job", lambda: 0.0), lambda: 0.0)
+    told: queue.SimpleQueue[Mapping[str, Sizes]] = queue.SimpleQueue()
+    gains, record = Gains(spec, told.put), JobRecord(Keeper("job", lambda: 0.0), lambda: 0.0)
     ready = frozenset(NODES)
     assert gains.plan(7, whole, record.profile) is None
     eventually(lambda: gains.of(epoch, ready, record, lambda: whole) is not None, 30)
     expected = search_plan(spec, whole, previous=plan, outlook=record.outlook).plan
     assert gains.plan(7, whole, record.profile) == expected
+    assert told.get(timeout=30) == {"c": slot_sizes(expected, whole, spec.model)["c"]}, "what comes makes memory ready"
     assert gains.plan(8, whole, record.profile) is None and gains.plan(7, two, record.profile) is None
     assert gains.plan(7, whole, dataclasses.replace(record.profile, kinds={"a": "another"})) is None
 

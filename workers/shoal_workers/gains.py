@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -22,6 +22,7 @@ from shoal_planner.score import score
 from shoal_planner.search import plan as search_plan
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.record import JobRecord
+from shoal_workers.slot_sizes import Sizes, slot_sizes
 
 log = structlog.get_logger()
 
@@ -30,13 +31,16 @@ _PLAN_LIMIT_S = 5.0
 
 
 class Gains:
-    """Use from one thread."""
+    """Use from one thread. `make_ready` is told, in another, what those that would come into the plan are to make ready
+    before they do."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, make_ready: Callable[[Mapping[str, Sizes]], None]) -> None:
         self._spec = spec
+        self._make_ready = make_ready
+        self._epoch = 0
+        self._asked: set[_Wanted] = set()
         self._found: dict[_Wanted, float | None] = {}
-        self._wanted: _Wanted | None = None
-        self._weighed: tuple[int, ClusterSnapshot, Profile, Plan] | None = None
+        self._weighed: dict[tuple[int, ClusterSnapshot], tuple[Profile, Plan]] = {}
 
     def of(
         self, epoch: EpochView, ready: frozenset[str], record: JobRecord, snapshot: Callable[[], ClusterSnapshot]
@@ -45,8 +49,10 @@ class Gains:
         worth the move, None as long as it is not known."""
         speeds = record.speeds
         wanted = (epoch.number, ready, frozenset(speeds.items()))
-        if wanted != self._wanted:
-            self._wanted = wanted
+        if epoch.number != self._epoch:
+            self._epoch, self._asked, self._found, self._weighed = epoch.number, set(), {}, {}
+        if wanted not in self._asked:
+            self._asked.add(wanted)
             running = epoch.snapshot.at_speeds(speeds)
             outlook = record.outlook
             if running != epoch.snapshot:  # a change for speeds has to pay before the job ends
@@ -56,10 +62,10 @@ class Gains:
         return self._found.get(wanted)
 
     def plan(self, epoch: int, snapshot: ClusterSnapshot, profile: Profile) -> Plan | None:
-        """What was weighed last, if it was for these nodes with these figures: it need not be looked for again while
-        the nodes that compute stand still."""
-        known = self._weighed
-        return known[3] if known is not None and known[:3] == (epoch, snapshot, profile) else None
+        """What was weighed for these nodes, if it was with these figures: it need not be looked for again while the
+        nodes that compute stand still."""
+        known, plan = self._weighed.get((epoch, snapshot), (None, None))
+        return plan if known == profile else None
 
     def _find(
         self,
@@ -70,7 +76,13 @@ class Gains:
         outlook: Outlook,
         snapshot: ClusterSnapshot,
     ) -> None:
-        self._found[wanted] = self._gain(wanted[0], plan, running, profile, outlook, snapshot)
+        gain, weighed = self._gain(wanted[0], plan, running, profile, outlook, snapshot)
+        self._found[wanted] = gain
+        if weighed is not None:
+            known = {node.id for node in running.nodes}
+            sizes = slot_sizes(weighed, snapshot, self._spec.model)
+            if newcomers := {node: needed for node, needed in sizes.items() if node not in known}:
+                self._make_ready(newcomers)
 
     def _gain(
         self,
@@ -80,8 +92,8 @@ class Gains:
         profile: Profile,
         outlook: Outlook,
         snapshot: ClusterSnapshot,
-    ) -> float | None:
-        """Over this plan on the nodes that it runs on."""
+    ) -> tuple[float | None, Plan | None]:
+        """Over this plan on the nodes that it runs on; and the plan that is worth the move."""
         known = profile.on((*running.nodes, *snapshot.nodes))
         try:
             found = search_plan(
@@ -95,11 +107,11 @@ class Gains:
             current = score(plan, self._spec, running, known)
         except (NoPlanFits, InvalidField) as error:
             log.warning("gain of a change not known", error=str(error))
-            return None
-        self._weighed = epoch, snapshot, profile, found.plan
+            return None, None
+        self._weighed[epoch, snapshot] = profile, found.plan
         if found.change is not None:
             log.info("change weighed", move=found.change.move, reason=found.change.reason)
             if not found.change.move:
-                return 1.0
+                return 1.0, None
         assert found.plan.prediction is not None and current.prediction is not None
-        return current.prediction.step_s / found.plan.prediction.step_s
+        return current.prediction.step_s / found.plan.prediction.step_s, found.plan

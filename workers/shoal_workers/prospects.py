@@ -35,7 +35,7 @@ class Prospects:
         self._record = record
         self._measuring = measuring
         self._snapshot = snapshot
-        self._gains = Gains(spec)
+        self._gains = Gains(spec, make_ready)
         self._leaving = Leaving(spec)
         self._foresight = Foresight(spec, make_ready)
         self.rescue = Rescue(spec)
@@ -49,6 +49,11 @@ class Prospects:
         if self._measuring.beside(ready, ready - computing):
             return None
         return self._gains.of(epoch, ready, self._record, lambda: self._snapshot(ready))
+
+    def expect(self, epoch: EpochView | None, nodes: frozenset[str], coming: frozenset[str]) -> None:
+        """Weighs these nodes that are ready with those that are `coming`, which may make memory ready meanwhile."""
+        if epoch is not None and self._record.state is JobState.RUNNING and coming:
+            self._gains.of(epoch, nodes | coming, self._record, lambda: self._snapshot(nodes | coming))
 
     def leave_fits(self, epoch: EpochView | None, ready: frozenset[str], going: frozenset[str]) -> bool | None:
         """Whether a plan fits without nodes that are `going`; None where none of them matters, or it is not known."""

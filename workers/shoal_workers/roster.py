@@ -133,6 +133,11 @@ class Roster:
             node for node, entry in entries if entry.ready and all(contact.connected for contact in entry.contacts)
         )
 
+    def coming(self) -> frozenset[str]:
+        """Nodes whose agent is connected, and ranks not yet."""
+        with self._lock:
+            return frozenset(node for node, entry in self._entries.items() if not entry.ready)
+
     def seen(self, node: str) -> NodeSeen:
         with self._lock:
             return self._entries[node].seen

@@ -415,6 +415,7 @@ class Supervisor:
         going = frozenset(node for node, _ in doomed)
         repaced = self._stragglers.repaced(epoch, ready - going)
         leave_fits = self._changer.prospects.leave_fits(epoch, ready, going)
+        self._changer.prospects.expect(epoch, ready - going, self._roster.coming().difference(left_out) - going)
         agents = frozenset(agent.node for agent in self._agents())
         return Observation(
             state=self._record.state,
