@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 import weakref
 from pathlib import Path
 
@@ -120,6 +122,36 @@ def test_what_was_being_made_ready_when_its_job_ended_goes(
     monkeypatch.setattr(shards, "map_slots", mapped)
     store.make_ready("job", [SIZE], [])
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_being_made_ready_is_waited_for(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    begun, goes_on, made = threading.Event(), threading.Event(), []
+
+    def mapped(stem: Path, num_bytes: int) -> SlotFiles:
+        if stem.name.startswith("spare"):
+            begun.set()
+            assert goes_on.wait(20)
+            if fails:
+                raise OSError(errno.ENOSPC, "no room")
+        made.append(stem.name)
+        return map_slots(stem, num_bytes)
+
+    monkeypatch.setattr(shards, "map_slots", mapped)
+    making = threading.Thread(target=store.make_ready, args=("job", [SIZE], []))
+    making.start()
+    assert begun.wait(20)
+    opening = threading.Thread(target=store.open, args=("job", FIRST, LAYOUT))
+    opening.start()
+    store.open("another", FIRST, LAYOUT)  # nobody else waits
+    opening.join(0.2)
+    assert opening.is_alive() and made == [FIRST]
+    goes_on.set()
+    for thread in (making, opening):
+        thread.join(20)
+    assert made == ([FIRST, FIRST] if fails else [FIRST, "spare-1"])
 
 
 def test_a_process_maps_the_same_memory_once(store: ShardStore) -> None:

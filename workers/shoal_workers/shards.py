@@ -13,6 +13,7 @@ import itertools
 import json
 import shutil
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,6 +127,8 @@ class ShardStore:
         self._node = node
         self._files: dict[tuple[str, str], _File] = {}
         self._lock = threading.Lock()
+        self._made_some = threading.Condition(self._lock)
+        self._making: defaultdict[str, list[int]] = defaultdict(list)  # sizes of spares that are on their way
         self._over: set[str] = set()  # jobs of which nothing is kept any more
         self._last_epochs: dict[str, int] = {}  # that jobs had when they were over
         self._spares = SpareSlots(rooms.memory)
@@ -157,6 +160,7 @@ class ShardStore:
         Raises NoRoom, and ValueError for an epoch with which the job was over: whoever sends it does not know yet, and
         nobody would ever remove it."""
         with self._lock:
+            self._await_spare(job, _size(layout), left)
             last_epoch = self._last_epochs.get(job, 0)
             if epoch_of(name) <= last_epoch:
                 raise ValueError(f"epoch {epoch_of(name)} of {job} is over: the job ended in epoch {last_epoch}")
@@ -180,20 +184,40 @@ class ShardStore:
                 return
             lacking = self._spares.lacking(job, local, copies)
             stems = [self._spares.next_stem(job) for _ in lacking]
-        for stem, num_bytes in zip(stems, lacking, strict=True):
-            stem.parent.mkdir(exist_ok=True)
-            try:
-                made = map_slots(stem, num_bytes)
-            except OSError as error:
-                log.info("no memory is made ready", job=job, num_bytes=num_bytes, error=str(error))
-                return
-            with self._lock:
-                if job in self._over:
-                    made.unlink()
-                    with contextlib.suppress(OSError):
-                        stem.parent.rmdir()
-                    return
-                self._spares.add(job, made)
+            self._making[job] += lacking
+        try:
+            while lacking and self._makes_ready(job, stems.pop(0), lacking[0]):
+                self._no_longer_making(job, [lacking.pop(0)])
+        finally:
+            self._no_longer_making(job, lacking)
+
+    def _makes_ready(self, job: str, stem: Path, num_bytes: int) -> bool:
+        """Whether there is any use in going on."""
+        stem.parent.mkdir(exist_ok=True)
+        try:
+            made = map_slots(stem, num_bytes)
+        except OSError as error:
+            log.info("no memory is made ready", job=job, num_bytes=num_bytes, error=str(error))
+            return False
+        with self._lock:
+            if job in self._over:
+                made.unlink()
+                with contextlib.suppress(OSError):
+                    stem.parent.rmdir()
+                return False
+            self._spares.add(job, made)
+        return True
+
+    def _no_longer_making(self, job: str, sizes: list[int]) -> None:
+        with self._lock:
+            for size in sizes:
+                self._making[job].remove(size)
+            self._made_some.notify_all()
+
+    def _await_spare(self, job: str, num_bytes: int, left: Collection[str]) -> None:
+        """Where one that fits is on its way: to make the same once more would take both of them longer."""
+        while not self._spares.fits(job, num_bytes, left) and max(self._making[job], default=0) >= num_bytes:
+            self._made_some.wait()
 
     @contextlib.contextmanager
     def used(self, job: str, name: str) -> Iterator[None]:

@@ -90,6 +90,10 @@ class SpareSlots:
         self._num_made += 1
         return self._folder / job / f"spare-{self._num_made}"
 
+    def fits(self, job: str, num_bytes: int, left: Collection[str]) -> bool:
+        """Whether `take` would find any."""
+        return any(files.num_bytes >= num_bytes for files in self._free(job, left))
+
     def take(self, job: str, num_bytes: int, left: Collection[str]) -> SlotFiles | None:
         """Files at least this large that nobody writes into, once those who wrote as the snapshots `left` do not."""
         fitting = [files for files in self._free(job, left) if files.num_bytes >= num_bytes]
