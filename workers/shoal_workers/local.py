@@ -44,7 +44,7 @@ _SYSTEM_CONFIG = {
 _OBJECT_STORE_BYTES = 80_000_000
 _LOOK_S = 0.5
 _raylet: Any = ray._raylet
-_HELPERS = (os.path.join("dashboard", "agent.py"), os.path.join("runtime_env", "agent", "main.py"))
+_DASHBOARD_AGENT = os.path.join("dashboard", "agent.py")
 _FIRST_PORT = 12_000  # those below have owners by convention
 
 
@@ -121,8 +121,8 @@ class LocalCluster:
         )
         for process in self._processes(self._raylets[node.id]):
             with contextlib.suppress(psutil.Error):
-                if any(word.endswith(_HELPERS) for word in process.cmdline()):
-                    process.nice(19)  # the two take 1.5 s of a core, and whoever trains does not need them
+                if any(word.endswith(_DASHBOARD_AGENT) for word in process.cmdline()):
+                    process.nice(19)  # it takes a second of a core, for nobody
 
     def _expect(self, incarnation: str, port: int) -> None:
         """A raylet joins when its helpers have left word where they listen, which takes them a second of importing;
