@@ -26,7 +26,7 @@ from shoal_workers.slot_sizes import Sizes, slot_sizes
 
 log = structlog.get_logger()
 
-_Wanted = tuple[int, frozenset[str], frozenset[tuple[str, float]]]  # epoch, nodes, speeds of stragglers
+_Wanted = tuple[frozenset[str], frozenset[tuple[str, float]]]  # nodes, speeds of stragglers
 _PLAN_LIMIT_S = 5.0
 
 
@@ -37,81 +37,78 @@ class Gains:
     def __init__(self, spec: JobSpec, make_ready: Callable[[Mapping[str, Sizes]], None]) -> None:
         self._spec = spec
         self._make_ready = make_ready
-        self._epoch = 0
+        self._known: tuple[int, Profile] | None = None
         self._asked: set[_Wanted] = set()
         self._found: dict[_Wanted, float | None] = {}
-        self._weighed: dict[tuple[int, ClusterSnapshot], tuple[Profile, Plan]] = {}
+        self._weighed: dict[ClusterSnapshot, Plan] = {}
 
     def of(
         self, epoch: EpochView, ready: frozenset[str], record: JobRecord, snapshot: Callable[[], ClusterSnapshot]
     ) -> float | None:
         """How many times faster a step would be with these nodes, of which `snapshot` is made; 1 where that is not
         worth the move, None as long as it is not known."""
-        speeds = record.speeds
-        wanted = (epoch.number, ready, frozenset(speeds.items()))
-        if epoch.number != self._epoch:
-            self._epoch, self._asked, self._found, self._weighed = epoch.number, set(), {}, {}
+        speeds, profile = record.speeds, record.profile
+        wanted = (ready, frozenset(speeds.items()))
+        if self._known != (epoch.number, profile):  # who still weighs for what was known before writes into what was
+            self._known, self._asked, self._found, self._weighed = (epoch.number, profile), set(), {}, {}
         if wanted not in self._asked:
             self._asked.add(wanted)
             running = epoch.snapshot.at_speeds(speeds)
             outlook = record.outlook
             if running != epoch.snapshot:  # a change for speeds has to pay before the job ends
                 outlook = dataclasses.replace(outlook, steps_left=self._spec.train.steps - epoch.last_step)
-            arguments = (wanted, epoch.plan, running, record.profile, outlook, snapshot())
+            results = wanted, self._found, self._weighed
+            arguments = (*results, epoch.plan, running, profile, outlook, snapshot())
             threading.Thread(target=self._find, args=arguments, name="gain", daemon=True).start()
         return self._found.get(wanted)
 
     def plan(self, epoch: int, snapshot: ClusterSnapshot, profile: Profile) -> Plan | None:
         """What was weighed for these nodes, if it was with these figures: it need not be looked for again while the
         nodes that compute stand still."""
-        known, plan = self._weighed.get((epoch, snapshot), (None, None))
-        return plan if known == profile else None
+        return self._weighed.get(snapshot) if self._known == (epoch, profile) else None
 
     def _find(
         self,
         wanted: _Wanted,
+        found: dict[_Wanted, float | None],
+        weighed: dict[ClusterSnapshot, Plan],
         plan: Plan,
         running: ClusterSnapshot,
         profile: Profile,
         outlook: Outlook,
         snapshot: ClusterSnapshot,
     ) -> None:
-        gain, weighed = self._gain(wanted[0], plan, running, profile, outlook, snapshot)
-        self._found[wanted] = gain
-        if weighed is not None:
-            known = {node.id for node in running.nodes}
-            sizes = slot_sizes(weighed, snapshot, self._spec.model)
-            if newcomers := {node: needed for node, needed in sizes.items() if node not in known}:
+        known = profile.on((*running.nodes, *snapshot.nodes))
+        gain, best = self._gain(plan, running, known, outlook, snapshot)
+        if best is not None:
+            weighed[snapshot] = best
+        found[wanted] = gain
+        if best is not None and gain is not None and gain > 1:
+            sizes = slot_sizes(best, snapshot, self._spec.model)
+            there = {node.id for node in running.nodes}
+            if newcomers := {node: needed for node, needed in sizes.items() if node not in there}:
                 self._make_ready(newcomers)
 
     def _gain(
-        self,
-        epoch: int,
-        plan: Plan,
-        running: ClusterSnapshot,
-        profile: Profile,
-        outlook: Outlook,
-        snapshot: ClusterSnapshot,
+        self, plan: Plan, running: ClusterSnapshot, profile: Profile, outlook: Outlook, snapshot: ClusterSnapshot
     ) -> tuple[float | None, Plan | None]:
-        """Over this plan on the nodes that it runs on; and the plan that is worth the move."""
-        known = profile.on((*running.nodes, *snapshot.nodes))
+        """Over this plan on the nodes that it runs on, and the plan to go on with."""
         try:
             found = search_plan(
                 self._spec,
                 snapshot,
-                known,
+                profile,
                 previous=plan,
                 time_limit_s=_PLAN_LIMIT_S,
                 outlook=outlook,
             )
-            current = score(plan, self._spec, running, known)
+            current = score(plan, self._spec, running, profile)
         except (NoPlanFits, InvalidField) as error:
             log.warning("gain of a change not known", error=str(error))
             return None, None
-        self._weighed[epoch, snapshot] = profile, found.plan
         if found.change is not None:
             log.info("change weighed", move=found.change.move, reason=found.change.reason)
             if not found.change.move:
-                return 1.0, None
+                return 1.0, found.plan
         assert found.plan.prediction is not None and current.prediction is not None
         return current.prediction.step_s / found.plan.prediction.step_s, found.plan

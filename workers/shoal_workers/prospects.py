@@ -52,8 +52,13 @@ class Prospects:
 
     def expect(self, epoch: EpochView | None, nodes: frozenset[str], coming: frozenset[str]) -> None:
         """Weighs these nodes that are ready with those that are `coming`, which may make memory ready meanwhile."""
-        if epoch is not None and self._record.state is JobState.RUNNING and coming:
-            self._gains.of(epoch, nodes | coming, self._record, lambda: self._snapshot(nodes | coming))
+        if epoch is None or self._record.state is not JobState.RUNNING or not coming:
+            return
+        try:
+            snapshot = self._snapshot(nodes | coming)
+        except KeyError:  # one of them is not coming any more
+            return
+        self._gains.of(epoch, nodes | coming, self._record, lambda: snapshot)
 
     def leave_fits(self, epoch: EpochView | None, ready: frozenset[str], going: frozenset[str]) -> bool | None:
         """Whether a plan fits without nodes that are `going`; None where none of them matters, or it is not known."""
