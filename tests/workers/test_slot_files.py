@@ -139,6 +139,7 @@ def test_what_is_being_made_ready_is_waited_for(
         made.append(stem.name)
         return map_slots(stem, num_bytes)
 
+    store.open("job", SECOND, LAYOUT)
     monkeypatch.setattr(shards, "map_slots", mapped)
     making = threading.Thread(target=store.make_ready, args=("job", [SIZE], []))
     making.start()
@@ -146,6 +147,7 @@ def test_what_is_being_made_ready_is_waited_for(
     opening = threading.Thread(target=store.open, args=("job", FIRST, LAYOUT))
     opening.start()
     store.open("another", FIRST, LAYOUT)  # nobody else waits
+    store.open("job", SECOND, LAYOUT)  # nor whose file is there: copies of every step come so
     opening.join(0.2)
     assert opening.is_alive() and made == [FIRST]
     goes_on.set()

@@ -12,6 +12,7 @@ import functools
 import importlib
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,6 +122,15 @@ class BareModules:
         self._seed = seed
         self._blueprint: Blueprint | None = None
         self.num_units = model.layers + 2
+
+    def build_ahead(self, limit_s: float) -> None:
+        """As many units as can be kept, and are built in time. Raises what a user's own code does."""
+        began_s = time.monotonic()
+        for unit in range(self.num_units):
+            self.module(unit)
+            kept = unit in _kept(self._module, self._seed).modules
+            if not kept or time.monotonic() > began_s + limit_s:
+                return
 
     def module(self, unit: int) -> nn.Module:
         """To be copied. Raises UserCodeError."""

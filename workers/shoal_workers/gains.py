@@ -46,19 +46,20 @@ class Gains:
         self, epoch: EpochView, ready: frozenset[str], record: JobRecord, snapshot: Callable[[], ClusterSnapshot]
     ) -> float | None:
         """How many times faster a step would be with these nodes, of which `snapshot` is made; 1 where that is not
-        worth the move, None as long as it is not known."""
+        worth the move, None as long as it is not known. Raises what `snapshot` does."""
         speeds, profile = record.speeds, record.profile
         wanted = (ready, frozenset(speeds.items()))
         if self._known != (epoch.number, profile):  # who still weighs for what was known before writes into what was
             self._known, self._asked, self._found, self._weighed = (epoch.number, profile), set(), {}, {}
         if wanted not in self._asked:
+            given = snapshot()
             self._asked.add(wanted)
             running = epoch.snapshot.at_speeds(speeds)
             outlook = record.outlook
             if running != epoch.snapshot:  # a change for speeds has to pay before the job ends
                 outlook = dataclasses.replace(outlook, steps_left=self._spec.train.steps - epoch.last_step)
             results = wanted, self._found, self._weighed
-            arguments = (*results, epoch.plan, running, profile, outlook, snapshot())
+            arguments = (*results, epoch.plan, running, profile, outlook, given)
             threading.Thread(target=self._find, args=arguments, name="gain", daemon=True).start()
         return self._found.get(wanted)
 
@@ -83,7 +84,7 @@ class Gains:
         if best is not None:
             weighed[snapshot] = best
         found[wanted] = gain
-        if best is not None and gain is not None and gain > 1:
+        if best is not None and gain is not None and gain > 1 and found is self._found:
             sizes = slot_sizes(best, snapshot, self._spec.model)
             there = {node.id for node in running.nodes}
             if newcomers := {node: needed for node, needed in sizes.items() if node not in there}:
@@ -109,6 +110,7 @@ class Gains:
         if found.change is not None:
             log.info("change weighed", move=found.change.move, reason=found.change.reason)
             if not found.change.move:
-                return 1.0, found.plan
+                return 1.0, None if found.truncated else found.plan
         assert found.plan.prediction is not None and current.prediction is not None
-        return current.prediction.step_s / found.plan.prediction.step_s, found.plan
+        gain = current.prediction.step_s / found.plan.prediction.step_s
+        return gain, None if found.truncated else found.plan

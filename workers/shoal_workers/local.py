@@ -45,6 +45,7 @@ _OBJECT_STORE_BYTES = 80_000_000
 _LOOK_S = 0.5
 _raylet: Any = ray._raylet
 _DASHBOARD_AGENT = os.path.join("dashboard", "agent.py")
+_TRIES = 100
 _FIRST_PORT = 12_000  # those below have owners by convention
 
 
@@ -185,14 +186,15 @@ def _without_dashboard() -> None:
 
 
 def _idle_port() -> int:
-    """On all addresses, and none that the kernel would give to somebody else before it is listened on."""
+    """On all addresses, and if possible none that the kernel would give to somebody else before it is listened on."""
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         first_given = int(file.read().split()[0])
-    while True:
-        port = random.randrange(min(_FIRST_PORT, first_given // 2), first_given)
+    below = range(_FIRST_PORT, max(_FIRST_PORT, first_given))
+    for port in (*random.sample(below, k=min(_TRIES, len(below))), 0):
         with socket.socket() as tried, contextlib.suppress(OSError):
             tried.bind(("", port))
-            return port
+            return int(tried.getsockname()[1])
+    raise OSError(f"no port is idle for a node, of {_TRIES} tried")
 
 
 def _raylet_pid(raylet: Any) -> int:

@@ -6,7 +6,6 @@ Got ready before a rank takes part, for then all others wait: the data may have 
 from __future__ import annotations
 
 import threading
-import time
 
 from shoal_planner.job import JobSpec
 from shoal_workers.blueprint import BareModules
@@ -28,7 +27,4 @@ def prepare(job: JobSpec, settings: WorkerSettings) -> None:
     """Raises what is wrong with the data, or whatever a user's own code does."""
     open_samples(job, settings)
     if job.model.own_shape is not None:
-        bare, began_s = BareModules(job.model, job.train.seed), time.monotonic()
-        for unit in range(bare.num_units):
-            if time.monotonic() < began_s + _BUILD_S:
-                bare.module(unit)
+        BareModules(job.model, job.train.seed).build_ahead(_BUILD_S)

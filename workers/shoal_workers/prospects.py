@@ -4,6 +4,7 @@ that are to go away. Nothing here waits, and nothing is done about it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 
 from shoal_planner.cluster import ClusterSnapshot
@@ -54,11 +55,8 @@ class Prospects:
         """Weighs these nodes that are ready with those that are `coming`, which may make memory ready meanwhile."""
         if epoch is None or self._record.state is not JobState.RUNNING or not coming:
             return
-        try:
-            snapshot = self._snapshot(nodes | coming)
-        except KeyError:  # one of them is not coming any more
-            return
-        self._gains.of(epoch, nodes | coming, self._record, lambda: snapshot)
+        with contextlib.suppress(KeyError):  # one of them is not coming any more
+            self._gains.of(epoch, nodes | coming, self._record, lambda: self._snapshot(nodes | coming))
 
     def leave_fits(self, epoch: EpochView | None, ready: frozenset[str], going: frozenset[str]) -> bool | None:
         """Whether a plan fits without nodes that are `going`; None where none of them matters, or it is not known."""

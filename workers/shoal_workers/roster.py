@@ -33,7 +33,7 @@ _FIRST_WORD_S = 5.0
 _LOOK_S = 0.1  # whether who is asked is still there
 _LAST_WORDS_S = 0.1
 _ANSWER_S = 0.5  # between two answers to the heartbeats of one
-_PREPARED_S = 120.0  # a rank that takes longer has to go on with it when all others wait
+_PREPARED_S = 45.0  # a rank that takes longer has to go on with it when all others wait
 _NEIGHBOURS = 2  # of an agent on each side, which hear it
 
 
@@ -90,6 +90,9 @@ class Roster:
         self._entries: dict[str, _Entry] = {}
         self._left: dict[str, Contact] = {}  # agents of nodes that were forgotten; what they hold outlives a rank
         self._recruiting: set[str] = set()
+        self._unprepared: set[str] = (
+            set()
+        )  # incarnations of which a process ended over it: an epoch has to find out why
         self.nodes: tuple[NodeSeen, ...] = ()
         self.after_step = 0
         self.epoch: int | None = None  # the highest one claimed; as long as it is not known nobody is answered
@@ -134,7 +137,7 @@ class Roster:
         )
 
     def coming(self) -> frozenset[str]:
-        """Nodes whose agent is connected, and ranks not yet."""
+        """Nodes that are being recruited and have an agent already."""
         with self._lock:
             return frozenset(node for node, entry in self._entries.items() if not entry.ready)
 
@@ -279,7 +282,7 @@ class Roster:
             before = self._left.pop(node, None)
             if agent is not None:
                 self._left[node] = agent
-        if before is not None:
+        if before is not None and before is not agent:
             before.connection.close()
 
     def _recruit(self, seen: NodeSeen) -> None:
@@ -289,10 +292,12 @@ class Roster:
         for index, address in starting.items():
             arguments = (seen, index, address)
             threading.Thread(target=self._start, args=arguments, name=f"start-{seen.node.id}", daemon=True).start()
+        order = None if seen.incarnation in self._unprepared else self._order
         try:
             for index, address in starting.items():
-                self._enter(entry, index, address.result())
-            self._await_prepared(entry)
+                self._enter(entry, index, address.result(), order)
+            if order is not None:
+                self._await_prepared(entry)
             entry.ready = True
             self._events.put(NodeReady(seen))
         except (NodeUnreachable, ConnectionClosed, m.ProtocolError) as error:
@@ -315,15 +320,16 @@ class Roster:
             address.set_exception(error)
 
     def _await_prepared(self, entry: _Entry) -> None:
-        """Raises NodeUnreachable."""
+        """Raises NodeUnreachable where one of its processes is gone meanwhile."""
         deadline_s = self._clock() + _PREPARED_S
-        for contact in entry.contacts:
-            waits = self._order is not None and contact.index is not None
-            while waits and not contact.prepared.wait(_LOOK_S) and self._clock() < deadline_s:
-                if not contact.connected:
-                    raise NodeUnreachable(contact.node, f"{contact.name} was lost while it got ready")
+        for rank in [contact for contact in entry.contacts if contact.index is not None]:
+            while not rank.prepared.wait(_LOOK_S) and self._clock() < deadline_s:
+                for contact in entry.contacts:
+                    if self.is_gone(contact, self.forgive_s):
+                        self._unprepared.add(entry.seen.incarnation)
+                        raise NodeUnreachable(contact.node, f"{contact.name} was lost while its ranks got ready")
 
-    def _enter(self, entry: _Entry, index: int | None, address: tuple[str, int]) -> None:
+    def _enter(self, entry: _Entry, index: int | None, address: tuple[str, int], order: m.Prepare | None) -> None:
         connection = connect(address, shown=None if index is None else job_pass(self._job))
         # The first word is waited for: the kernel of a process that is stopped accepts connections, too.
         connection.set_timeout(_FIRST_WORD_S)
@@ -350,8 +356,8 @@ class Roster:
             self._keep_agent(contact.node, None)
         self._hear(contact, wire)
         threading.Thread(target=self._listen, args=(contact,), name=f"listen-{contact.name}", daemon=True).start()
-        if self._order is not None and index is not None:
-            contact.send(self._order)
+        if order is not None and index is not None:
+            contact.send(order)
 
     def _listen(self, contact: Contact) -> None:
         try:

@@ -32,6 +32,7 @@ log = structlog.get_logger()
 
 
 _MIRROR = "-mirror"
+_MOST_ROOM = 2  # times what is needed: a spare that is larger takes longer to make
 _NO_STEP = -1
 
 
@@ -129,6 +130,7 @@ class ShardStore:
         self._lock = threading.Lock()
         self._made_some = threading.Condition(self._lock)
         self._making: defaultdict[str, list[int]] = defaultdict(list)  # sizes of spares that are on their way
+        self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of who makes spares for a job
         self._over: set[str] = set()  # jobs of which nothing is kept any more
         self._last_epochs: dict[str, int] = {}  # that jobs had when they were over
         self._spares = SpareSlots(rooms.memory)
@@ -160,7 +162,9 @@ class ShardStore:
         Raises NoRoom, and ValueError for an epoch with which the job was over: whoever sends it does not know yet, and
         nobody would ever remove it."""
         with self._lock:
-            self._await_spare(job, _size(layout), left)
+            known = self._files.get((job, name))
+            if known is None or known.layout != layout:
+                self._await_spare(job, _size(layout), left)
             last_epoch = self._last_epochs.get(job, 0)
             if epoch_of(name) <= last_epoch:
                 raise ValueError(f"epoch {epoch_of(name)} of {job} is over: the job ended in epoch {last_epoch}")
@@ -179,6 +183,12 @@ class ShardStore:
         """Slots of these sizes in bytes lie ready in memory for the next epoch afterwards, as far as there is room, and
         no others; those of `copies` are for snapshots that come from other nodes. Whoever looks ahead may be late: of a
         job that was retired nothing is kept."""
+        with self._lock:
+            turn = self._turns[job]
+        with turn:
+            self._make_ready(job, local, copies)
+
+    def _make_ready(self, job: str, local: Iterable[int], copies: Iterable[int]) -> None:
         with self._lock:
             if job in self._over:
                 return
@@ -216,7 +226,9 @@ class ShardStore:
 
     def _await_spare(self, job: str, num_bytes: int, left: Collection[str]) -> None:
         """Where one that fits is on its way: to make the same once more would take both of them longer."""
-        while not self._spares.fits(job, num_bytes, left) and max(self._making[job], default=0) >= num_bytes:
+        while not self._spares.fits(job, num_bytes, left) and any(
+            num_bytes <= size <= _MOST_ROOM * num_bytes for size in self._making[job]
+        ):
             self._made_some.wait()
 
     @contextlib.contextmanager
