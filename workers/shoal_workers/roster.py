@@ -90,9 +90,8 @@ class Roster:
         self._entries: dict[str, _Entry] = {}
         self._left: dict[str, Contact] = {}  # agents of nodes that were forgotten; what they hold outlives a rank
         self._recruiting: set[str] = set()
-        self._unprepared: set[str] = (
-            set()
-        )  # incarnations of which a process ended over it: an epoch has to find out why
+        # Incarnations of which a process ended while it got ready: an epoch has to find out why.
+        self._unprepared: set[str] = set()
         self.nodes: tuple[NodeSeen, ...] = ()
         self.after_step = 0
         self.epoch: int | None = None  # the highest one claimed; as long as it is not known nobody is answered
