@@ -67,20 +67,22 @@ def peer_python() -> Path:
 
 def peers(folder: Path, job: Mapping[str, Any]) -> dict[str, Torchft | RayTrain]:
     """By the names of their results; each is a context that starts it."""
+    part = int(job["train"]["global_batch"]) // (NUM_WORKERS - 1)  # as many as a survivor of Shoal's has
+    job = {**job, "train": {**job["train"], "global_batch": part * NUM_WORKERS}}
     return {
-        "torchft": Torchft(folder / "torchft", job),
-        "ray_train": RayTrain(folder / "ray_train", job, elastic=False),
-        "ray_train_elastic": RayTrain(folder / "ray_train_elastic", job, elastic=True),
+        "torchft": Torchft(folder / "torchft", job, part),
+        "ray_train": RayTrain(folder / "ray_train", job, part, elastic=False),
+        "ray_train_elastic": RayTrain(folder / "ray_train_elastic", job, part, elastic=True),
     }
 
 
 class _Peer(abc.ABC):
     """A context: what `_start` has started ends with it."""
 
-    def __init__(self, folder: Path, job: Mapping[str, Any], batch: int | None = None) -> None:
-        """`batch`: samples of a step of all workers; None: each then has as many as a survivor of Shoal's has."""
-        self._batch = batch or int(job["train"]["global_batch"]) * NUM_WORKERS // (NUM_WORKERS - 1)
-        self._folder, self._steps, self._job = folder, folder / "steps", _written(folder, job, self._batch)
+    def __init__(self, folder: Path, job: Mapping[str, Any], part: int | None) -> None:
+        """`part`: samples that each worker has in a step; None: those who take part share the job's batch."""
+        self._part = () if part is None else (part,)
+        self._folder, self._steps, self._job = folder, folder / "steps", _written(folder, job)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -101,8 +103,8 @@ class _Peer(abc.ABC):
     def samples(self) -> int:
         """That the state of now has been trained on: of steps that were done again the last time counts."""
         steps = read_steps(self._steps)
-        sizes = {step.step: step.size for step in steps}
-        return sum(size for step, size in sizes.items() if step <= steps[-1].step) * self._batch // NUM_WORKERS
+        samples = {step.step: step.samples for step in steps}
+        return sum(num for step, num in samples.items() if step <= steps[-1].step)
 
     def num_computing(self) -> int:
         """Workers of the newest step."""
@@ -150,26 +152,21 @@ class Torchft(_Peer):
 
     def _replica(self, index: int) -> subprocess.Popen[str]:
         command = [peer_python(), "-m", "benchmarks.peers.torchft_replica", self._lighthouse, str(index)]
-        return self._running([*command, self._steps, self._job], f"replica-{index}.log")
+        return self._running([*command, self._steps, self._job, *self._part], f"replica-{index}.log")
 
 
 class RayTrain(_Peer):
     """Three workers of Ray Train on as many raylets; with `elastic`, `least` will do."""
 
     def __init__(
-        self,
-        folder: Path,
-        job: Mapping[str, Any],
-        *,
-        elastic: bool,
-        least: int = NUM_WORKERS - 1,
-        batch: int | None = None,
+        self, folder: Path, job: Mapping[str, Any], part: int | None, *, elastic: bool, least: int = NUM_WORKERS - 1
     ) -> None:
-        super().__init__(folder, job, batch)
+        super().__init__(folder, job, part)
         self._least = least if elastic else NUM_WORKERS
 
     def _start(self) -> None:
         command = [peer_python(), "-m", "benchmarks.peers.ray_train_job", self._least, self._folder, self._job]
+        command += self._part
         self._driver = self._running(command, "driver.log")
         self._await(lambda steps: max((step.step for step in steps), default=0) >= _STEPS_BEFORE)
 
@@ -254,11 +251,10 @@ def _await(
     return steps
 
 
-def _written(folder: Path, job: Mapping[str, Any], batch: int) -> Path:
+def _written(folder: Path, job: Mapping[str, Any]) -> Path:
     (folder / "steps").mkdir(parents=True)
-    train = dict(job["train"]) | {"global_batch": batch}
     path = folder / "job.json"
-    path.write_text(json.dumps({**job, "train": train}))  # JSON is YAML
+    path.write_text(json.dumps(job))  # JSON is YAML
     return path
 
 

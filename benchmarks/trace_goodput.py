@@ -9,6 +9,11 @@ processes of the node at once, and a node that comes is empty. `shoal` (the numb
 checkpoints to a real S3 server), `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train_elastic`
 (one to three workers, a checkpoint every ten steps to the local disk) train the same model and take turns.
 
+Whoever is there shares a batch of six samples and keeps all of the state, as replicas of torchft and Ray Train do:
+the same training, step by step, however many nodes there are. `torchft_shrinking` has two samples on each node instead,
+as torchft's own example has: what is lost with a step in flight is less, as steps on one node are a third as long, but
+it is another training, with as small a batch as there are few nodes.
+
 `samples_per_s` counts every step once that the last state has in it: steps that were lost and done again do not count
 twice. `resting_samples_per_s` is the rate with so many nodes and no changes, from a job of its own. `goodput` is what
 was done of the samples that the same nodes would have done at these rates: what coming and going leaves of a system's
@@ -56,13 +61,14 @@ _BATCH = 2 * NUM_WORKERS  # samples that one, two and three nodes share out even
 def job(seq_len: int, device_s: float = 0.0) -> dict[str, Any]:
     """The state is 12 bytes a parameter, whatever a step takes: so long samples are what training has, and short ones
     favour whoever keeps nothing. With `device_s` a step waits so long for each sample, and computes next to nothing."""
+    train = {**JOB["train"], "global_batch": _BATCH, "sharding": "none"}
     if not device_s:
-        return {**JOB, "train": {**JOB["train"], "global_batch": _BATCH, "seq_len": seq_len}}
+        return {**JOB, "train": {**train, "seq_len": seq_len}}
     waiting = {"layers": 11, "width": 384, "sample_s": device_s}  # 13.2 million parameters, JOB has 13.7
     return {
         **JOB,
         "model": {"entrypoint": "benchmarks.peers.waiting_model:build", "arguments": waiting},
-        "train": {**JOB["train"], "global_batch": _BATCH},
+        "train": train,
     }
 
 
@@ -254,20 +260,20 @@ def _shoal(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
         yield _Shoal(running)
 
 
-@contextmanager
-def _torchft(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
-    with Torchft(folder / "torchft", job, batch=_BATCH) as peer:
-        yield peer
+def _torchft(folder: Path, job: dict[str, Any]) -> AbstractContextManager[Contender]:
+    return Torchft(folder / "torchft", job, part=None)
 
 
-@contextmanager
-def _ray_train(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
-    with RayTrain(folder / "ray_train", job, elastic=True, least=1, batch=_BATCH) as peer:
-        yield peer
+def _shrinking(folder: Path, job: dict[str, Any]) -> AbstractContextManager[Contender]:
+    return Torchft(folder / "torchft", job, part=_BATCH // NUM_WORKERS)
+
+
+def _ray_train(folder: Path, job: dict[str, Any]) -> AbstractContextManager[Contender]:
+    return RayTrain(folder / "ray_train", job, part=None, elastic=True, least=1)
 
 
 _Begin = Callable[[Path, dict[str, Any]], AbstractContextManager[Contender]]
-_PEERS: dict[str, _Begin] = {"torchft": _torchft, "ray_train_elastic": _ray_train}
+_PEERS: dict[str, _Begin] = {"torchft": _torchft, "torchft_shrinking": _shrinking, "ray_train_elastic": _ray_train}
 _CONTENDERS: dict[str, _Begin] = {"shoal": _shoal, **_PEERS}
 
 

@@ -1,10 +1,11 @@
 """A job of Ray Train on a cluster of raylets of its own: DistributedDataParallel, a checkpoint every ten steps.
 
-Usage, in the peers' environment: python -m benchmarks.peers.ray_train_job LEAST FOLDER JOB_FILE
+Usage, in the peers' environment: python -m benchmarks.peers.ray_train_job LEAST FOLDER JOB_FILE [PART]
 
-Three workers, and a fourth node to fall back on; with a LEAST below three it is elastic, and goes on with as few. On
-standard input a line "kill" kills all processes of a node at once, of one with a worker if any has one, and "add"
-starts an empty node; each is answered by when. The end of input ends it all.
+Three workers, and a fourth node to fall back on; with a LEAST below three it is elastic, and goes on with as few. They
+share the batch of a step, or have PART samples each. On standard input a line "kill" kills all processes of a node at
+once, of one with a worker if any has one, and "add" starts an empty node; each is answered by when. The end of input
+ends it all.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def train(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
     log = StepLog(Path(config["folder"]), f"worker-{rank}-{time.time_ns()}")
-    part = job.train.global_batch // NUM_WORKERS
+    part = config["part"] or job.train.global_batch // size
     while True:
         step += 1
         tokens_BS, targets_BS = feed.read(step, rank * part, (rank + 1) * part)
@@ -72,7 +73,7 @@ def train(config: dict[str, Any]) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        log.write(size=size, step=step, ready_s=ready_s, done_s=time.time())
+        log.write(size=size, samples=size * part, step=step, ready_s=ready_s, done_s=time.time())
         if step % CHECKPOINT_EVERY == 0:
             _report(rank, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
@@ -141,6 +142,7 @@ class Nodes:
 
 def main() -> None:
     least, folder = int(sys.argv[1]), Path(sys.argv[2])
+    part = int(sys.argv[4]) if len(sys.argv) > 4 else None
     job = yaml.safe_load(Path(sys.argv[3]).read_text())
     os.environ |= {"OMP_NUM_THREADS": "1", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(_START_TIMEOUT_S)}
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -149,7 +151,7 @@ def main() -> None:
     nodes = Nodes(NUM_WORKERS if elastic else NUM_WORKERS + 1)
     trainer = TorchTrainer(
         train,
-        train_loop_config={"job": job, "folder": str(folder / "steps")},
+        train_loop_config={"job": job, "folder": str(folder / "steps"), "part": part},
         scaling_config=ray.train.ScalingConfig(
             num_workers=(least, NUM_WORKERS) if elastic else NUM_WORKERS,
             resources_per_worker={"CPU": 1, "worker": 1},

@@ -13,10 +13,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoneStep:
-    """`size` processes took part. `ready_s` is when its forward began."""
+    """`size` processes took part, with `samples` between them. `ready_s` is when its forward began."""
 
     worker: str
     size: int
+    samples: int
     step: int
     ready_s: float
     done_s: float
@@ -27,8 +28,8 @@ class StepLog:
         self._worker = worker
         self._file = (folder / f"{worker}.jsonl").open("a", buffering=1)
 
-    def write(self, *, size: int, step: int, ready_s: float, done_s: float) -> None:
-        done = DoneStep(worker=self._worker, size=size, step=step, ready_s=ready_s, done_s=done_s)
+    def write(self, *, size: int, samples: int, step: int, ready_s: float, done_s: float) -> None:
+        done = DoneStep(worker=self._worker, size=size, samples=samples, step=step, ready_s=ready_s, done_s=done_s)
         self._file.write(json.dumps(asdict(done)) + "\n")
 
 

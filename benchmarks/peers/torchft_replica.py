@@ -1,8 +1,11 @@
 """A replica group of torchft, of one process: fault-tolerant data parallelism as torchft's own example has it.
 
-Usage, in the peers' environment: python -m benchmarks.peers.torchft_replica LIGHTHOUSE INDEX LOG_FOLDER JOB_FILE
+Usage, in the peers' environment:
+python -m benchmarks.peers.torchft_replica LIGHTHOUSE INDEX LOG_FOLDER JOB_FILE [PART]
 
-It joins whoever trains under that lighthouse, takes over their state, and steps until it is killed.
+It joins whoever trains under that lighthouse, takes over their state, and steps until it is killed. Those who take part
+in a step share its batch, so that it is the same training however many there are; with PART each has so many samples,
+as in that example, and a step has fewer when fewer are left.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ _GROUP_TIMEOUT = timedelta(seconds=1)
 
 def main() -> None:
     lighthouse, index, folder, job_file = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+    part = int(sys.argv[5]) if len(sys.argv) > 5 else None
     job = parse_job(yaml.safe_load(job_file.read_text()))
     model, feed = model_of(job), Feed(job)
     inner = adamw(job, model.parameters())
@@ -55,16 +59,20 @@ def main() -> None:
     optimizer = Optimizer(manager, inner)
     replicated = DistributedDataParallel(manager, model)
     log = StepLog(folder, f"replica-{index}-{time.time_ns()}")
-    part = job.train.global_batch // 3
     while True:
-        step = manager.current_step()
-        tokens_BS, targets_BS = feed.read(step + 1, index * part, (index + 1) * part)
+        step, place, num = manager.current_step(), index, part
         ready_s = time.time()
         optimizer.zero_grad()
+        if num is None:  # who takes part is known when they have agreed on it
+            num = job.train.global_batch // manager.num_participants()
+            step, place = manager.current_step(), manager.participating_rank() or 0
+        tokens_BS, targets_BS = feed.read(step + 1, place * num, (place + 1) * num)
         mean_loss(replicated(tokens_BS), targets_BS).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if manager.current_step() > step:
-            log.write(size=manager.num_participants(), step=manager.current_step(), ready_s=ready_s, done_s=time.time())
+            size = manager.num_participants()
+            done_s = time.time()
+            log.write(size=size, samples=size * num, step=manager.current_step(), ready_s=ready_s, done_s=done_s)
 
 
 if __name__ == "__main__":
