@@ -197,7 +197,7 @@ class Agent:
                 self._retire(request)
                 connection.send(m.encode(m.Done()))
             case m.MakeReady():
-                self._shards.make_ready(request.job, request.local, request.copies)
+                self._shards.make_ready(request.job, request.local, request.copies, beside=request.beside)
                 connection.send(m.encode(m.Done()))
             case m.AppendJournal():
                 self._append_journal(request)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -19,6 +19,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _MOST = 2**31 - 1
 _SPARE_BYTES = 1 << 26
 _PAGE_BYTES = mmap.PAGESIZE
+_AT_ONCE_BYTES = 1 << 23  # other threads wait meanwhile
 
 # What a process is started with that is to keep its memory. Where others have had threads before `keep_memory` is
 # called, each of these has an arena of its own, a new thread gets any of them, and all but the first arena give large
@@ -57,15 +58,22 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def return_memory(ready_bytes: int = 0) -> None:
-    """After a change of plan: what the state of before took may be more than anything needs from here on. As much as
-    `ready_bytes` stays with the process, touched, for what comes next: a state that is built in memory that is new to
-    the process, or even to the machine, takes ten times as long."""
+def return_memory(kept_bytes: int = 0) -> None:
+    """After a change of plan: what the state of before took may be more than anything needs from here on. About as much
+    as `kept_bytes` may stay with the process."""
     with suppress(AttributeError):
-        if _free_bytes() > 2 * ready_bytes:
+        if _free_bytes() > 2 * kept_bytes:
             ctypes.CDLL(None).malloc_trim(0)
-        if ready_bytes:
-            np.empty(ready_bytes, dtype=np.uint8)[::_PAGE_BYTES] = 0  # and it is given back, but not to the kernel
+
+
+def make_room(num_bytes: int, wanted: Callable[[], bool] = lambda: True) -> None:
+    """So much memory lies ready, touched, for what comes next, or as much as there was time for while it was `wanted`:
+    a state that is built in memory that is new to the process, or even to the machine, takes ten times as long."""
+    room = np.empty(num_bytes, dtype=np.uint8)
+    for low in range(0, num_bytes, _AT_ONCE_BYTES):
+        if not wanted():
+            break
+        room[low : low + _AT_ONCE_BYTES : _PAGE_BYTES] = 0  # and all is given back, but not to the kernel
 
 
 def after_a_loss(used_bytes: int, limit_bytes: int | None, num_nodes: int) -> int:

@@ -236,12 +236,13 @@ def retire(job: str, agents: tuple[Contact, ...], epoch: int | None, timeout_s: 
             log.info("agent not told to retire", node=agent.node)
 
 
-def make_ready(job: str, roster: Roster, timeout_s: float, sizes: Mapping[str, Sizes]) -> None:
-    """Tells the agents of these nodes what memory for snapshots an epoch to come may need."""
+def make_ready(job: str, roster: Roster, timeout_s: float, sizes: Mapping[str, Sizes], *, beside: bool = False) -> None:
+    """Tells the agents of these nodes what memory for snapshots an epoch to come may need, and nothing else or `beside`
+    what they have."""
     for agent in roster.agents(sizes):
         try:
-            wanted = sizes[agent.node]
-            ask(agent.address, m.MakeReady(job=job, local=list(wanted.local), copies=list(wanted.copies)), timeout_s)
+            local, copies = map(list, (sizes[agent.node].local, sizes[agent.node].copies))
+            ask(agent.address, m.MakeReady(job=job, local=local, copies=copies, beside=beside), timeout_s)
         except ConnectionClosed:
             log.info("agent made nothing ready", node=agent.node)
 

@@ -15,6 +15,7 @@ from functools import partial
 
 import structlog
 
+from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
@@ -130,6 +131,19 @@ class Changer:
         self._record.enter(JobState.DRAINING, decision.cause, decision.reason)
         for contact in self._roster.ranks(self.epoch.vital):
             contact.send(m.StopAfter(epoch=self.epoch.number, step=self.epoch.last_step + 1))
+        self._make_room(self.epoch)
+
+    def _make_room(self, epoch: EpochView) -> None:
+        """Whoever is to be taken in has until then to get the memory that it needs, where that is the process's own."""
+        snapshot = self._snapshot(self._roster.ready().difference(self.left_out()))
+        plan = self.prospects.foreseen(epoch, snapshot)
+        if plan is None or plan.prediction is None:
+            return
+        needed = dict(plan.prediction.memory_bytes)
+        cpus = [node.id for node in snapshot.nodes if device_type(node.device, snapshot.overrides).threads is not None]
+        for contact in self._roster.ranks(frozenset(cpus) - epoch.vital):
+            if num_bytes := needed.get(str(contact.device)):
+                contact.send(m.MakeRoom(num_bytes=int(num_bytes)))
 
     def stepped(self, epoch: int) -> None:
         """A step of this epoch is done, or none was left to do: a change that led to it is over, and older snapshots

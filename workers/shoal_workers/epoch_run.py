@@ -27,7 +27,7 @@ from shoal_recovery.state import RankState, ShardMap, Transfer
 from shoal_recovery.store import open_store
 from shoal_workers import devices
 from shoal_workers import messages as m
-from shoal_workers.allocator import after_a_loss, return_memory
+from shoal_workers.allocator import after_a_loss, make_room, return_memory
 from shoal_workers.beside import beside
 from shoal_workers.data import samples_of
 from shoal_workers.endings import ending_of
@@ -412,10 +412,16 @@ class EpochRun:
     def _forget(self) -> None:
         """And makes ready for the next state, where that will lie in memory of the process."""
         GlooExchange.forget()
-        num_nodes = len({device.node for device in parse_plan(self._order.plan).devices()})
-        next_bytes = after_a_loss(self._memory.used_bytes, self._memory.limit_bytes, num_nodes)
-        return_memory(next_bytes if self._computes_on.type == "cpu" else 0)
         devices.return_memory(self._computes_on)
+        if self._computes_on.type != "cpu":
+            return_memory()
+            return
+        plan = parse_plan(self._order.plan)
+        num_nodes = len({device.node for device in plan.devices()})
+        next_bytes = after_a_loss(self._memory.used_bytes, self._memory.limit_bytes, num_nodes)
+        return_memory(next_bytes)
+        if plan.sharding.optimizer != "none" or any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+            make_room(next_bytes)  # else nobody takes over anything that a lost one had
 
     def _report(self, report: StepReport) -> None:
         if report.step == self._order.step + 1:

@@ -31,8 +31,7 @@ _PLAN_LIMIT_S = 5.0
 
 
 class Gains:
-    """Use from one thread. `make_ready` is told, in another, what those that would come into the plan are to make ready
-    before they do."""
+    """Use from one thread. `make_ready` is told, in another, what the nodes of a plan that gains are to make ready."""
 
     def __init__(self, spec: JobSpec, make_ready: Callable[[Mapping[str, Sizes]], None]) -> None:
         self._spec = spec
@@ -85,10 +84,7 @@ class Gains:
             weighed[snapshot] = best
         found[wanted] = gain
         if best is not None and gain is not None and gain > 1 and found is self._found:
-            sizes = slot_sizes(best, snapshot, self._spec.model)
-            there = {node.id for node in running.nodes}
-            if newcomers := {node: needed for node, needed in sizes.items() if node not in there}:
-                self._make_ready(newcomers)
+            self._make_ready(slot_sizes(best, snapshot, self._spec.model))
 
     def _gain(
         self, plan: Plan, running: ClusterSnapshot, profile: Profile, outlook: Outlook, snapshot: ClusterSnapshot

@@ -20,6 +20,7 @@ from shoal_workers.rank_messages import Halted as Halted
 from shoal_workers.rank_messages import Hello as Hello
 from shoal_workers.rank_messages import Lacking as Lacking
 from shoal_workers.rank_messages import Left as Left
+from shoal_workers.rank_messages import MakeRoom as MakeRoom
 from shoal_workers.rank_messages import Measure as Measure
 from shoal_workers.rank_messages import Measured as Measured
 from shoal_workers.rank_messages import Prepare as Prepare
@@ -150,12 +151,14 @@ class Retire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeReady:
-    """Memory for snapshots of these sizes in bytes is made, and no other, so that an epoch to come need not wait for
-    it; `copies` come from other nodes. Answered by Done when it is there."""
+    """Memory for snapshots of these sizes in bytes is made, so that an epoch to come need not wait for it; `copies`
+    come from other nodes. What lies ready for none of them goes, or stays `beside` them. Answered by Done when it is
+    there."""
 
     job: str
     local: list[int]
     copies: list[int]
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,7 +395,7 @@ _KINDS: dict[str, type[Any]] = {
             RoomShort,
         ),
         *(Heartbeat, Uploaded, Hello, Halted, Progress, Ready, Stepped, EvaluationDone, Left, Trouble, Measured),
-        *(Halt, Assign, Bring, Lacking, StopAfter, Measure, Prepare, Prepared),
+        *(Halt, Assign, Bring, Lacking, StopAfter, Measure, Prepare, Prepared, MakeRoom),
     )
 }
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import JobSpec
@@ -21,6 +23,10 @@ from shoal_workers.rescue import Rescue
 from shoal_workers.slot_sizes import Sizes
 
 
+class MakeReady(Protocol):
+    def __call__(self, sizes: Mapping[str, Sizes], /, *, beside: bool = False) -> None: ...
+
+
 class Prospects:
     """Use from one thread. `snapshot` makes a cluster of nodes that are ready."""
 
@@ -30,13 +36,14 @@ class Prospects:
         record: JobRecord,
         measuring: Measuring,
         snapshot: Callable[[frozenset[str]], ClusterSnapshot],
-        make_ready: Callable[[Mapping[str, Sizes]], None],
+        make_ready: MakeReady,
     ) -> None:
-        """`make_ready` is told, in a thread, what memory the nodes may need for snapshots."""
+        """`make_ready` is told, in a thread, what memory the nodes may need for snapshots: in case of a loss, which may
+        come at any time, and `beside` that for who may join."""
         self._record = record
         self._measuring = measuring
         self._snapshot = snapshot
-        self._gains = Gains(spec, make_ready)
+        self._gains = Gains(spec, partial(make_ready, beside=True))
         self._leaving = Leaving(spec)
         self._foresight = Foresight(spec, make_ready)
         self.rescue = Rescue(spec)
@@ -71,8 +78,9 @@ class Prospects:
         return None if obstacle is None else not obstacle
 
     def look_ahead(self, epoch: EpochView, ready: frozenset[str]) -> None:
-        """At what a loss of a node would lead to. To be called now and then."""
-        if epoch.vital <= ready and self._foresight.due(epoch.number):
+        """At what a loss of a node would lead to. To be called now and then. Not when the epoch is about to end: the
+        next one would wait for memory that is made ready for nothing."""
+        if self._record.state is JobState.RUNNING and epoch.vital <= ready and self._foresight.due(epoch.number):
             self._foresight.look(epoch, self._snapshot(ready), self._record.profile, self._record.outlook)
 
     def foreseen(self, epoch: EpochView | None, snapshot: ClusterSnapshot) -> Plan | None:

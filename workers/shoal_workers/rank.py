@@ -19,6 +19,7 @@ import torch
 from shoal_planner.job import parse_job
 from shoal_recovery.journal import EvaluationDone
 from shoal_workers import messages as m
+from shoal_workers.allocator import make_room
 from shoal_workers.devices import compute_device, current, num_shown, return_memory
 from shoal_workers.epoch_run import EpochRun, WholeState
 from shoal_workers.frozen import FrozenWeights
@@ -99,7 +100,7 @@ class Rank:
         with contextlib.suppress(ConnectionClosed):  # the supervisor is gone; the next one asks for what it missed
             report(connection, outbox, self._settings.heartbeat_s)
 
-    def _obey(self, order: m.Halt | m.Assign | m.Bring | m.StopAfter | m.Measure | m.Prepare) -> None:
+    def _obey(self, order: m.Halt | m.Assign | m.Bring | m.StopAfter | m.Measure | m.Prepare | m.MakeRoom) -> None:
         match order:
             case m.Halt():
                 self._halt(order.epoch, or_end=order.or_end)
@@ -117,6 +118,9 @@ class Rank:
                 threading.Thread(target=self._measure, args=(order,), name="measure", daemon=True).start()
             case m.Prepare():
                 threading.Thread(target=self._prepare, args=(order,), name="prepare", daemon=True).start()
+            case m.MakeRoom():
+                epoch, arguments = self._epoch, (order.num_bytes, lambda: self._epoch == epoch)
+                threading.Thread(target=make_room, args=arguments, name="room", daemon=True).start()
             case _:
                 assert_never(order)
 

@@ -196,5 +196,12 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MakeRoom:
+    """So much memory of its process a rank on a CPU will need in the epoch that is to come, which may take it in."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """As far as it could be: what is wrong is told when it is needed."""

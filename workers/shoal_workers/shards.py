@@ -179,20 +179,20 @@ class ShardStore:
                 known = self._files[job, name] = found
             return tuple(map(str, known.slots.paths)), known.num_bytes
 
-    def make_ready(self, job: str, local: Iterable[int], copies: Iterable[int]) -> None:
+    def make_ready(self, job: str, local: Iterable[int], copies: Iterable[int], *, beside: bool = False) -> None:
         """Slots of these sizes in bytes lie ready in memory for the next epoch afterwards, as far as there is room, and
-        no others; those of `copies` are for snapshots that come from other nodes. Whoever looks ahead may be late: of a
-        job that was retired nothing is kept."""
+        no others unless what is there already stays `beside` them; those of `copies` are for snapshots that come from
+        other nodes. Whoever looks ahead may be late: of a job that was retired nothing is kept."""
         with self._lock:
             turn = self._turns[job]
         with turn:
-            self._make_ready(job, local, copies)
+            self._make_ready(job, local, copies, beside)
 
-    def _make_ready(self, job: str, local: Iterable[int], copies: Iterable[int]) -> None:
+    def _make_ready(self, job: str, local: Iterable[int], copies: Iterable[int], beside: bool) -> None:
         with self._lock:
             if job in self._over:
                 return
-            lacking = self._spares.lacking(job, local, copies)
+            lacking = self._spares.lacking(job, local, copies, beside=beside)
             stems = [self._spares.next_stem(job) for _ in lacking]
             self._making[job] += lacking
         try:

@@ -114,8 +114,9 @@ class SpareSlots:
             self.drop(job)
         return bool(jobs)
 
-    def lacking(self, job: str, local: Iterable[int], copies: Iterable[int]) -> list[int]:
-        """Which of these sizes are not there; what is for none of them goes. `local` ones are for ranks of the node."""
+    def lacking(self, job: str, local: Iterable[int], copies: Iterable[int], *, beside: bool = False) -> list[int]:
+        """Which of these sizes are not there; what is for none of them goes, or stays `beside` them. `local` ones are
+        for ranks of the node."""
         left, lacking = self._spares.pop(job, []), []
         kept = self._spares[job] = []
         for wanted, is_copy in sorted([(size, False) for size in local] + [(size, True) for size in copies]):
@@ -126,8 +127,11 @@ class SpareSlots:
                 kept.append(chosen)
             else:
                 lacking.append(wanted)
-        for files in left:
-            files.unlink()
+        if beside:
+            kept += left
+        else:
+            for files in left:
+                files.unlink()
         return lacking
 
     def _free(self, job: str, left: Collection[str]) -> list[SlotFiles]:
