@@ -79,11 +79,11 @@ class TrainingJob:
         *,
         job: Mapping[str, Any] = JOB,
         copies: int | str = 1,
-        every_steps: int | None = None,
+        stored: bool = True,
     ) -> None:
-        """`every_steps`: between two checkpoints."""
-        self._folder, self._job, self._copies = folder, job, copies
-        self._every_steps = every_steps or _EVERY // num_nodes
+        """`stored`: whether there are checkpoints; the first is waited for then."""
+        self._folder, self._job, self._copies, self._stored = folder, job, copies, stored
+        self._every_steps = _EVERY // num_nodes
         self._nodes = tuple(f"node-{index}" for index in range(num_nodes))
         nodes = {"name": "node", "device": "cpu-1t", "count": num_nodes, "host_memory_gib": 4, "spot": True}
         self._cluster = {"nodes": [nodes], "devices": {"cpu-1t": {"memory_gib": 1}}}
@@ -93,18 +93,21 @@ class TrainingJob:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            # In memory: its disk would be another machine's, and what is written to it takes time from the job's cores.
-            store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-store-", dir=_MEMORY_DIR)))
-            uri = _store(stack, store)
+            # Stated, as losses that the job suffers may make the planner keep more: then nothing is missing.
+            checkpoint: dict[str, Any] = {"copies": self._copies}
+            if (
+                self._stored
+            ):  # in memory: a disk would be another machine's, and writing takes time from the job's cores
+                store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-store-", dir=_MEMORY_DIR)))
+                checkpoint |= {"uri": _store(stack, store), "every_steps": self._every_steps}
             options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)
             self._shoal = stack.enter_context(LocalShoal(options))
             self._client: Client = stack.enter_context(self._shoal.client())
-            # Stated, as losses that the job suffers may make the planner keep more: then nothing is missing.
-            stored = {"uri": uri, "every_steps": self._every_steps, "copies": self._copies}
-            job = self._client.submit({**self._job, "checkpoint": stored})
+            job = self._client.submit({**self._job, "checkpoint": checkpoint})
             self._id: str = job["id"]
             self._stream: Iterator[dict[str, Any]] = self._client.events(self._id, follow=True)
-            self._until(lambda event: event["kind"] == "checkpoint_committed")
+            begun = "checkpoint_committed" if self._stored else "step_done"
+            self._until(lambda event: event["kind"] == begun)
             self._stack = stack.pop_all()
         return self
 

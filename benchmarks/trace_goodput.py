@@ -5,9 +5,10 @@ Usage: python -m benchmarks.trace_goodput [--json] [--seconds N] [--rounds N] [-
 
 The trace is that of four V100 instances in us-east-2a (public, of SkyPilot), of which a window of 16.7 hours is
 replayed within `--seconds`. One to three nodes are there, as many as the trace had instances. A loss is SIGKILL to all
-processes of the node at once, and a node that comes is empty. `shoal` (the number of copies left to the planner,
-checkpoints to a real S3 server), `torchft` (replica groups of one, a heartbeat limit of 0.5 s) and `ray_train_elastic`
-(one to three workers, a checkpoint every ten steps to the local disk) train the same model and take turns.
+processes of the node at once, and a node that comes is empty. `shoal` (the number of copies left to the planner, no
+checkpoints), `torchft` (replica groups of one, a heartbeat limit of 0.5 s, no checkpoints either) and
+`ray_train_elastic` (one to three workers, a checkpoint every ten steps to the local disk, without which it would begin
+again) train the same model and take turns.
 
 Whoever is there shares a batch of six samples and keeps all of the state, as replicas of torchft and Ray Train do:
 the same training, step by step, however many nodes there are. `torchft_shrinking` has two samples on each node instead,
@@ -54,7 +55,6 @@ _REST_S = 10.0  # after a change
 _RATED_S = 30.0
 _LIMIT_S = 120.0
 _POLL_S = 0.05
-_EVERY_STEPS = 50  # between checkpoints: the first of them is waited for
 _BATCH = 2 * NUM_WORKERS  # samples that one, two and three nodes share out evenly
 
 
@@ -256,7 +256,7 @@ def _shoal(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
     # Nodes find the waiting model where peers' processes do: installed there, and not sent.
     paths = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    with TrainingJob(folder, num_nodes=NUM_WORKERS, job=job, copies="auto", every_steps=_EVERY_STEPS) as running:
+    with TrainingJob(folder, num_nodes=NUM_WORKERS, job=job, copies="auto", stored=False) as running:
         yield _Shoal(running)
 
 
