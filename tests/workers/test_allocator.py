@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 
-from shoal_workers.allocator import ENVIRONMENT, after_a_loss
+from shoal_workers.allocator import ENVIRONMENT, after_a_loss, make_room
 
 CODE = """
 import resource
 import numpy as np
-from shoal_workers.allocator import keep_memory, return_memory
+from shoal_workers.allocator import keep_memory, make_room, return_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -23,7 +23,7 @@ keep_memory()
 first, again = faults(), faults()
 return_memory()
 afterwards = faults()
-return_memory(1 << 27)
+make_room(1 << 27)
 print(first, again, afterwards, faults())
 """
 
@@ -32,7 +32,7 @@ print(first, again, afterwards, faults())
 AMONG_THREADS = """
 import resource, threading
 import numpy as np
-from shoal_workers.allocator import keep_memory, return_memory
+from shoal_workers.allocator import keep_memory, make_room, return_memory
 
 def done_in_a_thread(work):
     thread = threading.Thread(target=work)
@@ -43,7 +43,7 @@ over = threading.Event()
 for _ in range(8):
     threading.Thread(target=lambda: (bytearray(1 << 20), over.wait()), daemon=True).start()
 keep_memory()
-done_in_a_thread(lambda: return_memory(1 << 26))
+done_in_a_thread(lambda: make_room(1 << 26))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 done_in_a_thread(lambda: [np.ones(1 << 20) for _ in range(6)])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -63,6 +63,21 @@ def test_memory_is_kept_until_it_is_returned() -> None:
     assert again < first / 10
     assert afterwards > again
     assert ready < first / 10, "it was made ready"
+
+
+def test_room_is_made_as_long_as_it_is_wanted() -> None:
+    asked = []
+
+    def wanted() -> bool:
+        asked.append(len(asked))
+        return len(asked) <= 2
+
+    make_room(1 << 26, wanted)
+    assert asked == [0, 1, 2], "no more once it is not wanted"
+    asked.clear()
+    make_room(1 << 10)
+    make_room(0, wanted)
+    assert not asked
 
 
 def test_the_state_after_a_loss_takes_what_was_lost_too() -> None:

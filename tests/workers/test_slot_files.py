@@ -83,6 +83,9 @@ def test_what_is_made_ready_is_there_and_the_rest_goes(store: ShardStore, tmp_pa
     assert sorted(taken) == spare
     store.make_ready("job", [], [SIZE])
     assert len(list(tmp_path.glob("job/spare-*"))) == 2
+    store.make_ready("job", [SIZE, SIZE], [], beside=True)
+    store.make_ready("job", [SIZE // 2], [], beside=True)
+    assert len(list(tmp_path.glob("job/spare-*"))) == 4, "nothing goes, and what fits is enough"
     ShardStore(Rooms(tmp_path), "n0")
     assert not list(tmp_path.glob("job/spare-*")), "an agent that comes later does not know who has them mapped"
 

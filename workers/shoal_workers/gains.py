@@ -84,7 +84,8 @@ class Gains:
             weighed[snapshot] = best
         found[wanted] = gain
         if best is not None and gain is not None and gain > 1 and found is self._found:
-            self._make_ready(slot_sizes(best, snapshot, self._spec.model))
+            sizes, there = slot_sizes(best, snapshot, self._spec.model), {node.id for node in running.nodes}
+            self._make_ready({node: sizes[node] for node in sorted(sizes, key=there.__contains__)})  # who comes first
 
     def _gain(
         self, plan: Plan, running: ClusterSnapshot, profile: Profile, outlook: Outlook, snapshot: ClusterSnapshot
