@@ -95,9 +95,8 @@ class TrainingJob:
         with contextlib.ExitStack() as stack:
             # Stated, as losses that the job suffers may make the planner keep more: then nothing is missing.
             checkpoint: dict[str, Any] = {"copies": self._copies}
-            if (
-                self._stored
-            ):  # in memory: a disk would be another machine's, and writing takes time from the job's cores
+            if self._stored:
+                # In memory: a disk would be another machine's, and writing to it takes time from the job's cores.
                 store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-store-", dir=_MEMORY_DIR)))
                 checkpoint |= {"uri": _store(stack, store), "every_steps": self._every_steps}
             options = LocalOptions(cluster=self._cluster, data_dir=self._folder / "shoal", port=0)

@@ -4,8 +4,9 @@ Usage, in the peers' environment:
 python -m benchmarks.peers.torchft_replica LIGHTHOUSE INDEX LOG_FOLDER JOB_FILE [PART]
 
 It joins whoever trains under that lighthouse, takes over their state, and steps until it is killed. Those who take part
-in a step share its batch, so that it is the same training however many there are; with PART each has so many samples,
-as in that example, and a step has fewer when fewer are left.
+in a step share its batch, so that it is the same training however many there are: they have to agree on who does before
+the forward, not beside it. With PART each has so many samples, as in that example, and a step has fewer when fewer are
+left.
 """
 
 from __future__ import annotations
@@ -60,19 +61,23 @@ def main() -> None:
     replicated = DistributedDataParallel(manager, model)
     log = StepLog(folder, f"replica-{index}-{time.time_ns()}")
     while True:
-        step, place, num = manager.current_step(), index, part
-        ready_s = time.time()
+        step = manager.current_step()
         optimizer.zero_grad()
-        if num is None:  # who takes part is known when they have agreed on it
-            num = job.train.global_batch // manager.num_participants()
-            step, place = manager.current_step(), manager.participating_rank() or 0
-        tokens_BS, targets_BS = feed.read(step + 1, place * num, (place + 1) * num)
+        if part is not None:
+            first, num = index * part, part
+        elif (place := manager.participating_rank()) is None:  # of who is still given its state nothing counts
+            first, num, step = 0, 1, manager.current_step()
+        else:
+            num, step = job.train.global_batch // manager.num_participants(), manager.current_step()
+            first = place * num
+        tokens_BS, targets_BS = feed.read(step + 1, first, first + num)
+        ready_s = time.time()
         mean_loss(replicated(tokens_BS), targets_BS).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if manager.current_step() > step:
-            size = manager.num_participants()
-            done_s = time.time()
-            log.write(size=size, samples=size * num, step=manager.current_step(), ready_s=ready_s, done_s=done_s)
+            size, done_s = manager.num_participants(), time.time()
+            samples = job.train.global_batch if part is None else size * part
+            log.write(size=size, samples=samples, step=manager.current_step(), ready_s=ready_s, done_s=done_s)
 
 
 if __name__ == "__main__":

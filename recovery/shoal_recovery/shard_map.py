@@ -50,6 +50,13 @@ class _Slice:
     leads: bool
 
 
+def is_replicated(plan: Plan) -> bool:
+    """Whether each replica keeps weights and optimizer state of the whole model: what lost ones had nobody takes
+    over."""
+    sharding = plan.sharding
+    return sharding.weights == sharding.optimizer == "none" and all(len(one.stages) == 1 for one in plan.pipelines)
+
+
 def shard_map(plan: Plan, model: ModelSpec) -> ShardMap:
     """What every rank of `plan` keeps. Raises InvalidField if the plan is not one of this model."""
     if plan.num_layers != model.layers:

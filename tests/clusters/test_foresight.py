@@ -5,24 +5,30 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from process_cluster import ProcessCluster
+from process_cluster import SETTINGS, ProcessCluster
 from supervised import supervised, tiny_job
 from waiting import eventually
 
 from shoal_planner.moving import UNKNOWN
 from shoal_planner.profile import Profile
 from shoal_planner.search import plan as search_plan
+from shoal_recovery.journal import JobState
 from shoal_recovery.shard_map import shard_map
 from shoal_workers.change import copies_of, vital_nodes
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.foresight import Foresight
 from shoal_workers.gains import Gains
 from shoal_workers.keeper import Keeper
+from shoal_workers.measuring import Measuring
+from shoal_workers.prospects import Prospects
 from shoal_workers.record import JobRecord
-from shoal_workers.slot_sizes import Sizes, slot_sizes
+from shoal_workers.roster import Roster
+from shoal_workers.slot_files import Sizes
+from shoal_workers.slot_sizes import slot_sizes
 
 NODES = {"a": ("cpu-1t", 1), "b": ("cpu-1t", 1), "c": ("cpu-1t", 1)}
 
@@ -92,6 +98,31 @@ def test_the_plan_with_a_node_that_joins_is_what_was_weighed(tmp_path: Path) -> 
     assert list(ready_first) == ["c", "a", "b"], "whoever comes before the others"
     assert gains.plan(8, whole, record.profile) is None and gains.plan(7, two, record.profile) is None
     assert gains.plan(7, whole, dataclasses.replace(record.profile, kinds={"a": "another"})) is None
+
+
+def test_nothing_is_looked_for_when_the_epoch_is_about_to_end(tmp_path: Path) -> None:
+    """The memory that it would be for is made when the next epoch waits for its own."""
+    cluster, spec = ProcessCluster(tmp_path, NODES), tiny_job("stdlib:", steps=9)
+    snapshot, clock = cluster.snapshot(), time.monotonic
+    plan = search_plan(spec, snapshot).plan
+    epoch = EpochView.begun(7, plan, snapshot, 3, vital_nodes(plan, copies_of(plan, snapshot, spec.model)))
+    record, told = JobRecord(Keeper("job", clock), clock), queue.SimpleQueue[Mapping[str, Sizes]]()
+    roster = Roster(cluster, "job", queue.SimpleQueue(), clock)
+    measuring = Measuring(spec, roster, record, SETTINGS, overrides=lambda: (), clock=clock, wall_clock=time.time)
+
+    def make_ready(sizes: Mapping[str, Sizes], /, *, joining: bool = False) -> None:
+        assert not joining
+        told.put(sizes)
+
+    prospects = Prospects(spec, record, measuring, lambda nodes: snapshot, make_ready)
+    for state in (JobState.STARTING, JobState.RUNNING, JobState.DRAINING):
+        record.enter(state, "", "")
+    prospects.look_ahead(epoch, frozenset(NODES))
+    assert not _looking()
+    record.enter(JobState.RECOVERING, "", "")
+    record.enter(JobState.RUNNING, "", "")
+    prospects.look_ahead(epoch, frozenset(NODES))
+    assert told.get(timeout=30)
 
 
 def _looking() -> list[threading.Thread]:

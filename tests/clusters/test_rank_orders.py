@@ -7,7 +7,7 @@ import dataclasses
 import queue
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live, ShardKey, T
 from shoal_recovery.store import DirectoryStore
 from shoal_workers import arrivals, epoch_run
 from shoal_workers import messages as m
+from shoal_workers import rank as rank_module
 from shoal_workers.data import samples_of, training_samples
 from shoal_workers.data_marks import DataMarks
 from shoal_workers.exchange import SoloExchange
@@ -102,6 +103,19 @@ def test_a_rank_has_its_data_open_before_it_takes_part(rank: Rank, spec: JobSpec
         assert voice.next() == m.Prepared()
         assert samples_of.cache_info().currsize == (job is spec)
         voice.connection.close()
+
+
+def test_a_rank_makes_room_until_an_epoch_needs_it(rank: Rank, spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: queue.SimpleQueue[tuple[int, Callable[[], bool]]] = queue.SimpleQueue()
+    monkeypatch.setattr(rank_module, "make_room", lambda num_bytes, wanted: asked.put((num_bytes, wanted)))
+    voice = Voice(rank)
+    assert isinstance(voice.next(), m.Hello)
+    voice.say(m.MakeRoom(num_bytes=1 << 20))
+    num_bytes, wanted = asked.get(timeout=20)
+    assert num_bytes == 1 << 20 and wanted()
+    halt(voice, 1)
+    assert not wanted()
+    voice.connection.close()
 
 
 @pytest.fixture

@@ -329,8 +329,19 @@ def test_a_stopped_rank_that_is_needed_is_waited_for(cluster: ProcessCluster, te
         assert_same_training(running, spec)
 
 
-def test_nodes_that_make_steps_faster_are_taken_in(cluster: ProcessCluster, text: str) -> None:
-    """All stop after the same step: nothing is done again."""
+def test_nodes_that_make_steps_faster_are_taken_in(
+    cluster: ProcessCluster, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All stop after the same step: nothing is done again. Those that come make room in memory until then."""
+    rooms: dict[str, int] = {}
+    send = Contact.send
+
+    def watched(contact: Contact, message: Any) -> None:
+        if isinstance(message, m.MakeRoom):
+            rooms[contact.node] = message.num_bytes
+        send(contact, message)
+
+    monkeypatch.setattr(Contact, "send", watched)
     spec = tiny_job(text, steps=400)
     large = dataclasses.replace(spec.model, layers=6, hidden=128, heads=4, ffn=352)
     spec = dataclasses.replace(spec, model=large, train=dataclasses.replace(spec.train, seq_len=64, global_batch=8))
@@ -343,6 +354,9 @@ def test_nodes_that_make_steps_faster_are_taken_in(cluster: ProcessCluster, text
         assert (done.cause, done.redone_steps, done.lost_steps) == ("node_joined", 0, 0)
         assert running.devices() - {"a"}
         assert done.nodes_joined
+        assert rooms and "a" not in rooms
+        needed = running.epoch.plan["predicted"]["memory_bytes"]
+        assert all(needed[f"{node}:0"] - 1 < num_bytes for node, num_bytes in rooms.items() if f"{node}:0" in needed)
         running.steps_on()
         losses, reference = running.losses(), run_solo(spec, running.step).losses
         assert all(abs(losses[step] - reference[step - 1]) < 1e-4 * reference[step - 1] for step in losses)

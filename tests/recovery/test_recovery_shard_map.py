@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections import defaultdict
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
+from shoal_planner.levels import Sharding
 from shoal_planner.parameters import parameters, stage_units
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_recovery.shard_map import shard_map
+from shoal_recovery.shard_map import is_replicated, shard_map
 from shoal_recovery.state import RankState, Span
 
 
@@ -132,6 +134,26 @@ def test_a_tied_embedding_is_contributed_by_first_and_last_stage() -> None:
     assert {span.fqn for span in ranks[2].holds} == {"embedding.weight", "final_norm.weight"}
     one_rank = Plan(pipelines=(_pipeline(_stage(0, 2, Replica(node="a", devices=(0,)))),))
     assert [span for span in shard_map(one_rank, model).ranks[0].contributes if span.fqn == whole.fqn] == [whole]
+
+
+def test_where_plans_are_replicated_losses_leave_each_rank_what_it_has() -> None:
+    model = ModelSpec(layers=2, hidden=8, heads=4, ffn=4, vocab=6)
+    pair, single = Replica(node="a", devices=(0, 1), tp=2), Replica(node="b", devices=(0,))
+    whole = Plan(
+        pipelines=(_pipeline(_stage(0, 2, pair)), _pipeline(_stage(0, 2, single))), sharding=Sharding(optimizer="none")
+    )
+    assert is_replicated(whole)
+    for gone in range(2):
+        rest = dataclasses.replace(whole, pipelines=whole.pipelines[1 - gone :][:1])
+        before = {state.device: (state.keeps, state.owns) for state in shard_map(whole, model).ranks}
+        assert all(before[state.device] == (state.keeps, state.owns) for state in shard_map(rest, model).ranks)
+    two = _pipeline(_stage(0, 1, pair), _stage(1, 2, Replica(node="c", devices=(0,))))
+    for other in (
+        dataclasses.replace(whole, sharding=Sharding()),
+        dataclasses.replace(whole, sharding=Sharding(weights="cluster", optimizer="none")),
+        dataclasses.replace(whole, pipelines=(whole.pipelines[1], two)),
+    ):
+        assert not is_replicated(other)
 
 
 def test_equal_shares_differ_by_one_element_per_segment() -> None:

@@ -14,7 +14,7 @@ from shoal_recovery.state import OWNED_KINDS, ShardKey
 from shoal_workers import shards
 from shoal_workers.rooms import Rooms
 from shoal_workers.shards import ShardStore, snapshot_name
-from shoal_workers.slot_files import SlotFiles, map_slots
+from shoal_workers.slot_files import Sizes, SlotFiles, map_slots
 from shoal_workers.slot_maps import SlotMaps
 
 LAYOUT = tuple(ShardKey(fqn="w", kind=kind, first=0, last=2000) for kind in OWNED_KINDS)
@@ -74,20 +74,37 @@ def test_what_is_made_ready_is_there_and_the_rest_goes(store: ShardStore, tmp_pa
     store.open("job", FIRST, SMALLER, by_rank=True)
     store.retire("job", 2)
     store.open("job", SECOND, SMALLER)
-    store.make_ready("job", [SIZE], [SIZE, SIZE * 2 // 3])
-    store.make_ready("job", [SIZE], [SIZE])
+    store.make_ready("job", Sizes(local=(SIZE,), copies=(SIZE, SIZE * 2 // 3)))
+    store.make_ready("job", Sizes(local=(SIZE,), copies=(SIZE,)))
     spare = sorted(path.stat().st_ino for path in tmp_path.glob("job/spare-*"))
     assert [path.stat().st_size for path in tmp_path.glob("job/spare-*")] == [SIZE] * 4
     taken = [*inodes(store.open("job", THIRD, LAYOUT)[0])]
     taken += inodes(store.open("job", snapshot_name(3, 1), LAYOUT, by_rank=True)[0])
     assert sorted(taken) == spare
-    store.make_ready("job", [], [SIZE])
+    store.make_ready("job", Sizes(copies=(SIZE,)))
     assert len(list(tmp_path.glob("job/spare-*"))) == 2
-    store.make_ready("job", [SIZE, SIZE], [], beside=True)
-    store.make_ready("job", [SIZE // 2], [], beside=True)
-    assert len(list(tmp_path.glob("job/spare-*"))) == 4, "nothing goes, and what fits is enough"
     ShardStore(Rooms(tmp_path), "n0")
     assert not list(tmp_path.glob("job/spare-*")), "an agent that comes later does not know who has them mapped"
+
+
+def test_memory_for_who_joins_lies_beside_that_for_a_loss(store: ShardStore, tmp_path: Path) -> None:
+    """As much as either needs, however often it is asked for: whichever comes, its epoch waits for nothing."""
+
+    def sizes() -> list[int]:
+        return sorted(path.stat().st_size for path in tmp_path.glob("job/spare-*.slot0"))
+
+    loss, join = Sizes(local=(3 * SIZE,)), Sizes(local=(SIZE, SIZE), copies=(SIZE,))
+    store.make_ready("job", loss)
+    for _ in range(3):
+        store.make_ready("job", join, joining=True)
+        store.make_ready("job", loss)
+    assert sizes() == [SIZE, SIZE, 3 * SIZE]
+    store.make_ready("job", Sizes(local=(2 * SIZE, SIZE // 2)), joining=True)
+    assert sizes() == [SIZE, 3 * SIZE], "another one joins"
+    store.open("job", FIRST, SMALLER)
+    store.retire("job", 2)
+    store.make_ready("job", Sizes(local=(SIZE,)))
+    assert sizes() == [SIZE], "they were for the epoch that has come"
 
 
 def test_an_epoch_takes_what_fits_and_keeps_no_more(store: ShardStore, tmp_path: Path) -> None:
@@ -105,10 +122,10 @@ def test_nothing_is_made_ready_for_a_job_that_is_over(store: ShardStore, tmp_pat
     """Who looks ahead asks for it beside everything else, and may come after whoever ended the job."""
     store.open("job", FIRST, LAYOUT)
     store.retire("job", None)
-    store.make_ready("job", [SIZE], [SIZE])
+    store.make_ready("job", Sizes(local=(SIZE,), copies=(SIZE,)))
     assert not (tmp_path / "job").exists()
     store.open("job", SECOND, LAYOUT)  # it goes on
-    store.make_ready("job", [SIZE], [])
+    store.make_ready("job", Sizes(local=(SIZE,)))
     assert len(list(tmp_path.glob("job/spare-*"))) == 2
 
 
@@ -123,7 +140,7 @@ def test_what_was_being_made_ready_when_its_job_ended_goes(
         return map_slots(stem, num_bytes)
 
     monkeypatch.setattr(shards, "map_slots", mapped)
-    store.make_ready("job", [SIZE], [])
+    store.make_ready("job", Sizes(local=(SIZE,)))
     assert not (tmp_path / "job").exists()
 
 
@@ -144,7 +161,7 @@ def test_what_is_being_made_ready_is_waited_for(
 
     store.open("job", SECOND, LAYOUT)
     monkeypatch.setattr(shards, "map_slots", mapped)
-    making = threading.Thread(target=store.make_ready, args=("job", [SIZE], []))
+    making = threading.Thread(target=store.make_ready, args=("job", Sizes(local=(SIZE,))))
     making.start()
     assert begun.wait(20)
     opening = threading.Thread(target=store.open, args=("job", FIRST, LAYOUT))

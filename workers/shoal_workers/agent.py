@@ -34,6 +34,7 @@ from shoal_workers.notices import Notices
 from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, epoch_of, snapshot_name
+from shoal_workers.slot_files import Sizes
 from shoal_workers.slots import Sending, sendings
 from shoal_workers.stored_copies import StoredCopies
 from shoal_workers.uploads import Uploads
@@ -197,7 +198,8 @@ class Agent:
                 self._retire(request)
                 connection.send(m.encode(m.Done()))
             case m.MakeReady():
-                self._shards.make_ready(request.job, request.local, request.copies, beside=request.beside)
+                sizes = Sizes(local=tuple(request.local), copies=tuple(request.copies))
+                self._shards.make_ready(request.job, sizes, joining=request.joining)
                 connection.send(m.encode(m.Done()))
             case m.AppendJournal():
                 self._append_journal(request)

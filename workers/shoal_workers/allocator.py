@@ -19,7 +19,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _MOST = 2**31 - 1
 _SPARE_BYTES = 1 << 26
 _PAGE_BYTES = mmap.PAGESIZE
-_AT_ONCE_BYTES = 1 << 23  # other threads wait meanwhile
+_AT_ONCE_BYTES = 1 << 23  # some milliseconds: whoever does not want it any more waits no longer
 
 # What a process is started with that is to keep its memory. Where others have had threads before `keep_memory` is
 # called, each of these has an arena of its own, a new thread gets any of them, and all but the first arena give large

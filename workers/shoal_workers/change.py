@@ -38,7 +38,7 @@ from shoal_workers.host_room import host_limits
 from shoal_workers.roster import Contact, Roster, ask
 from shoal_workers.rows import Row, keys_from_rows, snapshots_from_rows, span_rows, transfer_rows
 from shoal_workers.shards import epoch_of, is_mirror
-from shoal_workers.slot_sizes import Sizes
+from shoal_workers.slot_files import Sizes
 from shoal_workers.wire import ConnectionClosed
 
 log = structlog.get_logger()
@@ -236,15 +236,27 @@ def retire(job: str, agents: tuple[Contact, ...], epoch: int | None, timeout_s: 
             log.info("agent not told to retire", node=agent.node)
 
 
-def make_ready(job: str, roster: Roster, timeout_s: float, sizes: Mapping[str, Sizes], *, beside: bool = False) -> None:
-    """Tells the agents of these nodes what memory for snapshots an epoch to come may need, and nothing else or `beside`
-    what they have."""
-    for agent in roster.agents(sizes):
+def make_ready(
+    job: str, roster: Roster, timeout_s: float, sizes: Mapping[str, Sizes], *, joining: bool = False
+) -> None:
+    """Tells the agents of these nodes, in this order, what memory for snapshots an epoch to come may need: one after a
+    loss, or one that nodes are `joining`."""
+    agents = {agent.node: agent for agent in roster.agents(sizes)}
+    for agent in (agents[node] for node in sizes if node in agents):
         try:
             local, copies = map(list, (sizes[agent.node].local, sizes[agent.node].copies))
-            ask(agent.address, m.MakeReady(job=job, local=local, copies=copies, beside=beside), timeout_s)
+            ask(agent.address, m.MakeReady(job=job, local=local, copies=copies, joining=joining), timeout_s)
         except ConnectionClosed:
             log.info("agent made nothing ready", node=agent.node)
+
+
+def rooms(plan: Plan | None, snapshot: ClusterSnapshot) -> dict[DeviceRef, int]:
+    """Bytes of a process's own memory that ranks will need: those on CPUs. Of no plan nothing is known."""
+    if plan is None or plan.prediction is None:
+        return {}
+    needed = dict(plan.prediction.memory_bytes)
+    kinds = {node.id: device_type(node.device, snapshot.overrides) for node in snapshot.nodes}
+    return {ref: int(needed[str(ref)]) for ref in plan.devices() if kinds[ref.node].threads is not None}
 
 
 def copies_of(plan: Plan, snapshot: ClusterSnapshot, model: ModelSpec) -> tuple[RankCopies, ...]:

@@ -15,7 +15,6 @@ from functools import partial
 
 import structlog
 
-from shoal_planner.catalogue import device_type
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.errors import InvalidField, NoPlanFits
 from shoal_planner.job import JobSpec
@@ -38,6 +37,7 @@ from shoal_workers.change import (
     highest_epoch,
     make_ready,
     retire,
+    rooms,
     take_stock,
     vital_nodes,
 )
@@ -125,25 +125,19 @@ class Changer:
         ranks = self._roster.ranks(self._roster.expected)
         return self._left_out.reasons(self._roster.nodes, ranks, self._clock())
 
-    def drain(self, decision: Drain) -> None:
-        """Tells every rank to stop after a step that nobody has begun to vote for yet."""
+    def drain(self, decision: Drain, joining: frozenset[str] = frozenset()) -> None:
+        """Tells every rank to stop after a step that nobody has begun to vote for yet. Where all these nodes
+        are to be in the next plan (`joining`), those that come make room for it until then."""
         assert self.epoch is not None
         self._record.enter(JobState.DRAINING, decision.cause, decision.reason)
         for contact in self._roster.ranks(self.epoch.vital):
             contact.send(m.StopAfter(epoch=self.epoch.number, step=self.epoch.last_step + 1))
-        self._make_room(self.epoch)
-
-    def _make_room(self, epoch: EpochView) -> None:
-        """Whoever is to be taken in has until then to get the memory that it needs, where that is the process's own."""
-        snapshot = self._snapshot(self._roster.ready().difference(self.left_out()))
-        plan = self.prospects.foreseen(epoch, snapshot)
-        if plan is None or plan.prediction is None:
-            return
-        needed = dict(plan.prediction.memory_bytes)
-        cpus = [node.id for node in snapshot.nodes if device_type(node.device, snapshot.overrides).threads is not None]
-        for contact in self._roster.ranks(frozenset(cpus) - epoch.vital):
-            if num_bytes := needed.get(str(contact.device)):
-                contact.send(m.MakeRoom(num_bytes=int(num_bytes)))
+        if joining:
+            snapshot = self._snapshot(joining)
+            plan = self.prospects.foreseen(self.epoch, snapshot)
+            for contact in self._roster.ranks(joining - self.epoch.vital):
+                if num_bytes := rooms(plan, snapshot).get(contact.device):
+                    contact.send(m.MakeRoom(num_bytes=num_bytes))
 
     def stepped(self, epoch: int) -> None:
         """A step of this epoch is done, or none was left to do: a change that led to it is over, and older snapshots

@@ -22,7 +22,7 @@ from shoal_planner.job import JobSpec, parse_job
 from shoal_planner.plan import Plan, parse_plan
 from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.protection import Protection
-from shoal_recovery.shard_map import shard_map
+from shoal_recovery.shard_map import is_replicated, shard_map
 from shoal_recovery.state import RankState, ShardMap, Transfer
 from shoal_recovery.store import open_store
 from shoal_workers import devices
@@ -420,8 +420,8 @@ class EpochRun:
         num_nodes = len({device.node for device in plan.devices()})
         next_bytes = after_a_loss(self._memory.used_bytes, self._memory.limit_bytes, num_nodes)
         return_memory(next_bytes)
-        if plan.sharding.optimizer != "none" or any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
-            make_room(next_bytes)  # else nobody takes over anything that a lost one had
+        if not is_replicated(plan):  # else nobody takes over anything that a lost one had
+            make_room(next_bytes)
 
     def _report(self, report: StepReport) -> None:
         if report.step == self._order.step + 1:

@@ -24,7 +24,8 @@ from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.search import plan as search_plan
 from shoal_workers.epoch_view import EpochView
-from shoal_workers.slot_sizes import Sizes, slot_sizes
+from shoal_workers.slot_files import Sizes
+from shoal_workers.slot_sizes import slot_sizes
 
 log = structlog.get_logger()
 

@@ -22,7 +22,8 @@ from shoal_planner.score import score
 from shoal_planner.search import plan as search_plan
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.record import JobRecord
-from shoal_workers.slot_sizes import Sizes, slot_sizes
+from shoal_workers.slot_files import Sizes
+from shoal_workers.slot_sizes import slot_sizes
 
 log = structlog.get_logger()
 
@@ -31,7 +32,8 @@ _PLAN_LIMIT_S = 5.0
 
 
 class Gains:
-    """Use from one thread. `make_ready` is told, in another, what the nodes of a plan that gains are to make ready."""
+    """Use from one thread. `make_ready` is told, in another, what the nodes of a plan that takes others in are to make
+    ready, and first those that come."""
 
     def __init__(self, spec: JobSpec, make_ready: Callable[[Mapping[str, Sizes]], None]) -> None:
         self._spec = spec
@@ -85,7 +87,8 @@ class Gains:
         found[wanted] = gain
         if best is not None and gain is not None and gain > 1 and found is self._found:
             sizes, there = slot_sizes(best, snapshot, self._spec.model), {node.id for node in running.nodes}
-            self._make_ready({node: sizes[node] for node in sorted(sizes, key=there.__contains__)})  # who comes first
+            if sizes.keys() - there:
+                self._make_ready({node: sizes[node] for node in sorted(sizes, key=there.__contains__)})
 
     def _gain(
         self, plan: Plan, running: ClusterSnapshot, profile: Profile, outlook: Outlook, snapshot: ClusterSnapshot

@@ -152,13 +152,13 @@ class Retire:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeReady:
     """Memory for snapshots of these sizes in bytes is made, so that an epoch to come need not wait for it; `copies`
-    come from other nodes. What lies ready for none of them goes, or stays `beside` them. Answered by Done when it is
-    there."""
+    come from other nodes. It may be one that nodes are `joining`, or one that follows a loss: enough for either is
+    kept, and no other. Answered by Done when it is there."""
 
     job: str
     local: list[int]
     copies: list[int]
-    beside: bool = False
+    joining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

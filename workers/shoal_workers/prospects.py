@@ -20,11 +20,11 @@ from shoal_workers.leaving import Leaving
 from shoal_workers.measuring import Measuring
 from shoal_workers.record import JobRecord
 from shoal_workers.rescue import Rescue
-from shoal_workers.slot_sizes import Sizes
+from shoal_workers.slot_files import Sizes
 
 
-class MakeReady(Protocol):
-    def __call__(self, sizes: Mapping[str, Sizes], /, *, beside: bool = False) -> None: ...
+class TellSizes(Protocol):
+    def __call__(self, sizes: Mapping[str, Sizes], /, *, joining: bool = False) -> None: ...
 
 
 class Prospects:
@@ -36,14 +36,14 @@ class Prospects:
         record: JobRecord,
         measuring: Measuring,
         snapshot: Callable[[frozenset[str]], ClusterSnapshot],
-        make_ready: MakeReady,
+        make_ready: TellSizes,
     ) -> None:
-        """`make_ready` is told, in a thread, what memory the nodes may need for snapshots: in case of a loss, which may
-        come at any time, and `beside` that for who may join."""
+        """`make_ready` is told, in a thread, what memory the nodes may need for snapshots: after a loss, or with those
+        that are `joining`."""
         self._record = record
         self._measuring = measuring
         self._snapshot = snapshot
-        self._gains = Gains(spec, partial(make_ready, beside=True))
+        self._gains = Gains(spec, partial(make_ready, joining=True))
         self._leaving = Leaving(spec)
         self._foresight = Foresight(spec, make_ready)
         self.rescue = Rescue(spec)

@@ -119,8 +119,7 @@ class Rank:
             case m.Prepare():
                 threading.Thread(target=self._prepare, args=(order,), name="prepare", daemon=True).start()
             case m.MakeRoom():
-                epoch, arguments = self._epoch, (order.num_bytes, lambda: self._epoch == epoch)
-                threading.Thread(target=make_room, args=arguments, name="room", daemon=True).start()
+                self._make_room(order)
             case _:
                 assert_never(order)
 
@@ -220,6 +219,13 @@ class Rank:
         except BaseException as error:  # also of a user's own code
             log.info("not all is ready", device=self._device, why=str(error))
         self._say(m.Prepared())
+
+    def _make_room(self, order: m.MakeRoom) -> None:
+        with self._lock:
+            epoch, has_none = self._epoch, self._run is None and self._whole is None
+        if has_none:  # beside state it would be more than there may be
+            arguments = order.num_bytes, lambda: self._epoch == epoch
+            threading.Thread(target=make_room, args=arguments, name="room", daemon=True).start()
 
     def _say(self, message: Any) -> None:
         with self._lock:

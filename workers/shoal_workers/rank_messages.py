@@ -197,7 +197,8 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeRoom:
-    """So much memory of its process a rank on a CPU will need in the epoch that is to come, which may take it in."""
+    """So much memory of its process a rank on a CPU will need in the epoch that is to take it in. One that holds state
+    makes no room beside that."""
 
     num_bytes: int
 

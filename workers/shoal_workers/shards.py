@@ -26,7 +26,7 @@ from shoal_workers.ranges import Surrounded, surrounded
 from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows
 from shoal_workers.slot_files import NUM_SLOTS as NUM_SLOTS
-from shoal_workers.slot_files import SlotFiles, SpareSlots, map_slots
+from shoal_workers.slot_files import Sizes, SlotFiles, SpareSlots, map_slots
 
 log = structlog.get_logger()
 
@@ -131,6 +131,7 @@ class ShardStore:
         self._made_some = threading.Condition(self._lock)
         self._making: defaultdict[str, list[int]] = defaultdict(list)  # sizes of spares that are on their way
         self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of who makes spares for a job
+        self._wanted: dict[tuple[str, bool], Sizes] = {}  # of a job, for whether nodes join or are lost
         self._over: set[str] = set()  # jobs of which nothing is kept any more
         self._last_epochs: dict[str, int] = {}  # that jobs had when they were over
         self._spares = SpareSlots(rooms.memory)
@@ -179,20 +180,21 @@ class ShardStore:
                 known = self._files[job, name] = found
             return tuple(map(str, known.slots.paths)), known.num_bytes
 
-    def make_ready(self, job: str, local: Iterable[int], copies: Iterable[int], *, beside: bool = False) -> None:
-        """Slots of these sizes in bytes lie ready in memory for the next epoch afterwards, as far as there is room, and
-        no others unless what is there already stays `beside` them; those of `copies` are for snapshots that come from
-        other nodes. Whoever looks ahead may be late: of a job that was retired nothing is kept."""
+    def make_ready(self, job: str, sizes: Sizes, *, joining: bool = False) -> None:
+        """Slots of these sizes lie ready in memory for the next epoch afterwards, as far as there is room: for one that
+        follows a loss, or that nodes are `joining`. Enough for either is kept, and no others. Whoever looks ahead may
+        be late: of a job that was retired nothing is kept."""
         with self._lock:
             turn = self._turns[job]
         with turn:
-            self._make_ready(job, local, copies, beside)
+            self._make_ready(job, sizes, joining)
 
-    def _make_ready(self, job: str, local: Iterable[int], copies: Iterable[int], beside: bool) -> None:
+    def _make_ready(self, job: str, sizes: Sizes, joining: bool) -> None:
         with self._lock:
             if job in self._over:
                 return
-            lacking = self._spares.lacking(job, local, copies, beside=beside)
+            self._wanted[job, joining] = sizes
+            lacking = self._spares.lacking(job, sizes.or_more(self._wanted.get((job, not joining), Sizes())))
             stems = [self._spares.next_stem(job) for _ in lacking]
             self._making[job] += lacking
         try:
@@ -340,6 +342,8 @@ class ShardStore:
             ]
             if over:
                 self._spares.drop(job)  # what the epoch before that left, and nobody took
+                for joining in (False, True):  # they were for the epoch that has come
+                    self._wanted.pop((job, joining), None)
             for name in over:
                 self._retire(job, name)
             if before_epoch is None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,22 @@ class SlotFiles:
     def unlink(self) -> None:
         for path in self.paths:
             path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of the slots of a node, in bytes, the largest first: for its own ranks and for copies from other nodes."""
+
+    local: tuple[int, ...] = ()
+    copies: tuple[int, ...] = ()
+
+    def or_more(self, other: Sizes) -> Sizes:
+        """Enough for either."""
+        return Sizes(local=_larger(self.local, other.local), copies=_larger(self.copies, other.copies))
+
+
+def _larger(some: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(max, zip_longest(some, others, fillvalue=0)))
 
 
 def slot_paths(stem: Path) -> tuple[Path, ...]:
@@ -114,12 +131,12 @@ class SpareSlots:
             self.drop(job)
         return bool(jobs)
 
-    def lacking(self, job: str, local: Iterable[int], copies: Iterable[int], *, beside: bool = False) -> list[int]:
-        """Which of these sizes are not there; what is for none of them goes, or stays `beside` them. `local` ones are
-        for ranks of the node."""
+    def lacking(self, job: str, sizes: Sizes) -> list[int]:
+        """Which of these sizes are not there; what is for none of them goes."""
         left, lacking = self._spares.pop(job, []), []
         kept = self._spares[job] = []
-        for wanted, is_copy in sorted([(size, False) for size in local] + [(size, True) for size in copies]):
+        wishes = [(size, False) for size in sizes.local] + [(size, True) for size in sizes.copies]
+        for wanted, is_copy in sorted(wishes, reverse=True):  # small ones would take what is large
             fitting = [files for files in left if files.num_bytes >= wanted and not (is_copy and files.writer)]
             if fitting:
                 chosen = min(fitting, key=lambda files: (not files.writer, files.num_bytes))
@@ -127,11 +144,8 @@ class SpareSlots:
                 kept.append(chosen)
             else:
                 lacking.append(wanted)
-        if beside:
-            kept += left
-        else:
-            for files in left:
-                files.unlink()
+        for files in left:
+            files.unlink()
         return lacking
 
     def _free(self, job: str, left: Collection[str]) -> list[SlotFiles]:

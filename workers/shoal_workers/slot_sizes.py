@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import zip_longest
 
 from shoal_planner.cluster import ClusterSnapshot
 from shoal_planner.job import ModelSpec
@@ -13,18 +11,7 @@ from shoal_planner.plan import Plan
 from shoal_recovery.placement import place_copies
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import ELEMENT_BYTES, OWNED_KINDS, Span
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Of the slots of a node, in bytes, the largest first: for its own ranks and for copies from other nodes."""
-
-    local: tuple[int, ...] = ()
-    copies: tuple[int, ...] = ()
-
-    def or_more(self, other: Sizes) -> Sizes:
-        """Enough for either."""
-        return Sizes(local=_larger(self.local, other.local), copies=_larger(self.copies, other.copies))
+from shoal_workers.slot_files import Sizes
 
 
 def slot_sizes(plan: Plan, snapshot: ClusterSnapshot, model: ModelSpec) -> dict[str, Sizes]:
@@ -46,7 +33,3 @@ def _num_bytes(spans: Iterable[Span]) -> int:
 
 def _sorted(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(filter(None, sizes), reverse=True))
-
-
-def _larger(some: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(max, zip_longest(some, others, fillvalue=0)))

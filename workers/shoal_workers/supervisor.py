@@ -193,7 +193,8 @@ class Supervisor:
                     self._changer.change(decision)
                     self._expect_checkpoints()
                 case Drain():
-                    self._changer.drain(decision)
+                    joining = seen.ready - seen.going if decision.cause == "node_joined" else frozenset[str]()
+                    self._changer.drain(decision, joining)
                 case Save():
                     self._save(decision)
                 case Pause():
