@@ -341,17 +341,21 @@ class ShardStore:
                 if owner == job and (before_epoch is None or epoch_of(name) < before_epoch)
             ]
             if over:
-                self._spares.drop(job)  # what the epoch before that left, and nobody took
-                for joining in (False, True):  # they were for the epoch that has come
-                    self._wanted.pop((job, joining), None)
+                self._drop_spares(job)  # what the epoch before that left, and nobody took
             for name in over:
                 self._retire(job, name)
             if before_epoch is None:
                 self._over.add(job)
-                self._spares.drop(job)
+                self._drop_spares(job)
                 self._rooms.forget(job)
                 for folder in self._rooms.folders():
                     shutil.rmtree(folder / job, ignore_errors=True)
+
+    def _drop_spares(self, job: str) -> None:
+        """What was wanted of them was wanted for the epoch that has come, or will not."""
+        self._spares.drop(job)
+        for joining in (False, True):
+            self._wanted.pop((job, joining), None)
 
     def _epoch(self, job: str) -> int:
         held = (epoch_of(name) for owner, name in self._files if owner == job)
