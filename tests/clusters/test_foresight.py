@@ -18,7 +18,7 @@ from shoal_planner.profile import Profile
 from shoal_planner.search import plan as search_plan
 from shoal_recovery.journal import JobState
 from shoal_recovery.shard_map import shard_map
-from shoal_workers.change import copies_of, vital_nodes
+from shoal_workers.change import copies_of, rooms, vital_nodes
 from shoal_workers.epoch_view import EpochView
 from shoal_workers.foresight import Foresight
 from shoal_workers.gains import Gains
@@ -123,6 +123,20 @@ def test_nothing_is_looked_for_when_the_epoch_is_about_to_end(tmp_path: Path) ->
     record.enter(JobState.RUNNING, "", "")
     prospects.look_ahead(epoch, frozenset(NODES))
     assert told.get(timeout=30)
+
+
+def test_room_is_for_what_a_plan_takes_of_cpus(tmp_path: Path) -> None:
+    spec, snapshot = tiny_job("stdlib:", steps=9), ProcessCluster(tmp_path, NODES).snapshot()
+    plan = search_plan(spec, snapshot).plan
+    assert plan.prediction is not None
+    found = rooms(plan, snapshot)
+    assert {str(ref): num_bytes for ref, num_bytes in found.items()} == {
+        name: int(num_bytes) for name, num_bytes in plan.prediction.memory_bytes
+    }
+    first, *others = snapshot.nodes
+    with_gpu = dataclasses.replace(snapshot, nodes=(dataclasses.replace(first, device="A100-80G"), *others))
+    assert rooms(plan, with_gpu) == {ref: num_bytes for ref, num_bytes in found.items() if ref.node != first.id}
+    assert rooms(None, snapshot) == {}
 
 
 def _looking() -> list[threading.Thread]:

@@ -355,8 +355,6 @@ def test_nodes_that_make_steps_faster_are_taken_in(
         assert running.devices() - {"a"}
         assert done.nodes_joined
         assert rooms and "a" not in rooms
-        needed = running.epoch.plan["predicted"]["memory_bytes"]
-        assert all(needed[f"{node}:0"] - 1 < num_bytes for node, num_bytes in rooms.items() if f"{node}:0" in needed)
         running.steps_on()
         losses, reference = running.losses(), run_solo(spec, running.step).losses
         assert all(abs(losses[step] - reference[step - 1]) < 1e-4 * reference[step - 1] for step in losses)

@@ -126,18 +126,18 @@ class Changer:
         return self._left_out.reasons(self._roster.nodes, ranks, self._clock())
 
     def drain(self, decision: Drain, joining: frozenset[str] = frozenset()) -> None:
-        """Tells every rank to stop after a step that nobody has begun to vote for yet. Where all these nodes
-        are to be in the next plan (`joining`), those that come make room for it until then."""
+        """Tells every rank to stop after a step that nobody has begun to vote for yet. Where the next plan is to be for
+        all these nodes (`joining`), those that come make room for it until then."""
         assert self.epoch is not None
         self._record.enter(JobState.DRAINING, decision.cause, decision.reason)
         for contact in self._roster.ranks(self.epoch.vital):
             contact.send(m.StopAfter(epoch=self.epoch.number, step=self.epoch.last_step + 1))
         if joining:
             snapshot = self._snapshot(joining)
-            plan = self.prospects.foreseen(self.epoch, snapshot)
+            needed = rooms(self.prospects.foreseen(self.epoch, snapshot), snapshot)
             for contact in self._roster.ranks(joining - self.epoch.vital):
-                if num_bytes := rooms(plan, snapshot).get(contact.device):
-                    contact.send(m.MakeRoom(num_bytes=num_bytes))
+                if contact.device in needed:
+                    contact.send(m.MakeRoom(num_bytes=needed[contact.device]))
 
     def stepped(self, epoch: int) -> None:
         """A step of this epoch is done, or none was left to do: a change that led to it is over, and older snapshots
