@@ -88,13 +88,14 @@ class ProcessCluster:
         *,
         network: Network | None = None,
         settings: WorkerSettings = SETTINGS,
+        host_memory_bytes: int = 4 * GIB,
     ) -> None:
         self._folder = folder
         self._environment = dict(environment or {})
         self._network = network
         self._settings = settings
         self._overrides = overrides
-        self._states = {name: _NodeState(_node(name, *shape)) for name, shape in shapes.items()}
+        self._states = {name: _NodeState(_node(name, *shape, host_memory_bytes)) for name, shape in shapes.items()}
         self._lock = threading.RLock()
         self._epochs: dict[str, int] = {}
         self._meant: dict[str, str] = {}
@@ -274,13 +275,13 @@ class ProcessCluster:
             ours.close()
 
 
-def _node(name: str, device: str, devices: int) -> Node:
+def _node(name: str, device: str, devices: int, host_memory_bytes: int) -> Node:
     """Links so quick that a plan of many devices is worth its traffic even for a tiny model."""
     return Node(
         id=name,
         device=device,
         devices=devices,
-        host_memory_bytes=4 * GIB,
+        host_memory_bytes=host_memory_bytes,
         intra_bytes_per_s=1e12,
         inter_bytes_per_s=1e12,
     )
