@@ -52,7 +52,7 @@ _LESS_ROOM = (0.95, 0.85)
 _BEYOND = 1.15  # unless what such a part could do at best is not so far below what is known
 _FEW_DEVICES = 16  # on no more than these a round is soon followed by steps that find the same
 # So many devices such parts may have together, and plainer clusters: that bounds how long it takes to look at them.
-_PARTS_DEVICES, _PLAINER_DEVICES = 96, 112
+_PARTS_DEVICES, _PLAINER_DEVICES = 96, 192
 # On more devices than these a proof may take seconds: too long for a job that waits, or for more than so many parts.
 _AGAIN, _PROOFS = 6, 2
 _TEAMS_AGAIN = 256  # to try teams beside what was made of a running plan takes too long on more
@@ -66,9 +66,15 @@ class Search:
     """Collects scored plans. `late` tells whether the time is over."""
 
     def __init__(
-        self, costs: CostModel, copies: int, late: Callable[[], bool], known: dict[object, list[Plan]] | None = None
+        self,
+        costs: CostModel,
+        copies: int,
+        late: Callable[[], bool],
+        known: dict[object, list[Plan]] | None = None,
+        least_s: float = 0.0,
     ) -> None:
-        """`known`: what was found on parts of clusters, of this job, by those who look at such parts, too."""
+        """`known`: what was found on parts of clusters, of this job, by those who look at such parts, too. `least_s`:
+        the least possible, if it is to be that of another cluster."""
         self.costs = costs
         self.known = {} if known is None else known
         self.copies = copies
@@ -83,7 +89,7 @@ class Search:
         self._finisher = Finisher(costs, copies)
         self._seen: set[tuple[object, ...]] = set()
         self._proofs = _PROOFS
-        self._least_s = 0.0  # the least possible, once it was asked for
+        self._least_s = least_s  # the least possible, once it was asked for
 
     def look(self, *, thorough: bool = True, briefly: bool = True, previous: Plan | None = None) -> None:
         """Everything; what takes long and rarely wins, if `thorough`, and else fewer steps, if `briefly`. A plan that
@@ -184,19 +190,26 @@ class Search:
         cluster where looking further does not take long."""
         return num_devices(self.costs) <= _TRIED_ON and self._over() > times
 
+    def may_win(self, others: ClusterSnapshot, by: float = 1.0) -> bool:
+        """Whether what a part of the cluster could do at best is so many times as fast as what is known."""
+        least_others_s = least_s(usable_nodes(self.costs.job, others), self.costs, self._finisher.sizes)
+        return least_others_s * by <= self.best_s()
+
     def _over(self) -> float:
         """How many times the least possible the best so far takes."""
+        return self.best_s() / self.least_s()
+
+    def least_s(self) -> float:
         if not self._least_s:
             nodes = usable_nodes(self.costs.job, self.costs.snapshot)
             self._least_s = least_s(nodes, self.costs, self._finisher.sizes)
-        return self.best_s() / self._least_s
+        return self._least_s
 
     def _try_parts(self, nodes: tuple[Node, ...]) -> None:
         """What is found on parts of the cluster."""
         left = _PARTS_DEVICES
         for others in sorted(self._parts(nodes), key=lambda part: part.num_devices):
-            least_others_s = least_s(usable_nodes(self.costs.job, others), self.costs, self._finisher.sizes)
-            if least_others_s * _BEYOND > self.best_s():
+            if not self.may_win(others, _BEYOND):
                 continue
             left -= others.num_devices
             if left < 0 or self._ends():

@@ -16,22 +16,31 @@ from shoal_planner.costs import CostModel
 from shoal_planner.options import Kind, group_kinds, usable_nodes
 
 # Of two nodes that differ in one of these alone, the better one can do all that the other can. Numbers of devices are
-# levelled up to this ratio: beyond it too many would be idle.
+# levelled up to this ratio, as beyond it too many would be idle, or where so small a part of such nodes has more.
 _FIGURES = ("intra_bytes_per_s", "inter_bytes_per_s", "nics", "host_memory_bytes", "devices")
-_IDLE = 4 / 3
-# Kinds of nodes are left out up to this part of what all are worth, and so many at most: what one more node hides.
+_IDLE, _ODD = 4 / 3, 1 / 4
+# Kinds of nodes that are worth so small a part of all are left out together, as one more of them must not hide what is
+# found without the others; then others up to a larger part, and so many at most.
+_DUST, _ALL_DUST = 1 / 16, 1 / 8
 _PART, _MOST = 1 / 4, 2
 
 
 def plainer(costs: CostModel) -> Iterator[ClusterSnapshot]:
-    """With nodes made equal that differ in one figure alone; then without the kind of node that is worth least, and
-    without the next one, too; then the kind alone that is worth most, if that is most of all."""
+    """With nodes made equal that differ in one figure alone; of that, without the kinds of nodes that are worth next to
+    nothing; then without the kind that is worth least of the others, and without the next one, too; then the kind alone
+    that is worth most, if that is most of all."""
     levelled = level(usable_nodes(costs.job, costs.snapshot))
     if levelled:
         nodes = tuple(levelled.get(node.id, node) for node in costs.snapshot.nodes)
-        yield dataclasses.replace(costs.snapshot, nodes=nodes)
+        costs = CostModel(costs.job, dataclasses.replace(costs.snapshot, nodes=nodes), costs.profile)
+        yield costs.snapshot
     kinds = _by_worth(costs)
-    left, part = costs.snapshot, _PART * sum(_worth(kind, costs) for kind in kinds)
+    whole = sum(_worth(kind, costs) for kind in kinds)
+    left, part, dust = costs.snapshot, _PART * whole, _dust(kinds, costs)
+    if len(dust) > 1:  # one alone is the first of the others
+        left = left.without(name for kind in dust for name in kind.nodes)
+        yield left
+        kinds = kinds[len(dust) :]
     for number, kind in enumerate(kinds[:-1]):
         part -= _worth(kind, costs)
         if part < 0:
@@ -40,6 +49,13 @@ def plainer(costs: CostModel) -> Iterator[ClusterSnapshot]:
         # A kind more, which is worth little, must not put what is found without all of these out of reach.
         if number < _MOST or number == len(kinds) - 2:
             yield left
+
+
+def alone(costs: CostModel) -> Iterator[ClusterSnapshot]:
+    """Each kind of node alone."""
+    kinds = _by_worth(costs)
+    for kind in kinds if len(kinds) > 1 else ():
+        yield costs.snapshot.without(node.id for node in costs.snapshot.nodes if node.id not in kind.nodes)
 
 
 def ever_fewer(costs: CostModel) -> Iterator[ClusterSnapshot]:
@@ -55,6 +71,17 @@ def _by_worth(costs: CostModel) -> list[Kind]:
     return sorted(kinds, key=lambda kind: _worth(kind, costs))
 
 
+def _dust(kinds: list[Kind], costs: CostModel) -> list[Kind]:
+    """The first of these, which are in the order of their worth."""
+    whole, dust, part = sum(_worth(kind, costs) for kind in kinds), list[Kind](), 0.0
+    for kind in kinds[:-1]:
+        part += _worth(kind, costs)
+        if _worth(kind, costs) > _DUST * whole or part > _ALL_DUST * whole:
+            break
+        dust.append(kind)
+    return dust
+
+
 def _worth(kind: Kind, costs: CostModel) -> float:
     return kind.devices / costs.part("block", kind.node.id, 1, 1).total_s
 
@@ -67,9 +94,11 @@ def level(nodes: tuple[Node, ...]) -> dict[str, Node]:
         for node in nodes:
             values.setdefault(_but(node, figure), []).append(getattr(node, figure))
         for node in nodes:
-            value = getattr(node, figure)
+            value, others = getattr(node, figure), values[_but(node, figure)]
             near = value / _IDLE if figure == "devices" else 0.0
-            lower = min(other for other in values[_but(node, figure)] if other >= near)
+            lower = min(other for other in others if other >= near)
+            if figure == "devices" and sum(other > min(others) for other in others) <= _ODD * len(others):
+                lower = min(others)
             if lower < value and node.id not in found:
                 found[node.id] = _with(node, figure, lower)
     return found

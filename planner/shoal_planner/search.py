@@ -28,7 +28,7 @@ from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.overlap import NOTHING, Overlap
 from shoal_planner.overlap_choice import overlapping, with_like_overlap, with_overlap
-from shoal_planner.plainer import plainer
+from shoal_planner.plainer import alone, plainer
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained
@@ -42,12 +42,14 @@ from shoal_planner.sharding import shares_inside
 _MUCH_SLOWER, _FEW, _ALL_OF = 5, 8, 3
 # Where there is most to win, so many kinds of nodes that are no more than one device in so many are left out, too.
 _HANDFULS = 2
-# So far above the least possible, plainer clusters are searched, too: that takes as long again, twice or three times.
-_FARTHER = 2.25
+# So far above the least possible, each kind of node that could be as fast is searched alone, too; farther, so are
+# plainer clusters: that takes as long again, twice or three times.
+_RATHER_FAR, _FARTHER = 1.5, 2.25
 _FINALISTS = 5  # plans that are shown, and looked at more closely
 # So many more are looked at that would be first if all that may overlap were hidden, and as many teams, which exchange
 # most; fewer where each takes longer.
 _PROMISING, _PROMISING_DEVICES = 16, 1024
+_NEAR = 1.15  # where nothing overlaps, those that take so many times the best at most
 # Other schedules keep more in memory, so for them plans are tried, too, that need so much of it under 1F1B.
 _LESS_ROOM = (0.85, 0.7, 0.5)
 
@@ -165,6 +167,12 @@ def _searched(
             search.truncated = True
             break
         _look_at(others, search, thorough=False, briefly=False)
+    for others in () if is_whole or not thorough or not search.is_far(_RATHER_FAR) else alone(costs):
+        if search.scored and late():
+            search.truncated = True
+            break
+        if search.may_win(others):
+            _look_at(others, search, thorough=True, least_s=search.least_s())
     if costs.has_machines and previous is None:
         for found in search.best(_FINALISTS):
             exchange_parts(found, step_s(found), costs, search.consider)
@@ -191,12 +199,14 @@ def _scheduled(search: Search) -> list[Plan]:
     return sorted(made.values(), key=by_step)
 
 
-def _look_at(others: ClusterSnapshot, search: Search, *, thorough: bool, briefly: bool = True) -> None:
+def _look_at(
+    others: ClusterSnapshot, search: Search, *, thorough: bool, briefly: bool = True, least_s: float = 0.0
+) -> None:
     """What is not there to tempt the search does it no harm. Not thorough, but not `briefly` either: with as many steps
-    as on the whole cluster."""
+    as on the whole cluster. How much there is to win is measured by `least_s`, if it is given."""
     fewer = min(search.copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
     costs = search.costs
-    simple = Search(CostModel(costs.job, others, costs.profile), fewer, search.late, search.known)
+    simple = Search(CostModel(costs.job, others, costs.profile), fewer, search.late, search.known, least_s)
     simple.look(thorough=thorough, briefly=briefly)
     search.truncated = search.truncated or simple.truncated
     closely = simple.finalists.union(found.plan_id for found in simple.best(_FINALISTS))
@@ -284,7 +294,7 @@ def _closer(scored: list[Plan], search: Search, costs: CostModel, overlap: Overl
             return overlapping(grouped, costs, overlap)
         return with_like_overlap(grouped, costs, overlap) if search.mended else with_overlap(grouped, costs)
 
-    first = [*scored[:_FINALISTS], *_promising(scored, costs), *([running] if running else ())]
+    first = [*scored[:_FINALISTS], *_promising(scored, costs), *_near(scored, costs), *([running] if running else ())]
     closer = search.finalists.union(found.plan_id for found in first)
     changed = {found.plan_id: change(found) for found in scored if found.plan_id in closer}
     scored = sorted((changed.get(found.plan_id, found) for found in scored), key=by_step)
@@ -306,6 +316,20 @@ def _promising(scored: list[Plan], costs: CostModel) -> list[Plan]:
     apart = (found for found in ordered if not shares_inside(found))
     teams = (found for found in ordered if shares_inside(found))
     return [*itertools.islice(apart, number), *itertools.islice(teams, number)]
+
+
+def _near(scored: list[Plan], costs: CostModel) -> list[Plan]:
+    """Other algorithms for gradients turn the order of plans around, too: those that are the fastest but for these."""
+
+    def rest_s(found: Plan) -> float:
+        assert found.prediction is not None
+        return step_s(found) - found.prediction.terms.gradient_s
+
+    if costs.job.train.overlap != "none":  # then they are among the promising
+        return []
+    number = min(_PROMISING, _PROMISING_DEVICES // costs.snapshot.num_devices)
+    near = [found for found in scored if step_s(found) <= step_s(scored[0]) * _NEAR]
+    return sorted(near, key=lambda found: (rest_s(found), found.plan_id))[:number]
 
 
 def _copies(job: JobSpec, snapshot: ClusterSnapshot) -> int:

@@ -12,7 +12,7 @@ from random_clusters import CHANGES, draw_large, slow_device
 from shoal_planner.cluster import GIB, ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
-from shoal_planner.plainer import level, plainer
+from shoal_planner.plainer import alone, level, plainer
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
 from shoal_planner.search import plan
@@ -56,6 +56,31 @@ def test_a_device_more_is_left_out_and_seven_more_are_not() -> None:
     assert level((node("one", devices=1), node("eight"), node("nine", devices=9))) == {"nine": node("nine")}
     ring = {"device_group": 8, "group_bytes_per_s": 3e11}
     assert level((node("seven", devices=7, device_group=7), node("eight", **ring))) == {}
+
+
+def test_few_nodes_that_have_more_devices_become_like_the_others() -> None:
+    """However many more these are: little is idle."""
+    ones, two = tuple(node(name, devices=1) for name in "abc"), node("two", devices=2)
+    assert level((*ones, two)) == {"two": node("two", devices=1)}
+    assert level((*ones[:2], two)) == {}
+
+
+def test_kinds_worth_next_to_nothing_are_left_out_together() -> None:
+    """So what one more of them adds hides nothing that is found without the others."""
+    many = tuple(node(f"n{number}") for number in range(8))
+    small = node("s0", devices=1, intra_bytes_per_s=1e9, inter_bytes_per_s=1e8)
+    smaller = node("s1", devices=1, device="T4", intra_bytes_per_s=1e10)
+    first = next(iter(plainer_ones(ClusterSnapshot(nodes=(*many, small, smaller)), 0)))
+    assert {each.id for each in first.nodes} == {each.id for each in many}
+
+
+def test_each_kind_of_node_is_looked_at_alone() -> None:
+    def names(snapshot: ClusterSnapshot) -> list[list[str]]:
+        found = alone(CostModel(draw_large(0, 9, 64).job, snapshot, Profile()))
+        return sorted([each.id for each in other.nodes] for other in found)
+
+    assert names(ClusterSnapshot(nodes=(node("a"), node("b"), node("c", devices=4)))) == [["a", "b"], ["c"]]
+    assert names(ClusterSnapshot(nodes=(node("a"), node("b")))) == []
 
 
 def plainer_ones(snapshot: ClusterSnapshot, seed: int) -> list[ClusterSnapshot]:
@@ -118,7 +143,11 @@ def test_where_larger_clusters_once_lost_a_plan(seed: int) -> None:
         ("slow", 973),  # an idle device holds state: not the slow one
         pytest.param("slow", 870, marks=pytest.mark.long),
         pytest.param("slow", 867, marks=pytest.mark.long),  # without two slow types, one of them the new one
-        *(pytest.param("larger", seed, marks=pytest.mark.long) for seed in (58, 60, 74, 75, 97)),
+        pytest.param(
+            "slow", 471, marks=pytest.mark.long
+        ),  # nodes alone, and nearer the best than they would have to be
+        ("larger", 469),  # one of many equal nodes has a device more
+        *(pytest.param("larger", seed, marks=pytest.mark.long) for seed in (58, 60, 74, 75, 97, 441, 458, 471, 482)),
     ],
 )
 def test_where_a_better_cluster_once_lost_a_plan(name: str, seed: int) -> None:
