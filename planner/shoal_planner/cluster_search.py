@@ -119,10 +119,12 @@ class Search:
                 self.refusal = refusal
         elif thorough and is_proven(self.costs):
             return  # the proof has state on hosts itself
-        elif thorough and previous is None and self.is_far() and any(map(is_pressed, self.best(_FINALISTS))):
+        elif thorough and previous is None and self.is_far():
             # What is found where nothing fits must not be lost where something fits.
-            rescue(self.costs, self.on_other_devices, self.best_s(), self.consider)
-            self._improve_eased()
+            before_s, pressed = self.best_s(), any(map(is_pressed, self.best(_FINALISTS)))
+            rescue(self.costs, self.on_other_devices, before_s, self.consider)
+            if pressed or self.best_s() < before_s:
+                self._improve_eased()
         else:
             unburden(self.costs, self.best()[0], self.consider)
 

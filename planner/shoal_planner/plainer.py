@@ -29,16 +29,13 @@ def plainer(costs: CostModel) -> Iterator[ClusterSnapshot]:
     """With nodes made equal that differ in one figure alone; of that, without the kinds of nodes that are worth next to
     nothing; then without the kind that is worth least of the others, and without the next one, too; then the kind alone
     that is worth most, if that is most of all."""
-    levelled = level(usable_nodes(costs.job, costs.snapshot))
-    if levelled:
-        nodes = tuple(levelled.get(node.id, node) for node in costs.snapshot.nodes)
-        costs = CostModel(costs.job, dataclasses.replace(costs.snapshot, nodes=nodes), costs.profile)
-        yield costs.snapshot
-    kinds = _by_worth(costs)
-    whole = sum(_worth(kind, costs) for kind in kinds)
-    left, part, dust = costs.snapshot, _PART * whole, _dust(kinds, costs)
+    levelled = _levelled(costs)
+    if levelled is not costs:
+        yield levelled.snapshot
+    costs, kinds = levelled, _by_worth(levelled)
+    left, part, dust = costs.snapshot, _PART * sum(_worth(kind, costs) for kind in kinds), _dust(kinds, costs)
     if len(dust) > 1:  # one alone is the first of the others
-        left = left.without(name for kind in dust for name in kind.nodes)
+        left = _without(dust, costs)
         yield left
         kinds = kinds[len(dust) :]
     for number, kind in enumerate(kinds[:-1]):
@@ -49,6 +46,14 @@ def plainer(costs: CostModel) -> Iterator[ClusterSnapshot]:
         # A kind more, which is worth little, must not put what is found without all of these out of reach.
         if number < _MOST or number == len(kinds) - 2:
             yield left
+
+
+def plainest(costs: CostModel) -> Iterator[ClusterSnapshot]:
+    """With nodes made equal and without those that are worth next to nothing, if there are any."""
+    levelled = _levelled(costs)
+    dust = _dust(_by_worth(levelled), levelled)
+    if dust or levelled is not costs:
+        yield _without(dust, levelled)
 
 
 def alone(costs: CostModel) -> Iterator[ClusterSnapshot]:
@@ -69,6 +74,18 @@ def ever_fewer(costs: CostModel) -> Iterator[ClusterSnapshot]:
 def _by_worth(costs: CostModel) -> list[Kind]:
     kinds = group_kinds(usable_nodes(costs.job, costs.snapshot), costs)
     return sorted(kinds, key=lambda kind: _worth(kind, costs))
+
+
+def _levelled(costs: CostModel) -> CostModel:
+    found = level(usable_nodes(costs.job, costs.snapshot))
+    if not found:
+        return costs
+    nodes = tuple(found.get(node.id, node) for node in costs.snapshot.nodes)
+    return CostModel(costs.job, dataclasses.replace(costs.snapshot, nodes=nodes), costs.profile)
+
+
+def _without(kinds: list[Kind], costs: CostModel) -> ClusterSnapshot:
+    return costs.snapshot.without([name for kind in kinds for name in kind.nodes])
 
 
 def _dust(kinds: list[Kind], costs: CostModel) -> list[Kind]:

@@ -28,7 +28,7 @@ from shoal_planner.moving import UNKNOWN, Outlook
 from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.overlap import NOTHING, Overlap
 from shoal_planner.overlap_choice import overlapping, with_like_overlap, with_overlap
-from shoal_planner.plainer import alone, plainer
+from shoal_planner.plainer import alone, plainer, plainest
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.replan import Replan, choose, explained
@@ -167,7 +167,8 @@ def _searched(
             search.truncated = True
             break
         _look_at(others, search, thorough=False, briefly=False)
-    for others in () if is_whole or not thorough or not search.is_far(_RATHER_FAR) else alone(costs):
+    looks_closer = thorough and not is_whole and search.is_far(_RATHER_FAR)
+    for others in (*plainest(costs), *alone(costs)) if looks_closer else ():
         if search.scored and late():
             search.truncated = True
             break
