@@ -24,7 +24,7 @@ from shoal_planner.improve import Improver
 from shoal_planner.node_teams import try_node_teams
 from shoal_planner.options import group_kinds, usable_nodes
 from shoal_planner.parts import least_s
-from shoal_planner.plainer import ever_fewer, plainer
+from shoal_planner.plainer import ever_fewer, plainer, plainest
 from shoal_planner.plan import Plan
 from shoal_planner.relief import least_step_s, loosened, with_smaller
 from shoal_planner.replan import mend_plan
@@ -40,6 +40,7 @@ from shoal_planner.whole_layers import with_whole_layers
 # to so many devices.
 _TRIES, _TRIED_ON = ((1.6, 1200), (1.35, 400)), 80
 _NEAR, _NEAR_TRIES, _NEAR_ON = 1.25, 100, 48  # where it takes less, so many on up to so many devices
+_ODD, _ODD_TRIES = 1.05, 200  # where some nodes are hardly worth being a kind, which is where rounds miss most
 _FEWEST_TRIES, _TRIES_DEVICES = 400, 28800  # fewer where each takes longer
 _HOPELESS = 1.25  # sets whose drafts take so many times the best so far are not looked at more closely
 _PATIENCE = 40  # tries from one of them in a row without success
@@ -285,6 +286,7 @@ class Search:
         if num_devices(self.costs) > _TRIED_ON:
             return
         near = [(_NEAR, _NEAR_TRIES)] if num_devices(self.costs) <= _NEAR_ON else []
+        near += [(_ODD, _ODD_TRIES)] if any(plainest(self.costs)) else []
         tries = next((tries // part for least, tries in (*_TRIES, *near) if self._over() > least), 0)
         tries = min(tries, max(_FEWEST_TRIES, _TRIES_DEVICES // num_devices(self.costs)))
         if tries:

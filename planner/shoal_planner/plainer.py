@@ -19,8 +19,8 @@ from shoal_planner.options import Kind, group_kinds, usable_nodes
 # levelled up to this ratio, as beyond it too many would be idle, or where so small a part of such nodes has more.
 _FIGURES = ("intra_bytes_per_s", "inter_bytes_per_s", "nics", "host_memory_bytes", "devices")
 _IDLE, _ODD = 4 / 3, 1 / 4
-# Kinds of nodes that are worth so small a part of all are left out together, as one more of them must not hide what is
-# found without the others; then others up to a larger part, and so many at most.
+# Kinds of nodes that are so small a part of all, and worth as little, are left out together, as one more of them must
+# not hide what is found without the others; then others up to a larger part, and so many at most.
 _DUST, _ALL_DUST = 1 / 16, 1 / 8
 _PART, _MOST = 1 / 4, 2
 
@@ -89,14 +89,18 @@ def _without(kinds: list[Kind], costs: CostModel) -> ClusterSnapshot:
 
 
 def _dust(kinds: list[Kind], costs: CostModel) -> list[Kind]:
-    """The first of these, which are in the order of their worth."""
-    whole, dust, part = sum(_worth(kind, costs) for kind in kinds), list[Kind](), 0.0
-    for kind in kinds[:-1]:
-        part += _worth(kind, costs)
-        if _worth(kind, costs) > _DUST * whole or part > _ALL_DUST * whole:
+    """The first of these, which are in the order of their worth. Slow devices may be many, and have memory."""
+    figures = [(_worth(kind, costs), float(kind.devices)) for kind in kinds]
+    whole = [sum(figure) for figure in zip(*figures, strict=True)]
+    number, part = 0, [0.0, 0.0]
+    for figure in figures[:-1]:
+        part = [before + value for before, value in zip(part, figure, strict=True)]
+        if any(value > _DUST * all_ for value, all_ in zip(figure, whole, strict=True)):
             break
-        dust.append(kind)
-    return dust
+        if any(value > _ALL_DUST * all_ for value, all_ in zip(part, whole, strict=True)):
+            break
+        number += 1
+    return kinds[:number]
 
 
 def _worth(kind: Kind, costs: CostModel) -> float:
