@@ -285,8 +285,8 @@ class Search:
         """Step by step from the best plans so far, if there is something to win."""
         if num_devices(self.costs) > _TRIED_ON:
             return
-        near = [(_NEAR, _NEAR_TRIES)] if num_devices(self.costs) <= _NEAR_ON else []
-        near += [(_ODD, _ODD_TRIES)] if any(plainest(self.costs)) else []
+        near = [(_ODD, _ODD_TRIES)] if any(plainest(self.costs)) else []
+        near += [(_NEAR, _NEAR_TRIES)] if num_devices(self.costs) <= _NEAR_ON else []
         tries = next((tries // part for least, tries in (*_TRIES, *near) if self._over() > least), 0)
         tries = min(tries, max(_FEWEST_TRIES, _TRIES_DEVICES // num_devices(self.costs)))
         if tries:

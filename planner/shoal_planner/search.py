@@ -42,9 +42,9 @@ from shoal_planner.sharding import shares_inside
 _MUCH_SLOWER, _FEW, _ALL_OF = 5, 8, 3
 # Where there is most to win, so many kinds of nodes that are no more than one device in so many are left out, too.
 _HANDFULS = 2
-# So far above the least possible, each kind of node that could be as fast is searched alone, too; farther, so are
-# plainer clusters: that takes as long again, twice or three times.
-_RATHER_FAR, _FARTHER = 1.5, 2.25
+# So far above the least possible, each kind of node that could be as fast is searched alone, too, and the plainest
+# cluster; farther, so are plainer ones: that takes as long again, twice or three times.
+_NOT_NEAR, _FARTHER = 1.1, 2.25
 _FINALISTS = 5  # plans that are shown, and looked at more closely
 # So many more are looked at that would be first if all that may overlap were hidden, and as many teams, which exchange
 # most; fewer where each takes longer.
@@ -167,7 +167,7 @@ def _searched(
             search.truncated = True
             break
         _look_at(others, search, thorough=False, briefly=False)
-    looks_closer = thorough and not is_whole and search.is_far(_RATHER_FAR)
+    looks_closer = thorough and not is_whole and search.is_far(_NOT_NEAR)
     for others in (*plainest(costs), *alone(costs)) if looks_closer else ():
         if search.scored and late():
             search.truncated = True

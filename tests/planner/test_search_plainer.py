@@ -12,12 +12,15 @@ from random_clusters import CHANGES, draw_large, slow_device
 from shoal_planner.cluster import GIB, ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
-from shoal_planner.plainer import alone, level, plainer
+from shoal_planner.plainer import alone, level, plainer, plainest
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
 from shoal_planner.search import plan
 
 FIGURES = ("intra_bytes_per_s", "inter_bytes_per_s", "nics", "host_memory_bytes", "devices", "device_group")
+# Seeds of 9 to 64 devices where something better once made the plan slower. 469: one of many equal nodes has a device
+# more; 409: state on hosts was not tried; 389: a slow node has the memory; 482: other algorithms for gradients decide.
+LOST = (58, 60, 74, 75, 97, 372, 389, 409, 441, 458, 469, 471, 482)
 
 
 def node(name: str, **figures: Any) -> Node:
@@ -72,6 +75,16 @@ def test_kinds_worth_next_to_nothing_are_left_out_together() -> None:
     smaller = node("s1", devices=1, device="T4", intra_bytes_per_s=1e10)
     first = next(iter(plainer_ones(ClusterSnapshot(nodes=(*many, small, smaller)), 0)))
     assert {each.id for each in first.nodes} == {each.id for each in many}
+
+
+def test_what_is_slow_but_many_or_large_is_not_next_to_nothing() -> None:
+    """It may hold most of the model."""
+    many = tuple(node(f"n{number}") for number in range(8))
+    slow = node("s0", device="cpu-2t", intra_bytes_per_s=1e10)
+    costs = CostModel(draw_large(0, 9, 64).job, ClusterSnapshot(nodes=(*many, slow)), Profile())
+    assert list(plainest(costs)) == []
+    few = CostModel(costs.job, ClusterSnapshot(nodes=(*many, dataclasses.replace(slow, devices=1))), Profile())
+    assert [[each.id for each in other.nodes] for other in plainest(few)] == [[each.id for each in many]]
 
 
 def test_each_kind_of_node_is_looked_at_alone() -> None:
@@ -146,8 +159,9 @@ def test_where_larger_clusters_once_lost_a_plan(seed: int) -> None:
         pytest.param(
             "slow", 471, marks=pytest.mark.long
         ),  # nodes alone, and nearer the best than they would have to be
-        ("larger", 469),  # one of many equal nodes has a device more
-        *(pytest.param("larger", seed, marks=pytest.mark.long) for seed in (58, 60, 74, 75, 97, 441, 458, 471, 482)),
+        ("larger", 381),  # near the best, and yet 5 % from it
+        ("larger", 371),  # one node alone is best
+        *(pytest.param("larger", seed, marks=pytest.mark.long) for seed in LOST),
     ],
 )
 def test_where_a_better_cluster_once_lost_a_plan(name: str, seed: int) -> None:
