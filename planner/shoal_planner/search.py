@@ -43,8 +43,10 @@ _MUCH_SLOWER, _FEW, _ALL_OF = 5, 8, 3
 # Where there is most to win, so many kinds of nodes that are no more than one device in so many are left out, too.
 _HANDFULS = 2
 # So far above the least possible, each kind of node that could be as fast is searched alone, too, and the plainest
-# cluster; farther, so are plainer ones: that takes as long again, twice or three times.
-_NOT_NEAR, _FARTHER = 1.1, 2.25
+# cluster, if these are but so many devices; farther, however many they are; and farther yet, so are plainer clusters:
+# that takes as long again, twice or three times.
+_NOT_NEAR, _RATHER_FAR, _FARTHER = 1.1, 1.5, 2.25
+_FEW_ALONE = 9
 _FINALISTS = 5  # plans that are shown, and looked at more closely
 # So many more are looked at that would be first if all that may overlap were hidden, and as many teams, which exchange
 # most; fewer where each takes longer.
@@ -167,13 +169,14 @@ def _searched(
             search.truncated = True
             break
         _look_at(others, search, thorough=False, briefly=False)
-    looks_closer = thorough and not is_whole and search.is_far(_NOT_NEAR)
-    for others in (*plainest(costs), *alone(costs)) if looks_closer else ():
+    looks_on = thorough and not is_whole and search.is_far(_NOT_NEAR)
+    for others in (*plainest(costs), *alone(costs)) if looks_on else ():
         if search.scored and late():
             search.truncated = True
             break
-        if search.may_win(others):
-            _look_at(others, search, thorough=True, least_s=search.least_s())
+        closely = search.is_far(_RATHER_FAR)
+        if (closely or others.num_devices <= _FEW_ALONE) and search.may_win(others):
+            _look_at(others, search, thorough=closely, briefly=False, least_s=search.least_s())
     if costs.has_machines and previous is None:
         for found in search.best(_FINALISTS):
             exchange_parts(found, step_s(found), costs, search.consider)
