@@ -3,10 +3,10 @@
 Usage: python -m benchmarks.gpu_recovery [--json] [--kills N] [--layers N] [--hidden N] [--device-type NAME]
 
 Four nodes of one device each, all of which share the GPU that is there, train a Llama with hidden size 2048 in bf16;
-one of the three that compute is killed with all its processes, the fourth takes its place, and it comes back. `kill_s`
-is the median from SIGKILL to the next step that was not done before, `kill_steps` the same in steps, `restore_s` what
-bringing the state back took of it. There is no peer: none of those compared elsewhere runs several nodes on one GPU.
-Without a CUDA device all of it is null.
+one that computes is killed with all its processes, the others go on, and it comes back. `kill_s` is the median from
+SIGKILL to the next step that was not done before, `kill_steps` the same in steps, `restore_s` what bringing the state
+back took of it; what the return of the node cost is to be read from each run's `story`. There is no peer: none of those
+compared elsewhere runs several nodes on one GPU. Without a CUDA device all of it is null.
 """
 
 from __future__ import annotations

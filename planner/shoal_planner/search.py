@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal_planner.circles import with_device_groups
 from shoal_planner.cluster import ClusterSnapshot
@@ -156,27 +157,14 @@ def _searched(
     plain_constraint(costs, copies)
     search = Search(costs, copies, late)
     for others in _apart(costs) if previous is None else ():
-        _look_at(others, search, thorough=thorough)
+        _look_at(_Look(others, thorough), search)
     search.look(thorough=thorough, previous=previous and dataclasses.replace(previous, copies=copies))
     is_whole = previous is not None or is_proven(costs) or search.is_spoilt_by_copies()
-    for others, closely in () if is_whole else _simpler(costs, search):
+    for look in () if is_whole else _looks(costs, search, thorough):
         if search.scored and late():
             search.truncated = True
             break
-        _look_at(others, search, thorough=thorough and closely)
-    for others in () if is_whole or not thorough else _without_few(costs, search):
-        if search.scored and late():
-            search.truncated = True
-            break
-        _look_at(others, search, thorough=False, briefly=False)
-    looks_on = thorough and not is_whole and search.is_far(_NOT_NEAR)
-    for others in (*plainest(costs), *alone(costs)) if looks_on else ():
-        if search.scored and late():
-            search.truncated = True
-            break
-        closely = search.is_far(_RATHER_FAR)
-        if (closely or others.num_devices <= _FEW_ALONE) and search.may_win(others):
-            _look_at(others, search, thorough=closely, briefly=False, least_s=search.least_s())
+        _look_at(look, search)
     if costs.has_machines and previous is None:
         for found in search.best(_FINALISTS):
             exchange_parts(found, step_s(found), costs, search.consider)
@@ -203,15 +191,37 @@ def _scheduled(search: Search) -> list[Plan]:
     return sorted(made.values(), key=by_step)
 
 
-def _look_at(
-    others: ClusterSnapshot, search: Search, *, thorough: bool, briefly: bool = True, least_s: float = 0.0
-) -> None:
-    """What is not there to tempt the search does it no harm. Not thorough, but not `briefly` either: with as many steps
+class _Look(NamedTuple):
+    """At another cluster, whose plans are plans of this one. Not thorough, but not `briefly` either: with as many steps
     as on the whole cluster. How much there is to win is measured by `least_s`, if it is given."""
+
+    others: ClusterSnapshot
+    thorough: bool
+    briefly: bool = True
+    least_s: float = 0.0
+
+
+def _looks(costs: CostModel, search: Search, thorough: bool) -> Iterator[_Look]:
+    """At simpler clusters, as far as there is something to win when it is their turn."""
+    for others, closely in _simpler(costs, search):
+        yield _Look(others, thorough and closely)
+    if not thorough:
+        return
+    for others in _without_few(costs, search):
+        yield _Look(others, thorough=False, briefly=False)
+    for others in (*plainest(costs), *alone(costs)) if search.is_far(_NOT_NEAR) else ():
+        closely = search.is_far(_RATHER_FAR)
+        if (closely or others.num_devices <= _FEW_ALONE) and search.may_win(others):
+            yield _Look(others, closely, briefly=False, least_s=search.least_s())
+
+
+def _look_at(look: _Look, search: Search) -> None:
+    """What is not there to tempt the search does it no harm."""
+    others = look.others
     fewer = min(search.copies, len(others.nodes) - 1)  # nodes that are left out may hold copies
     costs = search.costs
-    simple = Search(CostModel(costs.job, others, costs.profile), fewer, search.late, search.known, least_s)
-    simple.look(thorough=thorough, briefly=briefly)
+    simple = Search(CostModel(costs.job, others, costs.profile), fewer, search.late, search.known, look.least_s)
+    simple.look(thorough=look.thorough, briefly=look.briefly)
     search.truncated = search.truncated or simple.truncated
     closely = simple.finalists.union(found.plan_id for found in simple.best(_FINALISTS))
     for found in simple.best(len(simple.scored)):

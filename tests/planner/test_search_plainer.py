@@ -156,9 +156,7 @@ def test_where_larger_clusters_once_lost_a_plan(seed: int) -> None:
         ("slow", 973),  # an idle device holds state: not the slow one
         pytest.param("slow", 870, marks=pytest.mark.long),
         pytest.param("slow", 867, marks=pytest.mark.long),  # without two slow types, one of them the new one
-        pytest.param(
-            "slow", 471, marks=pytest.mark.long
-        ),  # nodes alone, and nearer the best than they would have to be
+        pytest.param("slow", 471, marks=pytest.mark.long),  # one kind alone, and that with all steps
         ("larger", 381),  # near the best, and yet 5 % from it
         ("larger", 371),  # one node alone is best
         *(pytest.param("larger", seed, marks=pytest.mark.long) for seed in LOST),
