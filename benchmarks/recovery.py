@@ -14,9 +14,10 @@ runs meanwhile.
 copies of the first were: what the first had is in the store alone (`missing_bytes`).
 
 `kill_to_commit_s` ends with the next done step, `kill_to_ready_s` where that step begins, `rejoin_s` is how long the
-others stand still when the node comes back; `step_s` is a step of all nodes, and by way of recovery one of survivors.
-Steps, phases and bytes are those of the job's own records. `vanish_to_commit_s` is that of `benchmarks.vanishing`:
-hosts that leave the network without a packet.
+others stand still when a node comes back: of Shoal for a job (`rejoined`) whose steps wait instead of computing, as on
+one machine's cores three nodes are no faster than two, and a node is taken in only where that pays. `step_s` is a step
+of all nodes, and by way of recovery one of survivors. Steps, phases and bytes are those of the job's own records.
+`vanish_to_commit_s` is that of `benchmarks.vanishing`: hosts that leave the network without a packet.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import vanishing
-from benchmarks.recovery_job import JOB, Blow, TrainingJob
+from benchmarks.recovery_job import JOB, Blow, TrainingJob, waiting_job, with_models_of_peers
 from benchmarks.recovery_peers import PeerBlow, peers
 from benchmarks.reporting import answer
 
 NUM_KILLS = 5
+_SAMPLE_S = 0.05
 _FIGURES = (
     "kill_to_commit_s",
     "kill_to_ready_s",
@@ -64,12 +66,14 @@ def main() -> None:
             _note(struck, "shoal", job.strike(everyone=False, comes_back=True))
             _note(struck, "cloud_only", job.strike(everyone=True))
             steps_s.append(job.median_step_s())
+        _strike_and_rejoin(struck, number)
         _strike_parts(struck, number)
         if not arguments.without_peers:
             _strike_peers(struck, problems)
     found = ((f"{figure}.{side}", _median(blows, figure)) for side, blows in struck.items() for figure in _FIGURES)
     results: dict[str, float | None] = {name: value for name, value in found if value is not None}
     results |= {f"kill_to_commit_s.{side}": None for side in problems}
+    results["rejoin_s.shoal"] = results.pop("rejoin_s.rejoined", None)
     results["speedup.replica_survives"] = _speedup(struck["shoal"], struck["cloud_only"])
     results["speedup.part_survives"] = _speedup(struck["part"], struck["part_cloud_only"])
     vanished, why = vanishing.measure(arguments.kills)
@@ -82,6 +86,15 @@ def _note(struck: defaultdict[str, list[Blow | PeerBlow]], side: str, blow: Blow
     """All of it takes the better part of an hour: each blow is told as it falls."""
     struck[side].append(blow)
     print(side, json.dumps(asdict(blow)), file=sys.stderr, flush=True)
+
+
+def _strike_and_rejoin(struck: defaultdict[str, list[Blow | PeerBlow]], number: int) -> None:
+    with_models_of_peers()
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-rejoin-") as folder,
+        TrainingJob(Path(folder), number, job=waiting_job(_SAMPLE_S), stored=False) as job,
+    ):
+        _note(struck, "rejoined", job.strike(everyone=False, comes_back=True))
 
 
 def _strike_parts(struck: defaultdict[str, list[Blow | PeerBlow]], number: int) -> None:

@@ -49,6 +49,23 @@ JOB: Mapping[str, Any] = {
 }
 
 
+def waiting_job(device_s: float) -> dict[str, Any]:
+    """About as much state, kept whole on each node; a step waits so long for each of six samples, which one, two and
+    three nodes share out evenly, and computes next to nothing."""
+    waiting = {"layers": 11, "width": 384, "sample_s": device_s}  # 13.2 million parameters, JOB has 13.7
+    return {
+        **JOB,
+        "model": {"entrypoint": "benchmarks.peers.waiting_model:build", "arguments": waiting},
+        "train": {**JOB["train"], "global_batch": 6, "sharding": "none"},
+    }
+
+
+def with_models_of_peers() -> None:
+    """Nodes find the waiting model where peers' processes do: installed there, and not sent."""
+    paths = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
     """Of the `redone_steps`, done steps that were done again, the `lost_steps` had been said to be safe.
@@ -132,6 +149,10 @@ class TrainingJob:
         """The next nodes that compute die, and with `everyone` all that the other nodes remember. Of two, the second
         kept the copies of the first. The job goes on without them, until those that `comes_back` says come back."""
         self._rest()
+        if self._stored:  # of before the running plan, others would still have what the nodes that die have now
+            self._until(
+                lambda event: event["kind"] == "checkpoint_committed" and event["epoch"] >= self._epoch(), again=True
+            )
         computing = _nodes(self._adopted())
         gone = list(itertools.islice(filter(computing.__contains__, self._victims), num_gone))
         epoch = self._epoch()
@@ -177,6 +198,8 @@ class TrainingJob:
 
     def _owned_bytes(self, nodes: Sequence[str]) -> int:
         """Of the state in snapshots, what the plan has on these nodes."""
+        if not nodes:
+            return 0
         ranks = shard_map(parse_plan(self._adopted()["plan"]), parse_job(JOB).model).ranks
         spans = [span for state in ranks if state.device.node in nodes for span in state.vouches]
         return STATE_BYTES * sum(span.numel for span in spans)

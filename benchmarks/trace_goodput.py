@@ -32,7 +32,6 @@ import argparse
 import csv
 import functools
 import itertools
-import os
 import statistics
 import subprocess
 import sys
@@ -45,7 +44,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.recovery_job import JOB, TrainingJob
+from benchmarks.recovery_job import JOB, TrainingJob, waiting_job, with_models_of_peers
 from benchmarks.recovery_peers import NUM_WORKERS, RayTrain, Torchft
 from benchmarks.reporting import answer
 
@@ -61,15 +60,9 @@ _BATCH = 2 * NUM_WORKERS  # samples that one, two and three nodes share out even
 def job(seq_len: int, device_s: float = 0.0) -> dict[str, Any]:
     """The state is 12 bytes a parameter, whatever a step takes: so long samples are what training has, and short ones
     favour whoever keeps nothing. With `device_s` a step waits so long for each sample, and computes next to nothing."""
-    train = {**JOB["train"], "global_batch": _BATCH, "sharding": "none"}
-    if not device_s:
-        return {**JOB, "train": {**train, "seq_len": seq_len}}
-    waiting = {"layers": 11, "width": 384, "sample_s": device_s}  # 13.2 million parameters, JOB has 13.7
-    return {
-        **JOB,
-        "model": {"entrypoint": "benchmarks.peers.waiting_model:build", "arguments": waiting},
-        "train": train,
-    }
+    if device_s:
+        return waiting_job(device_s)
+    return {**JOB, "train": {**JOB["train"], "global_batch": _BATCH, "sharding": "none", "seq_len": seq_len}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,9 +246,7 @@ class _Shoal:
 
 @contextmanager
 def _shoal(folder: Path, job: dict[str, Any]) -> Iterator[Contender]:
-    # Nodes find the waiting model where peers' processes do: installed there, and not sent.
-    paths = (str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")]))
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    with_models_of_peers()
     with TrainingJob(folder, num_nodes=NUM_WORKERS, job=job, copies="auto", stored=False) as running:
         yield _Shoal(running)
 
