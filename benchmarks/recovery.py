@@ -1,6 +1,6 @@
 """From the death of a node to the next step that counts, of a job that runs on a local cluster of real raylets.
 
-Usage: python -m benchmarks.recovery [--json] [--kills N] [--without-peers]
+Usage: python -m benchmarks.recovery [--json] [--kills N] [--without-peers] [--only-rejoin]
 
 A kill is SIGKILL to all processes of a node at once, its folders deleted; then the node comes back, and the next one
 dies. `shoal` recovers as it does; `cloud_only` is the same engine, format and client without what survivors remember:
@@ -39,7 +39,7 @@ from benchmarks.recovery_peers import PeerBlow, peers
 from benchmarks.reporting import answer
 
 NUM_KILLS = 5
-_SAMPLE_S = 0.05
+_SAMPLE_S = 0.2
 _FIGURES = (
     "kill_to_commit_s",
     "kill_to_ready_s",
@@ -57,16 +57,19 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--kills", type=int, default=NUM_KILLS, help="of each side")
     parser.add_argument("--without-peers", action="store_true")
+    parser.add_argument("--only-rejoin", action="store_true", help="nothing but nodes that come back to Shoal")
     arguments = parser.parse_args()
     struck: defaultdict[str, list[Blow | PeerBlow]] = defaultdict(list)
     problems: dict[str, str] = {}
     steps_s = []
     for number in range(arguments.kills):
+        _strike_and_rejoin(struck, number)
+        if arguments.only_rejoin:
+            continue
         with tempfile.TemporaryDirectory(prefix="shoal-recovery-") as folder, TrainingJob(Path(folder), number) as job:
             _note(struck, "shoal", job.strike(everyone=False, comes_back=True))
             _note(struck, "cloud_only", job.strike(everyone=True))
             steps_s.append(job.median_step_s())
-        _strike_and_rejoin(struck, number)
         _strike_parts(struck, number)
         if not arguments.without_peers:
             _strike_peers(struck, problems)
@@ -74,12 +77,14 @@ def main() -> None:
     results: dict[str, float | None] = {name: value for name, value in found if value is not None}
     results |= {f"kill_to_commit_s.{side}": None for side in problems}
     results["rejoin_s.shoal"] = results.pop("rejoin_s.rejoined", None)
-    results["speedup.replica_survives"] = _speedup(struck["shoal"], struck["cloud_only"])
-    results["speedup.part_survives"] = _speedup(struck["part"], struck["part_cloud_only"])
-    vanished, why = vanishing.measure(arguments.kills)
-    results |= {"step_s": statistics.median(steps_s), vanishing.RESULT: vanishing.median(vanished)}
     runs: dict[str, Any] = {side: list(map(asdict, blows)) for side, blows in struck.items()}
-    answer("recovery", results, {**runs, **problems, "vanished": why or list(map(asdict, vanished))})
+    if not arguments.only_rejoin:
+        results["speedup.replica_survives"] = _speedup(struck["shoal"], struck["cloud_only"])
+        results["speedup.part_survives"] = _speedup(struck["part"], struck["part_cloud_only"])
+        vanished, why = vanishing.measure(arguments.kills)
+        results |= {"step_s": statistics.median(steps_s), vanishing.RESULT: vanishing.median(vanished)}
+        runs["vanished"] = why or list(map(asdict, vanished))
+    answer("recovery", results, {**runs, **problems})
 
 
 def _note(struck: defaultdict[str, list[Blow | PeerBlow]], side: str, blow: Blow | PeerBlow) -> None:
@@ -92,7 +97,7 @@ def _strike_and_rejoin(struck: defaultdict[str, list[Blow | PeerBlow]], number: 
     with_models_of_peers()
     with (
         tempfile.TemporaryDirectory(prefix="shoal-rejoin-") as folder,
-        TrainingJob(Path(folder), number, job=waiting_job(_SAMPLE_S), stored=False) as job,
+        TrainingJob(Path(folder), number, job=waiting_job(_SAMPLE_S), copies="auto", stored=False) as job,
     ):
         _note(struck, "rejoined", job.strike(everyone=False, comes_back=True))
 
