@@ -36,6 +36,7 @@ MOST_COPIES = 3
 # Of options whose goodput differs by less than the figures are sure, the one nearest to the usual number: a copy that
 # costs nothing is kept even where hardly anything is lost.
 COPIES_SHARE = 0.001
+_MUCH_UNDONE = 0.5  # of the throughput: who then has no object store is told what one would save
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,8 @@ def choose_copies(
     if asked == "auto" and can_be_lost and not best.copies:
         lacking = "as there is no other node for one" if len(fleet.nodes) == 1 else "as hosts have no room for one"
     reason = _reason(best, options, fleet.prediction.step_s, lacking)
+    if job.checkpoint.uri is None and best.share < _MUCH_UNDONE:
+        reason += "; without checkpoint.uri a loss of state with all its copies undoes the whole job"
     return CopiesChoice(best=best, options=options, reason=reason)
 
 

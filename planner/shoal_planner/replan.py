@@ -16,6 +16,7 @@ from shoal_planner.moving import STAY, Move, Outlook, move, uptime_s
 from shoal_planner.plan import Plan
 from shoal_planner.pool_history import HOUR_S
 from shoal_planner.repair import Consider, mend
+from shoal_planner.score import step_s
 from shoal_planner.standing import standing
 from shoal_planner.teams import mend_teams
 
@@ -125,10 +126,19 @@ def _move_reason(stay: _Choice, best: _Choice, horizon_s: float) -> str:
     shorter = 1 - best.step_s / stay.step_s
     paid_s = best.move.pause_s / shorter
     return (
-        f"Moves: steps get {shorter:.1%} shorter; {_bytes(best.move)} cross between nodes in a pause of "
+        f"Moves: {_shorter(stay, best)}; {_bytes(best.move)} cross between nodes in a pause of "
         f"{_time(best.move.pause_s)}, which is made good after {_time(paid_s)} of the {_time(horizon_s)} until the "
         f"next change is to be expected."
     )
+
+
+def _shorter(stay: _Choice, best: _Choice) -> str:
+    """Of the steps themselves, and, where preemptions undo some, of those that last."""
+    plain, lasting = 1 - step_s(best.plan) / step_s(stay.plan), 1 - best.step_s / stay.step_s
+    text = f"steps get {abs(plain):.1%} {'shorter' if plain >= 0 else 'longer'}"
+    if abs(lasting - plain) < 0.0005:
+        return text
+    return f"{text}, and {lasting:.1%} less time goes into each that preemptions do not undo"
 
 
 def _stay_reason(stay: _Choice, best: _Choice, gain: float) -> str:

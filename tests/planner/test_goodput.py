@@ -173,6 +173,18 @@ def test_the_more_is_at_stake_without_copies_the_more_they_pay() -> None:
     assert gain(nothing_stored) > gain(rent_job(every_steps=100))
 
 
+def test_where_nothing_is_stored_the_reason_says_what_is_at_stake() -> None:
+    stored = rent_job()
+    unstored = dataclasses.replace(stored, checkpoint=dataclasses.replace(stored.checkpoint, uri=None))
+    long = dataclasses.replace(unstored, train=dataclasses.replace(unstored.train, steps=10_000_000))
+    assert stored.checkpoint.uri is not None
+    hint = "without checkpoint.uri a loss of state with all its copies undoes the whole job"
+    assert chosen(long, cluster(), SHAKEN).best.share < 0.5
+    assert chosen(long, cluster(), SHAKEN).reason.endswith(hint)
+    assert hint not in chosen(unstored, cluster(), SINGLY).reason
+    assert hint not in chosen(stored, cluster(), SHAKEN).reason
+
+
 def test_shocks_of_a_pool_take_copies_along() -> None:
     job, snapshot = rent_job(), cluster()
     plan = data_parallel(job, snapshot)

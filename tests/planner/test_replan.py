@@ -222,6 +222,24 @@ def test_a_new_node_is_worth_the_move_where_plans_live_long() -> None:
     )
 
 
+def test_steps_that_preemptions_undo_are_told_apart_from_shorter_ones() -> None:
+    def spot(count: int) -> ClusterSnapshot:
+        drawn = gpu_cluster(("a100", "A100-80G", count), spot=True)
+        nodes = tuple(dataclasses.replace(node, preemptions_per_hour=0.5) for node in drawn.nodes)
+        return dataclasses.replace(drawn, nodes=nodes)
+
+    before = per_node(JOB, spot(4))
+    result = plan(JOB, spot(5), previous=before, outlook=Outlook(uptime_s=36_000.0, restart_s=2.0))
+    found = re.match(
+        r"Moves: steps get ([\d.]+)% shorter, and ([\d.]+)% less time goes into each that preemptions do not undo; ",
+        result.plan.reason,
+    )
+    assert found is not None, result.plan.reason
+    plain = 1 - step_s(result.plan) / step_s(before)
+    assert float(found[1]) == pytest.approx(100 * plain, abs=0.06)
+    assert float(found[2]) != pytest.approx(100 * plain, abs=0.04)
+
+
 def test_a_new_node_is_left_alone_where_plans_live_short() -> None:
     before, result = joined(uptime_s=60.0, restart_s=30.0)
     change = result.change
