@@ -28,7 +28,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._=-]*(/[A-Za-z0-9_-][A-Za-z0-9._=-]
 _UNFINISHED = ".unfinished"  # folder of objects that are still being written
 _ABANDONED_AFTER_S = 24 * 3600.0
 # What may pass by itself, and what will not: all else is no matter of the place as a whole.
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
+_PASSING = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT),
+    *(errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNRESET, errno.ECONNREFUSED),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+)
 _REFUSING = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what file systems without hard links say, link(2)
 _ERRORS: Mapping[int, type[StoreError]] = {

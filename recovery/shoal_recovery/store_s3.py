@@ -65,9 +65,18 @@ _NO_CREDENTIALS = (
 _NO_ANSWER = (ConnectionError, HTTPClientError, IncompleteReadError, HTTPError)  # the last while a body is read
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _BEYOND = frozenset({"416", "InvalidRange"})
-_TAKEN = frozenset({"412", "PreconditionFailed", "409", "ConditionalRequestConflict"})
+_TAKEN = frozenset({"412", "PreconditionFailed", "409"})
 _NO_CONDITIONS = frozenset({"501", "NotImplemented"})
-_NO_ANSWER_CODES = frozenset({"500", "502", "503", "504", "InternalError", "ServiceUnavailable", "SlowDown"})
+# What passes by itself, whatever the status that servers send it with; and statuses that mean that, whatever the code.
+_PASSING_CODES = frozenset(
+    {
+        *("InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout", "RequestTimeoutException"),
+        *("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException"),
+        *("TooManyRequests", "TooManyRequestsException", "RequestLimitExceeded", "BandwidthLimitExceeded"),
+        *("ConditionalRequestConflict", "OperationAborted"),  # another request on that object is under way
+    }
+)
+_PASSING_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 def open_s3(uri: str, bucket: str, prefix: str, access: StoreAccess | None = None) -> S3Store:
@@ -343,7 +352,7 @@ class S3Store:
             return StoreRefused(self.uri, f"{self._endpoint} denies {who} ({code}: {message})")
         if code == "NoSuchUpload":
             return StoreUnreachable(self.uri, f"{self._endpoint} has dropped the parts of {name}; send them again")
-        if code in _NO_ANSWER_CODES:
+        if code in _PASSING_CODES or _status(error) in _PASSING_STATUSES:
             return StoreUnreachable(self.uri, f"{self._endpoint} cannot answer at present ({code}: {message})")
         return StoreError(self.uri, f"{name}: {self._endpoint} answered {code}: {message}")
 
@@ -360,6 +369,10 @@ def _only(entry: Entry) -> dict[str, str]:
     """The condition that an object is the one that was listed."""
     tag = entry.version.strip('"')  # some servers leave its quotes away where they list objects
     return {"IfMatch": f'"{tag}"'} if tag else {}
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def _code(error: ClientError) -> str:

@@ -138,6 +138,15 @@ def test_a_server_that_falls_silent_is_named(monkeypatch: pytest.MonkeyPatch) ->
             _impatient(endpoint, monkeypatch).read("a")
 
 
+# What servers say of a moment, each in its own words: a status that means it with any code, or a code that does.
+_PASSING = {
+    "starting": (503, "XMinioServerNotInitialized"),
+    "too many": (429, "TooMany"),
+    "timed out": (400, "RequestTimeout"),
+    "in conflict": (409, "ConditionalRequestConflict"),
+}
+
+
 class _Lax(BaseHTTPRequestHandler):
     """An S3 server of the careless kind: accepts any signature, overwrites whatever the condition says, answers ranges
     with status 200. `mode` makes it worse."""
@@ -151,6 +160,9 @@ class _Lax(BaseHTTPRequestHandler):
             body = b"the rival's"
         elif self.server.mode == "busy":
             return self._answer(503, b"<Error><Code>SlowDown</Code><Message>later</Message></Error>")
+        elif self.server.mode in _PASSING:
+            status, code = _PASSING[self.server.mode]
+            return self._answer(status, f"<Error><Code>{code}</Code><Message>later</Message></Error>".encode())
         elif self.server.mode == "odd":
             return self._answer(418, b"<Error><Code>Teapot</Code><Message>short and stout</Message></Error>")
         mark, taken = self.headers.get("x-amz-meta-shoal-writer"), self.path in self.server.objects
@@ -317,6 +329,13 @@ def test_other_answers_are_passed_on_in_words(lax: _LaxServer, lax_store: S3Stor
     with pytest.raises(StoreError, match="answered Teapot: short and stout") as error:
         lax_store.put("a", b"x")
     assert not isinstance(error.value, StoreUnreachable)
+
+
+@pytest.mark.parametrize("mode", sorted(_PASSING))
+def test_what_passes_by_itself_is_worth_another_try(lax: _LaxServer, lax_store: S3Store, mode: str) -> None:
+    lax.mode = mode
+    with pytest.raises(StoreUnreachable, match=rf"cannot answer at present \({_PASSING[mode][1]}: later\)"):
+        lax_store.put("a", b"x")
 
 
 def test_a_store_that_gives_back_something_else_is_not_writable(lax: _LaxServer, lax_store: S3Store) -> None:
