@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,23 +60,38 @@ def recoveries(job_id: JobId, as_json: AsJson = False) -> None:
         return
     phases = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
     heads = (phase.removesuffix("_s").upper() for phase in phases)
-    sources = (f"MB {source.upper()}" for source in _SOURCES)
-    columns = ("CAUSE", "NODES", "FROM STEP", "REDONE", "LOST", *heads, *sources)
+    columns = ("CAUSE", "NODES", "FROM STEP", "REDONE", "LOST", *heads, "STATE FROM", "PLANS")
     rows = (
         (
             each["cause"],
-            ", ".join([*each["nodes_lost"], *each["nodes_joined"]]),
+            ", ".join([*each["nodes_lost"], *each["nodes_drained"], *each["nodes_joined"]]),
             each["step"],
             each["redone_steps"],
             each["lost_steps"],
-            *(f"{each[phase]:.2f} s" for phase in phases),
-            *(f"{each['bytes'].get(source, 0) / 1e6:.1f}" for source in _SOURCES),
+            *(f"{1000 * each[phase]:.0f} ms" for phase in phases),
+            _brought(each),
+            f"{each['plan_before'] or 'none'} to {each['plan_after']}",
         )
         for each in found["items"]
     )
     table(columns, rows)
+    for each in found["items"]:
+        for failed in each["failed_sources"]:
+            instead = ", ".join(failed["instead"]) or "nothing"
+            what = f"{failed['source']} ({failed['object']}): {failed['problem']}"
+            print(f"from step {each['step']}: {what}; {instead} instead")
     if len(found["items"]) < found["total"]:
         print(f"the newest {len(found['items'])} of {found['total']}")
+
+
+def _brought(recovery: Mapping[str, Any]) -> str:
+    """How much state came from where, and how fast."""
+    found = []
+    for source in _SOURCES:
+        if num_bytes := recovery["bytes"].get(source):
+            rate = recovery["bytes_per_s"].get(source)
+            found.append(f"{source} {num_bytes / 1e6:.1f} MB" + (f" at {rate / 1e6:.0f} MB/s" if rate else ""))
+    return ", ".join(found)
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal_planner.cluster import parse_cluster
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
-from shoal_recovery.journal import NodeLost
+from shoal_recovery.journal import CheckpointCommitted, NodeLost
 from shoal_workers.keeper import Keeper
 from shoal_workers.record import JobRecord, plan_adopted
 
@@ -46,3 +46,18 @@ def test_what_a_change_of_plan_goes_back_behind_cannot_be_lost_again() -> None:
         record.append(plan_adopted(epoch, PLAN, step, CLUSTER))
         assert record.done_step == step
     record.keeper.close()
+
+
+def test_checkpoints_behind_which_a_change_of_plan_goes_back_count_no_more() -> None:
+    """They were read and found spoilt: whoever pauses, or loses a node again, must not rely on them."""
+    record = JobRecord(Keeper("job", lambda: 0.0), lambda: 0.0)
+    record.append(plan_adopted(1, PLAN, 0, CLUSTER))
+    for step in (90, 100):
+        record.append(CheckpointCommitted(step=step, epoch=1, uri="s3://b", num_bytes=1, duration_s=0.1))
+    record.append(plan_adopted(2, PLAN, 90, CLUSTER))
+    assert record.checkpoints == {90} and record.history().stored_step == 90
+    after = JobRecord(Keeper("job", lambda: 0.0), lambda: 0.0)
+    after.adopt(record.keeper.entries())
+    assert after.checkpoints == {90}
+    for each in (record, after):
+        each.keeper.close()

@@ -270,7 +270,9 @@ class CheckpointCommits:
                 there = checkpoints.load_manifest(store, self._job, manifest.step)
                 if counts(there.epoch, there.step, dict(self._starts)):
                     return None
-                return f"epoch {there.epoch} has stored this step, and is no part of the history any more"
+                if not self._is_behind(there, manifest.epoch):
+                    return f"epoch {there.epoch} has stored this step, and is no part of the history any more"
+                checkpoints.take_back(store, self._job, there.step, there.epoch)
             except StoreUnreachable as error:
                 self.fails(manifest.step, str(error))
                 if not self._tasks.empty() or self._closed.wait(pause_s):
@@ -278,6 +280,18 @@ class CheckpointCommits:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except (StoreError, InvalidField) as error:
                 return str(error)
+
+    def _is_behind(self, manifest: Manifest, epoch: int) -> bool:
+        """Whether it is one of an older epoch, behind which a change of plan has gone back because it was spoilt: it
+        stands in the way of the one that counts, and would be taken for the newest."""
+        return manifest.epoch < epoch and not counts(manifest.epoch, manifest.step, dict(self._starts))
+
+    def _remove_void(self, store: Store, epoch: int) -> None:
+        """Raises StoreError."""
+        for step in checkpoints.list_manifests(store, self._job):
+            manifest = checkpoints.load_manifest(store, self._job, step)
+            if self._is_behind(manifest, epoch):
+                checkpoints.take_back(store, self._job, step, manifest.epoch)
 
     def _keep_beside(self, store: Store) -> None:
         """What an export needs besides, before the first manifest. State counts more: where it cannot be read now, the
@@ -316,6 +330,8 @@ class CheckpointCommits:
             store = open_store(done.uri)
             if not self._is_ours(store):
                 return
+            if done.epoch not in self._swept:
+                self._remove_void(store, done.epoch)
             checkpoints.retire(store, self._job, self._spec.checkpoint.keep)
             if done.epoch not in self._swept:
                 checkpoints.remove_orphans(store, self._job)

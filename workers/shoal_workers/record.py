@@ -177,6 +177,7 @@ class JobRecord:
                         self._sightings.append(Sighting(at_s=self._newest_s, node=node, there=True))
                 self.starts[event.epoch] = event.step
                 self.done_step = event.step  # what was done beyond it is void, and no later change can lose it again
+                self.checkpoints = {step for step in self.checkpoints if step <= event.step}
             case StepDone():
                 if event.step > self._furthest_step:
                     self._furthest_step = event.step

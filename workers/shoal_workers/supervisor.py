@@ -214,9 +214,12 @@ class Supervisor:
             self._last_step.saves(self._changer.epoch)
         else:
             self._record.say(decision.code, decision.reason)
-        if decision.code == "rescuing":
-            self._changer.prospects.rescue.saves()  # tried once: training goes on whatever comes of it
-        step = self._changer.save()
+        step = None
+        try:
+            step = self._changer.save()
+        finally:
+            if decision.code == "rescuing":
+                self._changer.prospects.rescue.saves(step)
         if decision.code == "pausing":
             self._pausing.saves(step)
 

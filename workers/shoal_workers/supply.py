@@ -19,6 +19,7 @@ from shoal_recovery.errors import StateLost, StoreError, StoreUnreachable
 from shoal_recovery.faults import Fault, disputed, fault_of, told, without
 from shoal_recovery.journal import SourceFailed
 from shoal_recovery.lineage import counts
+from shoal_recovery.protection import Protection
 from shoal_recovery.restore import Zones, plan_again, plan_restore
 from shoal_recovery.state import Inventory, Manifest, RecoveryPlan, ShardMap, Transfer
 from shoal_recovery.store import open_store
@@ -133,8 +134,10 @@ class Supply:
     def _begin_with(self) -> tuple[RecoveryPlan, int]:
         """Raises StateLost, also where a job of which a step was safe would begin anew: who has it may be back soon."""
         plan, step = self._restore()
-        if step == 0 and self._history.done_step > 1:
-            raise StateLost(f"only step 0 is whole, and step {self._history.done_step} was done already", ())
+        starts, done_step = self._history.starts, self._history.done_step
+        since = starts[max(starts)] if starts else 0
+        if step == 0 and done_step > 0 and Protection.of(self._spec).newest(done_step - 1, since) > 0:
+            raise StateLost(f"only step 0 is whole, and step {done_step} was done already", ())
         return plan, step
 
     def _restore(self) -> tuple[RecoveryPlan, int]:
