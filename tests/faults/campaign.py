@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from faults.drills import KINDS, Drill, Kind, draw
+from faults.drills import KINDS, Drill, Kind, Moment, draw
 from faults.judging import Blow, judge
 from faults.playing import NO_GOAL, Ground, Played, play
 from faults.process_ground import ProcessGround
@@ -219,8 +219,9 @@ def summary(lines: Sequence[Line]) -> Mapping[str, Any]:
 
 
 def _never_fell(lines: Sequence[Line]) -> list[str]:
-    """But for what these machines do not allow."""
-    found = []
+    """Kinds, but for what these machines do not allow, and moments that no blow fell in."""
+    moments = {blow["moment"] for line in lines for blow in line["blows"]}
+    found = [f"none in {moment}" for moment in Moment if moment not in moments]
     for level, possible in KINDS.items():
         left_out = {
             kind for line in lines if line["level"] == level for kind, why in line["left_out"] if why != NO_GOAL

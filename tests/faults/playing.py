@@ -128,9 +128,9 @@ class _Playing:
             self._until(lambda: self._committed() >= 1 + (fault.kind is Kind.OBJECT_SPOILT), "stores checkpoints")
         if self.ended():
             return
-        opened = self._moment(fault)
+        came, opened = self._moment(fault)
         self._pause.wait(fault.delay_s)
-        struck = self._strike(fault.kind, fault.moment, fault.pick)
+        struck = self._strike(fault.kind, fault.moment if came else Moment.STEP, fault.pick)
         if struck is None:
             self._leave_out(fault, NO_GOAL)
         else:
@@ -151,30 +151,28 @@ class _Playing:
         self._until(self._ground.whole, "has all nodes again")
         self._goes_on("with all nodes")
 
-    def _moment(self, fault: Fault) -> tuple[int, Strike] | None:
-        """Returns at that moment, with the first blow of two."""
+    def _moment(self, fault: Fault) -> tuple[bool, tuple[int, Strike] | None]:
+        """Returns at that moment, with the first blow of two; or when it did not come, which is told."""
+        opened = None
         match fault.moment:
             case Moment.STEP:
                 step = self._step()
-                self._wait(lambda: self._step() > step, _MOMENT_S)
+                came = self._wait(lambda: self._step() > step, _MOMENT_S)
             case Moment.SNAPSHOT:
                 before = self._ground.writing()
-                self._wait(lambda: self._ground.writing() != before, _MOMENT_S)
+                came = self._wait(lambda: self._ground.writing() != before, _MOMENT_S)
             case Moment.UPLOAD:
-                self._wait(self._ground.uploading, _MOMENT_S)
+                came = self._wait(self._ground.uploading, _MOMENT_S)
             case Moment.RECOVERY:
                 opened = self._strike(Kind.RANK, Moment.STEP, fault.pick + 1)
-                self._wait(lambda: self._state() != "running", _MOMENT_S)
-                return opened
+                came = self._wait(lambda: self._state() != "running", _MOMENT_S)
             case Moment.DRAIN:
                 opened = self._strike(Kind.NOTICE, Moment.STEP, fault.pick + 1)
-                self._wait(lambda: self._state() != "running", _MOMENT_S)
-                return opened
+                came = self._wait(lambda: self._state() != "running", _MOMENT_S)
             case Moment.REDUCED:
                 opened = self._strike(Kind.NODE, Moment.STEP, fault.pick + 1)
-                self._wait(self._recovers(), _MOMENT_S)
-                return opened
-        return None
+                came = self._wait(self._recovers(), _MOMENT_S)
+        return came, opened
 
     # --- blows ---
 

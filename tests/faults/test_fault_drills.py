@@ -88,7 +88,9 @@ def test_what_never_fell_is_said_unless_the_machine_does_not_allow_it() -> None:
     blows = [{"kind": kind.value, "moment": "step"} for kind in KINDS["processes"] if kind is not Kind.DISK_FULL]
     line = {"level": "processes", "seed": 1, "blows": blows, "problems": [], "seconds": 1.0}
     found = summary([{**line, "left_out": [["disk_full", NO_GOAL]]}])
-    assert found["never_fell"] == sorted(["disk_full on processes", *(f"{kind} on ray" for kind in KINDS["ray"])])
+    moments = [f"none in {moment}" for moment in Moment if moment is not Moment.STEP]
+    kinds = ["disk_full on processes", *(f"{kind} on ray" for kind in KINDS["ray"])]
+    assert found["never_fell"] == sorted([*kinds, *moments])
     assert "disk_full on processes" not in summary([{**line, "left_out": [["disk_full", "no mount"]]}])["never_fell"]
 
 
