@@ -176,6 +176,30 @@ def test_what_is_being_made_ready_is_waited_for(
     assert made == ([FIRST, FIRST] if fails else [FIRST, "spare-1"])
 
 
+def test_who_makes_memory_and_hangs_is_not_waited_for_for_ever(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def hangs(stem: Path, num_bytes: int) -> SlotFiles:
+        if "spare" in stem.name:
+            begun.set()
+            assert over.wait(10.0)
+        return map_slots(stem, num_bytes)
+
+    monkeypatch.setattr(shards, "map_slots", hangs)
+    monkeypatch.setattr(shards, "_SPARE_WAIT_S", 0.05)
+    maker = threading.Thread(target=store.make_ready, args=("job", Sizes(local=(SIZE,))))
+    maker.start()
+    try:
+        assert begun.wait(10.0)
+        _, num_bytes = store.open("job", FIRST, LAYOUT)
+        assert num_bytes == SIZE and not over.is_set()
+    finally:
+        over.set()
+        maker.join(10.0)
+
+
 def test_a_process_maps_the_same_memory_once(store: ShardStore) -> None:
     maps = SlotMaps()
     first = [maps.map(path) for path in store.open("job", FIRST, LAYOUT, by_rank=True)[0]]

@@ -33,6 +33,7 @@ log = structlog.get_logger()
 
 _MIRROR = "-mirror"
 _MOST_ROOM = 2  # times what is needed: a spare that is larger takes longer to make
+_SPARE_WAIT_S = 10.0
 _NO_STEP = -1
 
 
@@ -227,11 +228,15 @@ class ShardStore:
             self._made_some.notify_all()
 
     def _await_spare(self, job: str, num_bytes: int, left: Collection[str]) -> None:
-        """Where one that fits is on its way: to make the same once more would take both of them longer."""
-        while not self._spares.fits(job, num_bytes, left) and any(
-            num_bytes <= size <= _MOST_ROOM * num_bytes for size in self._making[job]
-        ):
-            self._made_some.wait()
+        """Where one that fits is on its way: to make the same once more would take both of them longer. Not for ever:
+        who makes it may hang, and then one of its own is better than none."""
+        self._made_some.wait_for(
+            lambda: (
+                self._spares.fits(job, num_bytes, left)
+                or not any(num_bytes <= size <= _MOST_ROOM * num_bytes for size in self._making[job])
+            ),
+            _SPARE_WAIT_S,
+        )
 
     @contextlib.contextmanager
     def used(self, job: str, name: str) -> Iterator[None]:
