@@ -9,9 +9,10 @@ take about three seconds, and keep both cores busy.
 
 `overhead_share` is how much longer a protected step takes than its neighbour, the median of the pairs. Beside it, by
 part, the seconds of processors that both nodes spend in a protected step, over those of all cores in a plain one: what
-a machine with cores to spare would save. `overhead_share.rest` is all else that agents do. `stall_ms_per_166mb` is the
-time that a rank itself waits, for the copy and before its vote. Without free cores none of this is worth much: then it
-says so.
+a machine with cores to spare would save. `overhead_share.rest` is all else that agents do, and
+`overhead_share.unexplained` what processors do not account for: ranks that compute slower beside the copies, or wait.
+`stall_ms_per_166mb` is the time that a rank itself waits, for the copy and before its vote. Without free cores none of
+this is worth much: then it says so.
 """
 
 from __future__ import annotations
@@ -222,9 +223,11 @@ def shares(pairs: Sequence[Pair], spent: dict[str, float], state_bytes: int) -> 
     parts = {"copy": statistics.median(copies_s)}
     parts |= {part: spent[part] for part in (*PARTS, "rest")}
     stall_s = statistics.median(pair.protected.stall_s for pair in pairs)
+    share = statistics.median(pair.protected.step_s / pair.plain.step_s - 1 for pair in pairs)
     return {
-        "overhead_share": statistics.median(pair.protected.step_s / pair.plain.step_s - 1 for pair in pairs),
+        "overhead_share": share,
         **{f"overhead_share.{part}": seconds / cores_s for part, seconds in parts.items()},
+        "overhead_share.unexplained": share - sum(parts.values()) / cores_s,
         "stall_ms_per_166mb": stall_s * 1e3 * STALL_BYTES / (state_bytes / len(NODES)),
         "network_bytes_per_parameter": spent["received_bytes"] / num_parameters(MODEL),
         "step_s": plain_s,
