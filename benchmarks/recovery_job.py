@@ -38,6 +38,7 @@ _EVERY = 300  # steps, over nodes, between checkpoints: on many nodes of one mac
 _LIMIT_S = 180.0
 _MEMORY_DIR = Path("/dev/shm")
 _JOIN_S = 12.0  # that a plan with a node which has joined takes to begin, if it is better
+SHARED_BATCH = 6  # samples that one, two and three nodes share out evenly
 _PHASES = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
 # 13.7 million parameters: 164 MB of state in snapshots. Few tokens, so that a step of two survivors is short: what is
 # measured is what they wait for.
@@ -50,13 +51,13 @@ JOB: Mapping[str, Any] = {
 
 
 def waiting_job(device_s: float) -> dict[str, Any]:
-    """About as much state, kept whole on each node; a step waits so long for each of six samples, which one, two and
-    three nodes share out evenly, and computes next to nothing."""
+    """About as much state, kept whole on each node; a step waits so long for each sample, and computes next to
+    nothing."""
     waiting = {"layers": 11, "width": 384, "sample_s": device_s}  # 13.2 million parameters, JOB has 13.7
     return {
         **JOB,
         "model": {"entrypoint": "benchmarks.peers.waiting_model:build", "arguments": waiting},
-        "train": {**JOB["train"], "global_batch": 6, "sharding": "none"},
+        "train": {**JOB["train"], "global_batch": SHARED_BATCH, "sharding": "none"},
     }
 
 

@@ -44,7 +44,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.recovery_job import JOB, TrainingJob, waiting_job, with_models_of_peers
+from benchmarks.recovery_job import JOB, SHARED_BATCH, TrainingJob, waiting_job, with_models_of_peers
 from benchmarks.recovery_peers import NUM_WORKERS, RayTrain, Torchft
 from benchmarks.reporting import answer
 
@@ -54,7 +54,6 @@ _REST_S = 10.0  # after a change
 _RATED_S = 30.0
 _LIMIT_S = 120.0
 _POLL_S = 0.05
-_BATCH = 2 * NUM_WORKERS  # samples that one, two and three nodes share out evenly
 
 
 def job(seq_len: int, device_s: float = 0.0) -> dict[str, Any]:
@@ -62,7 +61,7 @@ def job(seq_len: int, device_s: float = 0.0) -> dict[str, Any]:
     favour whoever keeps nothing. With `device_s` a step waits so long for each sample, and computes next to nothing."""
     if device_s:
         return waiting_job(device_s)
-    return {**JOB, "train": {**JOB["train"], "global_batch": _BATCH, "sharding": "none", "seq_len": seq_len}}
+    return {**JOB, "train": {**JOB["train"], "global_batch": SHARED_BATCH, "sharding": "none", "seq_len": seq_len}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +237,7 @@ class _Shoal:
         self._job.bring_back(self._gone.pop(0))
 
     def samples(self) -> int:
-        return self._job.step() * _BATCH
+        return self._job.step() * SHARED_BATCH
 
     def num_computing(self) -> int:
         return self._job.num_computing()
@@ -256,7 +255,7 @@ def _torchft(folder: Path, job: dict[str, Any]) -> AbstractContextManager[Conten
 
 
 def _shrinking(folder: Path, job: dict[str, Any]) -> AbstractContextManager[Contender]:
-    return Torchft(folder / "torchft", job, part=_BATCH // NUM_WORKERS)
+    return Torchft(folder / "torchft", job, part=SHARED_BATCH // NUM_WORKERS)
 
 
 def _ray_train(folder: Path, job: dict[str, Any]) -> AbstractContextManager[Contender]:

@@ -17,6 +17,7 @@ from shoal.client import Client
 app = typer.Typer()
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _SOURCES = ("own", "node", "peer", "store")
+_MOVED = ("nodes_lost", "nodes_drained", "nodes_joined")
 
 
 @app.command()
@@ -64,19 +65,19 @@ def recoveries(job_id: JobId, as_json: AsJson = False) -> None:
     rows = (
         (
             each["cause"],
-            ", ".join([*each["nodes_lost"], *each["nodes_drained"], *each["nodes_joined"]]),
+            ", ".join(name for moved in _MOVED for name in each.get(moved, ())),
             each["step"],
             each["redone_steps"],
             each["lost_steps"],
             *(f"{1000 * each[phase]:.0f} ms" for phase in phases),
             _brought(each),
-            f"{each['plan_before'] or 'none'} to {each['plan_after']}",
+            " to ".join(filter(None, (each.get("plan_before"), each.get("plan_after")))),
         )
         for each in found["items"]
     )
     table(columns, rows)
     for each in found["items"]:
-        for failed in each["failed_sources"]:
+        for failed in each.get("failed_sources", ()):
             instead = ", ".join(failed["instead"]) or "nothing"
             what = f"{failed['source']} ({failed['object']}): {failed['problem']}"
             print(f"from step {each['step']}: {what}; {instead} instead")

@@ -162,6 +162,8 @@ def test_what_else_there_is_to_see_of_a_job(
     picture = tmp_path / "plan.svg"
     for arguments, words in (
         (("recoveries", job_id), "node_joined"),
+        (("recoveries", job_id), " ms  "),
+        (("recoveries", job_id), "own "),
         (("plans", job_id, "--svg", str(picture)), "node spot-1 was lost"),
         (("metrics", job_id), "GRAD_NORM"),
         (("clusters", "local"), "A100-80G"),

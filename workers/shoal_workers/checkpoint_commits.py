@@ -258,7 +258,7 @@ class CheckpointCommits:
 
     def _write(self, manifest: Manifest, uri: str) -> str | None:
         """Tries until it is there, as reading it back shows, or cannot be, or the next one waits."""
-        pause_s = _FIRST_PAUSE_S
+        pause_s, made_way = _FIRST_PAUSE_S, False
         while True:
             try:
                 store = open_store(uri)
@@ -270,9 +270,10 @@ class CheckpointCommits:
                 there = checkpoints.load_manifest(store, self._job, manifest.step)
                 if counts(there.epoch, there.step, dict(self._starts)):
                     return None
-                if not self._is_behind(there, manifest.epoch):
+                if made_way or not self._is_behind(there, manifest.epoch):
                     return f"epoch {there.epoch} has stored this step, and is no part of the history any more"
                 checkpoints.take_back(store, self._job, there.step, there.epoch)
+                made_way = True
             except StoreUnreachable as error:
                 self.fails(manifest.step, str(error))
                 if not self._tasks.empty() or self._closed.wait(pause_s):

@@ -25,6 +25,8 @@ class Rescue:
         """`leave_fits` as `Prospects` has it. As long as fewer nodes go than there are copies, state stays behind."""
         self._saved &= going
         self._wanted &= going
+        if not self._wanted:
+            self._tries = 0
         if self._has_store and epoch is not None and leave_fits is False:
             leaving = epoch.vital & going
             if len(leaving) > epoch.plan.copies or leaving == epoch.vital:
