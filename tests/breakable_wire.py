@@ -1,13 +1,16 @@
-"""A wire to a server that a test can cut and mend: a port of its own, and everything passed on while it is whole."""
+"""A wire to a server that a test can cut, make slow, and mend: a port of its own, and everything passed on while it is
+whole."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from urllib.parse import urlsplit
 
 _CHUNK_BYTES = 1 << 16
+_SLOW_BYTES = 1 << 12
 
 
 class BreakableWire:
@@ -17,6 +20,7 @@ class BreakableWire:
         self._target = (str(parts.hostname), int(parts.port or 0))
         self._lock = threading.Lock()
         self._whole = True
+        self._bytes_per_s: float | None = None
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server((host, 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
@@ -31,9 +35,13 @@ class BreakableWire:
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
+    def slow(self, bytes_per_s: float) -> None:
+        """So much of each connection, and each way."""
+        self._bytes_per_s = bytes_per_s
+
     def mend(self) -> None:
         with self._lock:
-            self._whole = True
+            self._whole, self._bytes_per_s = True, None
 
     def close(self) -> None:
         self._listener.close()
@@ -51,18 +59,21 @@ class BreakableWire:
                 if not self._whole:
                     return
                 self._open |= {caller, server}
-            back = threading.Thread(target=_pass_on, args=(server, caller), daemon=True)
+            back = threading.Thread(target=self._pass_on, args=(server, caller), daemon=True)
             back.start()
-            _pass_on(caller, server)
+            self._pass_on(caller, server)
             back.join()
             with self._lock:
                 self._open -= {caller, server}
 
-
-def _pass_on(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(_CHUNK_BYTES):
-            sink.sendall(data)
-    for end in (source, sink):
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+            while data := source.recv(_CHUNK_BYTES):
+                for begin in range(0, len(data), _SLOW_BYTES):
+                    part = data[begin : begin + _SLOW_BYTES]
+                    if (bytes_per_s := self._bytes_per_s) is not None:
+                        time.sleep(len(part) / bytes_per_s)
+                    sink.sendall(part)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

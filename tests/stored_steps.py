@@ -16,6 +16,7 @@ from shoal_recovery.hf_beside import files_beside, keep_beside
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Kind, Manifest, Snapshot
 from shoal_recovery.store import open_store
+from shoal_workers.patient_disk import PatientDisk
 from shoal_workers.rows import stored_from_rows
 from shoal_workers.shards import snapshot_name
 from shoal_workers.stored_copies import StoredCopies
@@ -33,9 +34,10 @@ def store_step(job: JobSpec, weights: dict[str, Any], job_id: str, step: int, pl
     plan = Plan(pipelines=(Pipeline(micro_batch=1, micro_batches=4, stages=stages),))
     truth = {(fqn, kind): np.zeros(array.size, "<f4") for fqn, array in weights.items() for kind in OWNED_KINDS}
     truth |= {(fqn, Kind.MASTER): array.reshape(-1) for fqn, array in weights.items()}
-    stored, pieces = StoredCopies(place / "stored", lambda num_bytes: False), []
+    disk = PatientDisk()
+    stored, pieces = StoredCopies(place / "stored", lambda num_bytes: False, disk), []
     stored.start()
-    uploads = Uploads(place / "on-its-way", stored, open_store)
+    uploads = Uploads(place / "on-its-way", stored, open_store, disk)
     uploads.start()
     done = uploads.watch(job_id)
     for state in shard_map(plan, job.model).ranks:

@@ -16,7 +16,7 @@ from shoal_planner.errors import InvalidField
 from shoal_planner.job import ModelSpec
 from shoal_recovery.claims import MARK
 from shoal_recovery.crc import checksum
-from shoal_recovery.errors import StoredPieceCorrupt, StoreError, StoreUnreachable
+from shoal_recovery.errors import ManifestUnreadable, StoredPieceCorrupt, StoreError, StoreUnreachable
 from shoal_recovery.manifest import manifest_from_json, manifest_to_json, model_from_json
 from shoal_recovery.state import OWNED_KINDS, Manifest, Piece, StoredPiece, Transfer
 from shoal_recovery.store import Data, Reader, Store
@@ -91,6 +91,18 @@ def take_back(store: Store, job: str, step: int, epoch: int) -> None:
             store.delete_listed(entry)
 
 
+def remove_unreadable(store: Store, job: str, step: int) -> None:
+    """Deletes the manifest of this step if it cannot be read: it is of no use, and in the way of one that is. Raises
+    StoreError."""
+    name = manifest_name(job, step)
+    for entry in store.entries(name):
+        if entry.name == name:
+            try:
+                load_manifest(store, job, step)
+            except ManifestUnreadable:
+                store.delete_listed(entry)
+
+
 def list_manifests(store: Store, job: str) -> tuple[int, ...]:
     """The stored steps, newest first. Raises StoreError."""
     prefix = f"{job}/manifests/"
@@ -99,14 +111,14 @@ def list_manifests(store: Store, job: str) -> tuple[int, ...]:
 
 
 def load_manifest(store: Store, job: str, step: int) -> Manifest:
-    """Raises StoreError, also for a manifest that cannot be read or is another one's."""
+    """Raises StoreError; ManifestUnreadable where it cannot be read, whoever waits, or is another one's."""
     name = manifest_name(job, step)
     try:
         manifest = manifest_from_json(store.read(name))
     except InvalidField as error:
-        raise StoreError(store.uri, f"{name} is not a manifest: {error}") from error
+        raise ManifestUnreadable(store.uri, f"{name} is not a manifest: {error}") from error
     if (manifest.job, manifest.step) != (job, step):
-        raise StoreError(store.uri, f"{name} is the manifest of step {manifest.step} of {manifest.job}")
+        raise ManifestUnreadable(store.uri, f"{name} is the manifest of step {manifest.step} of {manifest.job}")
     return manifest
 
 
@@ -138,17 +150,23 @@ def retire(store: Store, job: str, keep: int) -> tuple[int, ...]:
 def remove_orphans(store: Store, job: str, *, over: bool = False) -> tuple[str, ...]:
     """Deletes objects that no manifest names and none will, and answers which; unfinished puts of such, and claims of
     old steps, too. Those of steps newer than the newest manifest may be on their way, and are left alone until the job
-    is over."""
+    is over; those of a step whose manifest cannot be read, as long as that is there."""
     steps = list_manifests(store, job)
     if not steps and not over:
         return ()
-    named = {piece.object for step in steps for piece in load_manifest(store, job, step).pieces}
+    named, not_known = set[str](), list[str]()
+    for step in steps:
+        try:
+            named |= {piece.object for piece in load_manifest(store, job, step).pieces}
+        except ManifestUnreadable:
+            not_known.append(_shards(job, step))
     newest = _shards(job, steps[0]) if steps else ""
     prefix = f"{job}/shards/"
 
     def left(names: tuple[str, ...]) -> tuple[str, ...]:
         # Names sort by step.
-        return tuple(name for name in names if name not in named and (over or name[: len(newest)] <= newest))
+        unnamed = (name for name in names if name not in named and not name.startswith(tuple(not_known)))
+        return tuple(name for name in unnamed if over or name[: len(newest)] <= newest)
 
     orphans = left(store.list(prefix))
     for name in orphans:

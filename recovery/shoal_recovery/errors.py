@@ -8,6 +8,7 @@
           StoreHeldUp         another writer has begun to write an object that must be written once, and does not go on
         StoreConflict       an object that must be written once is already there
         StoreChanged        an object is not the one any more that was listed
+        ManifestUnreadable  a manifest is not one, or is another one's
         StoredPieceCorrupt  bytes do not have the checksum that the manifest promises
         BaseChanged         the weights that adapters are trained beside are not what they were
 
@@ -56,6 +57,10 @@ class StoreConflict(StoreError):
 
 
 class StoreChanged(StoreError):
+    pass
+
+
+class ManifestUnreadable(StoreError):
     pass
 
 

@@ -50,6 +50,7 @@ class Scene:
             measuring=measuring,
             clock=self._clock,
             listen=self._listen,
+            is_cancelled=lambda: False,
         )
 
     def _clock(self) -> float:

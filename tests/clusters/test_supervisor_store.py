@@ -148,6 +148,51 @@ def test_a_recovery_that_needs_a_store_that_is_away_says_so_and_goes_on_later(
         cluster.close()
 
 
+def test_while_a_store_hangs_that_a_recovery_needs_a_node_that_comes_back_ends_the_wait(
+    wire: BreakableWire, seaweedfs: RunningServer, tmp_path: Path
+) -> None:
+    """With all that it kept. A wait for the store alone would take two minutes, and say nothing before."""
+    environment = seaweedfs.environment() | {"AWS_ENDPOINT_URL_S3": wire.url}
+    cluster = ProcessCluster(tmp_path, {name: ("cpu-1t", 1) for name in "abcd"}, environment=environment)
+    spec = job(tmp_path, new_place(), steps=100_000)
+    try:
+        with supervised(cluster, "hung", spec) as running:
+            running.eventually(lambda: running.events(CheckpointCommitted))
+            plan, snapshot = parse_plan(running.epoch.plan), snapshot_from_mapping(running.epoch.snapshot)
+            copies, ranks = copies_of(plan, snapshot, spec.model), shard_map(plan, spec.model).ranks
+            owner, copied = ranks[0].device.node, copies[0].sent[0][0]
+            wire.slow(1.0)
+            cluster.kill_node(owner, copied, wipe=False)
+            running.eventually(lambda: running.code == "store_needed", 20.0)
+            assert "has not answered for 5 s" in running.reason
+            cluster.bring_back(owner)
+            running.eventually(lambda: running.events(RecoveryDone), 40.0)
+            (recovery,) = running.events(RecoveryDone)
+            assert recovery.num_bytes["store"] == 0
+            assert (recovery.lost_steps, recovery.redone_steps <= 1) == (0, True)
+            running.steps_on()
+    finally:
+        cluster.close()
+
+
+def test_a_cancelled_job_does_not_wait_for_a_store_that_hangs(
+    wire: BreakableWire, seaweedfs: RunningServer, tmp_path: Path
+) -> None:
+    environment = seaweedfs.environment() | {"AWS_ENDPOINT_URL_S3": wire.url}
+    cluster = ProcessCluster(tmp_path, {"a": ("cpu-1t", 1), "b": ("cpu-1t", 1)}, environment=environment)
+    try:
+        with supervised(cluster, "hung", job(tmp_path, new_place(), steps=100_000)) as running:
+            running.eventually(lambda: running.events(CheckpointCommitted))
+            wire.slow(1.0)
+            cluster.kill_node("a", "b")
+            cluster.heal()
+            running.eventually(lambda: running.code == "store_needed", 20.0)
+            running.supervisor.cancel()
+            assert running.ends() is JobState.CANCELLED
+    finally:
+        cluster.close()
+
+
 def test_a_store_that_hangs_is_waited_for_within_reason() -> None:
     never = threading.Event()
     try:

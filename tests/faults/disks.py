@@ -1,13 +1,14 @@
-"""Disks of their own for the nodes of a drill, small ones, so that they can be full."""
+"""Disks of their own for the nodes of a drill, small ones, so that they can be full, or hang."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-_SIZE = "64m"
+_SIZE_BYTES = 64 << 20
 _BLOCK = bytes(1 << 20)
 
 
@@ -19,15 +20,20 @@ class Disks:
         self._mounted: list[Path] = []
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-            command = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "drill", folder]
-            done = subprocess.run(command, check=False, capture_output=True, text=True)
-            if done.returncode:
-                self.missing = f"no disk of its own: {done.stderr.strip()}"
+            image = folder.with_name(f"{folder.name}.image")
+            with image.open("wb") as file:
+                file.truncate(_SIZE_BYTES)
+            try:
+                _run("mkfs.ext4", "-q", "-m", "0", image)
+                _run("mount", "-o", "loop", image, folder)
+            except OSError as error:
+                self.missing = f"no disk of its own: {error}"
                 return
             self._mounted.append(folder)
 
     def close(self) -> None:
         for folder in self._mounted:
+            subprocess.run(["fsfreeze", "--unfreeze", folder], check=False, capture_output=True)
             subprocess.run(["umount", "--lazy", folder], check=False, capture_output=True)
 
 
@@ -40,4 +46,17 @@ def fill(folder: Path) -> Callable[[], None]:
                 file.write(_BLOCK)
         except OSError as error:
             assert error.errno == errno.ENOSPC, error
-    return lambda: ballast.unlink(missing_ok=True)
+    return functools.partial(ballast.unlink, missing_ok=True)
+
+
+def freeze(folder: Path) -> Callable[[], None]:
+    """Whoever writes there waits, and cannot even be killed, until what this returns is called."""
+    _run("fsfreeze", "--freeze", folder)
+    return functools.partial(_run, "fsfreeze", "--unfreeze", folder)
+
+
+def _run(*command: str | Path) -> None:
+    """Raises OSError."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{command[0]}: {done.stderr.strip()}")

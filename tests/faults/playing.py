@@ -15,14 +15,17 @@ from faults.drills import Drill, Fault, Kind, Moment
 from faults.judging import Blow
 
 from shoal_planner.job import JobSpec
-from shoal_recovery.journal import CheckpointCommitted, Entry, RecoveryDone, StateChanged, StepDone
+from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed, Entry, RecoveryDone, StateChanged, StepDone
 
 _TICK_S = 0.003
 _MOMENT_S = 5.0  # what a drill waits for may not come: then the blow falls all the same
 _SETTLE_S = 180.0
 _END_S = 300.0
 NO_GOAL = "there was nothing to hit"
-_ENDED = ("succeeded", "failed", "cancelled")
+_CHECKPOINT_S = 15.0  # until one is due and has come to its end
+_DISKS = (Kind.DISK_FULL, Kind.DISK_HUNG)
+_SPOILT = (Kind.OBJECT_SPOILT, Kind.MANIFEST_SPOILT)
+ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +127,8 @@ class _Playing:
             self._leave_out(fault, self._ground.missing[fault.kind])
             return
         self._settle()
-        if fault.kind in (Kind.HALF, Kind.OBJECT_SPOILT):  # then there may be nothing else to go on from
-            self._until(lambda: self._committed() >= 1 + (fault.kind is Kind.OBJECT_SPOILT), "stores checkpoints")
+        if fault.kind in (Kind.HALF, *_SPOILT):  # then there may be nothing else to go on from
+            self._until(lambda: self._committed() >= 1 + (fault.kind in _SPOILT), "stores checkpoints")
         if self.ended():
             return
         came, opened = self._moment(fault)
@@ -195,8 +198,11 @@ class _Playing:
         return len(self.blows) - 1, strike
 
     def _live_through(self, fault: Fault, index: int, strike: Strike) -> None:
+        tried = self._tried()
         if strike.lasts:
             self._goes_on(f"beside {fault.kind}")
+        if fault.kind in _DISKS:
+            self._wait(lambda: self._tried() > tried or self.ended(), _CHECKPOINT_S)
         self._pause.wait(fault.hold_s)
         self._heal(index, strike)
 
@@ -246,7 +252,7 @@ class _Playing:
         return True
 
     def ended(self) -> bool:
-        return self._state() in _ENDED
+        return self._state() in ENDED
 
     def _state(self) -> str:
         events = (entry.event for entry in reversed(self._ground.entries()))
@@ -255,6 +261,11 @@ class _Playing:
     def _step(self) -> int:
         events = (entry.event for entry in reversed(self._ground.entries()))
         return next((event.step for event in events if isinstance(event, StepDone)), 0)
+
+    def _tried(self) -> int:
+        """Checkpoints that came to an end, good or bad."""
+        ends = (CheckpointCommitted, CheckpointFailed)
+        return sum(isinstance(entry.event, ends) for entry in self._ground.entries())
 
     def _committed(self) -> int:
         return sum(isinstance(entry.event, CheckpointCommitted) for entry in self._ground.entries())

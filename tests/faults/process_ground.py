@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import networks
-from faults.disks import Disks, fill
+from faults.disks import Disks, fill, freeze
 from faults.drawn_plans import draw_plans
 from faults.drills import SHAPES, Drill, Kind
 from faults.playing import Strike, Stuck, nothing
@@ -116,11 +116,14 @@ class ProcessGround:
             Kind.AGENT_STOPPED: self._agent_stopped,
             Kind.NODE_STOPPED: self._node_stopped,
             Kind.NOTICE: self._notice,
-            Kind.DISK_FULL: self._disk_full,
+            Kind.DISK_FULL: functools.partial(self._disk, fill),
+            Kind.DISK_HUNG: functools.partial(self._disk, freeze),
             Kind.STORE_CUT: self._store_cut,
             Kind.STORE_HUNG: self._store_hung,
+            Kind.STORE_SLOW: self._store_slow,
             Kind.MEMORY_SPOILT: self._memory_spoilt,
-            Kind.OBJECT_SPOILT: self._object_spoilt,
+            Kind.OBJECT_SPOILT: functools.partial(self._checkpoint_spoilt, self._stores.spoil_newest),
+            Kind.MANIFEST_SPOILT: functools.partial(self._checkpoint_spoilt, self._stores.spoil_manifest),
             Kind.PARTITION: functools.partial(self._cut_off, (len(self._shapes) + 1) // 2),
             Kind.VANISHED: functools.partial(self._cut_off, 1),
             Kind.STRAGGLER: self._straggler,
@@ -227,11 +230,11 @@ class ProcessGround:
 
         return Strike(nodes=(name,), out=(name,), heal=heal)
 
-    def _disk_full(self, pick: int) -> Strike | None:
+    def _disk(self, harm: Callable[[Path], Callable[[], None]], pick: int) -> Strike | None:
         name = self._picked(pick)
         if name is None:
             return None
-        heal = fill(self._folder / name / "disk")
+        heal = harm(self._folder / name / "disk")
         return Strike(nodes=(name,), out=(), heal=heal, lasts=True)
 
     def _store_cut(self, pick: int) -> Strike:
@@ -242,6 +245,10 @@ class ProcessGround:
         self._stores.hang()
         return Strike(nodes=(), out=(), heal=self._stores.wake, lasts=True)
 
+    def _store_slow(self, pick: int) -> Strike:
+        self._stores.slow()
+        return Strike(nodes=(), out=(), heal=self._stores.mend, lasts=True)
+
     def _memory_spoilt(self, pick: int) -> Strike | None:
         name = self._picked(pick)
         if name is None or not self._pids(name):
@@ -250,9 +257,9 @@ class ProcessGround:
         spoil(self._cluster.memory_of(name) / self._name, pick)
         return Strike(nodes=(name,), out=(name,), heal=nothing)
 
-    def _object_spoilt(self, pick: int) -> Strike | None:
+    def _checkpoint_spoilt(self, spoil: Callable[[str, str], None], pick: int) -> Strike | None:
         assert self._job.checkpoint.uri is not None
-        self._stores.spoil_newest(self._job.checkpoint.uri, self._name)
+        spoil(self._job.checkpoint.uri, self._name)
         return self._nodes((len(self._shapes) + 1) // 2, True, pick)
 
     def _cut_off(self, count: int, pick: int) -> Strike | None:
@@ -275,7 +282,8 @@ class ProcessGround:
     def _mount_disks(self) -> None:
         self._disks = Disks(self._folder / name / "disk" for name in self._shapes)
         if self._disks.missing:
-            self.missing = {**self.missing, Kind.DISK_FULL: self._disks.missing}
+            missing = dict.fromkeys((Kind.DISK_FULL, Kind.DISK_HUNG), self._disks.missing)
+            self.missing = {**self.missing, **missing}
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

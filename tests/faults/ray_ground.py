@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 from faults import worker_hook
-from faults.disks import Disks, fill
+from faults.disks import Disks, fill, freeze
 from faults.drills import Drill, Kind
-from faults.playing import Strike, nothing
+from faults.playing import ENDED, Strike, nothing
 from faults.slots import spoil, written
 from faults.stores import Stores
 from running import Running
@@ -40,6 +40,7 @@ NODES = frozenset({"big-0", *(f"small-{index}" for index in range(4))})
 _HALF = (len(NODES) + 1) // 2
 _LOOK_S = 0.05
 _THERE_S = 60.0
+_PAUSED_S = 120.0
 _END_S = 60.0
 
 
@@ -48,7 +49,9 @@ class RayGround:
         self._stores = stores
         self._nodes_dir = folder / "nodes" / CLUSTER_ID
         self._disks = Disks(self._nodes_dir / node for node in sorted(NODES))
-        self.missing: Mapping[Kind, str] = {Kind.DISK_FULL: self._disks.missing} if self._disks.missing else {}
+        self.missing: Mapping[Kind, str] = {}
+        if self._disks.missing:
+            self.missing = dict.fromkeys((Kind.DISK_FULL, Kind.DISK_HUNG), self._disks.missing)
         os.environ.update(worker_hook.environment())
         self._shoal = LocalShoal(LocalOptions(cluster=CLUSTER, data_dir=folder, port=0))
         self._shoal.__enter__()
@@ -95,7 +98,7 @@ class RayGround:
         self._stores.wake()
         self._stores.mend()
         client = self._running.client
-        if client.get(self._job_id)["status"]["state"] not in ("succeeded", "failed", "cancelled"):
+        if client.get(self._job_id)["status"]["state"] not in ENDED:
             client.cancel(self._job_id)
         client.wait(self._job_id, timeout_s=_END_S)
 
@@ -128,11 +131,15 @@ class RayGround:
             Kind.STRAGGLER: self._straggler,
             Kind.NOTICE: self._notice,
             Kind.DRAINED: self._drained,
-            Kind.DISK_FULL: self._disk_full,
+            Kind.DISK_FULL: functools.partial(self._disk, fill),
+            Kind.DISK_HUNG: functools.partial(self._disk, freeze),
             Kind.STORE_CUT: self._store_cut,
             Kind.STORE_HUNG: self._store_hung,
+            Kind.STORE_SLOW: self._store_slow,
+            Kind.PAUSED: self._paused,
             Kind.MEMORY_SPOILT: self._memory_spoilt,
-            Kind.OBJECT_SPOILT: self._object_spoilt,
+            Kind.OBJECT_SPOILT: functools.partial(self._checkpoint_spoilt, self._stores.spoil_newest),
+            Kind.MANIFEST_SPOILT: functools.partial(self._checkpoint_spoilt, self._stores.spoil_manifest),
             Kind.RAYLET: self._raylet,
             Kind.CONTROL_PLANE: self._control_plane,
             Kind.GCS: self._head,
@@ -266,11 +273,11 @@ class RayGround:
             self._kill((node,))
         self._add((node,))
 
-    def _disk_full(self, pick: int) -> Strike | None:
+    def _disk(self, harm: Callable[[Path], Callable[[], None]], pick: int) -> Strike | None:
         node = self._picked(pick)
         if node is None:
             return None
-        return Strike(nodes=(node,), out=(), heal=fill(self._nodes_dir / node), lasts=True)
+        return Strike(nodes=(node,), out=(), heal=harm(self._nodes_dir / node), lasts=True)
 
     def _store_cut(self, pick: int) -> Strike:
         self._stores.cut()
@@ -288,6 +295,23 @@ class RayGround:
         self._stores.hang()
         return Strike(nodes=(), out=(), heal=self._stores.wake, lasts=True)
 
+    def _store_slow(self, pick: int) -> Strike:
+        self._stores.slow()
+        return Strike(nodes=(), out=(), heal=self._stores.mend, lasts=True)
+
+    def _paused(self, pick: int) -> Strike:
+        """What nodes keep of it then is no matter: it stands in the store."""
+        client = self._running.client
+        client.pause(self._job_id)
+
+        def heal() -> None:
+            over = ("paused", *ENDED)
+            eventually(lambda: client.get(self._job_id)["status"]["state"] in over, _PAUSED_S)
+            with contextlib.suppress(ShoalError):  # it may have ended before
+                client.resume(self._job_id)
+
+        return Strike(nodes=(), out=tuple(sorted(NODES)), heal=heal)
+
     def _memory_spoilt(self, pick: int) -> Strike | None:
         struck = self._of_picked(("ray::RankActor",), pick)
         if struck is None:
@@ -297,9 +321,9 @@ class RayGround:
         spoil(self._kept(node), pick)
         return Strike(nodes=(node,), out=(node,), heal=nothing)
 
-    def _object_spoilt(self, pick: int) -> Strike | None:
+    def _checkpoint_spoilt(self, spoil: Callable[[str, str], None], pick: int) -> Strike | None:
         assert self._job.checkpoint.uri is not None
-        self._stores.spoil_newest(self._job.checkpoint.uri, self._job_id)
+        spoil(self._job.checkpoint.uri, self._job_id)
         return self._nodes(_HALF, pick)
 
     def _head(self, pick: int) -> Strike:

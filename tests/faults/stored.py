@@ -3,6 +3,7 @@ all bytes are what was summed, and the last one is the state of the undisturbed 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from shoal_recovery.checkpoints import list_manifests, load_manifest
 from shoal_recovery.crc import checksum
+from shoal_recovery.errors import ManifestUnreadable
 from shoal_recovery.journal import Entry, PlanAdopted
 from shoal_recovery.state import OWNED_KINDS, Kind, Manifest
 from shoal_recovery.store import Store
@@ -36,7 +38,10 @@ def check_stored(
     store: Store, job: str, entries: Sequence[Entry], expected: State, steps: int, spoilt: frozenset[int]
 ) -> Stored:
     """Of a job that has ended. Nothing is asked of what lies in the `spoilt` steps."""
-    manifests = [load_manifest(store, job, step) for step in reversed(list_manifests(store, job))]
+    manifests = []
+    for step in reversed(list_manifests(store, job)):
+        with contextlib.suppress(ManifestUnreadable) if step in spoilt else contextlib.nullcontext():
+            manifests.append(load_manifest(store, job, step))
     if not manifests or manifests[-1].step != steps:
         return Stored(problems=(f"the newest checkpoint is not step {steps}",), worst=0.0)
     adopted = (entry.event for entry in entries)

@@ -11,8 +11,10 @@ from breakable_wire import BreakableWire
 from faults.drills import Drill
 from servers import new_place, start_seaweedfs
 
-from shoal_recovery.checkpoints import list_manifests, load_manifest
+from shoal_recovery.checkpoints import list_manifests, load_manifest, manifest_name
 from shoal_recovery.store import open_store
+
+_SLOW_BYTES_PER_S = 3e4
 
 
 class Stores:
@@ -44,6 +46,10 @@ class Stores:
     def cut(self) -> None:
         self._wire.cut()
 
+    def slow(self) -> None:
+        """A shard takes seconds."""
+        self._wire.slow(_SLOW_BYTES_PER_S)
+
     def mend(self) -> None:
         self._wire.mend()
 
@@ -63,6 +69,15 @@ class Stores:
             content = bytearray(store.read(name))
             content[len(content) // 2] ^= 0x40
             store.put(name, content)
+
+    def spoil_manifest(self, uri: str, job: str) -> None:
+        """Of the newest checkpoint: half of it is there."""
+        store = open_store(uri)
+        newest = list_manifests(store, job)[0]
+        self._spoilt.add((job, newest))
+        name = manifest_name(job, newest)
+        content = bytes(store.read(name))
+        store.put(name, content[: len(content) // 2])
 
     def spoilt(self, job: str) -> frozenset[int]:
         """Steps of which the checkpoints were."""

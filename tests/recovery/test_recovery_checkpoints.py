@@ -23,6 +23,7 @@ from shoal_recovery.checkpoints import (
     put_shard,
     read_transfers,
     remove_orphans,
+    remove_unreadable,
     retire,
     shard_name,
 )
@@ -186,6 +187,19 @@ def test_orphans_are_removed_and_uploads_under_way_are_not(store: Store) -> None
     assert under_way in store.list("")
     assert remove_orphans(store, JOB, over=True) == (under_way,)
     assert load_manifest(store, JOB, 5).pieces[0].object in store.list("")
+
+
+def test_what_belongs_to_a_manifest_that_cannot_be_read_is_no_orphan_and_it_makes_way_alone(store: Store) -> None:
+    commit(store, _upload(store, 3), MODEL)
+    commit(store, _upload(store, 5), MODEL)
+    store.put(manifest_name(JOB, 3), b"{")
+    abandoned = shard_name(JOB, 4, 1, "r0")
+    store.put(abandoned, b"x")
+    assert remove_orphans(store, JOB) == (abandoned,)
+    assert store.list(shard_name(JOB, 3, 1, ""))
+    for step in (3, 5):
+        remove_unreadable(store, JOB, step)
+    assert list_manifests(store, JOB) == (5,)
 
 
 def test_checksum_is_crc32() -> None:

@@ -216,7 +216,7 @@ def _restore(
     )
     history = History(plans={1: _plan(*NODES)}, starts={1: 0, 2: DONE}, done_step=DONE)
     found = take_stock(JOB, ground.spec, {}, contacts, frozenset(), history, 10.0)
-    supply = Supply(2, JOB, ground.spec, AFTER, {}, found, history, [])
+    supply = Supply(2, JOB, ground.spec, AFTER, {}, found, history, [], lambda _: None)
     plan, step = supply.choose()
     assert plan is not None
     breaks()

@@ -34,7 +34,8 @@ def supply(held_step: int, done_step: int, spec: JobSpec = SPEC) -> Supply:
         for state in SHARDS.ranks
     )
     found = Found(inventory=Inventory(live=(), snapshots=snapshots), newest_live_step=0)
-    return Supply(2, "j", spec, SHARDS, {}, found, History(plans={}, starts={1: 0}, done_step=done_step), [])
+    history = History(plans={}, starts={1: 0}, done_step=done_step)
+    return Supply(2, "j", spec, SHARDS, {}, found, history, [], lambda _: None)
 
 
 @pytest.mark.parametrize(("held_step", "done_step"), [(0, 0), (0, 1), (5, 5), (5, 9)])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.disks import Disks, freeze
+from waiting import eventually
 
 from shoal_planner.errors import InvalidField
 from shoal_recovery.crc import checksum
@@ -15,6 +18,7 @@ from shoal_recovery.errors import StoreUnreachable
 from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot
 from shoal_recovery.store import Data, DirectoryStore, Store
 from shoal_workers.messages import UploadDelayed, Uploaded
+from shoal_workers.patient_disk import PatientDisk
 from shoal_workers.shards import snapshot_name
 from shoal_workers.stored_copies import StoredCopies
 from shoal_workers.uploads import Report, Uploads
@@ -45,10 +49,11 @@ class Scene:
         self.folder = folder / "on-its-way"
         self.slow = _Gated(folder / "slow")
         self.quick = DirectoryStore(folder / "quick")
-        self.stored = StoredCopies(folder / "stored", lambda num_bytes: num_bytes <= self.room_bytes)
+        disk = PatientDisk(0.5)
+        self.stored = StoredCopies(folder / "stored", lambda num_bytes: num_bytes <= self.room_bytes, disk)
         self.stored.start()
         self.room_bytes = 1000
-        self.uploads = Uploads(self.folder, self.stored, self._open, clock=lambda: self.now_s)
+        self.uploads = Uploads(self.folder, self.stored, self._open, disk, clock=lambda: self.now_s)
         self.uploads.start()
 
     def _open(self, uri: str) -> Store:
@@ -173,7 +178,7 @@ def test_of_what_was_brought_the_step_that_is_whole_stays_on_disk_and_later_ones
     scene.stored.is_whole("j", 10)  # told again, late
     assert kept(scene) == [("000001-0", 20), ("000001-0", 30)]
     assert scene.stored.epoch("j") == 1
-    again = StoredCopies(scene.folder.parent / "stored", lambda num_bytes: True)
+    again = StoredCopies(scene.folder.parent / "stored", lambda num_bytes: True, PatientDisk())
     again.start()
     (piece,) = next(again.snapshots("j", [], [("000001-0", 20)], verified=True)).pieces
     (content,), _ = again.ranges("j", "000001-0", 30, [(piece.offset, piece.num_bytes)])
@@ -285,3 +290,35 @@ def test_what_is_kept_outlives_a_store_that_does_not_take_it(scene: Scene) -> No
     assert scene.uploads.again("j", "000001-0", 10)
     assert "sealed with" in str(results(events, 1)[10])
     assert not scene.uploads.again("j", "000001-0", 10), "what a spoilt file holds is looked for elsewhere"
+
+
+def test_a_disk_that_hangs_costs_checkpoints_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """A real one: whoever writes there cannot even be killed."""
+    place = tmp_path / "node"
+    disks = Disks([place])
+    if disks.missing:
+        pytest.skip(disks.missing)
+    try:
+        scene = Scene(place)
+        snapshot = Snapshot(node="b", name=snapshot_name(1, 1, mirror=True), step=10, pieces=(PIECE,))
+        scene.stored.add("j", snapshot, "quick:", memoryview(CONTENT))
+        events = scene.uploads.watch("j")
+        thaw = freeze(place)
+        try:
+            scene.add(10, "quick:")
+            scene.add(20, "quick:")
+            found = results(events, 2)
+            assert all(problem and "the disk hangs" in problem for problem in found.values())
+            scene.stored.add("j", dataclasses.replace(snapshot, step=20), "quick:", memoryview(CONTENT))
+            assert [one.step for one in scene.stored.snapshots("j", [], (), verified=True)] == [10]
+            scene.stored.is_whole("j", 20)
+            scene.uploads.forget("j")
+        finally:
+            thaw()
+        eventually(lambda: not list(scene.folder.iterdir()))
+        events = scene.uploads.watch("j")
+        scene.add(30, "quick:")
+        assert results(events, 1) == {30: None}
+        scene.uploads.close()
+    finally:
+        disks.close()

@@ -31,6 +31,7 @@ from shoal_workers.log_output import LOGS, ended_by
 from shoal_workers.log_spool import LogSpool
 from shoal_workers.meeting_place import MeetingPlace
 from shoal_workers.notices import Notices
+from shoal_workers.patient_disk import PatientDisk
 from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, epoch_of, snapshot_name
@@ -113,7 +114,10 @@ class Agent:
         lifeline: Lifeline,
         log_limit_bytes: int = 2**28,
     ) -> None:
-        self._stored = StoredCopies(disk_dir / "stored", lambda num_bytes: num_bytes <= self._rooms.left_of_budget())
+        disk = PatientDisk()
+        self._stored = StoredCopies(
+            disk_dir / "stored", lambda num_bytes: num_bytes <= self._rooms.left_of_budget(), disk
+        )
         self._rooms = Rooms(memory_dir, disk_dir / "snapshots", disk_limit_bytes, self._stored.make_way)
         self._shards = ShardStore(self._rooms, node)
         self._disk_dir = disk_dir
@@ -125,7 +129,7 @@ class Agent:
         self._spool = LogSpool(disk_dir / LOGS, limit_bytes=log_limit_bytes)
         self.notices = Notices(node)
         self.lifeline = lifeline
-        self._uploads = Uploads(disk_dir / "uploads", self._stored, open_store, lifeline.holds)
+        self._uploads = Uploads(disk_dir / "uploads", self._stored, open_store, disk, lifeline.holds)
         self._server = Server(host, self._serve, f"agent-{node}")
         self.port = self._server.port
         self._beats = Beats(node, host, self.port, heartbeat_s)

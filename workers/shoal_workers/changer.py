@@ -58,6 +58,7 @@ log = structlog.get_logger()
 
 _PLAN_LIMIT_S = 5.0
 _WAIT_TICK_S = 0.005
+_STORE_NEEDED, _STORE_SAID_S = "store_needed", 5.0
 _EPOCHS_OF_A_LIFE = 1000  # of a cluster: more changes of plan while nobody hears of it are not to be expected
 
 
@@ -75,6 +76,7 @@ class Changer:
         measuring: Measuring,
         clock: Callable[[], float],
         listen: Callable[[float], None],
+        is_cancelled: Callable[[], bool],
     ) -> None:
         self._job = job
         self._spec = spec
@@ -85,6 +87,7 @@ class Changer:
         self._settings = settings
         self._clock = clock
         self._listen = listen
+        self._is_cancelled = is_cancelled
         self._measuring = measuring
         self._left_out: LeftOut | None = None
         self._pending: PendingChange | None = None
@@ -340,11 +343,14 @@ class Changer:
     ) -> None:
         shards, before = shard_map(plan, self._spec.model), self._record.history()
         zones = {seen.node.id: seen.node.zone for seen in self._roster.nodes}  # who is gone by now is near to nobody
-        supply = self.supply = Supply(number, self._job, self._spec, shards, zones, found, before, pending.faults)
+        meanwhile = partial(self._beside_the_store, frozenset(node.id for node in snapshot.nodes), agents)
+        supply = self.supply = Supply(
+            number, self._job, self._spec, shards, zones, found, before, pending.faults, meanwhile
+        )
         try:
             restore, step = supply.choose()
         except StoreUnreachable as error:
-            self._record.say("store_needed", f"The object store is needed to go on, and cannot be used: {error}")
+            self._record.say(_STORE_NEEDED, f"The object store is needed to go on, and cannot be used: {error}")
             raise Interrupted(str(error)) from error
         except (StateLost, StoreError, InvalidField) as error:
             self._state_lost(frozenset(node.id for node in snapshot.nodes), agents, str(error))
@@ -403,13 +409,32 @@ class Changer:
                 raise Interrupted("the job has ended meanwhile")
             if gone := [contact for contact in missing if not contact.connected]:
                 raise Interrupted(f"lost {gone[0].name} while it was {what}")
-            for member in self._roster.members(now_s):
-                if member.node in nodes and (not member.connected or member.silent_s > self._settings.silence_s):
-                    raise Interrupted(f"lost {member.name} while it was {what}")
+            self._all_there(nodes, f"it was {what}")
             if self.epoch is not None and self.epoch.troubles and self.epoch.number == self.highest_epoch:
                 raise Interrupted(f"trouble while ranks were {what}")
             if late := [contact for contact in missing if now_s - max(asked_s, contact.last_word_s) > limit_s]:
                 raise Interrupted(f"{late[0].name} said nothing for {limit_s} s when it was {what}", tuple(late))
+
+    def _beside_the_store(self, nodes: frozenset[str], agents: tuple[Contact, ...], waited_s: float) -> None:
+        """Listens while the store is waited for, which may hang. Raises Interrupted when one of these nodes is lost, or
+        another one comes, which may have what is needed; and when the job is to end."""
+        self._listen(_WAIT_TICK_S)
+        if waited_s > _STORE_SAID_S:
+            problem = f"it has not answered for {_STORE_SAID_S:.0f} s and more"
+            self._record.say(_STORE_NEEDED, f"The object store is needed to go on, and cannot be used: {problem}")
+        if self._is_cancelled():
+            raise Interrupted("the job is to end")
+        self._all_there(nodes, "the object store was waited for")
+        known = {agent.node for agent in agents}
+        for agent in self._roster.living_agents(self._clock(), self._settings.silence_s):
+            if agent.node not in known:
+                raise Interrupted(f"{agent.node} is there, and may have what the object store was waited for")
+
+    def _all_there(self, nodes: frozenset[str], when: str) -> None:
+        """Raises Interrupted when one of these nodes is lost."""
+        for member in self._roster.members(self._clock()):
+            if member.node in nodes and (not member.connected or member.silent_s > self._settings.silence_s):
+                raise Interrupted(f"lost {member.name} while {when}")
 
     # --- views ---
 

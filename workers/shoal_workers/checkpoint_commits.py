@@ -20,7 +20,7 @@ import structlog
 from shoal_planner.errors import InvalidField
 from shoal_planner.job import JobSpec
 from shoal_recovery import checkpoints, tenure
-from shoal_recovery.errors import StoreConflict, StoreError, StoreUnreachable
+from shoal_recovery.errors import ManifestUnreadable, StoreConflict, StoreError, StoreUnreachable
 from shoal_recovery.hf_beside import files_beside, is_kept, keep_beside
 from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed, StoreFailed, StoreRecovered
 from shoal_recovery.lineage import counts
@@ -267,12 +267,17 @@ class CheckpointCommits:
                 self._keep_beside(store)
                 with contextlib.suppress(StoreConflict):  # an earlier supervisor wrote it just before it died
                     checkpoints.commit(store, manifest, self._spec.model)
-                there = checkpoints.load_manifest(store, self._job, manifest.step)
-                if counts(there.epoch, there.step, dict(self._starts)):
+                there = self._standing(store, manifest.step)
+                if there is None and made_way:
+                    return "what was written as its manifest cannot be read"
+                if there is None:
+                    checkpoints.remove_unreadable(store, self._job, manifest.step)
+                elif counts(there.epoch, there.step, dict(self._starts)):
                     return None
-                if made_way or not self._is_behind(there, manifest.epoch):
+                elif made_way or not self._is_behind(there, manifest.epoch):
                     return f"epoch {there.epoch} has stored this step, and is no part of the history any more"
-                checkpoints.take_back(store, self._job, there.step, there.epoch)
+                else:
+                    checkpoints.take_back(store, self._job, there.step, there.epoch)
                 made_way = True
             except StoreUnreachable as error:
                 self.fails(manifest.step, str(error))
@@ -282,6 +287,14 @@ class CheckpointCommits:
             except (StoreError, InvalidField) as error:
                 return str(error)
 
+    def _standing(self, store: Store, step: int) -> Manifest | None:
+        """The manifest of this step; None where it cannot be read. Raises StoreError."""
+        try:
+            return checkpoints.load_manifest(store, self._job, step)
+        except ManifestUnreadable as error:
+            log.warning("manifest cannot be read", job=self._job, step=step, problem=error.problem)
+            return None
+
     def _is_behind(self, manifest: Manifest, epoch: int) -> bool:
         """Whether it is one of an older epoch, behind which a change of plan has gone back because it was spoilt: it
         stands in the way of the one that counts, and would be taken for the newest."""
@@ -290,8 +303,8 @@ class CheckpointCommits:
     def _remove_void(self, store: Store, epoch: int) -> None:
         """Raises StoreError."""
         for step in checkpoints.list_manifests(store, self._job):
-            manifest = checkpoints.load_manifest(store, self._job, step)
-            if self._is_behind(manifest, epoch):
+            manifest = self._standing(store, step)
+            if manifest is not None and self._is_behind(manifest, epoch):
                 checkpoints.take_back(store, self._job, step, manifest.epoch)
 
     def _keep_beside(self, store: Store) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import json
 import mmap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,11 +16,13 @@ from typing import Any, Self
 from shoal_recovery.checkpoints import shard_header
 from shoal_recovery.crc import checksum
 from shoal_recovery.state import Piece, Snapshot
+from shoal_workers.patient_disk import Progress, no_matter
 from shoal_workers.rows import snapshot_rows, snapshots_from_rows
 from shoal_workers.shards import epoch_of
 
 _SAID = ".task"
 _FORGOTTEN_AFTER_S = 24 * 3600.0
+_CHUNK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,15 @@ class ShardFile:
     path: Path
 
     @classmethod
-    def write(cls, path: Path, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> Self:
+    def write(
+        cls,
+        path: Path,
+        job: str,
+        snapshot: Snapshot,
+        uri: str,
+        content: memoryview,
+        progress: Progress = no_matter,
+    ) -> Self:
         """`content` is what `snapshot` describes. Raises OSError, and leaves nothing then."""
         header = shard_header(snapshot.pieces)
         shifted = tuple(replace(piece, offset=piece.offset + len(header)) for piece in snapshot.pieces)
@@ -41,7 +51,9 @@ class ShardFile:
         try:
             with path.open("wb") as file:
                 file.write(header)
-                file.write(content[: sum(piece.num_bytes for piece in snapshot.pieces)])
+                for begin in range(0, made.num_bytes, _CHUNK_BYTES):
+                    file.write(content[begin : min(begin + _CHUNK_BYTES, made.num_bytes)])
+                    progress()
             said = {"job": job, "uri": uri, "snapshot": snapshot_rows((made.snapshot,))[0]}
             unfinished = path.with_name(f"{path.name}.unfinished")
             unfinished.write_text(json.dumps(said))
@@ -93,6 +105,12 @@ class ShardFile:
         for path in (self.path, _said(self.path)):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def remove_all(files: Iterable[ShardFile], progress: Progress = no_matter) -> None:
+    for file in files:
+        file.remove()
+        progress()
 
 
 def left_behind(folder: Path) -> list[ShardFile]:

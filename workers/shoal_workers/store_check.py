@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -34,9 +35,10 @@ def try_store(uri: str | None) -> Tried:
         return Tried(problem=error.problem)
 
 
-def patiently(uri: str, ask: Callable[[], T], patience_s: float) -> T:
+def patiently(uri: str, ask: Callable[[], T], patience_s: float, meanwhile: Callable[[], None] | None = None) -> T:
     """What `ask` answers, or raises. Raises StoreUnreachable where it takes longer than that: a store that hangs must
-    not hold up whoever has more to do than to wait for it. What was asked then goes on beside."""
+    not hold up whoever has more to do than to wait for it. What was asked then goes on beside. `meanwhile` is called
+    again and again until then, takes a moment each time, and may raise."""
     asked: Future[T] = Future()
 
     def attempt() -> None:
@@ -46,7 +48,10 @@ def patiently(uri: str, ask: Callable[[], T], patience_s: float) -> T:
             asked.set_exception(error)
 
     threading.Thread(target=attempt, name="store-check", daemon=True).start()
-    if not wait([asked], timeout=patience_s).done:
+    ends_s = time.monotonic() + patience_s
+    while meanwhile is not None and not asked.done() and time.monotonic() < ends_s:
+        meanwhile()
+    if not wait([asked], timeout=max(0.0, ends_s - time.monotonic())).done:
         raise StoreUnreachable(uri, f"did not answer within {patience_s:.0f} s")
     return asked.result()
 

@@ -7,18 +7,21 @@ Owns these files and their end. They make way for whatever else needs the disk.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from shoal_recovery.state import Snapshot
+from shoal_workers.patient_disk import PatientDisk, Progress
 from shoal_workers.ranges import Surrounded, surrounded
-from shoal_workers.shard_files import ShardFile, left_behind
+from shoal_workers.shard_files import ShardFile, left_behind, remove_all
 from shoal_workers.shards import epoch_of
 
 log = structlog.get_logger()
@@ -28,38 +31,41 @@ _KEPT_STEPS = 4
 
 
 class StoredCopies:
-    """Any thread may call. `fits` says whether so many bytes of them may lie on the disk."""
+    """Any thread may call. `fits` says whether so many bytes of them may lie on `disk`."""
 
-    def __init__(self, folder: Path, fits: Callable[[int], bool]) -> None:
+    def __init__(self, folder: Path, fits: Callable[[int], bool], disk: PatientDisk) -> None:
         self._folder = folder
         self._fits = fits
-        self._lock = threading.Lock()
+        self._disk = disk
+        self._lock = threading.Lock()  # never held while the disk is waited for: it may hang
         self._numbers = itertools.count(time.time_ns())  # an agent before this one may have left files
         self._files: list[ShardFile] = []
+        self._coming_bytes = 0  # of files that are none of these yet
         self._whole: dict[str, int] = {}
 
     def start(self) -> None:
         """Takes over what an agent of the node before this one had."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with self._lock:
-            self._files += left_behind(self._folder)
+        self._files += left_behind(self._folder)
 
     def is_whole(self, job: str, step: int) -> None:
         """The store has all of this step: nobody goes back behind it, and all other nodes' part of it lies there, too,
         so it stays until a newer one is whole."""
         with self._lock:
-            if step > self._whole.get(job, 0):
-                self._whole[job] = step
-                self._drop([one for one in self._files if one.job == job and one.snapshot.step < step])
+            if step <= self._whole.get(job, 0):
+                return
+            self._whole[job] = step
+            outdated = self._take(one for one in self._files if one.job == job and one.snapshot.step < step)
+        self._remove(outdated)
 
     def keep(self, stored: ShardFile) -> None:
         """Instead of what is older, and of what was done again since. Where there is no room it is removed."""
-        with self._lock:
-            if stored in self._files:
-                return
+        if self.holds(stored):
+            return
+        with self._room(stored.job, stored.snapshot, stored.num_bytes) as there_is:
             try:
-                if self._make_room(stored.job, stored.snapshot, stored.num_bytes):
-                    self._files.append(stored.moved(self._folder))
+                if there_is:
+                    self._add(stored.moved(self._folder))
                     return
             except OSError as error:
                 log.warning("no copy of what was stored is kept", job=stored.job, error=str(error))
@@ -67,12 +73,15 @@ class StoredCopies:
 
     def add(self, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> None:
         """A copy of what another node brings to `uri`, if there is room."""
-        with self._lock:
-            if not self._make_room(job, snapshot, sum(piece.num_bytes for piece in snapshot.pieces)):
-                return
-            path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}.{next(self._numbers)}"
+        path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}.{next(self._numbers)}"
+
+        def write(progress: Progress) -> ShardFile:
+            return ShardFile.write(path, job, snapshot, uri, content, progress)
+
+        with self._room(job, snapshot, sum(piece.num_bytes for piece in snapshot.pieces)) as there_is:
             try:
-                self._files.append(ShardFile.write(path, job, snapshot, uri, content))
+                if there_is:
+                    self._add(self._disk.run(write, undo=ShardFile.remove))
             except OSError as error:
                 log.warning("no copy of what is stored is kept", job=job, error=str(error))
 
@@ -83,20 +92,21 @@ class StoredCopies:
     def discard(self, file: ShardFile) -> None:
         """It is of no use any more, if it is one of them at all."""
         with self._lock:
-            if file in self._files:
-                self._drop([file])
+            of_no_use = self._take(one for one in self._files if one == file)
+        self._remove(of_no_use)
 
     def make_way(self) -> bool:
         """Whether there was anything to remove."""
         with self._lock:
-            any_there = bool(self._files)
-            self._drop(tuple(self._files))
-            return any_there
+            there = self._take(self._files)
+        self._remove(there)
+        return bool(there)
 
     def forget(self, job: str) -> None:
         with self._lock:
             self._whole.pop(job, None)
-            self._drop([one for one in self._files if one.job == job])
+            over = self._take(one for one in self._files if one.job == job)
+        self._remove(over)
 
     def epoch(self, job: str) -> int:
         """The highest that any of them is of; 0 where there is none."""
@@ -131,24 +141,47 @@ class StoredCopies:
             raise KeyError(f"{name} of step {step}")
         return surrounded(file.mapped(), [(one.offset, one.num_bytes) for one in file.snapshot.pieces], wanted)
 
-    def _make_room(self, job: str, snapshot: Snapshot, num_bytes: int) -> bool:
-        """Drops what this snapshot outdates; whether it may lie there. The caller has the lock."""
-        mine, epoch = [one for one in self._files if one.job == job], epoch_of(snapshot.name)
-        again = [one for one in mine if one.snapshot.step >= snapshot.step and one.epoch < epoch]
-        self._drop(again)
-        mine = [one for one in mine if one not in again]
-        for steps in _kept({snapshot.step, *(one.snapshot.step for one in mine)}, self._whole.get(job, 0)):
-            self._drop([one for one in mine if one.snapshot.step not in steps])
-            mine = [one for one in mine if one.snapshot.step in steps]
-            if self._fits(num_bytes + sum(one.num_bytes for one in self._files)):
-                return snapshot.step in steps
-        return False
+    @contextlib.contextmanager
+    def _room(self, job: str, snapshot: Snapshot, num_bytes: int) -> Iterator[bool]:
+        """Removes what this snapshot outdates; whether it may lie there. What comes is counted meanwhile."""
+        with self._lock:
+            outdated, there_is = self._outdated(job, snapshot, num_bytes)
+            coming_bytes = num_bytes if there_is else 0
+            self._coming_bytes += coming_bytes
+        try:
+            self._remove(outdated)
+            yield there_is
+        finally:
+            with self._lock:
+                self._coming_bytes -= coming_bytes
 
-    def _drop(self, files: Collection[ShardFile]) -> None:
-        """The caller has the lock."""
-        self._files = [one for one in self._files if one not in files]
-        for file in files:
-            file.remove()
+    def _outdated(self, job: str, snapshot: Snapshot, num_bytes: int) -> tuple[list[ShardFile], bool]:
+        """The caller has the lock, and removes them."""
+        mine, epoch = [one for one in self._files if one.job == job], epoch_of(snapshot.name)
+        taken = self._take(one for one in mine if one.snapshot.step >= snapshot.step and one.epoch < epoch)
+        mine = [one for one in mine if one not in taken]
+        for steps in _kept({snapshot.step, *(one.snapshot.step for one in mine)}, self._whole.get(job, 0)):
+            taken += self._take(one for one in mine if one.snapshot.step not in steps)
+            mine = [one for one in mine if one.snapshot.step in steps]
+            if self._fits(num_bytes + self._coming_bytes + sum(one.num_bytes for one in self._files)):
+                return taken, snapshot.step in steps
+        return taken, False
+
+    def _add(self, file: ShardFile) -> None:
+        with self._lock:
+            self._files.append(file)
+
+    def _take(self, files: Iterable[ShardFile]) -> list[ShardFile]:
+        """They are none of these any more. The caller has the lock, and removes them."""
+        taken = list(files)
+        self._files = [one for one in self._files if one not in taken]
+        return taken
+
+    def _remove(self, files: Collection[ShardFile]) -> None:
+        """In their time, where the disk hangs."""
+        if files:
+            with contextlib.suppress(OSError):
+                self._disk.run(partial(remove_all, files))
 
 
 def _kept(steps: Collection[int], whole: int) -> Iterator[frozenset[int]]:

@@ -107,6 +107,7 @@ class Supervisor:
             clock=clock,
             wall_clock=wall_clock,
         )
+        self._cancel = threading.Event()
         self._changer = Changer(
             job=job,
             spec=spec,
@@ -118,8 +119,8 @@ class Supervisor:
             measuring=self._measuring,
             clock=clock,
             listen=self._listen,
+            is_cancelled=self._cancel.is_set,
         )
-        self._cancel = threading.Event()
         self._began_s = clock()
         self._adopted: EpochView | None = None
         self._next_refresh_s = clock()

@@ -8,6 +8,8 @@ not used again in the same change of plan. Owns no transfer of bytes: ranks fetc
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,7 +38,8 @@ _PATIENCE_S = 120.0  # with the store, until all manifests are read
 
 class Supply:
     """Of `epoch`, whose ranks are to have the state of `shards`; `zones` by node. `faults` are those of earlier
-    attempts of the same change, and get what is found here. Use from one thread."""
+    attempts of the same change, and get what is found here. While the store is waited for, `meanwhile` is called again
+    and again, with the seconds that it took so far; it may raise Interrupted. Use from one thread."""
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Supply:
         found: Found,
         history: History,
         faults: list[Fault],
+        meanwhile: Callable[[float], None],
     ) -> None:
         self._epoch = epoch
         self._job = job
@@ -57,6 +61,7 @@ class Supply:
         self._found = found
         self._history = history
         self._faults = faults
+        self._meanwhile = meanwhile
         # Who did not answer before may do now, and else tells nothing of what it holds.
         self._shunned = [fault for fault in faults if not fault.silent]
         self._manifests: tuple[Manifest, ...] | None = None
@@ -183,7 +188,10 @@ class Supply:
         """Those that count and can be read. Raises StoreError."""
         uri = self._spec.checkpoint.uri
         if self._manifests is None and uri is not None:
-            found, self._unreadable = patiently(uri, partial(self._readable, uri), _PATIENCE_S)
+            began_s, read = time.monotonic(), partial(self._readable, uri)
+            found, self._unreadable = patiently(
+                uri, read, _PATIENCE_S, lambda: self._meanwhile(time.monotonic() - began_s)
+            )
             self._manifests = tuple(found)
         return self._manifests or ()
 

@@ -8,6 +8,7 @@ watches the job. What makes a step whole in the store (the manifest) is the supe
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import queue
 import threading
@@ -15,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -25,8 +27,9 @@ from shoal_recovery.errors import StoreError, StoreUnreachable
 from shoal_recovery.state import Snapshot, StoredPiece
 from shoal_recovery.store import Store
 from shoal_workers.messages import UploadDelayed, Uploaded
+from shoal_workers.patient_disk import PatientDisk, Progress
 from shoal_workers.rows import stored_rows
-from shoal_workers.shard_files import ShardFile, left_behind
+from shoal_workers.shard_files import ShardFile, left_behind, remove_all
 from shoal_workers.shards import epoch_of
 from shoal_workers.stored_copies import StoredCopies
 
@@ -59,19 +62,21 @@ class _Task:
 
 class Uploads:
     """While `may_write` says no, nothing is begun: somebody else may be about to do these steps again. What is brought
-    comes into the hands of `stored`."""
+    comes into the hands of `stored`; all of it lies on `disk`."""
 
     def __init__(
         self,
         folder: Path,
         stored: StoredCopies,
         open_store: Callable[[str], Store],
+        disk: PatientDisk,
         may_write: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._stored = stored
         self._open_store = open_store
+        self._disk = disk
         self._may_write = may_write
         self._clock = clock
         self._numbers = itertools.count(time.time_ns())
@@ -89,7 +94,8 @@ class Uploads:
         self._left = [_Task(file=file, since_s=self._clock()) for file in left_behind(self._folder)]
 
     def add(self, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> None:
-        """Returns as soon as `content` may be overwritten. A full disk costs this checkpoint, never the step."""
+        """Returns as soon as `content` may be overwritten. A disk that is full, or hangs, costs this checkpoint, never
+        the step."""
         # Numbered: a snapshot may be asked for again while it is still on its way.
         path = self._folder / f"{job}-{snapshot.name}-{snapshot.step}.{next(self._numbers)}"
         try:
@@ -116,19 +122,29 @@ class Uploads:
             if len(pending) > 1 and oldest_s > _SLOW_AFTER_S:
                 self._delay(job, f"step {pending[0]} is still on its way after {oldest_s:.0f} s")
             given_up = self._cut_down(job, pending)
+        self._remove(given_up)
         for one in given_up:
-            one.file.remove()
             problem = "given up for other steps: the store does not take them as fast as they come"
             self._tell(_result(job, one.file.snapshot, (), problem))
 
     def _written(self, path: Path, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> ShardFile:
         """Even if what is in the store already must go for it. Raises OSError."""
+
+        def write(progress: Progress) -> ShardFile:
+            return ShardFile.write(path, job, snapshot, uri, content, progress)
+
         try:
-            return ShardFile.write(path, job, snapshot, uri, content)
-        except OSError:
-            if not self._stored.make_way():
+            return self._disk.run(write, undo=ShardFile.remove)
+        except OSError as error:
+            if error.errno == errno.ETIMEDOUT or not self._stored.make_way():
                 raise
-            return ShardFile.write(path, job, snapshot, uri, content)
+            return self._disk.run(write, undo=ShardFile.remove)
+
+    def _remove(self, tasks: Sequence[_Task]) -> None:
+        """In their time, where the disk hangs."""
+        if tasks:
+            with contextlib.suppress(OSError):
+                self._disk.run(partial(remove_all, [task.file for task in tasks]))
 
     def _steps(self, job: str) -> list[int]:
         return sorted({task.step for task in self._tasks if task.job == job})
@@ -172,8 +188,7 @@ class Uploads:
             self._tasks = [task for task in self._tasks if task not in over]
             self._left = [task for task in self._left if task not in over]
             self._changed.notify_all()
-        for task in over:
-            task.file.remove()
+        self._remove(over)
         self._stored.forget(job)
 
     def close(self) -> None:
