@@ -10,8 +10,9 @@ elastic, a checkpoint every ten steps to the local disk, killed halfway between 
 environment of their own, and tell of their steps themselves (`benchmarks.recovery_peers`). All take turns; nothing else
 runs meanwhile.
 
-`part` and `part_cloud_only` are the same on six nodes of which two die at once, the second of them being where the
-copies of the first were: what the first had is in the store alone (`missing_bytes`).
+`part` and `part_cloud_only` are the same on six nodes, with one sample a step, of which two die at once, the second of
+them being where the copies of the first were: what the first had, two of twelve layers, is in the store alone
+(`missing_bytes`).
 
 `kill_to_commit_s` ends with the next done step, `kill_to_ready_s` where that step begins, `rejoin_s` is how long the
 others stand still when a node comes back: of Shoal for a job (`rejoined`) whose steps wait instead of computing, as on
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import vanishing
-from benchmarks.recovery_job import JOB, Blow, TrainingJob, waiting_job, with_models_of_peers
+from benchmarks.recovery_job import JOB, PART_JOB, Blow, TrainingJob, waiting_job, with_models_of_peers
 from benchmarks.recovery_peers import PeerBlow, peers
 from benchmarks.reporting import answer
 
@@ -66,9 +67,9 @@ def main() -> None:
         _strike_and_rejoin(struck, number)
         if arguments.only_rejoin:
             continue
-        with tempfile.TemporaryDirectory(prefix="shoal-recovery-") as folder, TrainingJob(Path(folder), number) as job:
-            _note(struck, "shoal", job.strike(everyone=False, comes_back=True))
-            _note(struck, "cloud_only", job.strike(everyone=True))
+        with tempfile.TemporaryDirectory(prefix="shoal-recovery-") as folder, TrainingJob(Path(folder)) as job:
+            _note(struck, "shoal", job.strike(number, everyone=False, comes_back=True))
+            _note(struck, "cloud_only", job.strike(number, everyone=True))
             steps_s.append(job.median_step_s())
         _strike_parts(struck, number)
         if not arguments.without_peers:
@@ -97,20 +98,19 @@ def _strike_and_rejoin(struck: defaultdict[str, list[Blow | PeerBlow]], number: 
     with_models_of_peers()
     with (
         tempfile.TemporaryDirectory(prefix="shoal-rejoin-") as folder,
-        TrainingJob(Path(folder), number, job=waiting_job(_SAMPLE_S), copies="auto", stored=False) as job,
+        TrainingJob(Path(folder), job=waiting_job(_SAMPLE_S), copies="auto", stored=False) as job,
     ):
-        _note(struck, "rejoined", job.strike(everyone=False, comes_back=True))
+        _note(struck, "rejoined", job.strike(number, everyone=False, comes_back=True))
 
 
 def _strike_parts(struck: defaultdict[str, list[Blow | PeerBlow]], number: int) -> None:
-    """Both on one cluster where the nodes of the first blow come back to compute, else on a new one."""
-    with tempfile.TemporaryDirectory(prefix="shoal-part-") as folder, TrainingJob(Path(folder), number, 6) as job:
-        _note(struck, "part", job.strike(everyone=False, num_gone=2, comes_back=True))
-        if job.is_whole():
-            _note(struck, "part_cloud_only", job.strike(everyone=True, num_gone=2))
-            return
-    with tempfile.TemporaryDirectory(prefix="shoal-part-") as folder, TrainingJob(Path(folder), number, 6) as job:
-        _note(struck, "part_cloud_only", job.strike(everyone=True, num_gone=2))
+    """Each on a cluster of its own: nodes that come back after the first blow may not be worth their state."""
+    for side, everyone in (("part", False), ("part_cloud_only", True)):
+        with (
+            tempfile.TemporaryDirectory(prefix="shoal-part-") as folder,
+            TrainingJob(Path(folder), 6, job=PART_JOB) as job,
+        ):
+            _note(struck, side, job.strike(number, everyone=everyone, num_gone=2))
 
 
 def _strike_peers(struck: defaultdict[str, list[Blow | PeerBlow]], problems: dict[str, str]) -> None:

@@ -40,20 +40,30 @@ _MEMORY_DIR = Path("/dev/shm")
 _JOIN_S = 12.0  # that a plan with a node which has joined takes to begin, if it is better
 SHARED_BATCH = 6  # samples that one, two and three nodes share out evenly
 _PHASES = ("detect_s", "decide_s", "restore_s", "rebuild_s", "total_s")
-# 13.7 million parameters: 164 MB of state in snapshots. Few tokens, so that a step of two survivors is short: what is
-# measured is what they wait for.
+# 13.4 million parameters: 161 MB of state in snapshots, two layers for each of six nodes. Few tokens, so that a step of
+# two survivors is short: what is measured is what they wait for.
 JOB: Mapping[str, Any] = {
     "name": "recovery",
-    "model": {"layers": 9, "hidden": 384, "heads": 6, "kv_heads": 3, "ffn": 912, "vocab": 256, "tie_embeddings": False},
+    "model": {
+        "layers": 12,
+        "hidden": 320,
+        "heads": 10,
+        "kv_heads": 5,
+        "ffn": 832,
+        "vocab": 256,
+        "tie_embeddings": False,
+    },
     "data": {"uri": "stdlib:"},
     "train": {"global_batch": 2, "seq_len": 8, "steps": 1_000_000},
 }
+
+PART_JOB: Mapping[str, Any] = {**JOB, "train": {**JOB["train"], "global_batch": 1}}  # on six nodes
 
 
 def waiting_job(device_s: float) -> dict[str, Any]:
     """About as much state, kept whole on each node; a step waits so long for each sample, and computes next to
     nothing."""
-    waiting = {"layers": 11, "width": 384, "sample_s": device_s}  # 13.2 million parameters, JOB has 13.7
+    waiting = {"layers": 12, "width": 384, "sample_s": device_s}  # 14.4 million parameters, JOB has 13.4
     return {
         **JOB,
         "model": {"entrypoint": "benchmarks.peers.waiting_model:build", "arguments": waiting},
@@ -86,13 +96,11 @@ class Blow:
 
 
 class TrainingJob:
-    """A context: everything is stopped at its end. Of `num_nodes` the first to die is the one with the number
-    `first`."""
+    """A context: everything is stopped at its end."""
 
     def __init__(
         self,
         folder: Path,
-        first: int = 0,
         num_nodes: int = 3,
         *,
         job: Mapping[str, Any] = JOB,
@@ -107,7 +115,6 @@ class TrainingJob:
         self._cluster = {"nodes": [nodes], "devices": {"cpu-1t": {"memory_gib": 1}}}
         self._stack = contextlib.ExitStack()
         self._events: list[dict[str, Any]] = []
-        self._victims = (self._nodes[(first + number) % num_nodes] for number in itertools.count())
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -146,16 +153,18 @@ class TrainingJob:
             if event["kind"] == "step_done" and event["epoch"] in whole
         )
 
-    def strike(self, *, everyone: bool, num_gone: int = 1, comes_back: bool = False) -> Blow:
-        """The next nodes that compute die, and with `everyone` all that the other nodes remember. Of two, the second
-        kept the copies of the first. The job goes on without them, until those that `comes_back` says come back."""
+    def strike(self, first: int, *, everyone: bool, num_gone: int = 1, comes_back: bool = False) -> Blow:
+        """Of the nodes that compute, the ones from number `first` on die, and with `everyone` all that the others
+        remember. Of two, the second kept the copies of the first. The job goes on without them, until those that
+        `comes_back` says come back."""
         self._rest()
         if self._stored:  # of before the running plan, others would still have what the nodes that die have now
             self._until(
                 lambda event: event["kind"] == "checkpoint_committed" and event["epoch"] >= self._epoch(), again=True
             )
         computing = _nodes(self._adopted())
-        gone = list(itertools.islice(filter(computing.__contains__, self._victims), num_gone))
+        names = (self._nodes[number % len(self._nodes)] for number in itertools.count(first))
+        gone = list(itertools.islice(filter(computing.__contains__, names), num_gone))
         epoch = self._epoch()
         missing_bytes = self._owned_bytes(gone[:-1])
         if everyone:
@@ -163,21 +172,21 @@ class TrainingJob:
             self._shoal.kill(*gone)
         else:
             began_s = self._shoal.kill(*gone)
-        first = self._until(lambda event: event["kind"] == "step_done" and event["epoch"] > epoch)
+        first_step = self._until(lambda event: event["kind"] == "step_done" and event["epoch"] > epoch)
         recovery = self._until(_recovered(lambda event: event["epoch"] > epoch), again=True)
         self._rest(_WATCHED)
-        later = [event for event in self._steps(recovery["epoch"]) if event["step"] > first["step"]]
+        later = [event for event in self._steps(recovery["epoch"]) if event["step"] > first_step["step"]]
         return Blow(
             node=" ".join(gone),
             missing_bytes=missing_bytes,
             step_s=statistics.median(float(event["duration_s"]) for event in later[len(later) // 2 :]),
-            kill_to_commit_s=first["at_s"] - began_s,
-            kill_to_ready_s=first["at_s"] - first["duration_s"] - began_s,
+            kill_to_commit_s=first_step["at_s"] - began_s,
+            kill_to_ready_s=first_step["at_s"] - first_step["duration_s"] - began_s,
             lost_steps=recovery["lost_steps"],
             redone_steps=recovery["lost_steps"] + recovery["redone_steps"],
             store_bytes=recovery["num_bytes"].get("store", 0),
             rejoin_s=self._rejoin_s(gone) if comes_back else None,
-            phases_s={phase: recovery[phase] for phase in _PHASES} | {"first_step_s": float(first["duration_s"])},
+            phases_s={phase: recovery[phase] for phase in _PHASES} | {"first_step_s": float(first_step["duration_s"])},
         )
 
     def lose_one(self, gone: Sequence[str]) -> str:
@@ -235,10 +244,6 @@ class TrainingJob:
         self._shoal.add(node)
         self._until(lambda event: event["kind"] == "node_joined" and event["node"] == node)
         return self._within(_JOIN_S, _recovered(lambda event: node in event["nodes_joined"]))
-
-    def is_whole(self) -> bool:
-        """Whether all nodes compute."""
-        return _nodes(self._adopted()) == frozenset(self._nodes)
 
     def _pause_s(self, epoch: int) -> float:
         """How much longer than a step it took from the last step before this epoch to its first."""
