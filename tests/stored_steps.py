@@ -35,7 +35,7 @@ def store_step(job: JobSpec, weights: dict[str, Any], job_id: str, step: int, pl
     truth = {(fqn, kind): np.zeros(array.size, "<f4") for fqn, array in weights.items() for kind in OWNED_KINDS}
     truth |= {(fqn, Kind.MASTER): array.reshape(-1) for fqn, array in weights.items()}
     disk = PatientDisk()
-    stored, pieces = StoredCopies(place / "stored", lambda num_bytes: False, disk), []
+    stored, pieces = StoredCopies(place / "stored", lambda: -1, disk), []
     stored.start()
     uploads = Uploads(place / "on-its-way", stored, open_store, disk)
     uploads.start()

@@ -116,6 +116,8 @@ def load_manifest(store: Store, job: str, step: int) -> Manifest:
     try:
         manifest = manifest_from_json(store.read(name))
     except InvalidField as error:
+        if error.field == "version":  # that of a newer Shoal, which can read it
+            raise StoreError(store.uri, f"{name} is of another version: {error}") from error
         raise ManifestUnreadable(store.uri, f"{name} is not a manifest: {error}") from error
     if (manifest.job, manifest.step) != (job, step):
         raise ManifestUnreadable(store.uri, f"{name} is the manifest of step {manifest.step} of {manifest.job}")
@@ -154,13 +156,16 @@ def remove_orphans(store: Store, job: str, *, over: bool = False) -> tuple[str, 
     steps = list_manifests(store, job)
     if not steps and not over:
         return ()
-    named, not_known = set[str](), list[str]()
+    named, known, not_known = set[str](), list[int](), list[str]()
     for step in steps:
         try:
             named |= {piece.object for piece in load_manifest(store, job, step).pieces}
+            known.append(step)
         except ManifestUnreadable:
             not_known.append(_shards(job, step))
-    newest = _shards(job, steps[0]) if steps else ""
+    if not known and not over:
+        return ()
+    newest = _shards(job, known[0]) if known else ""
     prefix = f"{job}/shards/"
 
     def left(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -174,7 +179,7 @@ def remove_orphans(store: Store, job: str, *, over: bool = False) -> tuple[str, 
     for name in left(store.unfinished(prefix)):
         store.abandon(name)
     for name in store.list(f"{job}/manifests/"):
-        if MARK in name and (over or name < manifest_name(job, steps[0])):
+        if MARK in name and (over or name < manifest_name(job, known[0])):
             store.delete(name)
     return orphans
 

@@ -8,7 +8,7 @@ have stopped. A done step is a sign of life of all who took part in it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -87,6 +87,25 @@ def may_be_cut_off(sight: Sight, patience: Patience) -> bool:
     return _unseen(sight, _dark(sight, patience))
 
 
+class CutOff:
+    """Whether a supervisor may have been cut off until just now, for so long that who is heard a moment later than the
+    first would count as lost. `clock` in seconds."""
+
+    def __init__(self, patience: Patience, clock: Callable[[], float]) -> None:
+        self._patience = patience
+        self._clock = clock
+        self._since_s: float | None = None
+
+    def ends(self, may_be: bool) -> bool:
+        """Once, as soon as it may be so no more."""
+        if may_be:
+            self._since_s = self._clock() if self._since_s is None else self._since_s
+            return False
+        since_s, self._since_s = self._since_s, None
+        long_s = self._patience.silence_s - self._patience.silence_confirmed_s
+        return since_s is not None and self._clock() - since_s >= long_s
+
+
 def severed(sight: Sight, patience: Patience, apart: Iterable[frozenset[str]]) -> tuple[str, str] | None:
     """Of vital nodes that are well, and yet do not reach each other (`apart`, in pairs), the one that reaches fewest,
     and the evidence; None where there is nothing of the kind."""
@@ -134,8 +153,10 @@ def _evidence(member: Member, sight: Sight, patience: Patience, dark: frozenset[
         deaf, hearing = _testimony(member.node, sight, patience.silence_confirmed_s)
         if deaf and not unseen:
             return f"{silence}, and the agent of {names(deaf)} does not hear its node either"
-        if hearing or unseen:
+        if hearing:
             limit_s = patience.out_of_sight_s
+    if unseen:  # also where one of its processes was just heard again, and the others were not yet
+        limit_s = patience.out_of_sight_s
     others = sight.troubled - {member.node}
     if others and not unseen:
         return f"{silence}, and {names(others)} cannot reach a peer"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_recovery.evidence import Member, Patience, Sight, Witness, losses, may_be_cut_off
+from shoal_recovery.evidence import CutOff, Member, Patience, Sight, Witness, losses, may_be_cut_off
 
 PATIENCE = Patience()
 CONFIRMED_S, ALONE_S, OUT_OF_SIGHT_S = 0.5, 2.0, 12.0
@@ -93,6 +93,10 @@ SCENARIOS: dict[str, tuple[Sight, set[str]]] = {
     "one that computes has died": (
         sight(member("a", connected=False), member("b", 0.5), member("c", 0.5), *SPARES, witnesses=SPARES_MISS_ALL),
         set(NODES),
+    ),
+    "of all that were silent one is heard again, its rank not yet": (
+        sight(*TWO_SILENT, member("a"), member("a", ALONE_S, kind="rank")),
+        set(),
     ),
     "not needed": (sight(member("d", 9.0)), set()),
 }
@@ -179,3 +183,15 @@ def test_a_crash_is_named() -> None:
     crashed = dataclasses.replace(member("c", kind="rank", connected=False), ended_by="SIGSEGV")
     assert losses(sight(crashed), PATIENCE) == {"c": "the connection to the rank of c closed: SIGSEGV"}
     assert losses(sight(member("c", connected=False)), PATIENCE) == {"c": "the connection to the agent of c closed"}
+
+
+@pytest.mark.parametrize(("dark_s", "ends"), [(0.2, False), (1.4, False), (1.5, True), (30.0, True)])
+def test_that_a_supervisor_was_cut_off_for_long_ends_once(dark_s: float, ends: bool) -> None:
+    now_s = 100.0
+    cut_off = CutOff(PATIENCE, lambda: now_s)
+    assert not cut_off.ends(False)
+    for part in range(5):
+        now_s = 100.0 + dark_s * part / 4
+        assert not cut_off.ends(True)
+    assert cut_off.ends(False) is ends
+    assert not cut_off.ends(False)

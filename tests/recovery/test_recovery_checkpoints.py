@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,20 @@ def test_what_belongs_to_a_manifest_that_cannot_be_read_is_no_orphan_and_it_make
     assert store.list(shard_name(JOB, 3, 1, ""))
     for step in (3, 5):
         remove_unreadable(store, JOB, step)
+    assert list_manifests(store, JOB) == (5,)
+    store.put(manifest_name(JOB, 7), b"{")
+    under_way = shard_name(JOB, 6, 2, "r0")
+    store.put(under_way, b"x")
+    remove_orphans(store, JOB)
+    assert under_way in store.list(""), "behind the newest that can be read"
+
+
+def test_a_manifest_of_a_later_version_is_neither_read_nor_removed(store: Store) -> None:
+    commit(store, _upload(store, 5), MODEL)
+    name = manifest_name(JOB, 5)
+    store.put(name, json.dumps({**json.loads(bytes(store.read(name))), "version": 99}).encode())
+    with pytest.raises(StoreError, match=r"is of another version: .*only version 1 can be read"):
+        remove_unreadable(store, JOB, 5)
     assert list_manifests(store, JOB) == (5,)
 
 

@@ -68,3 +68,21 @@ def test_a_write_that_is_slow_is_waited_for() -> None:
         return "written"
 
     assert PatientDisk(1.0).run(write) == "written"
+
+
+def test_what_is_to_be_done_soon_is_done_when_the_disk_hangs_no_more() -> None:
+    disk, gate, done = PatientDisk(0.1), threading.Event(), list[int]()
+    disk.soon(lambda: done.append(0))
+    assert done == [0]
+
+    def wait() -> None:
+        gate.wait()
+        done.append(1)
+
+    disk.soon(wait)
+    disk.soon(lambda: done.append(2))
+    with pytest.raises(OSError, match="hangs"):
+        disk.run(lambda progress: done.append(3))
+    assert done == [0]
+    gate.set()
+    eventually(lambda: done == [0, 1, 2])

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.disks import Disks, freeze
@@ -19,6 +20,7 @@ from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot
 from shoal_recovery.store import Data, DirectoryStore, Store
 from shoal_workers.messages import UploadDelayed, Uploaded
 from shoal_workers.patient_disk import PatientDisk
+from shoal_workers.shard_files import ShardFile
 from shoal_workers.shards import snapshot_name
 from shoal_workers.stored_copies import StoredCopies
 from shoal_workers.uploads import Report, Uploads
@@ -50,7 +52,7 @@ class Scene:
         self.slow = _Gated(folder / "slow")
         self.quick = DirectoryStore(folder / "quick")
         disk = PatientDisk(0.5)
-        self.stored = StoredCopies(folder / "stored", lambda num_bytes: num_bytes <= self.room_bytes, disk)
+        self.stored = StoredCopies(folder / "stored", lambda: self.room_bytes, disk)
         self.stored.start()
         self.room_bytes = 1000
         self.uploads = Uploads(self.folder, self.stored, self._open, disk, clock=lambda: self.now_s)
@@ -178,7 +180,7 @@ def test_of_what_was_brought_the_step_that_is_whole_stays_on_disk_and_later_ones
     scene.stored.is_whole("j", 10)  # told again, late
     assert kept(scene) == [("000001-0", 20), ("000001-0", 30)]
     assert scene.stored.epoch("j") == 1
-    again = StoredCopies(scene.folder.parent / "stored", lambda num_bytes: True, PatientDisk())
+    again = StoredCopies(scene.folder.parent / "stored", lambda: 10**9, PatientDisk())
     again.start()
     (piece,) = next(again.snapshots("j", [], [("000001-0", 20)], verified=True)).pieces
     (content,), _ = again.ranges("j", "000001-0", 30, [(piece.offset, piece.num_bytes)])
@@ -301,7 +303,8 @@ def test_a_disk_that_hangs_costs_checkpoints_and_nobody_waits_for_it(tmp_path: P
     try:
         scene = Scene(place)
         snapshot = Snapshot(node="b", name=snapshot_name(1, 1, mirror=True), step=10, pieces=(PIECE,))
-        scene.stored.add("j", snapshot, "quick:", memoryview(CONTENT))
+        for step in (9, 10):
+            scene.stored.add("j", dataclasses.replace(snapshot, step=step), "quick:", memoryview(CONTENT))
         events = scene.uploads.watch("j")
         thaw = freeze(place)
         try:
@@ -310,15 +313,39 @@ def test_a_disk_that_hangs_costs_checkpoints_and_nobody_waits_for_it(tmp_path: P
             found = results(events, 2)
             assert all(problem and "the disk hangs" in problem for problem in found.values())
             scene.stored.add("j", dataclasses.replace(snapshot, step=20), "quick:", memoryview(CONTENT))
-            assert [one.step for one in scene.stored.snapshots("j", [], (), verified=True)] == [10]
+            assert [one.step for one in scene.stored.snapshots("j", [], (), verified=True)] == [9, 10]
             scene.stored.is_whole("j", 20)
             scene.uploads.forget("j")
         finally:
             thaw()
-        eventually(lambda: not list(scene.folder.iterdir()))
+        eventually(lambda: not [*scene.folder.iterdir(), *(place / "stored").iterdir()])
         events = scene.uploads.watch("j")
         scene.add(30, "quick:")
         assert results(events, 1) == {30: None}
         scene.uploads.close()
     finally:
         disks.close()
+
+
+def test_a_copy_whose_job_ends_while_it_is_written_does_not_stay(tmp_path: Path) -> None:
+    gate, looked = threading.Event(), threading.Event()
+
+    class Slow(PatientDisk):
+        def run(self, write: Any, undo: Any = lambda _: None) -> Any:
+            written = super().run(write, undo)
+            if isinstance(written, ShardFile):
+                looked.set()
+                gate.wait()
+            return written
+
+    stored = StoredCopies(tmp_path, lambda: 1000, Slow())
+    stored.start()
+    snapshot = Snapshot(node="b", name=snapshot_name(1, 1, mirror=True), step=10, pieces=(PIECE,))
+    adding = threading.Thread(target=stored.add, args=("j", snapshot, "quick:", memoryview(CONTENT)))
+    adding.start()
+    assert looked.wait(10.0)
+    stored.forget("j")
+    gate.set()
+    adding.join()
+    assert list(tmp_path.iterdir()) == []
+    assert list(stored.snapshots("j", [], (), verified=True)) == []

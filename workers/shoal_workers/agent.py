@@ -115,9 +115,7 @@ class Agent:
         log_limit_bytes: int = 2**28,
     ) -> None:
         disk = PatientDisk()
-        self._stored = StoredCopies(
-            disk_dir / "stored", lambda num_bytes: num_bytes <= self._rooms.left_of_budget(), disk
-        )
+        self._stored = StoredCopies(disk_dir / "stored", lambda: self._rooms.left_of_budget(), disk)
         self._rooms = Rooms(memory_dir, disk_dir / "snapshots", disk_limit_bytes, self._stored.make_way)
         self._shards = ShardStore(self._rooms, node)
         self._disk_dir = disk_dir

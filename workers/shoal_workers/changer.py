@@ -343,7 +343,9 @@ class Changer:
     ) -> None:
         shards, before = shard_map(plan, self._spec.model), self._record.history()
         zones = {seen.node.id: seen.node.zone for seen in self._roster.nodes}  # who is gone by now is near to nobody
-        meanwhile = partial(self._beside_the_store, frozenset(node.id for node in snapshot.nodes), agents)
+        nodes = frozenset(node.id for node in snapshot.nodes)
+        pending.asked |= {agent.node for agent in agents}
+        meanwhile = partial(self._beside_the_store, nodes, pending)
         supply = self.supply = Supply(
             number, self._job, self._spec, shards, zones, found, before, pending.faults, meanwhile
         )
@@ -415,19 +417,18 @@ class Changer:
             if late := [contact for contact in missing if now_s - max(asked_s, contact.last_word_s) > limit_s]:
                 raise Interrupted(f"{late[0].name} said nothing for {limit_s} s when it was {what}", tuple(late))
 
-    def _beside_the_store(self, nodes: frozenset[str], agents: tuple[Contact, ...], waited_s: float) -> None:
+    def _beside_the_store(self, nodes: frozenset[str], pending: PendingChange, waited_s: float) -> None:
         """Listens while the store is waited for, which may hang. Raises Interrupted when one of these nodes is lost, or
-        another one comes, which may have what is needed; and when the job is to end."""
+        one comes that was not asked in this change, and may have what is needed; and when the job is to end."""
         self._listen(_WAIT_TICK_S)
-        if waited_s > _STORE_SAID_S:
+        if waited_s > _STORE_SAID_S and self._record.plans:
             problem = f"it has not answered for {_STORE_SAID_S:.0f} s and more"
             self._record.say(_STORE_NEEDED, f"The object store is needed to go on, and cannot be used: {problem}")
-        if self._is_cancelled():
+        if self._is_cancelled() or self._record.state in AT_REST:
             raise Interrupted("the job is to end")
         self._all_there(nodes, "the object store was waited for")
-        known = {agent.node for agent in agents}
-        for agent in self._roster.living_agents(self._clock(), self._settings.silence_s):
-            if agent.node not in known:
+        for agent in self._roster.living_agents(self._clock(), self._settings.silence_confirmed_s):
+            if agent.node not in pending.asked:
                 raise Interrupted(f"{agent.node} is there, and may have what the object store was waited for")
 
     def _all_there(self, nodes: frozenset[str], when: str) -> None:

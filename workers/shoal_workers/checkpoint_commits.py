@@ -300,11 +300,14 @@ class CheckpointCommits:
         stands in the way of the one that counts, and would be taken for the newest."""
         return manifest.epoch < epoch and not counts(manifest.epoch, manifest.step, dict(self._starts))
 
-    def _remove_void(self, store: Store, epoch: int) -> None:
-        """Raises StoreError."""
+    def _remove_void(self, store: Store, done: CheckpointCommitted) -> None:
+        """And what cannot be read of steps behind the one that is done: it would count among the newest, which are
+        kept. Raises StoreError."""
         for step in checkpoints.list_manifests(store, self._job):
             manifest = self._standing(store, step)
-            if manifest is not None and self._is_behind(manifest, epoch):
+            if manifest is None and step > done.step:
+                checkpoints.remove_unreadable(store, self._job, step)
+            elif manifest is not None and self._is_behind(manifest, done.epoch):
                 checkpoints.take_back(store, self._job, step, manifest.epoch)
 
     def _keep_beside(self, store: Store) -> None:
@@ -345,7 +348,7 @@ class CheckpointCommits:
             if not self._is_ours(store):
                 return
             if done.epoch not in self._swept:
-                self._remove_void(store, done.epoch)
+                self._remove_void(store, done)
             checkpoints.retire(store, self._job, self._spec.checkpoint.keep)
             if done.epoch not in self._swept:
                 checkpoints.remove_orphans(store, self._job)

@@ -6,6 +6,7 @@ Owns the patience and the threads that wait; what is written is its callers' bus
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable
@@ -31,33 +32,76 @@ def no_matter() -> None:
 
 
 class PatientDisk:
-    """Any thread may call."""
+    """Any thread may call. What it was to do soon, while it hung, it does as soon as it does not."""
 
     def __init__(self, patience_s: float = _PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._hanging: list[threading.Thread] = []
+        self._later: list[Callable[[], object]] = []
 
     def run(self, write: Callable[[Progress], T], undo: Callable[[T], object] = lambda _: None) -> T:
         """What `write` returns or raises. Raises OSError where the disk hangs; what comes of `write` later is undone
         then, and what it reads from must stay there, though it may change."""
         with self._lock:
-            self._hanging = [thread for thread in self._hanging if thread.is_alive()]
-            if self._hanging:
-                raise self._hangs()
-        writing = _Writing(write, undo, self._lock)
-        thread = threading.Thread(target=writing.run, name="disk", daemon=True)
-        thread.start()
-        if not writing.ends(self._patience_s):
-            with self._lock:
-                if not writing.done.done():
-                    writing.is_given_up = True
-                    self._hanging.append(thread)
-                    log.warning("disk hangs", patience_s=self._patience_s)
-                    raise self._hangs()
+            if self._hangs():
+                raise self._error()
+            writing, thread = self._begin(write, undo)
+        if not self._ends(writing, thread):
+            raise self._error()
         return writing.done.result()
 
-    def _hangs(self) -> OSError:
+    def soon(self, do: Callable[[], object]) -> None:
+        """Does it, and returns when that is done, or the disk hangs: then it is done later. What it raises is lost."""
+        with self._lock:
+            if self._hangs():
+                self._later.append(do)
+                return
+            writing, thread = self._begin(lambda _: do(), lambda _: None)
+        self._ends(writing, thread)
+
+    def _hangs(self) -> bool:
+        """The caller has the lock."""
+        self._hanging = [thread for thread in self._hanging if thread.is_alive()]
+        return bool(self._hanging)
+
+    def _begin(
+        self, write: Callable[[Progress], T], undo: Callable[[T], object]
+    ) -> tuple[_Writing[T], threading.Thread]:
+        """The caller has the lock."""
+        writing = _Writing(write, undo, self._lock)
+
+        def work() -> None:
+            writing.run()
+            if writing.is_given_up:
+                self._catch_up()
+
+        thread = threading.Thread(target=work, name="disk", daemon=True)
+        thread.start()
+        return writing, thread
+
+    def _ends(self, writing: _Writing[T], thread: threading.Thread) -> bool:
+        """Whether it does before the disk hangs."""
+        if writing.ends(self._patience_s):
+            return True
+        with self._lock:
+            if writing.done.done():
+                return True
+            writing.is_given_up = True
+            self._hanging.append(thread)
+        log.warning("disk hangs", patience_s=self._patience_s)
+        return False
+
+    def _catch_up(self) -> None:
+        while True:
+            with self._lock:
+                if not self._later:
+                    return
+                do = self._later.pop(0)
+            with contextlib.suppress(Exception):
+                do()
+
+    def _error(self) -> OSError:
         return OSError(errno.ETIMEDOUT, f"the disk hangs: nothing was written for {self._patience_s:g} s")
 
 

@@ -37,6 +37,7 @@ class PendingChange:
     plan_after: str = ""
     faults: list[Fault] = field(default_factory=list)
     failed_sources: tuple[SourceFailed, ...] = ()
+    asked: set[str] = field(default_factory=set)  # nodes whose agents were, what they hold
     nodes_lost: set[str] = field(default_factory=set)
     nodes_joined: frozenset[str] = frozenset()
     doomed: frozenset[str] = frozenset()

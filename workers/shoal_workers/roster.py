@@ -98,6 +98,7 @@ class Roster:
         self._looking = threading.Thread()
         self.only: frozenset[str] | None = None  # the nodes that are looked at; None: all
         self.going: frozenset[str] = frozenset()  # of these, those that are not
+        self._sight_s = -math.inf  # since when members can be heard
         self.forgive_s = math.inf  # who was silent for longer is as good as gone, and has to be recruited anew
 
     def refresh(self) -> None:
@@ -150,7 +151,7 @@ class Roster:
                 node=contact.node,
                 name=contact.name,
                 connected=contact.connected,
-                silent_s=self._silent_s(contact, now_s),
+                silent_s=self._doubtful_s(contact, now_s),
                 ended_by=contact.ended_by,
             )
             for contact in self.contacts()
@@ -167,6 +168,15 @@ class Roster:
     def is_gone(self, contact: Contact, silence_s: float) -> bool:
         """Whether it closed its connection, or was not heard for so long."""
         return not contact.connected or self._silent_s(contact, self._clock()) > silence_s
+
+    def sees_again(self) -> None:
+        """Nobody could be heard until now. Words that were on their way come again one connection after the other, as
+        late as the network doubles its pauses: until then silence is held against nobody."""
+        self._sight_s = self._clock()
+
+    def _doubtful_s(self, contact: Contact, now_s: float) -> float:
+        """How much silence is held against it."""
+        return max(0.0, min(self._silent_s(contact, now_s), now_s - self._sight_s))
 
     def _silent_s(self, contact: Contact, now_s: float) -> float:
         """Time in which nobody could listen here does not count."""
@@ -228,7 +238,7 @@ class Roster:
         gone = {
             contact.node
             for contact in self.contacts()
-            if not contact.connected or self._silent_s(contact, now_s) > silence_s
+            if not contact.connected or self._doubtful_s(contact, now_s) > silence_s
         }
         with self._lock:
             whole = {node for node, entry in self._entries.items() if entry.ready}

@@ -22,7 +22,7 @@ from shoal_workers.shards import epoch_of
 
 _SAID = ".task"
 _FORGOTTEN_AFTER_S = 24 * 3600.0
-_CHUNK_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ShardFile:
                     file.write(content[begin : min(begin + _CHUNK_BYTES, made.num_bytes)])
                     progress()
             said = {"job": job, "uri": uri, "snapshot": snapshot_rows((made.snapshot,))[0]}
-            unfinished = path.with_name(f"{path.name}.unfinished")
+            unfinished = _unfinished(path)
             unfinished.write_text(json.dumps(said))
             unfinished.rename(_said(path))
         except OSError:
@@ -102,15 +102,14 @@ class ShardFile:
         return replace(self, path=path)
 
     def remove(self) -> None:
-        for path in (self.path, _said(self.path)):
+        for path in (self.path, _said(self.path), _unfinished(self.path)):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
 
-def remove_all(files: Iterable[ShardFile], progress: Progress = no_matter) -> None:
+def remove_all(files: Iterable[ShardFile]) -> None:
     for file in files:
         file.remove()
-        progress()
 
 
 def left_behind(folder: Path) -> list[ShardFile]:
@@ -139,3 +138,7 @@ def _read(said_path: Path) -> ShardFile:
 
 def _said(path: Path) -> Path:
     return path.with_name(path.name + _SAID)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.unfinished")

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -31,17 +32,18 @@ _KEPT_STEPS = 4
 
 
 class StoredCopies:
-    """Any thread may call. `fits` says whether so many bytes of them may lie on `disk`."""
+    """Any thread may call. So many bytes of them as `most_bytes` says may lie on `disk`, which it may look at."""
 
-    def __init__(self, folder: Path, fits: Callable[[int], bool], disk: PatientDisk) -> None:
+    def __init__(self, folder: Path, most_bytes: Callable[[], int], disk: PatientDisk) -> None:
         self._folder = folder
-        self._fits = fits
+        self._most_bytes = most_bytes
         self._disk = disk
         self._lock = threading.Lock()  # never held while the disk is waited for: it may hang
         self._numbers = itertools.count(time.time_ns())  # an agent before this one may have left files
         self._files: list[ShardFile] = []
         self._coming_bytes = 0  # of files that are none of these yet
         self._whole: dict[str, int] = {}
+        self._lives = Counter[str]()  # of jobs: how often each was forgotten
 
     def start(self) -> None:
         """Takes over what an agent of the node before this one had."""
@@ -60,16 +62,16 @@ class StoredCopies:
 
     def keep(self, stored: ShardFile) -> None:
         """Instead of what is older, and of what was done again since. Where there is no room it is removed."""
-        if self.holds(stored):
-            return
-        with self._room(stored.job, stored.snapshot, stored.num_bytes) as there_is:
+        if stored.path.parent == self._folder:
+            return  # it was kept before, though it may have had to go meanwhile
+        with self._room(stored.job, stored.snapshot, stored.num_bytes) as life:
             try:
-                if there_is:
-                    self._add(stored.moved(self._folder))
+                if life is not None:
+                    self._add(stored.moved(self._folder), life)
                     return
             except OSError as error:
                 log.warning("no copy of what was stored is kept", job=stored.job, error=str(error))
-            stored.remove()
+            self._remove([stored])
 
     def add(self, job: str, snapshot: Snapshot, uri: str, content: memoryview) -> None:
         """A copy of what another node brings to `uri`, if there is room."""
@@ -78,10 +80,10 @@ class StoredCopies:
         def write(progress: Progress) -> ShardFile:
             return ShardFile.write(path, job, snapshot, uri, content, progress)
 
-        with self._room(job, snapshot, sum(piece.num_bytes for piece in snapshot.pieces)) as there_is:
+        with self._room(job, snapshot, sum(piece.num_bytes for piece in snapshot.pieces)) as life:
             try:
-                if there_is:
-                    self._add(self._disk.run(write, undo=ShardFile.remove))
+                if life is not None:
+                    self._add(self._disk.run(write, undo=ShardFile.remove), life)
             except OSError as error:
                 log.warning("no copy of what is stored is kept", job=job, error=str(error))
 
@@ -105,6 +107,7 @@ class StoredCopies:
     def forget(self, job: str) -> None:
         with self._lock:
             self._whole.pop(job, None)
+            self._lives[job] += 1
             over = self._take(one for one in self._files if one.job == job)
         self._remove(over)
 
@@ -142,34 +145,45 @@ class StoredCopies:
         return surrounded(file.mapped(), [(one.offset, one.num_bytes) for one in file.snapshot.pieces], wanted)
 
     @contextlib.contextmanager
-    def _room(self, job: str, snapshot: Snapshot, num_bytes: int) -> Iterator[bool]:
-        """Removes what this snapshot outdates; whether it may lie there. What comes is counted meanwhile."""
+    def _room(self, job: str, snapshot: Snapshot, num_bytes: int) -> Iterator[int | None]:
+        """Removes what this snapshot outdates; in which life of its job it may lie there, or None. What comes is
+        counted meanwhile."""
+        try:
+            most_bytes = self._disk.run(lambda _: self._most_bytes())
+        except OSError:  # it hangs
+            yield None
+            return
         with self._lock:
-            outdated, there_is = self._outdated(job, snapshot, num_bytes)
+            outdated, there_is = self._outdated(job, snapshot, num_bytes, most_bytes)
             coming_bytes = num_bytes if there_is else 0
             self._coming_bytes += coming_bytes
+            life = self._lives[job] if there_is else None
         try:
             self._remove(outdated)
-            yield there_is
+            yield life
         finally:
             with self._lock:
                 self._coming_bytes -= coming_bytes
 
-    def _outdated(self, job: str, snapshot: Snapshot, num_bytes: int) -> tuple[list[ShardFile], bool]:
-        """The caller has the lock, and removes them."""
+    def _outdated(self, job: str, snapshot: Snapshot, num_bytes: int, most_bytes: int) -> tuple[list[ShardFile], bool]:
+        """And whether it may lie there then. The caller has the lock, and removes them."""
         mine, epoch = [one for one in self._files if one.job == job], epoch_of(snapshot.name)
         taken = self._take(one for one in mine if one.snapshot.step >= snapshot.step and one.epoch < epoch)
         mine = [one for one in mine if one not in taken]
         for steps in _kept({snapshot.step, *(one.snapshot.step for one in mine)}, self._whole.get(job, 0)):
             taken += self._take(one for one in mine if one.snapshot.step not in steps)
             mine = [one for one in mine if one.snapshot.step in steps]
-            if self._fits(num_bytes + self._coming_bytes + sum(one.num_bytes for one in self._files)):
+            if num_bytes + self._coming_bytes + sum(one.num_bytes for one in self._files) <= most_bytes:
                 return taken, snapshot.step in steps
         return taken, False
 
-    def _add(self, file: ShardFile) -> None:
+    def _add(self, file: ShardFile, life: int) -> None:
+        """Unless its job is over meanwhile."""
         with self._lock:
-            self._files.append(file)
+            if self._lives[file.job] == life:
+                self._files.append(file)
+                return
+        self._remove([file])
 
     def _take(self, files: Iterable[ShardFile]) -> list[ShardFile]:
         """They are none of these any more. The caller has the lock, and removes them."""
@@ -180,8 +194,7 @@ class StoredCopies:
     def _remove(self, files: Collection[ShardFile]) -> None:
         """In their time, where the disk hangs."""
         if files:
-            with contextlib.suppress(OSError):
-                self._disk.run(partial(remove_all, files))
+            self._disk.soon(partial(remove_all, files))
 
 
 def _kept(steps: Collection[int], whole: int) -> Iterator[frozenset[int]]:

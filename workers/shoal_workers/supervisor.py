@@ -17,7 +17,7 @@ import structlog
 
 from shoal_planner.job import JobSpec, job_to_mapping
 from shoal_recovery.decide import ChangePlan, Drain, End, Keep, Member, Observation, Pause, Rules, Save, Wait, decide
-from shoal_recovery.evidence import may_be_cut_off
+from shoal_recovery.evidence import CutOff, may_be_cut_off
 from shoal_recovery.journal import AT_REST, Entry, EvaluationDone, JobState, NodeJoined, StepSkipped
 from shoal_workers import messages as m
 from shoal_workers.beginning import Beginning
@@ -86,6 +86,7 @@ class Supervisor:
         order = m.Prepare(spec=job_to_mapping(spec))
         self._roster = Roster(cluster, job, self._events, clock, self._pulse.awake_s, order=order)
         self._roster.forgive_s = self._rules.out_of_sight_s
+        self._cut_off = CutOff(self._rules, clock)
         self._record = JobRecord(Keeper(job, wall_clock), clock)
         self._commits = CheckpointCommits(job, spec, cluster.life(), self._record.append)
         self._beginning = Beginning(spec, cluster, self._record, self._commits)
@@ -181,7 +182,11 @@ class Supervisor:
         self._save_now.look(self._changer.epoch, self._roster.agents)
         self._whole_steps.look(self._changer.epoch, self._roster.agents)
         seen = self._observe()
-        patience_s = self._rules.out_of_sight_s if may_be_cut_off(seen.sight, self._rules) else self._rules.silence_s
+        is_cut_off = may_be_cut_off(seen.sight, self._rules)
+        if self._cut_off.ends(is_cut_off):
+            self._roster.sees_again()
+            seen = self._observe()
+        patience_s = self._rules.out_of_sight_s if is_cut_off else self._rules.silence_s
         if dropped := self._roster.drop(self._vital(), self._clock(), patience_s):
             self._record.present -= dropped
             seen = self._observe()

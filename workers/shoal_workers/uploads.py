@@ -143,8 +143,7 @@ class Uploads:
     def _remove(self, tasks: Sequence[_Task]) -> None:
         """In their time, where the disk hangs."""
         if tasks:
-            with contextlib.suppress(OSError):
-                self._disk.run(partial(remove_all, [task.file for task in tasks]))
+            self._disk.soon(partial(remove_all, [task.file for task in tasks]))
 
     def _steps(self, job: str) -> list[int]:
         return sorted({task.step for task in self._tasks if task.job == job})
