@@ -195,7 +195,9 @@ class RayTrain(_Peer):
         assert self._driver.stdin is not None and self._driver.stdout is not None
         self._driver.stdin.write(f"{what}\n")
         self._driver.stdin.flush()
-        return float(self._driver.stdout.readline())
+        if not (answer := self._driver.stdout.readline()):
+            raise RuntimeError(f"the driver of the peer ended before it was told to {what}")
+        return float(answer)
 
     def _await(self, enough: Callable[[Sequence[DoneStep]], bool]) -> tuple[DoneStep, ...]:
         return _await(self._steps, enough, (self._driver,))
