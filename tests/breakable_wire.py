@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from urllib.parse import urlsplit
 
 _CHUNK_BYTES = 1 << 16
@@ -21,6 +20,7 @@ class BreakableWire:
         self._lock = threading.Lock()
         self._whole = True
         self._bytes_per_s: float | None = None
+        self._quick = threading.Event()
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server((host, 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
@@ -37,15 +37,18 @@ class BreakableWire:
 
     def slow(self, bytes_per_s: float) -> None:
         """So much of each connection, and each way."""
+        self._quick.clear()
         self._bytes_per_s = bytes_per_s
 
     def mend(self) -> None:
         with self._lock:
             self._whole, self._bytes_per_s = True, None
+        self._quick.set()  # what is held up goes on at once
 
     def close(self) -> None:
         self._listener.close()
         self.cut()
+        self._quick.set()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -72,7 +75,7 @@ class BreakableWire:
                 for begin in range(0, len(data), _SLOW_BYTES):
                     part = data[begin : begin + _SLOW_BYTES]
                     if (bytes_per_s := self._bytes_per_s) is not None:
-                        time.sleep(len(part) / bytes_per_s)
+                        self._quick.wait(len(part) / bytes_per_s)
                     sink.sendall(part)
         for end in (source, sink):
             with contextlib.suppress(OSError):
