@@ -17,7 +17,7 @@ from shoal_planner.job import ModelSpec
 from shoal_recovery.claims import MARK
 from shoal_recovery.crc import checksum
 from shoal_recovery.errors import ManifestUnreadable, StoredPieceCorrupt, StoreError, StoreUnreachable
-from shoal_recovery.manifest import manifest_from_json, manifest_to_json, model_from_json
+from shoal_recovery.manifest import VERSION, manifest_from_json, manifest_to_json, model_from_json
 from shoal_recovery.state import OWNED_KINDS, Manifest, Piece, StoredPiece, Transfer
 from shoal_recovery.store import Data, Reader, Store
 
@@ -116,7 +116,8 @@ def load_manifest(store: Store, job: str, step: int) -> Manifest:
     try:
         manifest = manifest_from_json(store.read(name))
     except InvalidField as error:
-        if error.field == "version":  # that of a newer Shoal, which can read it
+        told = error.value if error.field == "version" else None
+        if isinstance(told, int) and told > VERSION:  # that of a newer Shoal, which can read it
             raise StoreError(store.uri, f"{name} is of another version: {error}") from error
         raise ManifestUnreadable(store.uri, f"{name} is not a manifest: {error}") from error
     if (manifest.job, manifest.step) != (job, step):

@@ -1,5 +1,5 @@
 """One local Shoal for all end-to-end tests: a real control plane, real raylets that pose as unequal nodes, a real S3
-server. A test that kills a node starts it again before it ends."""
+server. Ranks wait for devices. A test that kills a node starts it again before it ends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import waiting_devices
 from plain_ray import PlainRay
 from running import Running
 from servers import RunningServer
@@ -18,7 +19,7 @@ from shoal.local_shoal import LocalOptions, LocalShoal
 CLUSTER = {
     "nodes": [
         {"name": "big", "device": "cpu-2t", "host_memory_gib": 2},
-        {"name": "small", "device": "cpu-1t", "count": 4, "host_memory_gib": 2, "spot": True},
+        {"name": "small", "device": "cpu-1t", "count": 3, "host_memory_gib": 2, "spot": True},
     ],
     "devices": {"cpu-2t": {"memory_gib": 0.1}, "cpu-1t": {"memory_gib": 0.008}},
 }
@@ -27,7 +28,7 @@ CLUSTER = {
 @pytest.fixture(scope="session")
 def local_shoal(seaweedfs: RunningServer) -> Iterator[LocalShoal]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="shoal-e2e-") as folder:
-        for name, value in seaweedfs.environment().items():
+        for name, value in {**seaweedfs.environment(), **waiting_devices.environment()}.items():
             patch.setenv(name, value)
         options = LocalOptions(cluster=CLUSTER, data_dir=Path(folder), port=0)
         with LocalShoal(options) as shoal:
@@ -37,7 +38,7 @@ def local_shoal(seaweedfs: RunningServer) -> Iterator[LocalShoal]:
 @pytest.fixture
 def running(local_shoal: LocalShoal) -> Iterator[Running]:
     """The local Shoal with all its nodes; whatever the test started or killed is ended and replaced afterwards."""
-    ground = Running(local_shoal, [f"small-{index}" for index in range(4)] + ["big-0"])
+    ground = Running(local_shoal, [f"small-{index}" for index in range(3)] + ["big-0"])
     yield ground
     ground.restore()
 

@@ -28,7 +28,7 @@ from shoal_recovery.checkpoints import (
     retire,
     shard_name,
 )
-from shoal_recovery.errors import StoreConflict, StoredPieceCorrupt, StoreError
+from shoal_recovery.errors import ManifestUnreadable, StoreConflict, StoredPieceCorrupt, StoreError
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import (
@@ -215,6 +215,15 @@ def test_a_manifest_of_a_later_version_is_neither_read_nor_removed(store: Store)
     with pytest.raises(StoreError, match=r"is of another version: .*only version 1 can be read"):
         remove_unreadable(store, JOB, 5)
     assert list_manifests(store, JOB) == (5,)
+
+
+@pytest.mark.parametrize("text", [b"{}", b'{"version": null}', b'{"version": "2"}', b'{"version": 0}'])
+def test_a_document_without_a_version_of_ours_makes_way(store: Store, text: bytes) -> None:
+    store.put(manifest_name(JOB, 5), text)
+    with pytest.raises(ManifestUnreadable):
+        load_manifest(store, JOB, 5)
+    remove_unreadable(store, JOB, 5)
+    assert list_manifests(store, JOB) == ()
 
 
 def test_checksum_is_crc32() -> None:
