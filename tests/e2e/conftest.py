@@ -3,6 +3,7 @@ server. Ranks wait for devices. A test that kills a node starts it again before 
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,10 +29,14 @@ CLUSTER = {
 @pytest.fixture(scope="session")
 def local_shoal(seaweedfs: RunningServer) -> Iterator[LocalShoal]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="shoal-e2e-") as folder:
-        for name, value in {**seaweedfs.environment(), **waiting_devices.environment()}.items():
+        for name, value in seaweedfs.environment().items():
             patch.setenv(name, value)
-        options = LocalOptions(cluster=CLUSTER, data_dir=Path(folder), port=0)
-        with LocalShoal(options) as shoal:
+        with contextlib.ExitStack() as stack:
+            with pytest.MonkeyPatch.context() as of_cluster:  # others that tests start are as users have them
+                for name, value in waiting_devices.environment().items():
+                    of_cluster.setenv(name, value)
+                options = LocalOptions(cluster=CLUSTER, data_dir=Path(folder), port=0)
+                shoal = stack.enter_context(LocalShoal(options))
             yield shoal
 
 
