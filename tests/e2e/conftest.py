@@ -1,16 +1,14 @@
 """One local Shoal for all end-to-end tests: a real control plane, real raylets that pose as unequal nodes, a real S3
-server. Ranks wait for devices. A test that kills a node starts it again before it ends."""
+server. A test that kills a node starts it again before it ends."""
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import waiting_devices
 from plain_ray import PlainRay
 from running import Running
 from servers import RunningServer
@@ -31,12 +29,8 @@ def local_shoal(seaweedfs: RunningServer) -> Iterator[LocalShoal]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="shoal-e2e-") as folder:
         for name, value in seaweedfs.environment().items():
             patch.setenv(name, value)
-        with contextlib.ExitStack() as stack:
-            with pytest.MonkeyPatch.context() as of_cluster:  # others that tests start are as users have them
-                for name, value in waiting_devices.environment().items():
-                    of_cluster.setenv(name, value)
-                options = LocalOptions(cluster=CLUSTER, data_dir=Path(folder), port=0)
-                shoal = stack.enter_context(LocalShoal(options))
+        options = LocalOptions(cluster=CLUSTER, data_dir=Path(folder), port=0)
+        with LocalShoal(options) as shoal:
             yield shoal
 
 

@@ -75,7 +75,7 @@ _DRILLS_IN_A_ROW = 4  # on the same nodes, which they reuse
 _PROCESSES_EVERY = 5  # all other drills are on Ray
 # Of each job. Where nothing else runs, some 10 to 14 faults fall among processes and 7 to 9 on Ray, where a node needs
 # seconds to come back.
-STEPS: Mapping[Level, int] = {"processes": 200, "ray": 115}
+STEPS: Mapping[Level, int] = {"processes": 200, "ray": 190}
 _FALL: Mapping[Level, int] = {"processes": 16, "ray": 8}
 _MOST: Mapping[Level, int] = {"processes": 36, "ray": 12}
 
