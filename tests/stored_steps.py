@@ -13,10 +13,10 @@ from shoal_planner.job import JobSpec
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage
 from shoal_recovery.checkpoints import commit
 from shoal_recovery.hf_beside import files_beside, keep_beside
+from shoal_recovery.patient_disk import PatientDisk
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Kind, Manifest, Snapshot
 from shoal_recovery.store import open_store
-from shoal_workers.patient_disk import PatientDisk
 from shoal_workers.rows import stored_from_rows
 from shoal_workers.shards import snapshot_name
 from shoal_workers.stored_copies import StoredCopies

@@ -27,7 +27,7 @@ from shoal_recovery.journal import EvaluationDone
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Live, ShardKey, Tier, Transfer
-from shoal_recovery.store import DirectoryStore
+from shoal_recovery.store_directory import DirectoryStore
 from shoal_workers import arrivals, epoch_run
 from shoal_workers import messages as m
 from shoal_workers import rank as rank_module

@@ -24,7 +24,8 @@ from shoal_recovery.journal import CheckpointCommitted, CheckpointFailed, StoreF
 from shoal_recovery.protection import Protection
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Kind, Manifest, Piece, ShardKey, Snapshot
-from shoal_recovery.store import Data, DirectoryStore, Entry
+from shoal_recovery.store import Data, Entry
+from shoal_recovery.store_directory import DirectoryStore
 from shoal_recovery.tenure import Life
 from shoal_workers import checkpoint_commits
 from shoal_workers import messages as m

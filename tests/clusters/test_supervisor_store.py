@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import queue
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from breakable_wire import BreakableWire
+from faults.disks import Disks, freeze
 from process_cluster import LIFE, ProcessCluster
 from safetensors.numpy import load_file
 from servers import RunningServer, new_place
@@ -36,7 +39,8 @@ from shoal_recovery.journal import (
     StoreRecovered,
 )
 from shoal_recovery.shard_map import shard_map
-from shoal_recovery.store import Data, DirectoryStore, open_store
+from shoal_recovery.store import Data, open_store
+from shoal_recovery.store_directory import DirectoryStore
 from shoal_recovery.tenure import Life, claim
 from shoal_workers import checkpoint_commits
 from shoal_workers import messages as m
@@ -98,6 +102,30 @@ def test_training_goes_on_without_its_store_and_what_waits_is_brought_later(
             assert steps <= {*kept, max(steps)}  # an agent may have been at the very last one
     finally:
         cluster.close()
+
+
+@pytest.mark.long
+def test_training_goes_on_while_a_folder_that_is_its_store_hangs(tmp_path: Path) -> None:
+    """As where the server of a network file system is gone: whoever writes there waits, and hears of no error."""
+    disks = Disks([tmp_path / "mounted"])
+    if disks.missing:
+        pytest.skip(disks.missing)
+    cluster = ProcessCluster(tmp_path, {"a": ("cpu-1t", 1), "b": ("cpu-1t", 1)})
+    try:
+        with supervised(cluster, "frozen", job(tmp_path, (tmp_path / "mounted").as_uri(), 100_000)) as running:
+            running.eventually(lambda: running.events(CheckpointCommitted))
+            thaw = freeze(tmp_path / "mounted")
+            try:
+                running.eventually(lambda: running.events(StoreFailed), 90.0)
+                (failed,) = running.events(StoreFailed)
+                running.reaches(max(running.step, failed.step) + 20)
+            finally:
+                thaw()
+            running.eventually(lambda: running.events(StoreRecovered), 90.0)
+            assert running.events(StoreRecovered)[0].step >= failed.step
+    finally:
+        cluster.close()
+        disks.close()
 
 
 def test_of_a_checkpoint_only_what_no_survivor_has_comes_from_the_store(tmp_path: Path) -> None:
@@ -166,6 +194,37 @@ def test_while_a_store_hangs_that_a_recovery_needs_a_node_that_comes_back_ends_t
             running.eventually(lambda: running.code == "store_needed", 20.0)
             assert "has not answered for 5 s" in running.reason
             cluster.bring_back(owner)
+            running.eventually(lambda: running.events(RecoveryDone), 40.0)
+            (recovery,) = running.events(RecoveryDone)
+            assert recovery.num_bytes["store"] == 0
+            assert (recovery.lost_steps, recovery.redone_steps <= 1) == (0, True)
+            running.steps_on()
+    finally:
+        cluster.close()
+
+
+def test_an_agent_that_stood_still_when_it_was_asked_ends_the_wait_for_a_store_once_it_is_heard(
+    wire: BreakableWire, seaweedfs: RunningServer, tmp_path: Path
+) -> None:
+    """Its node was there, so it was asked; its answer never came, and it alone has what is needed."""
+    environment = seaweedfs.environment() | {"AWS_ENDPOINT_URL_S3": wire.url}
+    cluster = ProcessCluster(tmp_path, {name: ("cpu-1t", 1) for name in "abcd"}, environment=environment)
+    spec = job(tmp_path, new_place(), steps=100_000)
+    try:
+        with supervised(cluster, "still", spec) as running:
+            running.eventually(lambda: running.events(CheckpointCommitted))
+            plan, snapshot = parse_plan(running.epoch.plan), snapshot_from_mapping(running.epoch.snapshot)
+            copies, ranks = copies_of(plan, snapshot, spec.model), shard_map(plan, spec.model).ranks
+            owner, copied = ranks[0].device.node, copies[0].sent[0][0]
+            wire.slow(1.0)
+            agent = cluster.agent_pid(owner)
+            os.kill(agent, signal.SIGSTOP)
+            try:
+                cluster.kill_rank("still", owner)
+                cluster.kill_node(copied)
+                running.eventually(lambda: running.code == "store_needed", 40.0)
+            finally:
+                os.kill(agent, signal.SIGCONT)
             running.eventually(lambda: running.events(RecoveryDone), 40.0)
             (recovery,) = running.events(RecoveryDone)
             assert recovery.num_bytes["store"] == 0

@@ -43,7 +43,8 @@ from shoal_recovery.state import (
     Tier,
     Transfer,
 )
-from shoal_recovery.store import Data, DirectoryStore, Reader, Store, open_store
+from shoal_recovery.store import Data, Reader, Store, open_store
+from shoal_recovery.store_directory import DirectoryStore
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=4, ffn=12, vocab=20)
 JOB = "job_1"

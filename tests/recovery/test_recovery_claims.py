@@ -11,7 +11,7 @@ import pytest
 
 from shoal_recovery.claims import MARK, put_claimed
 from shoal_recovery.errors import StoreConflict, StoreUnreachable
-from shoal_recovery.store import DirectoryStore
+from shoal_recovery.store_directory import DirectoryStore
 
 
 class _Stepped:

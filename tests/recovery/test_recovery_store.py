@@ -15,7 +15,8 @@ from servers import new_place
 
 from shoal_planner.errors import InvalidField
 from shoal_recovery.errors import StoreConflict, StoreError, StoreRefused, StoreUnreachable
-from shoal_recovery.store import DirectoryStore, Store, open_store
+from shoal_recovery.store import Store, open_store
+from shoal_recovery.store_directory import DirectoryStore
 
 
 @pytest.fixture(params=["directory", "seaweedfs", "rclone", "moto"])

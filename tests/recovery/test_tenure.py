@@ -13,7 +13,8 @@ from servers import new_place
 from shoal_recovery import claims
 from shoal_recovery.claims import MARK, put_claimed
 from shoal_recovery.errors import StoreError
-from shoal_recovery.store import Data, DirectoryStore, open_store
+from shoal_recovery.store import Data, open_store
+from shoal_recovery.store_directory import DirectoryStore
 from shoal_recovery.tenure import Life, claim, holder
 
 FIRST = Life(cluster="first", incarnation="0")

@@ -16,7 +16,7 @@ from shoal_recovery.crc import checksum
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import OWNED_KINDS, Inventory, Kind, Manifest, Piece, Tier
-from shoal_recovery.store import DirectoryStore
+from shoal_recovery.store_directory import DirectoryStore
 from shoal_workers.fetching import Fetcher, Sources
 from shoal_workers.greeting import epoch_pass
 from shoal_workers.live import LiveState

@@ -20,7 +20,8 @@ from shoal_recovery.errors import StoreError, StoreRefused, StoreUnreachable
 from shoal_recovery.restore import plan_restore
 from shoal_recovery.shard_map import shard_map
 from shoal_recovery.state import Inventory, Manifest, RankState, RecoveryPlan
-from shoal_recovery.store import DirectoryStore, Store
+from shoal_recovery.store import Store
+from shoal_recovery.store_directory import DirectoryStore
 from shoal_workers import arrivals, fetching, store_reads
 from shoal_workers import messages as m
 from shoal_workers.arrivals import Arrivals

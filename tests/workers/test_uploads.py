@@ -16,10 +16,11 @@ from waiting import eventually
 from shoal_planner.errors import InvalidField
 from shoal_recovery.crc import checksum
 from shoal_recovery.errors import StoreUnreachable
+from shoal_recovery.patient_disk import PatientDisk
 from shoal_recovery.state import Kind, Piece, ShardKey, Snapshot
-from shoal_recovery.store import Data, DirectoryStore, Store
+from shoal_recovery.store import Data, Store
+from shoal_recovery.store_directory import DirectoryStore
 from shoal_workers.messages import UploadDelayed, Uploaded
-from shoal_workers.patient_disk import PatientDisk
 from shoal_workers.shard_files import ShardFile
 from shoal_workers.shards import snapshot_name
 from shoal_workers.stored_copies import StoredCopies

@@ -19,6 +19,7 @@ from typing import Any, assert_never
 
 import structlog
 
+from shoal_recovery.patient_disk import PatientDisk
 from shoal_recovery.state import Snapshot
 from shoal_recovery.store import Store
 from shoal_workers import messages as m
@@ -31,7 +32,6 @@ from shoal_workers.log_output import LOGS, ended_by
 from shoal_workers.log_spool import LogSpool
 from shoal_workers.meeting_place import MeetingPlace
 from shoal_workers.notices import Notices
-from shoal_workers.patient_disk import PatientDisk
 from shoal_workers.rooms import Rooms
 from shoal_workers.rows import key_rows, keys_from_rows, snapshot_rows
 from shoal_workers.shards import ShardStore, epoch_of, snapshot_name

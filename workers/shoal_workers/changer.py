@@ -344,7 +344,7 @@ class Changer:
         shards, before = shard_map(plan, self._spec.model), self._record.history()
         zones = {seen.node.id: seen.node.zone for seen in self._roster.nodes}  # who is gone by now is near to nobody
         nodes = frozenset(node.id for node in snapshot.nodes)
-        pending.asked |= {agent.node for agent in agents}
+        pending.answered = {a.node for a in agents if not self._roster.is_gone(a, self._settings.silence_s)}
         meanwhile = partial(self._beside_the_store, nodes, pending)
         supply = self.supply = Supply(
             number, self._job, self._spec, shards, zones, found, before, pending.faults, meanwhile
@@ -419,7 +419,8 @@ class Changer:
 
     def _beside_the_store(self, nodes: frozenset[str], pending: PendingChange, waited_s: float) -> None:
         """Listens while the store is waited for, which may hang. Raises Interrupted when one of these nodes is lost, or
-        one comes that was not asked in this change, and may have what is needed; and when the job is to end."""
+        one is heard that has not said what it holds, and may have what is needed: each once, so that none that comes
+        and goes keeps the store from being read. And when the job is to end."""
         self._listen(_WAIT_TICK_S)
         if waited_s > _STORE_SAID_S and self._record.plans:
             problem = f"it has not answered for {_STORE_SAID_S:.0f} s and more"
@@ -428,7 +429,8 @@ class Changer:
             raise Interrupted("the job is to end")
         self._all_there(nodes, "the object store was waited for")
         for agent in self._roster.living_agents(self._clock(), self._settings.silence_confirmed_s):
-            if agent.node not in pending.asked:
+            if agent.node not in pending.answered | pending.waited_less:
+                pending.waited_less.add(agent.node)
                 raise Interrupted(f"{agent.node} is there, and may have what the object store was waited for")
 
     def _all_there(self, nodes: frozenset[str], when: str) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from shoal_recovery.checkpoints import shard_header
 from shoal_recovery.crc import checksum
+from shoal_recovery.patient_disk import Progress, no_matter
 from shoal_recovery.state import Piece, Snapshot
-from shoal_workers.patient_disk import Progress, no_matter
 from shoal_workers.rows import snapshot_rows, snapshots_from_rows
 from shoal_workers.shards import epoch_of
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import structlog
 
+from shoal_recovery.patient_disk import PatientDisk, Progress
 from shoal_recovery.state import Snapshot
-from shoal_workers.patient_disk import PatientDisk, Progress
 from shoal_workers.ranges import Surrounded, surrounded
 from shoal_workers.shard_files import ShardFile, left_behind, remove_all
 from shoal_workers.shards import epoch_of

@@ -24,10 +24,10 @@ import structlog
 from shoal_planner.errors import InvalidField
 from shoal_recovery.checkpoints import put_shard
 from shoal_recovery.errors import StoreError, StoreUnreachable
+from shoal_recovery.patient_disk import PatientDisk, Progress
 from shoal_recovery.state import Snapshot, StoredPiece
 from shoal_recovery.store import Store
 from shoal_workers.messages import UploadDelayed, Uploaded
-from shoal_workers.patient_disk import PatientDisk, Progress
 from shoal_workers.rows import stored_rows
 from shoal_workers.shard_files import ShardFile, left_behind, remove_all
 from shoal_workers.shards import epoch_of

@@ -1,7 +1,7 @@
-"""A node's disk, for whoever has more to do than to wait for one that hangs: a write that makes no progress is an error
-after a while, and the next ones are at once, until it has gone through after all.
+"""A disk, for whoever has more to do than to wait for one that hangs: work there that makes no progress is an error
+after a while, and the next is at once, until it has gone through after all.
 
-Owns the patience and the threads that wait; what is written is its callers' business.
+Owns the patience and the threads that wait; what is read and written is its callers' business.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOKS = 10  # in that time
 
 class Progress(Protocol):
     def __call__(self) -> None:
-        """Said after each part that is written. Raises OSError where nobody waits for the rest any more."""
+        """Said after each part that is done. Raises OSError where nobody waits for the rest any more."""
 
 
 def no_matter() -> None:
@@ -102,7 +102,7 @@ class PatientDisk:
                 do()
 
     def _error(self) -> OSError:
-        return OSError(errno.ETIMEDOUT, f"the disk hangs: nothing was written for {self._patience_s:g} s")
+        return OSError(errno.ETIMEDOUT, f"the disk hangs: nothing has moved for {self._patience_s:g} s")
 
 
 class _Writing(Generic[T]):

@@ -8,7 +8,7 @@ import threading
 import pytest
 from waiting import eventually
 
-from shoal_workers.patient_disk import PatientDisk, Progress
+from shoal_recovery.patient_disk import PatientDisk, Progress
 
 
 def test_what_is_written_or_went_wrong_is_what_the_caller_gets() -> None:
