@@ -218,7 +218,7 @@ class DirectoryStore:
             raise _ERRORS.get(error.errno or 0, StoreError)(self.uri, f"{name}: {problem}") from error
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _disk_of(folder: Path) -> PatientDisk:
     """One for all stores of a process that stand there, so that what hangs holds up one thread and not one of each."""
     return PatientDisk(_PATIENCE_S)
