@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import multiprocessing
 import os
 import re
 import runpy
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from forking import forking
 from servers import free_ports
 from waiting import eventually
 
@@ -289,9 +289,7 @@ class Forked:
     control plane: to load it takes most of the time that it takes to start. As `subprocess.Popen`."""
 
     def __init__(self, module: str, environment: Mapping[str, str], log: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["shoal_service.app", "shoal_service.server"])
-        self._process = context.Process(target=_run_module, args=(module, dict(environment), str(log)))
+        self._process = forking().Process(target=_run_module, args=(module, dict(environment), str(log)))
         self._process.start()
 
     @property

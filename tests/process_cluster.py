@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from forking import forking
 from networks import Network, enter
 
 from shoal_planner.cluster import GIB, ClusterSnapshot, DeviceOverride, Node
@@ -100,8 +101,7 @@ class ProcessCluster:
         self._epochs: dict[str, int] = {}
         self._meant: dict[str, str] = {}
         self._notices = itertools.count()
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["shoal_workers.agent", "shoal_workers.rank"])
+        self._context = forking()
 
     # --- what a supervisor asks ---
 
