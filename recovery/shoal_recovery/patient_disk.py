@@ -117,7 +117,7 @@ class _Writing(Generic[T]):
     def run(self) -> None:
         try:
             result = self._write(self._progress)
-        except Exception as error:
+        except Exception as error:  # whatever it is: for the caller, in whose thread it is raised
             self.done.set_exception(error)
             return
         with self._lock:

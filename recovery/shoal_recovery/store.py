@@ -98,7 +98,7 @@ def open_store(uri: str) -> Store:
         case "file":
             if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
                 raise InvalidField("uri", uri, "must name an absolute folder: file:///folder")
-            from shoal_recovery.store_directory import DirectoryStore
+            from shoal_recovery.store_directory import DirectoryStore  # which builds on this module
 
             return DirectoryStore(Path(url2pathname(parts.path)), uri)
         case "s3":

@@ -17,7 +17,7 @@ from faults.disks import Disks, freeze
 from process_cluster import LIFE, ProcessCluster
 from safetensors.numpy import load_file
 from servers import RunningServer, new_place
-from supervised import supervised, tiny_job
+from supervised import Supervised, supervised, tiny_job
 from waiting import eventually
 
 from shoal import cli
@@ -53,6 +53,13 @@ def job(folder: Path, uri: str, steps: int) -> JobSpec:
     path = folder / "text"
     path.write_bytes(Path(argparse.__file__).read_bytes())
     return tiny_job(path.as_uri(), steps=steps, checkpoint=CheckpointSpec(uri=uri, every_steps=40, keep=2))
+
+
+def of_the_first_rank(running: Supervised, spec: JobSpec) -> tuple[str, str]:
+    """Its node, and the one that alone has the copies of its state."""
+    plan, snapshot = parse_plan(running.epoch.plan), snapshot_from_mapping(running.epoch.snapshot)
+    copies, ranks = copies_of(plan, snapshot, spec.model), shard_map(plan, spec.model).ranks
+    return ranks[0].device.node, copies[0].sent[0][0]
 
 
 @pytest.fixture
@@ -186,9 +193,7 @@ def test_while_a_store_hangs_that_a_recovery_needs_a_node_that_comes_back_ends_t
     try:
         with supervised(cluster, "hung", spec) as running:
             running.eventually(lambda: running.events(CheckpointCommitted))
-            plan, snapshot = parse_plan(running.epoch.plan), snapshot_from_mapping(running.epoch.snapshot)
-            copies, ranks = copies_of(plan, snapshot, spec.model), shard_map(plan, spec.model).ranks
-            owner, copied = ranks[0].device.node, copies[0].sent[0][0]
+            owner, copied = of_the_first_rank(running, spec)
             wire.slow(1.0)
             cluster.kill_node(owner, copied, wipe=False)
             running.eventually(lambda: running.code == "store_needed", 20.0)
@@ -213,9 +218,7 @@ def test_an_agent_that_stood_still_when_it_was_asked_ends_the_wait_for_a_store_o
     try:
         with supervised(cluster, "still", spec) as running:
             running.eventually(lambda: running.events(CheckpointCommitted))
-            plan, snapshot = parse_plan(running.epoch.plan), snapshot_from_mapping(running.epoch.snapshot)
-            copies, ranks = copies_of(plan, snapshot, spec.model), shard_map(plan, spec.model).ranks
-            owner, copied = ranks[0].device.node, copies[0].sent[0][0]
+            owner, copied = of_the_first_rank(running, spec)
             wire.slow(1.0)
             agent = cluster.agent_pid(owner)
             os.kill(agent, signal.SIGSTOP)

@@ -198,6 +198,7 @@ class Changer:
         stock = partial(asked, gone=lambda agent: self._roster.is_gone(agent, self._settings.silence_s))
         # Where a source has failed already, all of them are looked through before any is chosen.
         found = stock(decision.use, verified=bool(pending.faults))
+        pending.answered = {a.node for a in agents if not self._roster.is_gone(a, self._settings.silence_s)}
         try:
             self._measure(snapshot)
             plan, snapshot = self._plan_without(decision.doomed, snapshot)
@@ -344,7 +345,6 @@ class Changer:
         shards, before = shard_map(plan, self._spec.model), self._record.history()
         zones = {seen.node.id: seen.node.zone for seen in self._roster.nodes}  # who is gone by now is near to nobody
         nodes = frozenset(node.id for node in snapshot.nodes)
-        pending.answered = {a.node for a in agents if not self._roster.is_gone(a, self._settings.silence_s)}
         meanwhile = partial(self._beside_the_store, nodes, pending)
         supply = self.supply = Supply(
             number, self._job, self._spec, shards, zones, found, before, pending.faults, meanwhile

@@ -37,7 +37,7 @@ class PendingChange:
     plan_after: str = ""
     faults: list[Fault] = field(default_factory=list)
     failed_sources: tuple[SourceFailed, ...] = ()
-    answered: set[str] = field(default_factory=set)  # nodes whose agents said what they hold, in this attempt
+    answered: set[str] = field(default_factory=set)  # nodes that were there to say what they hold, in this attempt
     waited_less: set[str] = field(default_factory=set)  # nodes for which a wait for the store was ended
     nodes_lost: set[str] = field(default_factory=set)
     nodes_joined: frozenset[str] = frozenset()
