@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shoal_planner.again import Mix, fulls, mixes, steps
 from shoal_planner.costs import CostModel
+from shoal_planner.hiding import hideable_among
 from shoal_planner.memory import OPTIMIZER_BYTES
 from shoal_planner.options import Floats, Ints
 from shoal_planner.profile import Part
@@ -205,6 +206,7 @@ class ChainTimes:
         others can; None: memory binds nowhere."""
         shares = self._ways(chain)
         send_s, network_s = self._send_s(chain)
+        ahead = self._ahead_shares(chain)
         stages, ample = len(chain.stages), self._ample_stages(chain)
         values = np.empty((len(rows), len(shares.ways)))
         # The number of micro-batches in flight decides what fits. In a stage it grows up to the number of those from
@@ -216,14 +218,17 @@ class ChainTimes:
                 continue
             total = np.zeros((len(rows), len(shares.size)))
             slowest = np.zeros_like(total)
-            for s in range(stages):
+            for s in reversed(range(stages)):
                 flights = min(stages - s, most)
                 bound = None if ample[s] else key
                 time = self._stage_s(chain, s, flights, owned[s], bound, shares)[rows[:, s]]
-                if s < len(send_s):
-                    time = time + send_s[s]
                 total += time
+                if s < len(send_s):
+                    time = time + send_s[s] - np.minimum(ahead[s] * send_s[s], time)
+                    total += send_s[s]
                 np.maximum(slowest, time, out=slowest)
+                if any(ahead[s:]):  # one more in flight only when one is back
+                    np.maximum(slowest, total / (stages - s), out=slowest)
             ways, numbers = shares.ways[columns], shares.numbers[columns]
             with np.errstate(invalid="ignore"):  # 0 x inf: of what does not fit, one micro-batch does not either
                 found = total[:, ways] + (numbers - 1) * slowest[:, ways]
@@ -320,6 +325,14 @@ class ChainTimes:
             network = [moved / self.costs.node_rate(name) for name, moved in busy.items()]
             self._sends[chain] = (found, np.maximum.reduce(network))
         return self._sends[chain]
+
+    def _ahead_shares(self, chain: Chain) -> list[float]:
+        """By stage but the last, the share of what it sends on that goes on beside computing."""
+        if self.costs.job.train.overlap == "none":
+            return [0.0] * (len(chain.stages) - 1)
+        names = self.names(chain)
+        both = (here + there for here, there in itertools.pairwise(chain.stages))
+        return [hideable_among(self.costs, (names[cell.slot] for cell in cells)) for cells in both]
 
     def _one_way_s(self, source: str, target: str) -> Floats:
         """[B+1], by samples: nothing is sent for none."""

@@ -23,6 +23,7 @@ from shoal_planner.halving import halve
 from shoal_planner.improve import Improver
 from shoal_planner.node_teams import try_node_teams
 from shoal_planner.options import group_kinds, usable_nodes
+from shoal_planner.overlap_choice import received_ahead
 from shoal_planner.parts import least_s
 from shoal_planner.plainer import ever_fewer, plainer, plainest
 from shoal_planner.plan import Plan
@@ -343,20 +344,26 @@ class Search:
 
     def mend(self, running: Plan) -> bool:
         """Looks at the running plan and at what can be made of it; whether no search is needed."""
+        running = received_ahead(running, self.costs.job)
         self.running = running
         self.consider(running)
         return mend_plan(running, self.costs, self._finisher, self._consider_exposed)
 
     def consider(self, made: Plan) -> float:
         """Scores a plan, and keeps it if it fits. Its seconds; inf if it does not."""
+        scored = self.scored_or_none(made)
+        return math.inf if scored is None else step_s(scored)
+
+    def scored_or_none(self, made: Plan) -> Plan | None:
+        """The same, and the plan, with what it receives ahead."""
         try:
-            scored = score_with(made, self.costs)
+            scored = score_with(received_ahead(made, self.costs.job), self.costs)
         except (InvalidField, NoPlanFits) as error:  # a previous plan may name nodes that are gone
             if isinstance(error, NoPlanFits) and not isinstance(self.refusal, HostTooSmall):
                 self.refusal = error
-            return float("inf")
+            return None
         self.scored[scored.plan_id] = scored
-        return step_s(scored)
+        return scored
 
     def _consider_exposed(self, made: Plan) -> float:
         """With the number of whole layers that is best, too."""
@@ -373,10 +380,6 @@ class Search:
             return math.inf
         self.finalists.add(scored.plan_id)
         return step_s(scored)
-
-    def scored_or_none(self, made: Plan) -> Plan | None:
-        """Of a variant of a plan that is known."""
-        return self.scored[made.plan_id] if self.consider(made) < float("inf") else None
 
     def _drafts(self, lead: Lead) -> Iterator[Draft]:
         for words in lead.words(self.best_s()):

@@ -16,7 +16,7 @@ from shoal_planner.options import Floats, Ints
 from shoal_planner.predict import vote_s
 from shoal_planner.rows import StageTimes
 from shoal_planner.shapes import Cell, Chain, Slots
-from shoal_planner.unit_figures import UnitFigures, ends_of
+from shoal_planner.unit_figures import Hops, UnitFigures, ends_of
 
 _CELLS = 1 << 20  # of tables made at once
 _HALVINGS, _WIDEST = 8, 2.0  # of the range in which the time of the slowest stage is looked for
@@ -62,9 +62,9 @@ def least_layers(stages: int) -> Ints:
     return found
 
 
-def paces(figures: UnitFigures, types: Ints, hops_s: Floats, count: int, flights: Ints, sizes: Ints) -> Paces:
-    """Of pipelines of these units [E, S], first and last in their places, where there are so many pipelines. `hops_s`
-    [E, S-1, Q] are seconds of sending on, `flights` [S, Q] the micro-batches in flight at least, of these sizes [Q].
+def paces(figures: UnitFigures, types: Ints, hops: Hops, count: int, flights: Ints, sizes: Ints) -> Paces:
+    """Of pipelines of these units [E, S], first and last in their places, where there are so many pipelines. `hops`
+    [E, S-1, Q] are those to the next stage, `flights` [S, Q] the micro-batches in flight at least, of these sizes [Q].
 
     The slowest stage takes as long as its own fixed part, and as long as all stages together need for the layers if
     they end at the same time; then longer while whole layers do not fit.
@@ -72,7 +72,7 @@ def paces(figures: UnitFigures, types: Ints, hops_s: Floats, count: int, flights
     layers, least = figures.times.num_layers, least_layers(types.shape[1])[:, None]
     block_s = figures.block_s[:, sizes - 1][types]  # [E, S, Q]
     fixed_s = figures.end_s[:, :, sizes - 1][types, ends_of(types.shape[1])]
-    fixed_s[:, :-1] += hops_s
+    fixed_s[:, :-1] += hops.exposed_s
     even_s = (layers + (fixed_s / block_s).sum(axis=1)) / (1 / block_s).sum(axis=1)
     period_s = np.maximum((fixed_s + least * block_s).max(axis=1), even_s)
     caps = np.full_like(block_s, np.inf) if figures.ample else figures.most_layers(types, count, flights, sizes)
@@ -86,7 +86,8 @@ def paces(figures: UnitFigures, types: Ints, hops_s: Floats, count: int, flights
         longer_s = np.where(held >= caps, np.inf, fixed_s + (held + 1) * block_s).min(axis=1)
         period_s = np.where(short, longer_s, period_s)
     rest = layers - int(least.sum())
-    fill_s = (fixed_s + least * block_s).sum(axis=1) + rest * block_s.min(axis=1)
+    fill_s = (fixed_s + least * block_s).sum(axis=1) + rest * block_s.min(axis=1) + hops.hidden_s.sum(axis=1)
+    period_s = np.maximum(period_s, fill_s / types.shape[1])  # one more in flight only when one is back
     return Paces(period_s, fill_s, _after_s(figures, types, count))
 
 
@@ -113,12 +114,12 @@ def _least_vote_s(figures: UnitFigures, slots: Slots) -> float:
 
 class _Group(NamedTuple):
     """Crews of one size with each pair of ends: the crew's number, its units with those at the ends in their places,
-    and the least seconds of sending on."""
+    and the least that each may take to the next one."""
 
     owners: Ints
     types: Ints
     ends: list[tuple[Cell, Cell]]
-    hops_s: Floats
+    hops: Hops
 
 
 class CrewBounds:
@@ -148,10 +149,15 @@ class CrewBounds:
         slots = np.array([[cell.slot for cell in order] for order in ordered])
         same = slots[:, :, None] == slots[:, None]
         here, there = np.broadcast_arrays(types[:, :, None], types[:, None])
-        hops_s = self._figures.hops_s(here, there, same)  # [E, S, S, B]
-        hops_s[:, np.arange(size), np.arange(size)] = np.inf
-        least_s = hops_s[:, :-1, 1:].min(axis=2) if size > 1 else hops_s[:, :0, 0]
-        return _Group(np.array(owners), types, ends, least_s)
+        hops = self._figures.hops(here, there, same)  # [E, S, S, B]
+        hops.exposed_s[:, np.arange(size), np.arange(size)] = np.inf
+        exposed_s, whole_s = (
+            some[:, :-1, 1:].min(axis=2) if size > 1 else some[:, :0, 0]
+            for some in (hops.exposed_s, hops.exposed_s + hops.hidden_s)
+        )
+        with np.errstate(invalid="ignore"):
+            hidden_s = np.where(np.isfinite(exposed_s), whole_s - exposed_s, 0.0)
+        return _Group(np.array(owners), types, ends, Hops(exposed_s, hidden_s))
 
     def most(self, count: int, within_s: float, batch: int) -> tuple[Ints, dict[int, list[Ends]]]:
         """By crew, the most samples where there are so many pipelines, if all is done within these seconds; and the
@@ -161,7 +167,7 @@ class CrewBounds:
         for size, group in self._groups.items():
             if (size, count) not in self._paces:
                 flights, every = np.ones((size, batch), dtype=np.int64), np.arange(1, batch + 1)
-                self._paces[size, count] = paces(self._figures, group.types, group.hops_s, count, flights, every)
+                self._paces[size, count] = paces(self._figures, group.types, group.hops, count, flights, every)
             found = self._paces[size, count].most_samples(within_s - self.vote_s[group.owners])
             np.maximum.at(best, group.owners, found)
             for place in np.flatnonzero(found):
@@ -185,27 +191,30 @@ def line_bounds(figures: UnitFigures, lines: Lines, count: int, within_s: float,
     every = np.arange(1, figures.times.batch + 1)
     sizes = every[-(-least // every) * every <= figures.times.batch]
     numbers = -(-least // sizes)
-    hops_s = figures.hops_s(types[:, :-1], types[:, 1:], slots[:, :-1] == slots[:, 1:])[..., sizes - 1]
+    every_hop = figures.hops(types[:, :-1], types[:, 1:], slots[:, :-1] == slots[:, 1:])
+    hops = Hops(*(some[..., sizes - 1] for some in every_hop))
+    hidden_s = hops.hidden_s.sum(axis=1)
     stages = types.shape[1]
     flights = np.minimum(np.arange(stages, 0, -1)[:, None], numbers)
-    plain = paces(figures, types, hops_s, count, flights, sizes)
+    plain = paces(figures, types, hops, count, flights, sizes)
     runs = plain.run(numbers, within_s)
     kept, few = np.flatnonzero(runs.any(axis=1)), np.flatnonzero(runs.any(axis=0))
     found = []
     size = max(1, _CELLS // (stages * (figures.times.num_layers + 1) * max(1, len(few))))
     for part in (kept[begin : begin + size] for begin in range(0, len(kept), size)):
         tables = figures.tables(types[part], count, flights[:, few], sizes[few])
-        tables[:, :-1] += hops_s[part][:, :, None, few]
-        enough = _sharper(tables, plain.taken(part, few)).run(numbers[few], within_s)
+        tables[:, :-1] += hops.exposed_s[part][:, :, None, few]
+        hidden = hidden_s[np.ix_(part, few)]
+        enough = _sharper(tables, hidden, plain.taken(part, few)).run(numbers[few], within_s)
         for at in np.flatnonzero(enough.any(axis=1)):
-            left = StageTimes(sizes[few][enough[at]], tables[at][..., enough[at]])
+            left = StageTimes(sizes[few][enough[at]], tables[at][..., enough[at]], hidden[at][enough[at]])
             found.append(LineBound(lines.chain(part[at]), left))
     return found
 
 
-def _sharper(tables: Floats, plain: Paces) -> Paces:
-    """With what is computed again, from seconds of stages [E, S, L+1, Q]. The slowest stage is found by bisection; in
-    all stages together each layer adds what it adds in the best of places."""
+def _sharper(tables: Floats, hidden_s: Floats, plain: Paces) -> Paces:
+    """With what is computed again, from seconds of stages [E, S, L+1, Q] and of what they hide [E, Q]. The slowest
+    stage is found by bisection; in all stages together each layer adds what it adds in the best of places."""
     num, stages, counts, batch = tables.shape
     least = least_layers(stages)
     low, high = plain.period_s, plain.period_s * _WIDEST
@@ -220,4 +229,4 @@ def _sharper(tables: Floats, plain: Paces) -> Paces:
     free = counts - 1 - int(least.sum())
     if free:
         first_s = first_s + np.partition(added.reshape(num, -1, batch), free - 1, axis=1)[:, :free].sum(axis=1)
-    return Paces(low, np.maximum(plain.fill_s, first_s), plain.after_s)
+    return Paces(low, np.maximum(plain.fill_s, first_s + hidden_s), plain.after_s)

@@ -13,9 +13,10 @@ from shoal_planner.options import Floats, Ints
 _BOUNDS = 12  # values of the slowest stage that are tried, from the smallest that is possible
 
 
-def divide(times: Floats, least: Ints, num_layers: int, number: int) -> Ints | None:
-    """Layers [S] with the least (number - 1) max_s t_s + sum_s t_s, of which each stage has at least `least` [S]; none
-    if too few fit. `times` [S, L+1] are seconds by number of layers, which never fall, inf where they do not fit.
+def divide(times: Floats, least: Ints, num_layers: int, number: int, hidden: Floats | None = None) -> Ints | None:
+    """Layers [S] with the least seconds of so many micro-batches, of which each stage has at least `least` [S]; none if
+    too few fit. `times` [S, L+1] are seconds by number of layers, which never fall, inf where they do not fit, and
+    `hidden` those for which only the first micro-batch waits (`paced`).
 
     The bottleneck is some stage with some number of layers; under each bound the cheapest layers are taken. Bounds from
     the least possible one upwards are tried, as a higher one pays only by what the sum gains.
@@ -29,12 +30,23 @@ def divide(times: Floats, least: Ints, num_layers: int, number: int) -> Ints | N
         return None
     tried = _bounds(values, lowest_s) if number > 1 else values[values < np.inf][-1:]
     limits = (times <= tried[:, None, None]).sum(axis=2) - 1  # [K, S]
-    layers = _cheapest(times, limits, least, num_layers)
+    layers = _cheapest(times if hidden is None else times + hidden, limits, least, num_layers)
     if not len(layers):
         return None
-    chosen = times[rows, layers]
-    found: Ints = layers[int(np.argmin((number - 1) * chosen.max(axis=1) + chosen.sum(axis=1)))]
+    period_s, fill_s = paced(times[rows, layers], None if hidden is None else hidden[rows, layers])
+    found: Ints = layers[int(np.argmin((number - 1) * period_s + fill_s))]
     return found
+
+
+def paced(exposed_s: Floats, hidden_s: Floats | None) -> tuple[Floats, Floats]:
+    """From one micro-batch to the next, and of one through all stages [..], given what each stage [.., S] takes beside
+    what it hides: as in `predict.pipeline_s`."""
+    slowest_s = exposed_s.max(axis=-1)
+    if hidden_s is None:
+        return slowest_s, exposed_s.sum(axis=-1)
+    ways_s = np.cumsum((exposed_s + hidden_s)[..., ::-1], axis=-1)
+    round_s = (ways_s / np.arange(1, ways_s.shape[-1] + 1)).max(axis=-1)
+    return np.maximum(slowest_s, round_s), ways_s[..., -1]
 
 
 def _bounds(values: Floats, lowest_s: float) -> Floats:

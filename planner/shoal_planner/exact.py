@@ -26,6 +26,7 @@ from shoal_planner.chain_times import ChainTimes
 from shoal_planner.cluster import Node
 from shoal_planner.costs import CostModel
 from shoal_planner.crew_search import CrewSearch
+from shoal_planner.hiding import ahead_share
 from shoal_planner.options import Floats, Ints, tp_degrees, usable_nodes
 from shoal_planner.parts import fastest_s, parts
 from shoal_planner.plan import Plan
@@ -260,7 +261,7 @@ class Rates:
         self._rates: dict[tuple[int, int], float] = {}
         self._times = times
         self._known: dict[Chain, list[float]] = {}
-        self._sent: dict[Chain, tuple[float, list[float]]] = {}
+        self._sent: dict[Chain, tuple[float, float]] = {}
         self.work = float(times.num_layers)
         ends: list[list[float]] = [[], []]
         for kind, room in rooms.items():
@@ -299,24 +300,24 @@ class Rates:
         for others, rate in enumerate(self._by_stage(chain)):
             reached += rate
             most = max(most, within_s * reached / self.work - others)
-        latency_s, hops_s = self._hops_s(chain)
-        if hops_s:
-            slowest_s = max(hops_s)
-            rest_s = within_s - self.work / self._by_stage(chain)[0] - latency_s - sum(hops_s)
-            most = min(most, rest_s / slowest_s + 1)
+        once_s, slowest_s = self._hops_s(chain)
+        if slowest_s:
+            most = min(most, (within_s - self.work / self._by_stage(chain)[0] - once_s) / slowest_s + 1)
         return max(0, min(batch, math.floor(most * (1 + _TIE))))
 
-    def _hops_s(self, chain: Chain) -> tuple[float, list[float]]:
-        """Between stages of one replica: all latencies of a micro-batch, and by stage the seconds for each sample."""
+    def _hops_s(self, chain: Chain) -> tuple[float, float]:
+        """Between stages of one replica: of a micro-batch of one sample between all of them, and of each sample more
+        what computing does not hide, between those where that is most."""
         if chain not in self._sent:
-            latency_s, hops_s = 0.0, []
+            once_s, slowest_s = 0.0, 0.0
             names, costs = self._times.names(chain), self._times.costs
             for here, there in itertools.pairwise(chain.stages):
                 if len(here) == len(there) == 1:
-                    link = costs.link(names[here[0].slot], names[there[0].slot])
-                    latency_s += 2 * link.latency_s
-                    hops_s.append(2 * costs.activation_bytes(1) / link.bytes_per_s)
-            self._sent[chain] = (latency_s, hops_s)
+                    ends = names[here[0].slot], names[there[0].slot]
+                    each_s = 2 * costs.activation_bytes(1) / costs.link(*ends).bytes_per_s
+                    once_s += 2 * costs.link(*ends).latency_s + each_s
+                    slowest_s = max(slowest_s, (1 - ahead_share(costs, *ends)) * each_s)
+            self._sent[chain] = (once_s, slowest_s)
         return self._sent[chain]
 
 

@@ -16,7 +16,8 @@ import numpy as np
 from shoal_planner.again import Kinds, Mix, cheapest, kinds_of, marked
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
-from shoal_planner.dividing import divide
+from shoal_planner.dividing import divide, paced
+from shoal_planner.hiding import hop_s
 from shoal_planner.memory import ELEMENT_BYTES, snapshot_bytes, stage_bytes, unit_elements, usable_bytes
 from shoal_planner.options import Floats, Ints, sizes_of
 from shoal_planner.plan import Pipeline, Plan, Replica, Sharding, Stage
@@ -55,10 +56,12 @@ class Split:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
     """Seconds by number of layers, inf beyond memory, with the layers computed again for them: `over` bytes are then
-    missing otherwise, and `kinds` says what each layer gives back. `sync_s` is the exchange after the step, and the
-    update, which is all there is without a way to reach others."""
+    missing otherwise, and `kinds` says what each layer gives back. What of sending on computing hides is `hidden_s`,
+    by layers, too: for that only the first micro-batch waits. `sync_s` is the exchange after the step, and the update,
+    which is all there is without a way to reach others."""
 
     seconds: Floats
+    hidden_s: Floats
     over: Floats
     again: Mix
     kinds: Kinds
@@ -164,10 +167,11 @@ class Finisher:
         )
 
     def plan(self, draft: Draft) -> Plan:
-        """With the layers that suit the numbers of micro-batches."""
+        """With the layers that suit the numbers of micro-batches, and no longer an exchange than was drafted."""
         pipelines = []
+        common = draft.common._replace(most_sync_s=min(draft.common.most_sync_s, draft.sync_s))
         for word, key, samples, size in zip(draft.words, draft.keys, draft.samples, draft.sizes, strict=True):
-            split = self.split(word, key, size, samples // size, draft.common)
+            split = self.split(word, key, size, samples // size, common)
             assert split is not None, "it fitted with more micro-batches in flight"
             pipelines.append(pipeline_of(word, size, samples // size, split))
         sharding = Sharding(optimizer="none" if self.costs.job.train.sharding == "none" else "cluster")
@@ -265,19 +269,20 @@ class Finisher:
         known = (kind, unit.tp, size, ends, in_flight, onward, holders)
         if (known, reach) not in self._reaching:
             if known not in self._stages:
-                hop_s = 0.0 if ends[1] else 2 * self.costs.send_s(unit.node, word[s + 1].node, size)
-                self._stages[known] = self._figures(unit, size, ends, in_flight, hop_s, holders)
+                hop = (0.0, 0.0) if ends[1] else hop_s(self.costs, unit.node, word[s + 1].node, size)
+                self._stages[known] = self._figures(unit, size, ends, in_flight, hop, holders)
             alone = self._stages[known]
             reach_s = self._counts * reach.block_s + ends[0] * reach.first_s + ends[1] * reach.last_s
             self._reaching[known, reach] = dataclasses.replace(alone, sync_s=alone.sync_s + reach_s)
         return self._reaching[known, reach]
 
     def _figures(
-        self, unit: Unit, size: int, ends: tuple[bool, bool], in_flight: int, hop_s: float, holders: int
+        self, unit: Unit, size: int, ends: tuple[bool, bool], in_flight: int, hop: tuple[float, float], holders: int
     ) -> _Stage:
         costs, train, model = self.costs, self.costs.job.train, self.costs.job.model
         block_s = costs.part("block", unit.node, unit.tp, size).total_s
-        fixed_s = hop_s + costs.stage(unit.node, unit.tp, size, {}, embedding=ends[0], head=ends[1]).total_s
+        exposed_s, hidden_s = hop
+        fixed_s = costs.stage(unit.node, unit.tp, size, {}, embedding=ends[0], head=ends[1]).total_s
         line = stage_bytes(model, train.seq_len, train.precision, unit.tp, size, embedding=ends[0], head=ends[1])
         shared = 1 if train.sharding == "none" else holders
         room = usable_bytes(costs.device(unit.node)) - line.empty(shared) - in_flight * line.flight
@@ -290,11 +295,14 @@ class Finisher:
         each = snapshot_bytes(unit_elements(model, 1, 1) / holders) * (1 + self.copies)
         on_host = counts * each <= host.host_memory_bytes * unit.tp / host.devices
         fits = ((over == 0) | (train.recompute != "none")) & on_host
-        seconds = np.where(fits, fixed_s + counts * block_s + again.seconds(kinds), np.inf)
+        busy_s = fixed_s + counts * block_s + again.seconds(kinds)
+        hidden = np.minimum(hidden_s, busy_s)
+        seconds = np.where(fits, busy_s + (exposed_s + hidden_s - hidden), np.inf)
         middle = not (ends[0] or ends[1])
         held = line.end_elements + counts * unit_elements(model, 1, unit.tp)
         return _Stage(
             seconds=seconds,
+            hidden_s=hidden,
             over=over,
             again=again,
             kinds=kinds,
@@ -314,20 +322,22 @@ class Table:
 
 
 def split_layers(stages: list[_Stage], num_layers: int, number: int, most_sync_s: float) -> Split | None:
-    """Least (number - 1) max_s t_s + sum_s t_s. No stage gets more layers than it exchanges in `most_sync_s`."""
+    """The least seconds of so many micro-batches. No stage gets more layers than it exchanges in `most_sync_s`."""
     times = np.maximum.accumulate(np.stack([stage.seconds for stage in stages]), axis=1)  # [P, L+1]
     sync = np.stack([stage.sync_s for stage in stages])
     times = np.where(sync <= most_sync_s * (1 + 1e-9), times, np.inf)
-    layers = divide(times, np.array([stage.least for stage in stages]), num_layers, number)
+    hidden = np.stack([stage.hidden_s for stage in stages]) if any(stage.hidden_s.any() for stage in stages) else None
+    layers = divide(times, np.array([stage.least for stage in stages]), num_layers, number, hidden)
     if layers is None:
         return None
     rows = np.arange(len(stages))
     chosen = times[rows, layers]
+    period_s, fill_s = paced(chosen, None if hidden is None else hidden[rows, layers])
     return Split(
         layers=tuple(int(count) for count in layers),
         again=tuple(stage.again.at(count) for stage, count in zip(stages, layers, strict=True)),
-        period_s=float(chosen.max()),
-        fill_s=float(chosen.sum()),
+        period_s=float(period_s),
+        fill_s=float(fill_s),
         sync_s=float(sync[rows, layers].max()),
     )
 

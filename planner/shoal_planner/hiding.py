@@ -44,6 +44,19 @@ def beside(share: float, seconds: float, computing_s: float) -> float:
     return seconds - min(share * seconds, computing_s)
 
 
+def ahead_share(costs: CostModel, here: str, there: str) -> float:
+    """The share of what passes between stages of one replica on these nodes that goes on beside computing: plans of a
+    job that lets exchanges overlap receive it ahead wherever there are stages."""
+    return hideable(costs, here, there) if costs.job.train.overlap != "none" else 0.0
+
+
+def hop_s(costs: CostModel, here: str, there: str, samples: int) -> tuple[float, float]:
+    """Of activations of these samples to the next stage, and of their gradients back: the seconds that computing does
+    not hide, where it takes long enough, and those for which only the first micro-batch waits."""
+    whole_s, share = 2 * costs.send_s(here, there, samples), ahead_share(costs, here, there)
+    return (1 - share) * whole_s, share * whole_s
+
+
 def with_shards_hidden(its: Shards, time: PartTime, share: float, layers: int) -> Shards:
     """Of each pass of so many layers, what computing does not hide: weights come one unit ahead, also from pass to
     pass, so that nothing is on its way beside units whose neighbours are whole."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shoal_planner.again import Kinds, kinds_of
 from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
+from shoal_planner.hiding import hop_s
 from shoal_planner.job import JobSpec
 from shoal_planner.memory import ELEMENT_BYTES, StageBytes, snapshot_bytes, stage_bytes, unit_elements, usable_bytes
 from shoal_planner.parameters import degrees_of
@@ -115,15 +116,16 @@ class Basis:
             [kinds_of(costs, o.kind.node.id, o.tp, size, 1, line) for o, line in zip(options, middle, strict=True)]
         )
         self.again_bytes = np.array([line.again for line in middle])
-        self.near_s = np.array([2 * costs.send_s(o.kind.node.id, o.kind.node.id, size) for o in options])
-        self.hop_s = np.array([[2 * _hop(costs, here, there, size) for there in options] for here in options])
+        near = np.array([hop_s(costs, o.kind.node.id, o.kind.node.id, size) for o in options])
+        hops = np.array([[_hop_s(costs, here, there, size) for there in options] for here in options])
+        self.near_s, self.hop_s = np.moveaxis(near, -1, 0), np.moveaxis(hops, -1, 0)
 
 
 class Figures:
     """By option, for micro-batches of `size` samples; [4, O] where the place in the pipeline matters.
 
-    Optimizer state is shared by `holders` replicas. `hop_s[i, j]` is what stage i spends on sending to stage j and
-    getting back, on another node; `near_s[i]` the same within its node.
+    Optimizer state is shared by `holders` replicas. `hop_s[:, i, j]` is what sending from stage i to stage j and
+    getting back takes on another node, exposed and hidden beside computing; `near_s[:, i]` the same within its node.
     """
 
     def __init__(self, basis: Basis, costs: CostModel, holders: float, copies: int) -> None:
@@ -182,7 +184,7 @@ _OF_LADDER = ("first_s", "first_bytes", "more_s", "more_bytes", "full_bytes")
 
 def side_by_side(parts: Sequence[Figures]) -> Figures:
     """Figures of the same options for several sizes of micro-batches as if they were of as many more options, one size
-    after the other; `hop_s` is [parts x O, O]: the next stage has the same size."""
+    after the other; `hop_s` is [2, parts x O, O]: the next stage has the same size."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -191,7 +193,7 @@ def side_by_side(parts: Sequence[Figures]) -> Figures:
         setattr(found, name, np.concatenate([getattr(part, name) for part in parts], axis=-1))
     for name in _OF_LADDER:
         setattr(found.again, name, np.concatenate([getattr(part.again, name) for part in parts]))
-    found.hop_s = np.concatenate([part.hop_s for part in parts])
+    found.hop_s = np.concatenate([part.hop_s for part in parts], axis=1)
     return found
 
 
@@ -208,8 +210,8 @@ def _end_s(costs: CostModel, option: Option, size: int, first: bool, last: bool)
     return costs.stage(option.kind.node.id, option.tp, size, {}, embedding=first, head=last).total_s
 
 
-def _hop(costs: CostModel, here: Option, there: Option, size: int) -> float:
-    return costs.send_s(here.kind.node.id, _another(there.kind, here.kind.node.id), size)
+def _hop_s(costs: CostModel, here: Option, there: Option, size: int) -> tuple[float, float]:
+    return hop_s(costs, here.kind.node.id, _another(there.kind, here.kind.node.id), size)
 
 
 def sizes_of(batch: int) -> Iterator[int]:

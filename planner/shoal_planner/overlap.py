@@ -34,7 +34,7 @@ class Overlap:
             raise InvalidField("tensor_chunks", self.tensor_chunks, f"must be from 1 to {MOST_CHUNKS}")
 
 
-NOTHING = Overlap()
+NOTHING, AHEAD = Overlap(), Overlap(stages=True)
 
 
 def check_overlap(overlap: Overlap, schedule: Schedule, sharding: Sharding, groups: tuple[Group, ...]) -> None:

@@ -1,6 +1,7 @@
 """Which exchanges of a plan go on beside computing: those for which that makes the predicted step shorter.
 
-Owns the choice for a plan whose devices and layers stand. Plans are searched for, and proven, as if nothing overlapped.
+Owns the choice for a plan whose devices and layers stand. Plans are searched for, and proven, with what passes between
+stages received ahead, and as if nothing else overlapped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from functools import partial
 
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import InvalidField
-from shoal_planner.overlap import NOTHING, Overlap
+from shoal_planner.job import JobSpec
+from shoal_planner.overlap import AHEAD, NOTHING, Overlap
 from shoal_planner.plan import Plan
 from shoal_planner.score import score_with, step_s
 
@@ -24,12 +26,21 @@ _LEAST = 0.002  # of a step
 _Change = Callable[[Overlap], Overlap]
 
 
+def received_ahead(plan: Plan, job: JobSpec) -> Plan:
+    """With what passes between stages received ahead of its use, if there is any and the job lets it: by the model that
+    is never slower, and the memory for it is counted anyway."""
+    has_stages = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
+    if job.train.overlap == "none" or plan.overlap != NOTHING or not has_stages:
+        return plan
+    return dataclasses.replace(plan, overlap=AHEAD, prediction=None)
+
+
 def with_overlap(plan: Plan, costs: CostModel) -> Plan:
-    """A plan that was scored, with what the job allows and what pays; else as it is."""
-    assert plan.prediction is not None and plan.overlap == NOTHING
+    """A plan that was scored as the search does, with what else the job allows and what pays; else as it is."""
+    assert plan.prediction is not None and plan.overlap in (NOTHING, AHEAD)
     if costs.job.train.overlap == "none":
         return plan
-    best = _ahead(plan, costs)
+    best = plan
     for way in _ways(plan, chunks=costs.job.model.module is None):
         for change in way:
             found = _scored(best, costs, change(best.overlap))
@@ -40,22 +51,13 @@ def with_overlap(plan: Plan, costs: CostModel) -> Plan:
 
 
 def with_like_overlap(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan:
-    """A plan that was scored, for one that runs with this: the same as far as it is for this plan, in one look."""
-    assert plan.prediction is not None and plan.overlap == NOTHING
+    """A plan that was scored as the search does, for one that runs with this: the same as far as it is for this plan,
+    in one look."""
+    assert plan.prediction is not None and plan.overlap in (NOTHING, AHEAD)
     if costs.job.train.overlap == "none":
         return plan
-    has_stages = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
-    like = dataclasses.replace(overlap, stages=has_stages)
-    found = plan if like == NOTHING else _scored(plan, costs, like) or _ahead(plan, costs)
+    found = overlapping(plan, costs, dataclasses.replace(overlap, stages=plan.overlap.stages))
     return found if step_s(found) <= step_s(plan) else plan
-
-
-def _ahead(plan: Plan, costs: CostModel) -> Plan:
-    """With what passes between stages received ahead, if there is any: by the model that is never slower, and the
-    memory for it is counted anyway."""
-    if all(len(pipeline.stages) == 1 for pipeline in plan.pipelines):
-        return plan
-    return _scored(plan, costs, dataclasses.replace(plan.overlap, stages=True)) or plan
 
 
 def overlapping(plan: Plan, costs: CostModel, overlap: Overlap) -> Plan:

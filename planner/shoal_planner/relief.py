@@ -17,6 +17,7 @@ import numpy as np
 from shoal_planner.choices import Choice, LayerFigures, Offload, Options, options, overrides
 from shoal_planner.costs import CostModel
 from shoal_planner.dividing import divide
+from shoal_planner.hiding import hop_s
 from shoal_planner.loads import ReplicaLoad, replica_loads, segments
 from shoal_planner.memory import (
     ELEMENT_BYTES,
@@ -244,7 +245,7 @@ class _Relief:
         ends = {"embedding": s == 0, "head": s + 1 == len(stages)}
         fixed_s = costs.stage(replica.node, replica.tp, replica.samples, {}, **ends).total_s
         if s + 1 < len(stages):
-            fixed_s += 2 * costs.send_s(replica.node, stages[s + 1].replicas[0].node, replica.samples)
+            fixed_s += hop_s(costs, replica.node, stages[s + 1].replicas[0].node, replica.samples)[0]
         return block_s, fixed_s
 
     def _figures(self, p: int, s: int) -> tuple[LayerFigures, float]:

@@ -20,6 +20,7 @@ import numpy as np
 from shoal_planner.again import Mix
 from shoal_planner.costs import CostModel
 from shoal_planner.dealing import deal
+from shoal_planner.dividing import paced
 from shoal_planner.finish import Common, Finisher, Table, Unit, Word, pipeline_of
 from shoal_planner.plan import Pipeline, Plan, Sharding, Stage
 from shoal_planner.remainder import Pace, remainder_words
@@ -368,16 +369,17 @@ class Mender:
         return self._clocks[key]
 
     def _timed(self, pipeline: Pipeline, word: Word, layers: tuple[_Layers, ...], common: Common) -> _Clock | None:
-        period_s = fill_s = sync_s = 0.0
+        exposed_s, hidden_s, sync_s = [], [], 0.0
         size, number = pipeline.micro_batch, max(pipeline.micro_batches, len(word))
         for s, (count, again) in enumerate(layers):
             stage = self.finisher.stage(word, s, size, number, common)
             if again.saved(stage.kinds) < stage.over[count] or not np.isfinite(stage.seconds[count]):
                 return None
-            seconds = float(stage.plain_s(count) + again.seconds(stage.kinds))
-            period_s, fill_s = max(period_s, seconds), fill_s + seconds
+            exposed_s.append(float(stage.plain_s(count) + again.seconds(stage.kinds)))
+            hidden_s.append(float(stage.hidden_s[count]))
             sync_s = max(sync_s, float(stage.sync_s[count]))
-        return _Clock(period_s, fill_s, sync_s)
+        period_s, fill_s = paced(np.array(exposed_s), np.array(hidden_s))
+        return _Clock(float(period_s), float(fill_s), sync_s)
 
     def _num_devices(self, slots: Slots) -> int:
         return sum(unit.tp for slot in slots for unit in _word(slot))

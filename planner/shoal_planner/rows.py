@@ -30,10 +30,12 @@ class AfterStage:
 
 
 class StageTimes(NamedTuple):
-    """Sizes of micro-batches [Q], and the seconds of stages with them by layers [S, L+1, Q]."""
+    """Sizes of micro-batches [Q], the seconds of stages with them by layers [S, L+1, Q], and those of all stages
+    together that only the first one waits for [Q]."""
 
     sizes: Ints
     seconds: Floats
+    hidden_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class _Growth:
         self._stages, counts, _ = stages.seconds.shape
         self._limit_s = limit_s
         self._others = -(-least // stages.sizes) - 1  # [Q], micro-batches that wait for the slowest stage
-        self._table = np.minimum(stages.seconds, _NEVER_S)
+        self._table, self._hidden_s = np.minimum(stages.seconds, _NEVER_S), stages.hidden_s
         self._counts = np.arange(counts)
         self._after = after.per_block[:, None] * self._counts[:, None] + after.at_ends[:, None]  # [S, L+1, 2]
         self._lowest = np.zeros(self._stages, dtype=np.int64)
@@ -110,7 +112,7 @@ class _Growth:
             filled, peak = filled[rows] + here, np.maximum(peak[rows], here)
             worst = np.maximum(worst[rows], self._after[s][layers])
             least_s = filled + rest_s[s] + (after_left - rest[s])[:, None] * self._each_s + self._others * peak
-            kept = least_s.min(axis=1) + worst.sum(axis=1) <= self._limit_s
+            kept = (least_s + self._hidden_s).min(axis=1) + worst.sum(axis=1) <= self._limit_s
             made = np.concatenate([made[rows[kept]], layers[kept][:, None]], axis=1)
             left, filled, peak, worst = after_left[kept], filled[kept], peak[kept], worst[kept]
         return made, worst.sum(axis=1)
@@ -118,7 +120,7 @@ class _Growth:
     def _highest(self) -> Ints:
         """[S]: the most layers of each stage, all others as quick as can be; -1 if there is no number."""
         found = np.full(self._stages, -1)
-        total_s = self._first_s.sum(axis=0)
+        total_s = self._first_s.sum(axis=0) + self._hidden_s
         for s in range(self._stages):
             free = self._counts[-1] - self._counts - (self._lowest.sum() - self._lowest[s])
             around = total_s - self._first_s[s] + (1 + self._others) * self._table[s]

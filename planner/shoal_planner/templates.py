@@ -145,15 +145,16 @@ def places(table: Ints) -> Ints:
 
 
 def hops_s(table: Ints, figures: Figures) -> Floats:
-    """What each stage spends on exchange with the next: within a node as long as units of one kind fit there."""
-    per_node, kind, num_options = figures.per_node, figures.kind, figures.hop_s.shape[1]
-    found = np.zeros(table.shape)
+    """[2, N, P]: what each stage spends on exchange with the next, exposed and hidden: within a node as long as units
+    of one kind fit there."""
+    per_node, kind, num_options = figures.per_node, figures.kind, figures.hop_s.shape[2]
+    found = np.zeros((2, *table.shape))
     used = np.ones(len(table), dtype=np.int64)
     for stage in range(table.shape[1] - 1):
         here, there = table[:, stage], table[:, stage + 1]
         inside = (kind[here] == kind[there]) & (used < per_node[here])
-        seconds = np.where(inside, figures.near_s[here], figures.hop_s[here, there % num_options])
-        found[:, stage] = np.where(there >= 0, seconds, 0.0)
+        seconds = np.where(inside, figures.near_s[:, here], figures.hop_s[:, here, there % num_options])
+        found[:, :, stage] = np.where(there >= 0, seconds, 0.0)
         used = np.where(inside, used + 1, 1)
     return found
 
@@ -190,7 +191,8 @@ def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
     layers = np.zeros(table.shape, dtype=np.int64)
     if len(rows):
         kept = table[rows]
-        fixed = np.where(there[rows], figures.end_s[place[rows], kept] + hops_s(kept, figures), 0.0)
+        exposed_s, hidden_s = hops_s(kept, figures)
+        fixed = np.where(there[rows], figures.end_s[place[rows], kept] + exposed_s, 0.0)
         curve = _Curve.of(
             block_s=figures.block_s[kept],
             fixed_s=fixed,
@@ -204,7 +206,13 @@ def price(table: Ints, figures: Figures, num_layers: int) -> Prices:
             tight_cap=tight_cap[rows],
             least=least[rows],
         )
-        period[rows], fill[rows], layers[rows] = curve.solve(num_layers, there[rows])
+        solved_s, filled_s, layers[rows] = curve.solve(num_layers, there[rows])
+        fill[rows] = filled_s + hidden_s.sum(axis=1)
+        if hidden_s.any():
+            # Nothing hides more than it computes, and there is one micro-batch more in flight only when one is back.
+            solved_s = np.maximum(solved_s, (exposed_s + hidden_s).max(axis=1))
+            solved_s = np.maximum(solved_s, fill[rows] / there[rows].sum(axis=1))
+        period[rows] = solved_s
     return Prices(period_s=period, fill_s=fill, layers=layers)
 
 

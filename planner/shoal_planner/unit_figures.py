@@ -6,10 +6,12 @@ Owns the figures that bounds on many pipelines at once are made of. Figures of o
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from shoal_planner.chain_times import ChainTimes
+from shoal_planner.hiding import ahead_share
 from shoal_planner.memory import ELEMENT_BYTES, unit_elements
 from shoal_planner.options import Floats, Ints
 from shoal_planner.rows import AfterStage
@@ -28,6 +30,14 @@ def ends_of(stages: int) -> Ints:
     return found
 
 
+class Hops(NamedTuple):
+    """Seconds of passing a micro-batch on to the next stage and of getting it back: what computing does not hide, at
+    least, and the rest, for which the first one waits all the same."""
+
+    exposed_s: Floats
+    hidden_s: Floats
+
+
 class UnitFigures:
     """On one cluster for one job; U units, B sizes of micro-batches from 1 up."""
 
@@ -44,8 +54,8 @@ class UnitFigures:
         self.end_s: Floats = plain[:, :, 0]  # [U, 4, B]
         places = {kind: place for place, kind in enumerate(sorted(rooms))}
         self._places = np.array([places[kind] for kind, _ in self.units])
-        self._own_hop_s = np.array([self._hop_s(kind, kind, own=True) for kind in places])  # [N, B] within a node
-        self._hop_s_of = np.array([[self._hop_s(a, b, own=False) for b in places] for a in places])  # [N, N, B]
+        self._own_hop = np.array([self._hop_s(kind, kind, own=True) for kind in places])  # [N, 2, B] within a node
+        self._hop_of = np.array([[self._hop_s(a, b, own=False) for b in places] for a in places])  # [N, N, 2, B]
         self.ample = all(times.never_binds(cost) for some in self._costs for cost in some) and all(
             map(math.isinf, host_elements.values())
         )
@@ -53,19 +63,20 @@ class UnitFigures:
         self._after: dict[int, tuple[Floats, Floats]] = {}
 
     def _hop_s(self, here: int, there: int, *, own: bool) -> Floats:
-        """[B]: to the next stage and back."""
+        """[2, B]: exposed and hidden."""
         costs, counts = self.times.costs, np.arange(1, self.times.batch + 1)
         node, other = self.times.node_of(here), self.times.node_of(there, 0 if own or here != there else 1)
         if node is None or other is None:
-            return np.full(len(counts), np.inf)
-        link = costs.link(node, other)
-        return np.asarray(2 * (link.latency_s + counts * costs.activation_bytes(1) / link.bytes_per_s))
+            return np.array([np.full(len(counts), np.inf), np.zeros(len(counts))])
+        link, share = costs.link(node, other), ahead_share(costs, node, other)
+        hop_s = 2 * (link.latency_s + counts * costs.activation_bytes(1) / link.bytes_per_s)
+        return np.array([(1 - share) * hop_s, share * hop_s])
 
-    def hops_s(self, here: Ints, there: Ints, same: Ints) -> Floats:
+    def hops(self, here: Ints, there: Ints, same: Ints) -> Hops:
         """[.., B]: from these units to those, and back; `same`: on the same node."""
         a, b = self._places[here], self._places[there]
-        found: Floats = np.where(same[..., None], self._own_hop_s[a], self._hop_s_of[a, b])
-        return found
+        found = np.where(same[..., None, None], self._own_hop[a], self._hop_of[a, b])
+        return Hops(found[..., 0, :], found[..., 1, :])
 
     def held(self, count: int) -> Held:
         """As many as may share the ends of the model where there are so many pipelines."""

@@ -16,7 +16,6 @@ from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
 from shoal_planner.loads import ReplicaLoad, replica_loads, segments
 from shoal_planner.memory import ELEMENT_BYTES, GRADIENT_BYTES, part_elements, usable_bytes
-from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Override, Plan, Stage
 from shoal_planner.score import score_with, step_s
 from shoal_planner.sharding import shares_inside
@@ -94,7 +93,7 @@ class _Numbers:
 
 
 def _hidden(plan: Plan, costs: CostModel) -> Plan:
-    overlap = Overlap(shards=costs.job.train.overlap != "none")
+    overlap = dataclasses.replace(plan.overlap, shards=costs.job.train.overlap != "none")
     if plan.prediction is not None and overlap == plan.overlap:
         return plan
     return score_with(dataclasses.replace(plan, overlap=overlap, prediction=None), costs)

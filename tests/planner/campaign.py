@@ -32,6 +32,7 @@ from random_plans import random_plan
 
 from shoal_planner.cluster import ClusterSnapshot, snapshot_to_mapping
 from shoal_planner.errors import NoPlanFits
+from shoal_planner.overlap import AHEAD, NOTHING
 from shoal_planner.plan import Plan, Sharding
 from shoal_planner.profile import Profile
 from shoal_planner.score import score
@@ -137,6 +138,7 @@ def _wider(found: PlanResult | None, *, one_replica: bool) -> bool:
     stages = [stage for pipeline in found.plan.pipelines for stage in pipeline.stages]
     return (
         found.plan.sharding.gradients != "none"
+        or found.plan.overlap not in (NOTHING, AHEAD)
         or any(stage.overrides or stage.recompute == "selective" for stage in stages)
         or any(replica.state_share != 1 or not replica.samples for stage in stages for replica in stage.replicas)
         or (one_replica and any(len(stage.replicas) > 1 for stage in stages))

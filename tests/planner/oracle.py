@@ -7,6 +7,7 @@ plans over any subset of the devices, or those with one replica per stage.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from shoal_planner.cluster import ClusterSnapshot, Node
 from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
 from shoal_planner.job import JobSpec
+from shoal_planner.overlap import Overlap
 from shoal_planner.plan import Pipeline, Plan, Recompute, Replica, Sharding, Stage
 from shoal_planner.profile import Profile
 from shoal_planner.score import score_with
@@ -60,7 +62,7 @@ def best_plan(instance: Instance, *, one_replica: bool = False) -> Best:
         for made in plans(instance, one_replica=one_replica, copies=copies):
             tried += 1
             try:
-                scored = score_with(made, costs)
+                scored = score_with(_ahead(made, instance.job), costs)
             except NoPlanFits:
                 continue
             assert scored.prediction is not None
@@ -69,6 +71,12 @@ def best_plan(instance: Instance, *, one_replica: bool = False) -> Best:
         if found is not None:
             break  # without copies only where hosts have no room for them
     return Best(plan=found, step_s=step_s, num_plans=tried)
+
+
+def _ahead(made: Plan, job: JobSpec) -> Plan:
+    """What passes between stages is received ahead of its use wherever that may be."""
+    stages = job.train.overlap == "auto" and any(len(pipeline.stages) > 1 for pipeline in made.pipelines)
+    return dataclasses.replace(made, overlap=Overlap(stages=stages))
 
 
 def draw_countable(seed: int, limit: int, *, most_devices: int = 4, one_replica: bool = False) -> Instance:

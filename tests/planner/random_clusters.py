@@ -96,8 +96,8 @@ def _held(rng: random.Random, job: JobSpec, devices: int) -> JobSpec:
         job.train,
         sharding=rng.choice(("none", "none", "none", "auto")),
         recompute=rng.choice(("none", "none", "none", "auto")),
+        overlap=rng.choice(("none", "auto")),
     )
-    rng.choice(("none", "auto"))  # so that what is drawn after it stays what it was
     least = rng.randint(1, devices) if rng.random() < 0.1 else 1
     return dataclasses.replace(job, train=train, limits=dataclasses.replace(job.limits, min_devices=least))
 

@@ -16,8 +16,8 @@ from shoal_planner.groups import Group
 from shoal_planner.hiding import hideable_among
 from shoal_planner.job import JobSpec, ModelSpec
 from shoal_planner.levels import Sharding
-from shoal_planner.overlap import NOTHING, Overlap
-from shoal_planner.overlap_choice import overlapping, with_overlap
+from shoal_planner.overlap import AHEAD, NOTHING, Overlap
+from shoal_planner.overlap_choice import overlapping, received_ahead, with_overlap
 from shoal_planner.plan import Pipeline, Plan, Replica, Stage, parse_plan, plan_to_mapping
 from shoal_planner.predict import predict
 from shoal_planner.profile import Profile
@@ -179,12 +179,14 @@ def test_cpus_of_one_node_carry_what_they_exchange_themselves() -> None:
 )
 def test_what_pays_is_chosen(given: Plan, network: ClusterSnapshot, chosen: Overlap) -> None:
     costs = CostModel(JOB, network, Profile())
-    scored = score_with(given, costs)
+    plain, scored = (score_with(made, costs) for made in (given, received_ahead(given, JOB)))
     found = with_overlap(scored, costs)
     assert found.overlap == chosen
-    assert found.overlap == NOTHING or step_s(found) < step_s(scored)
-    held = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, overlap="none"))
-    assert with_overlap(scored, CostModel(held, network, Profile())).overlap == NOTHING
+    assert found.overlap == NOTHING or step_s(found) < step_s(plain)
+    assert found.overlap in (NOTHING, AHEAD) or step_s(found) < step_s(scored)
+    held = dataclasses.replace(JOB, train=_held(JOB))
+    assert received_ahead(given, held) is given
+    assert with_overlap(plain, CostModel(held, network, Profile())).overlap == NOTHING
 
 
 def test_what_is_not_for_a_plan_leaves_it_as_it_is() -> None:
@@ -205,6 +207,28 @@ def test_a_search_answers_with_it_says_so_and_leaves_the_running_plan_its_own() 
     running = dataclasses.replace(found, overlap=NOTHING)
     again = plan(job, network, previous=running)
     assert again.change is not None and (again.plan.plan_id == running.plan_id or again.change.move)
+
+
+def test_layers_are_divided_for_what_stages_take_when_they_receive_ahead() -> None:
+    """Three equal devices on slow links: the last stage, which sends nothing on, gets the most layers where sending
+    takes time of its own, and the fewest where it does not."""
+    network = slow(make_cluster(("n", "A100-80G", 3, 1), memory_mib={}), between=0.5)
+    cuts = [(first, second) for first in range(1, 8) for second in range(first + 1, 8)]
+    best: dict[Overlap, tuple[float, tuple[int, int]]] = {}
+    for overlap, allowed in ((NOTHING, "none"), (AHEAD, "auto")):
+        train = dataclasses.replace(JOB.train, overlap=allowed)
+        job = dataclasses.replace(JOB, train=train, limits=dataclasses.replace(JOB.limits, min_devices=3))
+        costs = CostModel(job, network, Profile())
+        best[overlap] = min((predict(_in_three(cut, overlap), costs).step_s, cut) for cut in cuts)
+        assert step_s(plan(job, network).plan) <= best[overlap][0] * (1 + 1e-9)
+    assert best[NOTHING][1] == (1, 3)
+    assert best[AHEAD][1] == (3, 6)
+
+
+def _in_three(cut: tuple[int, int], overlap: Overlap) -> Plan:
+    ends = (0, *cut, 8)
+    parts = (Stage(layers=((ends[s], ends[s + 1]),), replicas=(replica(f"n-{s}", 0),)) for s in range(3))
+    return stages(*parts, times=16, overlap=overlap)
 
 
 def _held(job: JobSpec) -> Any:

@@ -17,6 +17,7 @@ from shoal_planner.costs import CostModel
 from shoal_planner.errors import NoPlanFits
 from shoal_planner.exact import Exact, deals, is_proven, search_exactly
 from shoal_planner.options import tp_degrees, usable_nodes
+from shoal_planner.overlap_choice import received_ahead
 from shoal_planner.plan import Plan
 from shoal_planner.profile import Profile
 from shoal_planner.score import score_with
@@ -35,7 +36,7 @@ class Judge:
 
     def consider(self, made: Plan) -> float:
         try:
-            scored = score_with(made, self.costs)
+            scored = score_with(received_ahead(made, self.instance.job), self.costs)
         except NoPlanFits:
             self.offered.append((made, math.inf))
             return math.inf

